@@ -1,7 +1,6 @@
 """lightning-audit: does this DP-SGD training give the privacy that it claims?
 
-The names below are imported when they are first used, so that reading a report does not load
-torch.
+The names below are imported at their first use, so that reading a report does not load torch.
 """
 
 from __future__ import annotations

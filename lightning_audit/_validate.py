@@ -1,4 +1,4 @@
-"""Argument checks: each error names the argument, the value got, what is allowed and what to do."""
+"""Argument checks: each error names the argument, its value, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REPR.maxlong = 60
 
 
 class BadArgument(ValueError):
-    """An argument of the user's is wrong; the message says what to change."""
+    """Invalid argument of the user; the message says what to change."""
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: in one line, of a large one the start and the end."""
+    """Return a value as text for an error: one line, large values abbreviated in the middle."""
     return " ".join(_REPR.repr(value).split())
 
 
@@ -32,7 +32,7 @@ def _is_real(value: Any) -> bool:
         return False
     try:
         return not math.isnan(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         return False
 
 

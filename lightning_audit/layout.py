@@ -1,4 +1,4 @@
-"""What a canary lives in: the trainable tensors of a step, and unit directions over them."""
+"""The trainable tensors of a step, and directions over them for canaries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TensorSlot:
     Args:
         name: its name in the module.
         shape: its shape.
-        clip_share: where tensors are clipped one by one, the tensor's clipping norm over that of
-            the whole gradient; None where the gradient is clipped as a whole.
+        clip_share: under per-layer clipping, the tensor's clipping norm over that of the whole
+            gradient; None if the gradient is clipped as a whole.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Part:
     Args:
         tensor: position of the tensor in the layout.
         index: flat coordinates, ``[n]``, distinct.
-        value: the direction's entries there, ``[n]``.
+        value: the direction's entries at these coordinates, ``[n]``.
     """
 
     tensor: int
@@ -55,20 +55,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Direction:
-    """A vector over a layout, non-zero in its parts only."""
+    """A vector over a layout that is zero outside of its parts."""
 
     parts: tuple[Part, ...]
 
     def norm(self) -> float:
-        """Euclidean norm."""
+        """Return the Euclidean norm."""
         return math.sqrt(sum(float(part.value @ part.value) for part in self.parts))
 
     def scaled(self, factor: float) -> Direction:
-        """The vector ``factor`` times as long."""
+        """Return the vector times ``factor``."""
         return Direction(tuple(Part(p.tensor, p.index, factor * p.value) for p in self.parts))
 
     def dot(self, other: Direction) -> float:
-        """Inner product with another direction over the same layout."""
+        """Return the inner product with another direction over the same layout."""
         total = 0.0
         for part in self.parts:
             for theirs in other.parts:
@@ -81,16 +81,16 @@ class Direction:
 
 
 def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two sequences hold the same objects in the same order; equal tensors are others."""
+    """Return whether two sequences hold the same objects in the same order, by identity."""
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
-#: What several directions are in one tensor: number of the direction, and its part there.
+#: The parts of several directions in one tensor: number of the direction, and its part.
 RowParts = Sequence[tuple[int, Part]]
 
 
 def by_tensor(directions: Sequence[Direction]) -> dict[int, RowParts]:
-    """The parts of several directions over one layout, ``[n]``, tensor by tensor."""
+    """Group the parts of several directions over one layout, ``[n]``, by tensor."""
     found: dict[int, list[tuple[int, Part]]] = {}
     for row, direction in enumerate(directions):
         for part in direction.parts:

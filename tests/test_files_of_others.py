@@ -53,7 +53,6 @@ NO_OBSERVATIONS = {
         *(np.array(text) for text in ("null", DEEP, "{", '{"coin_probability": "half"}', "[1]")),
         np.array('{"coin_probability": ' + "9" * 400 + "}"),
         np.array('{"coin_probability": 2}'),
-        np.array('{"coin_probability": 0.5, "coin_probability": 0.5}'),
         *(np.ndarray((), "<U1", np.array([point], "<u4")) for point in (0xD800, 0x110000)),
         np.array(5),
     ],

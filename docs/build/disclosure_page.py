@@ -45,7 +45,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     (
         "`report.json`",
         "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_refuted_by`, "
-        "`epsilon_not_excluded`, `history`, `steps`, `observations`, `optimizers`",
+        "`epsilon_not_excluded`, `history`, `composed`, `steps`, `observations`, `optimizers`",
         "public",
     ),
     ("`report.json`", "`epochs`", "as the metrics"),

@@ -1,1 +1,1 @@
-"""What is claimed, and what the steps compose to."""
+"""Claimed privacy, and the epsilon that the steps compose to."""

@@ -1,4 +1,4 @@
-"""What a training claims about its privacy, where the optimizer does not say it."""
+"""`PrivacyClaim`: the privacy that a training claims, if its optimizer does not state it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lightning_audit.stats.dependence.correlated_noise import is_recoverable
 
 __all__ = ["PrivacyClaim"]
 
-#: How batches are drawn: by chance, or so that each record enters one step an epoch.
+#: How batches are drawn: Poisson sampling, or shuffling, where a record enters one step an epoch.
 Sampling = Literal["poisson", "shuffled"]
 
 
 @dataclass(frozen=True)
 class PrivacyClaim:
-    """The privacy that the training claims, where it cannot be read off the optimizer.
+    """The privacy that a training claims, if it cannot be read from the optimizer.
 
-    With a DP optimizer the mechanism (noise multiplier, sample rate, clipping norm) is read off the
-    optimizer; a hand-written DP-SGD states it here, and so does anyone who promises an
-    (epsilon, delta) of their own. A claim proves nothing, and its parts are not compared with each
-    other here: ``epsilon`` is what is promised, `composed_epsilon` what the mechanism spends.
+    With a DP optimizer, the noise multiplier, sample rate and clipping norm are read from the
+    optimizer. State them here for hand-written DP-SGD, or to promise an (epsilon, delta) of your
+    own. A claim proves nothing, and its fields are not checked against each other: ``epsilon`` is
+    what is promised, `composed_epsilon` is what the mechanism spends.
 
     Args:
         epsilon: Claimed epsilon of the whole training, > 0; needs ``delta``.
@@ -35,34 +35,34 @@ class PrivacyClaim:
         steps: Number of optimizer steps, >= 1.
         max_grad_norm: Clipping norm of a record's gradient, > 0, in the unit of the gradient.
         expected_batch_size: Number of records by which the summed gradient is divided, > 0: a
-            constant, that is, which is not computed of the number of records.
-        adjacency: Between which data sets epsilon is promised: "add_remove" for a record more or
-            less, or "replace_one" for another record in the place of one, which costs about twice
-            as much. None for the first one, which Opacus' accountants suppose.
-        private_dataset_size: Whether the number of records is private, so that a divisor that is
-            computed of it has to be paid for (`expected_batch_size` of the audit). A divisor that
-            equals ``int(records * sample_rate)`` counts as computed of it, unless
-            ``expected_batch_size`` states it. The sample rate and the number of steps are taken for
-            public constants. None or False where the number is public, as accountants suppose.
-        noise_coefficients: of noise that is correlated over steps by design, as by matrix
-            factorisation or DP-FTRL: ``c``, at least two numbers, the first one > 0. The noise of
-            step t (from 0) in the sum of clipped gradients is ``noise_multiplier * max_grad_norm *
+            constant that is not computed from the number of records.
+        adjacency: Neighboring data sets of the promise: "add_remove" to add or remove a record,
+            or "replace_one" to replace a record, which costs about twice as much. None means
+            "add_remove", which Opacus' accountants assume.
+        private_dataset_size: Whether the number of records is private. If it is, a divisor that is
+            computed from it costs privacy (`expected_batch_size` of the audit). A divisor that
+            equals ``int(records * sample_rate)`` counts as computed from it, unless
+            ``expected_batch_size`` states it. The sample rate and the number of steps are treated
+            as public constants. None or False if the number is public, as accountants assume.
+        noise_coefficients: ``c`` of noise that is correlated over steps by design, as in matrix
+            factorization or DP-FTRL: at least two numbers, the first one > 0. The noise of step t
+            (from 0) in the sum of clipped gradients is ``noise_multiplier * max_grad_norm *
             sum_k c[k] * z[t - k]``, where z are independent standard normal draws, one tensor for
-            each step; those before step 0 are zero, and later coefficients than the last given are
-            zero. Where the multiplier or the norm changes, those of step t hold for its whole sum.
-            The mechanism alone is judged then, draw by draw, and no epsilon is computed. None for
-            independent noise.
-        sampling: "shuffled" where the loader deals the records out into batches, so that each
-            enters one step an epoch at most: E epochs then cost what E steps on all records do,
-            whatever an accountant says that supposes Poisson batches. Of an epoch with several
-            steps on a batch, the most on one batch count. "add_remove" is then a record
-            whose gradients are zeroed out. None or "poisson" for those.
+            each step. Draws before step 0 are zero, and so are coefficients after the last given.
+            If the multiplier or the norm changes, the values of step t apply to its whole sum.
+            Only the noise draws are audited then, and no epsilon is computed. None for independent
+            noise.
+        sampling: "shuffled" if the loader deals the records into batches, so that each record
+            enters at most one step an epoch. E epochs then cost what E full-batch steps cost,
+            regardless of an accountant that assumes Poisson batches. If an epoch takes several
+            steps on a batch, the largest number of steps on one batch counts. "add_remove" then
+            zeroes out the gradients of a record. None or "poisson" for Poisson batches.
 
     Raises:
         ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
-            given without ``delta``, if ``private_dataset_size`` is true where records are
-            replaced, if shuffled batches are claimed with correlated noise, or if the draws cannot
-            be recovered from noise of these coefficients.
+            given without ``delta``, if ``private_dataset_size`` is true with "replace_one", if
+            shuffled batches are claimed with correlated noise, or if the draws cannot be recovered
+            from noise with these coefficients.
 
     Example:
         >>> claim = PrivacyClaim(delta=1e-5, noise_multiplier=1.0, sample_rate=0.01, steps=1000)
@@ -93,35 +93,35 @@ class PrivacyClaim:
             names = ", ".join(field.name for field in fields(self))
             raise ValueError(f"PrivacyClaim() claims nothing; give at least one of {names}.")
         for name, value in given.items():
-            # Plain numbers, so that a claim made of NumPy's goes into JSON.
+            # Plain numbers, so that a claim made of NumPy numbers can be written as JSON.
             object.__setattr__(self, name, _CHECKS[name](name, value, _ADVICE[name]))
         if self.epsilon is not None and self.delta is None:
             advice = f"epsilon={self.epsilon!r} is claimed at a delta, such as 1e-5"
             _validate.open_unit("delta", self.delta, advice)
         if self.private_dataset_size and self.adjacency == "replace_one":
             raise ValueError(
-                "private_dataset_size=True contradicts adjacency='replace_one': where a record is "
-                "replaced, all data sets have as many records; leave one of them out."
+                "private_dataset_size=True contradicts adjacency='replace_one': if a record is "
+                "replaced, all data sets have the same size; leave one of them out."
             )
         if self.sampling == "shuffled" and self.noise_coefficients is not None:
             raise ValueError(
-                "sampling='shuffled' contradicts noise_coefficients: of correlated noise no "
-                "epsilon is computed, however the batches are drawn; leave sampling out."
+                "sampling='shuffled' contradicts noise_coefficients: no epsilon is computed for "
+                "correlated noise, however the batches are drawn; leave sampling out."
             )
 
     @property
     def mu(self) -> float:
-        """Parameter of Gaussian DP of one step on its batch: one over the noise multiplier.
+        """Gaussian DP parameter of one step on its batch, ``1 / noise_multiplier``.
 
         Raises:
-            ValueError: If ``noise_multiplier`` is not part of the claim, or its noise is correlated
-                over steps.
+            ValueError: If ``noise_multiplier`` is not part of the claim, or the noise is
+                correlated over steps.
         """
         self._refuse_correlated("mu")
         return 1.0 / self._known("mu", "noise_multiplier")[0]
 
     def history(self) -> list[Phase]:
-        """Return the claimed training as the one phase that it consists of.
+        """Return the claimed training as one phase.
 
         Raises:
             ValueError: If ``noise_multiplier``, ``sample_rate`` or ``steps`` is not claimed, or if
@@ -134,14 +134,17 @@ class PrivacyClaim:
     def composed_epsilon(self, delta: float | None = None) -> float:
         """Return the epsilon that the claimed mechanism spends.
 
-        It is that of `epsilon_of_history`, or of as many passes as the steps make where batches are
-        shuffled.
+        The epsilon of `epsilon_of_history`; with shuffled batches that of `epsilon_of_passes`,
+        for the number of passes that the steps make.
 
         Args:
-            delta: Delta in (0, 1); None takes that of the claim.
+            delta: Delta in (0, 1); None uses the claim's delta.
+
+        Returns:
+            Epsilon >= 0.
 
         Raises:
-            ValueError: If no delta is known, or the claim lacks a part of the mechanism.
+            ValueError: If no delta is known, or the claim lacks a parameter of the mechanism.
         """
         if delta is None:
             delta = self._known("composed_epsilon", "delta")[0]
@@ -152,7 +155,7 @@ class PrivacyClaim:
         return epsilon_of_history(history, delta, adjacency=adjacency)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
+        """Return the claim as plain values by name: ``PrivacyClaim(**values)`` restores it."""
         values = asdict(self)
         if self.noise_coefficients is not None:
             values["noise_coefficients"] = list(self.noise_coefficients)
@@ -162,8 +165,8 @@ class PrivacyClaim:
         if self.noise_coefficients is not None:
             raise ValueError(
                 f"noise_coefficients={_validate.shown(list(self.noise_coefficients))} must be None "
-                f"for {purpose}, which is of steps with independent noise; compute the privacy of "
-                "correlated noise by the method that the coefficients come from."
+                f"for {purpose}, which needs independent noise in each step; compute the privacy "
+                "of correlated noise with the method that gave the coefficients."
             )
 
     def _known(self, purpose: str, *names: str) -> list[float]:
@@ -198,16 +201,16 @@ def _coefficients(name: str, value: Any, advice: str) -> tuple[float, ...]:
     found = tuple(_validate.finite(f"{name}[{k}]", item, advice) for k, item in enumerate(value))
     if len(found) < 2 or not any(found[1:]):
         raise ValueError(
-            f"{name}={shown} must hold a number other than 0 after the first; leave it out where "
+            f"{name}={shown} must hold a number other than 0 after the first; leave it out if "
             "the noise of each step is independent of all others"
         )
     if found[0] <= 0:
         raise ValueError(f"{name}[0]={found[0]!r} must be > 0: a step's own draw; {advice}")
     if not is_recoverable(found):
         raise ValueError(
-            f"{name}={shown} must be coefficients whose draws can be recovered step by step; with "
-            "these what is unknown of a draw grows from step to step. Give those of the noise, a "
-            "row of the inverse of the encoder (C^-1), the present draw first"
+            f"{name}={shown} must be coefficients from which the draws can be recovered step by "
+            "step; with these the error of a recovered draw grows from step to step. Give those "
+            "of the noise, a row of the inverse of the encoder (C^-1), the present draw first"
         )
     return found
 
@@ -234,7 +237,7 @@ _ADVICE = {
     "max_grad_norm": "it is the clipping norm of a record's gradient",
     "expected_batch_size": "sample rate times number of records",
     "adjacency": "or leave it out for add_remove",
-    "private_dataset_size": "True if nobody may learn how many records there are",
+    "private_dataset_size": "True if the number of records must stay secret",
     "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
-    "sampling": "or leave it out for poisson, which accountants suppose",
+    "sampling": "or leave it out for poisson, which accountants assume",
 }

@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Adjacency", "epsilon_of_history"]
 
-#: Which data sets are neighbours: one has a record more, or another record in place of one.
+#: Neighboring data sets: add or remove one record, or replace one.
 Adjacency = Literal["add_remove", "replace_one"]
 
 _COARSEST_START, _FINEST_START = 100.0, 8e-3
-# Cells that the unsampled Gaussian bound on epsilon takes on the first grid.
+# Number of grid cells that the unsampled Gaussian bound on epsilon spans on the first grid.
 _START_CELLS = 300_000
-# Of more phases than these the grid is chosen by one phase about as costly: searching it with all
-# of them anew for every length of a noise schedule takes seconds.
+# With more phases than these, the grid is chosen for one phase of about the same cost: searching
+# with all phases for every length of a noise schedule takes seconds.
 _FEW = 3
-# Noise multipliers within this ratio share a grid. The bounds of a run ask for another one each, at
-# every epoch's end, and most of the time would go into finding their grids.
+# Noise multipliers within this ratio share a grid. At the end of every epoch the bounds of a run
+# need another multiplier each, and finding their grids would take most of the time.
 _LIKE = 1.1
 # Mass that a composition may move to an infinite loss: as large as a small delta permits.
 _TAIL_MASS = 1e-15
-# From here down the rounding of the Fourier transform (1e-16 in mass) shows in epsilon.
+# Below this delta, rounding of the Fourier transform (1e-16 in mass) changes epsilon.
 _SMALLEST_PLD_DELTA = 1e-12
-# Above so many steps the grids that resolve a step's loss take minutes and gigabytes.
+# Above this number of steps, grids that resolve the loss of a step take minutes and gigabytes.
 _LONGEST = 10**7
-# From here on epsilon is so large that resolving it costs gigabytes and tells nothing.
+# Above this, epsilon is too large to matter, and resolving it costs gigabytes.
 _LARGEST_EXPECTED_LOSS = 1e8
 
 
@@ -48,48 +48,51 @@ def epsilon_of_history(
     adjacency: Adjacency = "add_remove",
     grid: float | None = None,
     lower: bool = False,
+    resolution: float = RESOLUTION,
 ) -> float:
-    r"""Epsilon that a history of subsampled Gaussian steps spends at ``delta``.
+    r"""Return the epsilon that a history of subsampled Gaussian steps spends at ``delta``.
 
-    An upper bound on the epsilon of the composed mechanism between neighbouring data sets,
-    provided that the steps draw independent Poisson batches and independent Gaussian noise. It is
-    tight up to the discretisation of the privacy loss, whose error is on the pessimistic side.
+    An upper bound on the epsilon of the composed mechanism between neighboring data sets, if the
+    steps draw independent Poisson batches and independent Gaussian noise. It is tight up to the
+    discretization of the privacy loss, whose error is on the pessimistic side.
 
     .. math:: \varepsilon = \inf\Big\{\varepsilon \ge 0 :
         \mathbb{E}_{L_1 + \dots + L_T}\big[(1 - e^{\varepsilon - L})_+\big] \le \delta\Big\}
 
     where L_t is the privacy loss of step t, put on a grid by the connect-the-dots algorithm and
     summed by FFT. No value exceeds the epsilon of the same steps without subsampling, which is
-    Gaussian with mu^2 = sum of steps / noise_multiplier^2. Where a record is replaced, both data
-    sets hold one: each of its gradients, opposite ones, joins the batch with the sample rate, and
-    mu doubles. Four cases need no grid: all sample
-    rates 1, where that epsilon is exact; an expected loss above 1e8, where it is returned as it is;
-    and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant, or
-    where a record is replaced to that epsilon without subsampling; and more than ten million steps,
-    which would take minutes and gigabytes and are treated as the third: an upper bound as well, but
-    not a tight one.
+    Gaussian with mu^2 = sum of steps / noise_multiplier^2. If a record is replaced, both data sets
+    hold one: each of its gradients, opposite ones, joins the batch with the sample rate, and mu
+    doubles. Four cases need no grid:
+
+    - all sample rates are 1: the unsampled epsilon is exact;
+    - the expected loss is above 1e8: the unsampled epsilon is returned;
+    - delta < 1e-12, which is below the accuracy of the FFT: the Rényi accountant, or the unsampled
+      epsilon if a record is replaced;
+    - more than ten million steps, which would take minutes and gigabytes: as for such a delta, an
+      upper bound that is not tight.
 
     With ``grid=None`` the grid is halved until epsilon moves by less than 0.5 % of itself and the
     grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four
-    and noise multipliers rounded up by at most a tenth, where epsilon is smaller, so that it is
-    cached while a training proceeds, and the result does not depend on earlier calls. As the grid
-    may change there, a history that passes such a point may give up to 0.5 % less.
+    and noise multipliers rounded up by at most a tenth, where epsilon is smaller. So the grid is
+    cached during a training, and the result does not depend on earlier calls. The grid may change
+    at a power of four, where a longer history may get up to 0.5 % less.
 
     Args:
         history: Phases in any order; equal mechanisms are merged. An empty history spends nothing.
         delta: Delta in (0, 1).
-        adjacency: "add_remove" for a record more or less, or "replace_one" for another one in the
-            place of a record.
-        grid: Width of the discretisation of the privacy loss, in nats; None chooses it.
-        lower: Whether a lower bound is asked for: what a grid of twice the width gives more is
-            taken off, as a grid's error at least halves with it.
+        adjacency: "add_remove" to add or remove a record, or "replace_one" to replace a record.
+        grid: Width of the discretization of the privacy loss, in nats; None chooses it.
+        lower: Whether to return a lower bound: subtract the increase of epsilon on a grid of twice
+            the width, because the error of a grid at least halves with its width.
+        resolution: Smallest difference in epsilon that matters; the grid is not refined below it.
 
     Returns:
         Epsilon >= 0; infinity exactly if a phase has no noise.
 
     Raises:
         ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, ``adjacency`` is
-            neither of both, or a sample rate is unknown.
+            unknown, or a sample rate is unknown.
 
     Example:
         >>> round(epsilon_of_history([Phase(1.0, 0.01, 1000)], delta=1e-5), 2)
@@ -102,10 +105,11 @@ def epsilon_of_history(
 
     References:
         Koskela, Jälkö and Honkela, "Computing tight differential privacy guarantees using FFT",
-        AISTATS 2020. Doroshenko et al., "Connect the dots: tighter discrete approximations of
-        privacy loss distributions", PoPETs 2022(4). Mironov, Talwar and Zhang, "Rényi differential
-        privacy of the sampled Gaussian mechanism", 2019. Dong, Roth and Su, "Gaussian differential
-        privacy", JRSS B 84, 2022, Corollary 3.3.
+        AISTATS 2020, arXiv:1906.03049. Doroshenko et al., "Connect the dots: tighter discrete
+        approximations of privacy loss distributions", PoPETs 2022(4), arXiv:2207.04380. Mironov,
+        Talwar and Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019,
+        arXiv:1908.10530. Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
+        arXiv:1905.02383, Corollary 3.3.
     """
     _validate.open_unit("delta", delta, "such as 1e-5, well below one over the number of records")
     if grid is not None:
@@ -127,7 +131,8 @@ def epsilon_of_history(
         return min(_renyi_epsilon(phases, delta), unsampled)
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
-        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, adjacency)
+        rounded = tuple(_round_down(phase) for phase in few)
+        grid = _sufficient_grid(rounded, delta, adjacency, resolution)
     epsilon = _epsilon_on_grid(tuple(phases), delta, grid, adjacency)
     if lower:
         coarse = _epsilon_on_grid(tuple(phases), delta, 2.0 * grid, adjacency)
@@ -136,7 +141,7 @@ def epsilon_of_history(
 
 
 def _uniform(phases: Sequence[Phase]) -> Phase:
-    """One phase about as costly as many: enough to choose a grid by, and seldom a new one."""
+    """Return one phase of about the same cost, which is enough to choose a grid and rarely new."""
     steps = sum(phase.steps for phase in phases)
     mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.known_rate for phase in phases) / steps
@@ -144,7 +149,7 @@ def _uniform(phases: Sequence[Phase]) -> Phase:
 
 
 def _round_down(phase: Phase) -> Phase:
-    """A phase that spends less, and is the same for many like it: a grid for it is fine enough."""
+    """Return a cheaper phase that many like it share: a grid for it is fine enough."""
     power = (phase.steps.bit_length() - 1) // 2
     return Phase(bucket_up(phase.noise_multiplier, _LIKE), phase.sample_rate, 4**power)
 
@@ -159,23 +164,25 @@ def _expected_loss(phases: Sequence[Phase]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _sufficient_grid(phases: tuple[Phase, ...], delta: float, adjacency: Adjacency) -> float:
-    """Halve the grid until epsilon has settled; see `epsilon_of_history`."""
+def _sufficient_grid(
+    phases: tuple[Phase, ...], delta: float, adjacency: Adjacency, resolution: float
+) -> float:
+    """Return the width at which epsilon has converged, by halving; see `epsilon_of_history`."""
     grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
     coarse = _epsilon_on_grid(phases, delta, grid, adjacency)
     while True:
         grid /= 2
         fine = _epsilon_on_grid(phases, delta, grid, adjacency)
-        # Of an epsilon of practically zero the grids would be endless.
-        tolerance = max(COMPOSITION_ERROR * fine, RESOLUTION)
+        # For an epsilon of practically zero the halving would never end.
+        tolerance = max(COMPOSITION_ERROR * fine, resolution)
         # On a grid that is wide against epsilon, both may round up to the same point.
         if coarse - fine <= tolerance and grid <= tolerance:
             return grid
         coarse = fine
 
 
-# A training's end asks for what its last epoch's end has asked for.
+# The end of a training repeats the calls of its last epoch's end.
 @lru_cache(maxsize=1024)
 def _epsilon_on_grid(
     phases: tuple[Phase, ...], delta: float, grid: float, adjacency: Adjacency
@@ -190,8 +197,8 @@ def _epsilon_on_grid(
             for phase in phases
         ),
     )
-    # The mass that is cut off counts as an infinite loss, which a finite bound then replaces.
-    with np.errstate(over="ignore"):  # of a quotient of masses that is compared with a loss
+    # The truncated mass counts as an infinite loss; the finite unsampled bound then applies.
+    with np.errstate(over="ignore"):  # a quotient of masses that is compared with a loss
         epsilon = float(composed.get_epsilon_for_delta(delta))
     return min(epsilon, _unsampled_epsilon(phases, delta, adjacency))
 
@@ -200,7 +207,7 @@ def _epsilon_on_grid(
 def _single_step(
     sigma: float, sample_rate: float, grid: float, adjacency: Adjacency
 ) -> PrivacyLossDistribution:
-    # Imported here because it takes a second, which most users of this module never need.
+    # Imported here because it takes a second, and most users of this module never need it.
     from dp_accounting.pld import privacy_loss_distribution
 
     relations = privacy_loss_distribution.NeighborRel

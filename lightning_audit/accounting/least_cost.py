@@ -1,4 +1,4 @@
-"""The least that steps cost, given what a bet proves of all of them together."""
+"""The least privacy cost of steps, given what a bet proves about their sum."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.leakage_bet import LeastLogs, score_mu
 from lightning_audit.stats.tradeoff.renyi import order_two_divergence, order_two_slope
 
-#: Signal over noise among which the cheapest one of each group of steps is looked for.
+#: Signal over noise: the table in which the cheapest value of each group of steps is searched.
 _MU: Floats = np.geomspace(1e-4, 60.0, 600)
-#: Halvings of the Lagrange multiplier's range, and what the table is off by at most, as a log.
+#: Halvings of the Lagrange multiplier's range, and the largest error of the table, as a log.
 _HALVINGS, _SLACK = 60, 0.05
 
 
 def cheapest(proved: Sequence[LeastLogs], taken: Sequence[Phase]) -> list[Phase]:
-    r"""The steps of least cost that the bets admit.
+    r"""Return the steps of least cost that the bets admit.
 
-    Of each bet those signals over noise ``mu_g`` of its groups of steps that minimise
+    For each bet, find the signals over noise ``mu_g`` of its groups of steps that minimize
 
     .. math:: \sum_g n_g\, c(\mu_g, q_g) \quad\text{subject to}\quad
         \sum_g m_g \log(1 + \kappa_g f G_g(\mu_g)) \ge \text{needed}
 
     with the cost c of `order_two_divergence`, m_g the steps with canaries and n_g all steps of the
-    group; of the bets the dearest counts, as all of them hold. The logs are concave functions of
-    the cost, so that equal steps of a group cost least, and a Lagrange multiplier finds the rest.
+    group. All bets hold, so the most expensive result counts. The logs are concave functions of the
+    cost, so equal steps within a group cost least, and a Lagrange multiplier finds the rest.
 
-    Proved of the cost: no admitted course of mu_t costs less, where steps without canaries leak on
-    average as those with canaries of the same claim. Of epsilon it is so for full batches, and in
-    the limit of many small steps; between, by simulation.
+    Proved for the cost (own proof, above): no admitted sequence mu_t costs less, if steps without
+    canaries leak on average as much as steps with canaries of the same claim. For epsilon this is
+    proved for full batches, and in the limit of many small steps; between the two, it rests on
+    simulation.
 
     Args:
-        proved: by each bet; not empty.
-        taken: all steps, by their claims.
+        proved: What each bet proves; not empty.
+        taken: All steps, by their claims.
 
     Returns:
-        Phases of these noise multipliers; steps of a claim without canaries are left out. Empty
-        where nothing is proved.
+        Phases with these noise multipliers, without steps whose claim had no canaries. Empty if
+        nothing is proved.
     """
     found = [_cheapest_of(each, taken) for each in proved if each.needed > 0.0]
     return max(found, key=lambda costed: costed[0], default=(0.0, []))[1]
 
 
 def _cheapest_of(proved: LeastLogs, taken: Sequence[Phase]) -> tuple[float, list[Phase]]:
-    """The least cost that a bet admits, and the phases of it."""
+    """Return the least cost that a bet admits, and its phases."""
     rates, counts = proved.sample_rates, _all_steps(proved, taken)
     table = np.broadcast_to(_MU, (len(rates), len(_MU)))
     logs, seen = proved.logs(table), proved.steps[:, None]
     price = counts[:, None] * order_two_slope(table, rates[:, None])
-    # What a little more leakage adds to the logs over what it costs: it falls in mu.
+    # Increase of the logs per unit of cost: it falls in mu.
     worth = np.log(np.maximum(seen * proved.slopes(table), 1e-300)) - np.log(price)
     worth = np.minimum.accumulate(worth, axis=1)
 
@@ -76,7 +77,7 @@ def _cheapest_of(proved: LeastLogs, taken: Sequence[Phase]) -> tuple[float, list
 
 
 def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
-    """The mu, which a table gave, times what makes the logs add up to exactly what is needed."""
+    """Return mu of the table, scaled so that the logs add up to exactly what is needed."""
 
     def missing(log_factor: float) -> float:
         logs = proved.logs(mu[:, None] * np.exp(log_factor))[:, 0]
@@ -88,7 +89,7 @@ def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
 
 
 def _all_steps(proved: LeastLogs, taken: Sequence[Phase]) -> Floats:
-    """Of each group its steps with and without canaries, ``[g]``."""
+    """Return the steps of each group, with and without canaries, ``[g]``."""
     keys = list(zip(proved.mus.tolist(), proved.sample_rates.tolist(), strict=True))
     inside: Counter[tuple[float, float]] = Counter()
     for key, steps in zip(keys, proved.steps.tolist(), strict=True):

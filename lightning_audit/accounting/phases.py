@@ -1,4 +1,4 @@
-"""Phases of a training: runs of equal steps, merged and put into buckets."""
+"""Phases of a training: runs of equal steps, merged and bucketed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Phase:
         """The sample rate of steps that are composed.
 
         Raises:
-            ValueError: It is unknown.
+            ValueError: If the rate is unknown.
         """
         if self.sample_rate is None:
             raise ValueError("sample_rate=None must be in (0, 1]; use 1.0 for full batches")
@@ -55,24 +55,24 @@ class Phase:
 
 
 def rates_known(history: Iterable[Phase]) -> bool:
-    """Whether all of these steps can be composed."""
+    """Return whether all of these steps have a known sample rate and can be composed."""
     return all(phase.sample_rate is not None for phase in history)
 
 
 def leaking(history: Iterable[Phase], ratio: float) -> list[Phase]:
-    """The phases with every noise multiplier divided by ``ratio``, leakage over claim, > 0."""
+    """Return the phases with noise multipliers divided by ``ratio``: leakage over claim, > 0."""
     return [replace(phase, noise_multiplier=phase.noise_multiplier / ratio) for phase in history]
 
 
 def bucket_up(sigma: float, ratio: float = 1.02) -> float:
     """Round a noise multiplier upward onto the geometric grid of the powers of ``ratio``.
 
-    For noise schedulers, whose every step may have its own noise multiplier. The result is at least
-    ``sigma``, at most ``ratio`` times it, and a number of the grid stays what it is.
+    For noise schedulers, which may use another noise multiplier in every step. The result is
+    between ``sigma`` and ``ratio * sigma``, and a point of the grid does not change.
 
     Args:
         sigma: Noise multiplier >= 0; 0 stays 0.
-        ratio: Ratio of neighbouring grid points, > 1.
+        ratio: Ratio of adjacent grid points, > 1.
 
     Returns:
         The smallest power of ``ratio`` that is not below ``sigma``.
@@ -91,7 +91,7 @@ def bucket_up(sigma: float, ratio: float = 1.02) -> float:
         raise ValueError(f"ratio={ratio!r} must be a finite number > 1; use 1.02 for a 2 % grid.")
     if sigma == 0:
         return 0.0
-    # The quotient of the logarithms may be off by a rounding error on a grid point.
+    # On a grid point, the quotient of the logarithms may be off by a rounding error.
     power = math.ceil(math.log(sigma) / math.log(ratio)) - 1
     while ratio**power < sigma:
         power += 1
@@ -101,28 +101,28 @@ def bucket_up(sigma: float, ratio: float = 1.02) -> float:
 def compress(
     history: Sequence[Phase], max_phases: int = 8, *, rounding: Literal["up", "mean"] = "up"
 ) -> list[Phase]:
-    """Shorten a history: merge equal mechanisms, and like noise multipliers if many remain.
+    """Shorten a history: merge equal mechanisms, and similar noise multipliers if many remain.
 
-    Phases of equal noise multiplier and sample rate are merged, which changes nothing: composition
+    Merging phases of equal noise multiplier and sample rate changes nothing, because composition
     does not depend on the order. If more than ``max_phases`` mechanisms remain, noise multipliers
     are put into buckets of a geometric grid, 2 % wide and wider until few enough remain, and each
     bucket becomes one phase.
 
-    With ``rounding="up"`` a bucket counts with its upper end: epsilon gets lower, which is the safe
-    side for a lower bound. With ``"mean"`` it counts with the noise multiplier that keeps the mean
-    of ``exp(1 / sigma^2) - 1``, the chi-square divergence of a step: for an epsilon spent.
+    With ``rounding="up"`` a bucket gets its upper end: epsilon becomes smaller, which is the safe
+    side for a lower bound. With ``"mean"`` it gets the noise multiplier that keeps the mean of
+    ``exp(1 / sigma^2) - 1``, the chi-square divergence of a step: for an epsilon spent.
 
     Args:
         history: Phases in any order.
         max_phases: Number of different mechanisms up to which nothing is rounded.
-        rounding: What a bucket counts with.
+        rounding: Noise multiplier of a bucket, as above.
 
     Returns:
-        The phases in the order of their first appearance, with the same number of steps in all;
-        more than ``max_phases`` only where there are more sample rates than that.
+        The phases in the order of their first appearance, with the same total number of steps;
+        more than ``max_phases`` only if there are more sample rates than that.
 
     Raises:
-        ValueError: If ``max_phases`` is no whole number >= 1.
+        ValueError: If ``max_phases`` is not a whole number >= 1.
 
     Example:
         >>> compress([Phase(1.0, 0.01, 10), Phase(2.0, 0.01, 5), Phase(1.0, 0.01, 20)])
@@ -159,13 +159,13 @@ def _bucketed(
 
 
 def inverse_square(phase: Phase) -> float:
-    """``1 / noise_multiplier^2``, whose exponential is finite."""
-    # Beyond 700 exp overflows; so little noise gives no privacy at any epsilon that is reported.
+    """Return ``1 / noise_multiplier^2``, capped so that its exponential is finite."""
+    # Above 700, exp overflows; such small noise gives no privacy at any epsilon that is reported.
     return min(phase.noise_multiplier**-2, 700.0)
 
 
 def merge(history: Iterable[Phase]) -> list[Phase]:
-    """The phases with equal mechanisms added up, in the order of their first appearance."""
+    """Add up phases with equal mechanisms, in the order of their first appearance."""
     steps: dict[tuple[float, float | None], int] = {}
     for phase in history:
         mechanism = (phase.noise_multiplier, phase.sample_rate)

@@ -1,4 +1,4 @@
-"""The epsilons of a run: claimed, spent, proved."""
+"""The epsilons of a run: claimed, spent and proved."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
+from lightning_audit.accounting.margin import RESOLUTION
 from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.stats.evalues.leakage_bet import ProvedPart
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Parts of a run that are composed for one lower bound.
+#: Number of parts of a run that are composed for one lower bound.
 MOST_COMPOSED = 3
-#: Orders of the Rényi divergences by which they are chosen.
+#: Orders of the Rényi divergences that select these parts.
 _ORDERS = (2, 4, 8, 16, 32)
 
-#: Steps of which Opacus' prv accountant is asked, and of which lower bounds are composed, at most.
+#: Limits on the steps for which Opacus' prv accountant is called, and that a lower bound composes.
 _LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
 
 
 @dataclass(frozen=True)
 class EpsilonClaim:
-    """The claimed epsilon, None if nobody claims one, and in words who claims it."""
+    """The claimed epsilon, None if nothing is claimed, and the source of the claim as text."""
 
     claimed_epsilon: float | None
     source: str
@@ -51,28 +52,31 @@ def epsilon_claim(
     *,
     optimizers: int = 1,
 ) -> EpsilonClaim:
-    """What is claimed: by the user, else by the accountants for the steps so far.
+    """Return the epsilon claimed by the user, else by the accountants for the steps so far.
 
-    Opacus' prv accountants compose as `epsilon_spent` does, and slower: their histories are
-    composed here, to within a percent of what they say.
+    Opacus' prv accountants compose as `epsilon_spent` does, but slower: their histories are
+    composed here, which agrees with their epsilon to within a percent.
 
-    Several accountants are one: the history of all of them, given to an accountant of their kind.
-    Where they differ in kind, or are of a kind that cannot compose different steps, their epsilons
-    at equal shares of delta are summed.
+    Several accountants are treated as one: all histories are given to an accountant of their
+    kind. If their kinds differ, or their kind cannot compose different steps, their epsilons at
+    equal shares of delta are summed.
 
     Args:
-        claimed_epsilon: the user's claim, None to ask the accountants.
-        links: the accountants.
-        delta: the delta of the claim.
-        optimizers: number of private optimizers.
+        claimed_epsilon: The user's claim; None to query the accountants.
+        links: The accountants.
+        delta: Delta of the claim, in (0, 1).
+        optimizers: Number of private optimizers.
+
+    Returns:
+        The claim; its epsilon is None if no one states one.
     """
     if claimed_epsilon is not None:
         return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
     if any(_takes_too_long(a) and not _is_of_opacus(a) for a in asked):
         _log.warning(
-            "Opacus' prv accountant is not asked for the epsilon of more than %g steps, which "
-            "would take minutes; claimed_epsilon states one",
+            "Opacus' prv accountant is not queried for the epsilon of more than %g steps, which "
+            "would take minutes; set claimed_epsilon",
             _LONGEST_ASKED,
         )
         return _NOBODY
@@ -93,17 +97,17 @@ def epsilon_claim(
         if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
             share = delta / len(asked)
             return EpsilonClaim(sum(float(a.get_epsilon(share)) for a in asked), name)
-        # Steps taken in turn make a phase each, which some accountants take minutes to compose.
+        # Alternating steps make a phase each, which some accountants take minutes to compose.
         together = copy.copy(asked[0])
         together.history = [astuple(phase) for phase in merged]
         return EpsilonClaim(float(together.get_epsilon(delta)), name)
-    except Exception as error:  # some accountants fail on short histories; training goes on
+    except Exception as error:  # some accountants fail on short histories; training continues
         _log.warning("%s gave no epsilon: %s", name, error)
         return _NOBODY
 
 
 def _is_of_opacus(accountant: Any) -> bool:
-    """Whether it is as Opacus made it, and not the user's own."""
+    """Return whether this is one of Opacus' accountants, and not the user's own."""
     return type(accountant).__module__.startswith("opacus.")
 
 
@@ -112,12 +116,12 @@ def _takes_too_long(accountant: Any) -> bool:
     return bool(accountant.mechanism() == "prv" and steps > _LONGEST_ASKED)
 
 
-#: What accountants said last, for which history and delta.
+#: The last result of each accountant, with the history and delta that gave it.
 _last_epsilons: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
 
 
 def _epsilon_of(accountant: Any, delta: float) -> float:
-    """Ask an accountant once for a history: a training ends where its last epoch did."""
+    """Return an accountant's epsilon, cached: the end of a run repeats its last epoch's call."""
     asked = (tuple(accountant.history), delta)
     known = _last_epsilons.get(accountant)
     if known is None or known[0] != asked:
@@ -126,45 +130,40 @@ def _epsilon_of(accountant: Any, delta: float) -> float:
 
 
 def steps_told(links: Iterable[AccountantLink]) -> list[Phase]:
-    """The steps that accountants were told of, with equal phases added up."""
+    """Return the steps in the accountants' histories, with equal phases added up."""
     return _steps_of(link.accountant for link in links)
 
 
 def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     told = (phase for accountant in accountants for phase in accountant.history)
-    # Opacus tells of a rate above one where more batches are added up than a pass has.
+    # Opacus records a rate above one if more batches are accumulated than a pass has.
     return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
 
 
-def epsilon_spent(
+def costlier(
     history: Sequence[Phase],
-    links: Sequence[AccountantLink],
+    told: Sequence[Phase],
     delta: float,
     adjacency: Adjacency = "add_remove",
-) -> float | None:
-    """Epsilon of all steps that ran, composed anew as privacy loss distributions.
+) -> Sequence[Phase]:
+    """Return the steps from which the spent epsilon is composed: the history that costs more.
 
-    Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
-    steps that this audit saw, and of the accountants' histories, which are longer where the model
-    was trained before, and shorter or of too much noise where they are wrong.
+    The accountants' history is longer if the model was trained before. It is shorter, or has too
+    much noise, if the accountants are wrong.
 
     Args:
         history: phases that the audit saw.
-        links: the accountants.
+        told: phases of the accountants, see `steps_told`.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        Epsilon, None where a sample rate is unknown.
+        One of the two; ``history`` if a sample rate is unknown.
     """
-    seen = composed_epsilon(history, delta, adjacency)
-    if seen is None:
-        return None
-    recorded = steps_told(links)
-    if not recorded or set(recorded) == set(merge(history)):
-        return seen
-    told = composed_epsilon(recorded, delta, adjacency)
-    return seen if told is None else max(seen, told)
+    if not told or set(told) == set(merge(history)):
+        return history
+    seen, recorded = (composed_epsilon(steps, delta, adjacency) for steps in (history, told))
+    return history if seen is None or recorded is None or recorded <= seen else told
 
 
 def epsilon_at_ratio(
@@ -175,19 +174,19 @@ def epsilon_at_ratio(
     *,
     lower: bool = True,
 ) -> float | None:
-    """Epsilon of a history whose every noise multiplier is divided by ``ratio``.
+    """Return the epsilon of a history with every noise multiplier divided by ``ratio``.
 
     Args:
-        history: phases in any order.
-        ratio: a lower bound on leakage over claim, as the betting test gives it; 0 gives 0.
-        delta: the delta.
-        adjacency: see `accounting.composition.epsilon_of_history`; a lower bound for
-            "add_remove" is one for "replace_one" as well.
-        lower: whether a lower bound is asked for, on the low side of each approximation; of more
+        history: Phases in any order.
+        ratio: Lower bound on leakage over claim from the betting test; 0 gives 0.
+        delta: Delta in (0, 1).
+        adjacency: See `accounting.composition.epsilon_of_history`; a lower bound for
+            "add_remove" is also one for "replace_one".
+        lower: Whether to return a lower bound, with each approximation rounded down; with more
             than a million steps it is that of the first million.
 
     Returns:
-        Epsilon, None where a sample rate is unknown.
+        Epsilon; None if a sample rate is unknown.
     """
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
@@ -198,20 +197,21 @@ def epsilon_at_ratio(
 def epsilon_of_parts(
     claims: StepHistory, front: Sequence[ProvedPart], delta: float
 ) -> float | None:
-    """The largest epsilon of a first part of the run, at the least cost that is proved of it.
+    """Return the largest epsilon of an initial part of the run, at the least cost proved of it.
 
-    Not of a ratio over the whole run: what a look proves says nothing of the steps after it, and
-    steps of unlike claims may have leaked at unlike ratios; see `cheapest`. Composing takes 10 to
-    400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest epsilon by Rényi
-    divergences at `ratio`, which order parts nearly as epsilon does; one left out proves less.
+    A ratio over the whole run would not be valid: what a look proves does not cover the steps
+    after it, and steps of different claims may have leaked at different ratios; see `cheapest`.
+    Composing takes 10 to 400 ms, so only `MOST_COMPOSED` parts are composed: those with the largest
+    epsilon by Rényi divergences at `ratio`, which order parts nearly as epsilon does. Leaving a
+    part out can only lower the bound.
 
     Args:
-        claims: what was claimed of the steps.
-        front: what is proved, and of how many steps.
-        delta: the delta.
+        claims: What was claimed of the steps.
+        front: What is proved, and of how many steps.
+        delta: Delta in (0, 1).
 
     Returns:
-        Epsilon, 0 where nothing is proved, None where a sample rate is unknown.
+        Epsilon; 0 if nothing is proved, None if a sample rate is unknown.
     """
     runs = claims.runs()
     if not rates_known(runs):
@@ -235,16 +235,16 @@ def epsilon_of_parts(
 
 
 def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float) -> float:
-    """Epsilon of the cheapest steps that the bets admit, or of steps that leak alike, if less."""
+    """Return the epsilon of the cheapest steps that the bets admit, or of equal leakage if less."""
     courses = [cheapest(part.logs(), taken)]
-    if len(courses[0]) > 1:  # steps that leak alike are admitted by the same proof
+    if len(courses[0]) > 1:  # the same proof admits steps that leak at equal ratios
         courses.append([p for p in leaking(taken, part.ratio) if p.noise_multiplier > 0])
     composed = (composed_epsilon(_first_steps(each), delta, rounding="up") for each in courses)
     return min(epsilon for epsilon in composed if epsilon is not None)
 
 
 def _first_steps(history: Sequence[Phase]) -> list[Phase]:
-    """As many steps as can be composed in seconds: they leak no more than all of them."""
+    """Return the first steps, as many as compose in seconds: they leak at most what all leak."""
     kept, left = [], _LONGEST_PROVED
     for phase in history:
         if left > 0:
@@ -258,20 +258,23 @@ def composed_epsilon(
     delta: float,
     adjacency: Adjacency = "add_remove",
     rounding: Literal["mean", "up"] = "mean",
+    resolution: float = RESOLUTION,
 ) -> float | None:
-    """Epsilon of a history, of which many noise multipliers are rounded; see `compress`.
+    """Return the epsilon of a history, with noise multipliers rounded if there are many.
 
     Args:
         history: phases in any order.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
         rounding: "mean" for an epsilon spent, "up" for a lower bound.
+        resolution: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        Epsilon, None where a sample rate is unknown.
+        Epsilon; None if a sample rate is unknown.
     """
     if not rates_known(history):
         return None
-    # Twelve buckets round a noise schedule's epsilon, of a steep one by about a percent.
+    # Twelve buckets change the epsilon of a steep noise schedule by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta, adjacency=adjacency, lower=rounding == "up")
+    lower = rounding == "up"
+    return epsilon_of_history(short, delta, adjacency=adjacency, lower=lower, resolution=resolution)

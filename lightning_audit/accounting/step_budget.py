@@ -1,4 +1,4 @@
-"""How many more steps a claimed epsilon leaves to a training."""
+"""The number of steps that a training may still take within a claimed epsilon."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import composed_epsilon
 
-#: Steps of which more are not asked for where nobody says how many are planned: finding the end of
-#: many more takes as long as a training.
+#: Largest number of steps that is searched if no number is planned: finding the end of many more
+#: takes as long as a training.
 MOST_ASKED = 4096
 
 
@@ -28,28 +28,29 @@ def steps_within(
     planned: int | None = None,
     adjacency: Adjacency = "add_remove",
 ) -> int | None:
-    """How many times ``coming`` may follow a history until the claimed epsilon is exceeded.
+    """Return how often ``coming`` may follow a history before the claimed epsilon is exceeded.
 
-    What is planned fits where it exceeds the claim by no more than composition's inaccuracy: a
-    multiplier may have been calibrated to the claim. All else is held to the claim itself.
+    The planned number fits if it exceeds the claim by no more than the error of composition,
+    because the noise multiplier may have been calibrated to the claim. Every other number is
+    compared with the claim itself.
 
     Args:
-        claimed_epsilon: what all steps together may cost, > 0.
-        delta: its delta, in (0, 1).
-        history: the steps so far.
-        coming: what comes next, again and again: a step of each private optimizer.
-        told: the same two as accountants have them, if that is something else: the one that costs
-            more counts.
-        planned: how often it is planned to come, >= 1; no larger number is looked for, and none
-            above `MOST_ASKED` where it is None.
-        adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
+        claimed_epsilon: Epsilon that all steps together may cost, > 0.
+        delta: Delta of the claim, in (0, 1).
+        history: The steps so far.
+        coming: What is repeated: one step of each private optimizer.
+        told: ``history`` and ``coming`` as the accountants have them, if they differ; the more
+            expensive pair counts.
+        planned: How often ``coming`` is planned to repeat, >= 1, which bounds the search; None
+            bounds it by `MOST_ASKED`.
+        adjacency: See `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        The number, 0 where the next one is too much, ``planned`` where all fit; None where a sample
-        rate is unknown.
+        The number: 0 if the next step is too much, ``planned`` if all fit, None if a sample rate
+        is unknown.
 
     Raises:
-        ValueError: ``planned`` is no whole number >= 1.
+        ValueError: If ``planned`` is not a whole number >= 1.
 
     Example:
         >>> steps_within(1.0, 1e-5, (), [Phase(1.0, 0.01, 1)], planned=100)

@@ -1,4 +1,4 @@
-"""What was claimed of the steps so far, in their order."""
+"""The claims of the steps so far, in order."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from lightning_audit.accounting.phases import Phase, merge
 
 
 class StepHistory:
-    """The claims of the steps, each run of equal ones kept once."""
+    """The claims of the steps, with each run of equal claims kept once."""
 
     def __init__(self) -> None:
         self._sigmas: list[float] = []
         self._rates: list[float | None] = []
-        # Number of the last step of each run, from 1 on.
+        # Number of the last step of each run, counted from 1.
         self._ends: list[int] = []
 
     def add(self, noise_multiplier: float, sample_rate: float | None) -> None:
-        """Take in a step; a rate of zero, at which no record would join, counts as unknown."""
+        """Add a step; a rate of zero, at which no record would join, counts as unknown."""
         sample_rate = sample_rate or None
         step = self._ends[-1] + 1 if self._ends else 1
         if self._ends and (self._sigmas[-1], self._rates[-1]) == (noise_multiplier, sample_rate):
@@ -29,13 +29,13 @@ class StepHistory:
         self._ends.append(step)
 
     def noise_at(self, step: int | None = None) -> float:
-        """Noise multiplier of a step, the first of which is 1; of the last for None, 0 for none."""
+        """Return the noise multiplier of a step, counted from 1; None: the last; 0 if none."""
         if not self._ends:
             return 0.0
         return self._sigmas[-1 if step is None else bisect_left(self._ends, step)]
 
     def runs(self, steps: int | None = None) -> tuple[Phase, ...]:
-        """Runs of equal steps in their order, of the first ``steps`` steps; of all for None."""
+        """Return the runs of equal steps, in order, of the first ``steps`` steps; None: of all."""
         last = len(self._ends) if steps is None else bisect_left(self._ends, steps) + 1
         ends = [0, *self._ends[:last]]
         if steps is not None:
@@ -44,5 +44,5 @@ class StepHistory:
         return tuple(map(Phase, self._sigmas, self._rates, counts))
 
     def phases(self, steps: int | None = None) -> tuple[Phase, ...]:
-        """The same with equal ones added up, in order of first appearance."""
+        """Return `runs` with equal phases added up, in the order of their first appearance."""
         return tuple(merge(self.runs(steps)))

@@ -1,1 +1,1 @@
-"""Audits of any function that claims to be private, from its outputs alone."""
+"""Black-box audits of any function that claims to be private, from its outputs."""

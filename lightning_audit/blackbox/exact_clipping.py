@@ -1,7 +1,7 @@
-"""What a privatize function makes of crafted gradients, exactly: with the same noise in two calls.
+"""Exact test of a privatize function's clipping: two calls with the same noise.
 
-The releases of a batch and of the batch without one gradient differ by that gradient's part alone,
-which is to be at most the clipping norm. No error probability is spent on that.
+The releases of a batch and of the batch without one gradient differ by that gradient's
+contribution alone, which must be at most the clipping norm. The test costs no error probability.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ExactReading", "read_exactly"]
 
-#: Rounding, in clipping norms: of functions of single precision, and of lower ones.
+#: Tolerated rounding, in clipping norms: in single precision, and in lower precision.
 _TOLERATED, _TOLERATED_LOW = 2e-3, 0.1
-#: Error of a sum of unclipped gradients, in clipping norms, above which the precision is lower;
-#: and above which it is no rounding.
+#: Error of a sum of unclipped gradients, in clipping norms, above which the precision is lower,
+#: and above which it cannot be rounding.
 _LOW_PRECISION, _NO_ROUNDING = 1e-4, 0.075
-#: Random numbers under which each probe is read at the least.
+#: Smallest number of seeds under which each probe is read.
 _LOOKS = 8
-#: Entries of noise in which equal ones are counted, and how many of them continuous noise may have.
+#: Noise entries that are searched for equal values, and the most that continuous noise may have.
 _ENTRIES, _EQUAL = 1000, 2
-#: Calls for each shift of a lattice at the most, after how many one that is not too large is left,
-#: the least shift that they show, and by how many standard errors.
+#: For releases on a lattice: largest number of calls for a shift, number of calls after which a
+#: shift within the limit is accepted, least shift that is detected, and number of standard errors.
 _LATTICE_CALLS, _FEW, _LATTICE_RESOLUTION, _ERRORS = 256, 16, 1.15, 6.0
 _MILLION, _SAME = math.log(1e6), 1e-5
-#: Norm from which a gradient's clipping shows plainly, and by what part equal sizes may differ.
+#: Norm from which clipping is clearly visible, and relative difference of equal sizes.
 _PLAIN, _ALIKE = 2.9, 0.1
 
 
 @dataclass(frozen=True)
 class ExactReading:
-    """How far single gradients move the release, beside equal noise.
+    """How far single gradients move the release, with the noise held fixed.
 
     Args:
-        sizes: by trial, norm of the difference over C.
-        found: the trials whose size is more than the clipping allows, the largest first.
-        limit: sizes up to which rounding explains.
-        alike: whether all gradients of at least three times C move it as if they were clipped to
-            one norm above C, or not at all.
-        reason: why nothing was read; empty if it was.
+        sizes: Norm of the difference over C, by trial.
+        found: Trials whose size exceeds what clipping allows, the largest first.
+        limit: Largest size that rounding explains.
+        alike: Whether all gradients of at least three times C move the release as if they were
+            clipped to one norm above C, or not clipped.
+        reason: Why nothing was read; empty if it was.
     """
 
     sizes: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ExactReading:
     reason: str = ""
 
     def describe(self) -> str:
-        """What was found, in a line, by two digits, or as many as show that it is more than C."""
+        """Return the finding as text: two digits, or as many as show that the size exceeds C."""
         largest = self.found[0]
         size = self.sizes[largest]
         told = f"{size:.2g}" if size >= 1.1 else f"{size:.4g}"
@@ -78,23 +78,23 @@ def read_exactly(
     calls: int,
     seed: int,
 ) -> tuple[ExactReading, dict[str, ShiftReading]]:
-    """Read crafted gradients, and the probes' shifts.
+    """Read the crafted gradients and the shifts of the probes.
 
     Args:
-        released: the function.
-        probes: gradients by whose shifts faults are told apart.
-        along: a unit vector with a part in every tensor, ``[d]``.
-        batch_size: gradients of a usual batch.
-        batches: if "fixed", gradients give way to zeros and all batches are of that size; if
-            "poisson", they are left out.
-        calls: ten times the random numbers under which each probe is read.
-        seed: of the gradients and of all calls.
+        released: The function under audit.
+        probes: Gradients whose shifts distinguish faults.
+        along: Unit vector with a part in every tensor, ``[d]``.
+        batch_size: Number of gradients in a usual batch.
+        batches: "fixed" if a gradient is replaced by zeros, so that all batches have the same
+            size; "poisson" if it is left out.
+        calls: Ten times the number of seeds under which each probe is read.
+        seed: Seed of the gradients and of all calls.
 
     Returns:
-        The reading, and the shift of each probe; no shifts where there is a reason against it.
+        The reading, and the shift of each probe; no shifts if the reading gives a reason.
 
     Raises:
-        MechanismError: As of `Released`, in batches of the usual size.
+        MechanismError: As in `Released`, for batches of the usual size.
     """
     frozen = FrozenNoise(released)
     crafted = CraftedGradients(released.sizes, batch_size, seed)
@@ -104,7 +104,9 @@ def read_exactly(
             return ExactReading(reason=reason), {}
         shifts = {name: reader.shift(probe) for name, probe in probes.items()}
         if any(shift is None for shift in shifts.values()):
-            reason = "its random numbers follow the gradients, or come from elsewhere at times"
+            reason = (
+                "its random numbers depend on the gradients, or sometimes come from another source"
+            )
             return ExactReading(reason=reason), {}
         return reader.trials(), {n: shift for n, shift in shifts.items() if shift is not None}
     finally:
@@ -112,7 +114,7 @@ def read_exactly(
 
 
 class _Reader:
-    """Reads one function."""
+    """Reads one function with fixed noise."""
 
     def __init__(
         self,
@@ -130,11 +132,11 @@ class _Reader:
         self._seeds = itertools.count(1_000_003 * (seed + 1))
 
     def obstacle(self) -> str:
-        """Why nothing can be read, or empty."""
+        """Return why nothing can be read; empty if it can."""
         return self._frozen.obstacle(self._equal_ones, next(self._seeds))
 
     def shift(self, probe: Probe) -> ShiftReading | None:
-        """The shift of a probe, or None if the noise differs."""
+        """Return the shift of a probe; None if the noise differs between the calls."""
         jumps = self._on_a_lattice
         calls = self._lattice_calls if jumps else max(self._looks, len(probe.batches))
         values = []
@@ -150,7 +152,7 @@ class _Reader:
         )
 
     def trials(self) -> ExactReading:
-        """Leave out every crafted gradient."""
+        """Leave out each crafted gradient in turn, and read the difference."""
         sizes: dict[str, float] = {}
         norms: dict[str, float] = {}
         for trial in self._crafted.trials():
@@ -175,12 +177,12 @@ class _Reader:
     # ------------------------------------------------------------------ one trial
 
     def _size_of(self, trial: Trial) -> float | None:
-        """Norm of the difference; None if it cannot be told."""
+        """Return the norm of the difference; None if it cannot be read."""
         neighbours = [trial.with_zeros] if self._fixed else [trial.neighbour, trial.with_zeros]
         for neighbour in neighbours:
             rows, others = trial.rows.numpy(), neighbour.numpy()
             seed = next(self._seeds)
-            # Some functions refuse batches of another size.
+            # Some functions reject batches of another size.
             try:
                 gap = self._frozen.difference(rows, others, seed)
             except MechanismError:
@@ -194,10 +196,10 @@ class _Reader:
         return None
 
     def _on_average(self, rows: Floats, others: Floats) -> float | None:
-        """Norm of the mean difference on a lattice, as far as calls show it for sure.
+        """Return the norm of the mean difference on a lattice, as a safe lower value.
 
-        A release jumps in whole steps of its lattice, at places that its noise decides. One half of
-        the calls gives the direction, along which the other is read.
+        A release on a lattice jumps in whole steps, at positions that depend on its noise. Half of
+        the calls gives the direction, and the other half is read along it.
         """
         gaps: list[Floats] = []
         while len(gaps) < self._lattice_calls:
@@ -213,21 +215,21 @@ class _Reader:
 
     @cached_property
     def _equal_ones(self) -> Floats:
-        """A batch of one gradient of norm C / 2: nothing is clipped, and all add up."""
+        """A batch of equal gradients of norm C / 2: none is clipped, and all add up."""
         return np.tile(0.5 * self._along, (self._batch, 1))
 
     @cached_property
     def _tolerated(self) -> float:
-        """What rounding may add, from how exactly unclipped gradients add up."""
+        """Tolerated rounding, from the error of a sum of unclipped gradients."""
         rows = self._equal_ones
         gap = self._frozen.difference(rows, np.zeros_like(rows), next(self._seeds))
         if gap is None:
             return _TOLERATED
-        # What is scaled as a whole is no rounding.
+        # A common scale factor is not rounding.
         error = float(np.linalg.norm(gap - (gap @ self._along) * self._along))
         if error <= _LOW_PRECISION:
             return _TOLERATED
-        # Gradients of the whole norm C add up to twice as much.
+        # Gradients of norm C add up to twice as much.
         return max(_TOLERATED_LOW, 6.0 * error if error <= _NO_ROUNDING else 0.0)
 
     @cached_property
@@ -245,7 +247,7 @@ class _Reader:
 
     @cached_property
     def _on_a_lattice(self) -> bool:
-        """Whether releases have few values: noise of integers, rounded or in low precision."""
+        """Whether releases take few values: integer noise, rounded noise or low precision."""
         rows = np.zeros_like(self._equal_ones)
         calls = range(self._noise_calls)
         noise = [self._frozen.release(rows, next(self._seeds)) for _ in calls]
@@ -254,7 +256,7 @@ class _Reader:
 
 
 def _halved(gaps: Sequence[Floats]) -> Floats:
-    """The second half of differences along the mean of the first."""
+    """Return the second half of differences along the mean of the first half."""
     half = len(gaps) // 2
     along: Floats = np.mean(gaps[:half], axis=0)
     along /= max(float(np.linalg.norm(along)), 1e-12)
@@ -262,10 +264,10 @@ def _halved(gaps: Sequence[Floats]) -> Floats:
 
 
 def _surely(values: Sequence[float] | Floats) -> float:
-    """What the mean of jumps exceeds for sure: it less six standard errors.
+    """Return a value that the mean of jumps exceeds: the mean less six standard errors.
 
-    If all are equal, the probability of a jump is at least the one of which so many come once in a
-    million times.
+    If all values are equal, the mean is scaled by the smallest probability of a jump for which
+    this outcome has a probability of one in a million.
     """
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     mean = float(np.mean(values))

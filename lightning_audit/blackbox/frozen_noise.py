@@ -1,8 +1,8 @@
-"""Calls of a privatize function with the same random numbers, so that its noise cancels out.
+"""Calls a privatize function twice with the same random numbers, so that its noise cancels.
 
-Set and put back are the generators of torch, numpy and Python, and those that the function holds:
-in attributes, in variables that it encloses, in defaults of its arguments, and in globals of its
-module that it, or a function that it names, uses.
+Seeded and restored are the generators of torch, NumPy and Python, and those that the function
+holds: in attributes, closure variables, argument defaults, and the globals of its module that it,
+or a function that it names, uses.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lightning_audit.stats._arguments import Floats
 
 __all__ = ["FrozenNoise"]
 
-#: Modules in whose globals no generator of the user's is.
+#: Modules whose globals hold no generator of the user's.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "opacus", "lightning_audit"}
 
-#: What holds no generator; arrays do not, and may be large.
+#: Types that hold no generator. Arrays hold none either, and may be large.
 _WITHOUT = (
     *(types.ModuleType, types.BuiltinFunctionType, type, type(None)),
     *(bool, int, float, str, bytes, torch.dtype, torch.device, torch.Tensor, np.ndarray),
@@ -33,10 +33,10 @@ _WITHOUT = (
 
 
 class FrozenNoise:
-    """Calls a privatize function twice under one state of all its generators.
+    """Calls a privatize function twice from one state of all its generators.
 
     Args:
-        released: the function.
+        released: The function under audit.
     """
 
     def __init__(self, released: Released) -> None:
@@ -45,15 +45,15 @@ class FrozenNoise:
         self._first = _state_of(self._roots)
 
     def put_back(self) -> None:
-        """Make the function and all generators what they were at first."""
+        """Restore the first state of the function and of all generators."""
         self._first.put_back()
 
     def obstacle(self, rows: Floats, seed: int) -> str:
-        """Why differences of calls do not tell what gradients add, or empty.
+        """Return why differences of calls do not show what gradients add; empty if they do.
 
         Args:
-            rows: a batch, ``[n, d]``.
-            seed: of two calls; the next number is of a third.
+            rows: A batch, ``[n, d]``, in clipping norms.
+            seed: Seed of two calls; a third call uses the next number.
         """
         state = _state_of(self._roots)
         one, again, same_draws = self._both((rows, seed), (rows, seed), state)
@@ -61,31 +61,31 @@ class FrozenNoise:
             return "equal calls under equal seeds release different values"
         state.put_back()
         if np.array_equal(*self._both((rows, seed), (rows, seed + 1), state)[:2]):
-            return "what is released does not follow the generators that can be set"
+            return "the release does not depend on the generators that can be set"
         return ""
 
     def release(self, rows: Floats, seed: int) -> Floats:
-        """What is released of rows, ``[n, d]``, under a seed."""
+        """Return the release of rows, ``[n, d]``, under a seed, in clipping norms, ``[d]``."""
         _state_of(self._roots).seed(seed)
         return self._released(rows)
 
     def difference(
         self, rows: Floats, others: Floats, seed: int, *, sure: bool = True
     ) -> Floats | None:
-        """Release of rows, ``[n, d]``, less that of others, ``[m, d]``; None if noise differs.
+        """Return the release of ``rows`` less that of ``others``; None if their noise differs.
 
-        The function goes on by one call: what it counts, and what it remembers, is that of the
-        last one, so that a fault of some calls only comes up.
+        The state of the function advances by one call, so that a fault that affects only some
+        calls is found.
 
         Args:
-            rows: a batch.
-            others: another one.
-            seed: of both calls.
-            sure: whether a difference above the clipping norm is computed again, to see that it is
-                none of random numbers that come from elsewhere now and then.
+            rows: A batch, ``[n, d]``, in clipping norms.
+            others: Another batch, ``[m, d]``.
+            seed: Seed of both calls.
+            sure: Whether to repeat both calls if the difference exceeds the clipping norm, to rule
+                out random numbers that sometimes come from another source.
 
         Raises:
-            MechanismError: As of `Released`.
+            MechanismError: As in `Released`.
         """
         calls = (rows, seed), (others, seed)
         state = _state_of(self._roots)
@@ -102,7 +102,7 @@ class FrozenNoise:
     def _both(
         self, first: tuple[Floats, int], second: tuple[Floats, int], state: TrainingState
     ) -> tuple[Floats, Floats, bool]:
-        """Two releases from one state, and whether as many random numbers were drawn."""
+        """Return two releases from one state, and whether both drew equally many numbers."""
         state.seed(first[1])
         one, drawn = self._released(first[0]), state.mark()
         state.put_back()
@@ -112,14 +112,14 @@ class FrozenNoise:
 
 
 def _state_of(roots: list[object]) -> TrainingState:
-    # What counts its calls by an iterator shows it, for equal calls release different values.
+    # A function that counts its calls with an iterator releases different values in equal calls.
     return TrainingState(roots, iterators=True)
 
 
 def _roots(privatize: object) -> list[object]:
-    """The function, and whatever may hold its generators."""
+    """Return the function and all objects that may hold its generators."""
     roots, known = [privatize], {id(privatize)}
-    for item in roots:  # it grows
+    for item in roots:  # the list grows
         for held in _named_by(item):
             if id(held) not in known and not _holds_none(held):
                 known.add(id(held))
@@ -128,14 +128,14 @@ def _roots(privatize: object) -> list[object]:
 
 
 def _holds_none(item: object) -> bool:
-    """Whether no generator can be reached from an object."""
+    """Return whether no generator can be reached from an object."""
     if isinstance(item, _WITHOUT):
         return True
     return isinstance(item, types.FunctionType) and _is_library(item)
 
 
 def _named_by(item: object) -> Iterator[object]:
-    """What code of the user's uses beside its arguments."""
+    """Yield what the user's code uses in addition to its arguments."""
     if isinstance(item, types.FunctionType):
         if not _is_library(item):
             yield from (item.__globals__.get(name) for name in _names(item.__code__))

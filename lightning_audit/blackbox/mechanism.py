@@ -1,7 +1,7 @@
 """Audit of a mechanism given as a function, against any claim of differential privacy.
 
 Example:
-    A sum of values in [0, 1] with Laplace noise of half the scale that it needs:
+    A sum of values in [0, 1], with Laplace noise at half the required scale:
 
     >>> def noisy_sum(data, rng):
     ...     return sum(data) + rng.laplace(0, 0.5)
@@ -35,37 +35,37 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, 
 
 __all__ = ["Claim", "MechanismAudit", "MechanismError", "audit_mechanism"]
 
-#: What may be claimed: (epsilon, delta), a trade-off function, or a `PrivacyClaim`.
+#: Possible claims: (epsilon, delta), a trade-off function, or a `PrivacyClaim`.
 Claim = tuple[float, float] | TradeoffFunction | PrivacyClaim
 
 _DELTA = 1e-5
-# New outputs before each look, over those so far.
+# Before each look, one new output per this many so far.
 _PART = 8
-# Outputs of which a curve of several dimensions is estimated.
+# Number of outputs used to estimate a curve in several dimensions.
 _ESTIMATED = 5000
-# An attack with this part of the errors that the claim leaves must have been found for a PASS.
+# For a PASS, an attack with this fraction of the errors that the claim allows must be detectable.
 _RESOLUTION = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class MechanismAudit:
-    """What the outputs of a mechanism on two data sets say of its claim.
+    """Result of an audit of a mechanism's outputs on two data sets.
 
     Args:
         verdict: VIOLATION if the claim is refuted; INCONCLUSIVE if the outputs were too few to
-            refute an attack with half the errors that the claim leaves; else PASS, which holds for
-            these two data sets and proves nothing of others.
-        claim: the claimed trade-off function.
-        significance: probability of a VIOLATION although the claim is true.
-        log_e_value: natural logarithm of the largest e-value seen; refuted from
-            ``log(1 / significance)`` on.
-        epsilon_lower: lower bound on epsilon at ``delta``, valid however long was sampled.
-        delta: the delta of the bound.
-        bound_significance: probability with which the bound may fail.
-        samples: outputs drawn on each data set.
-        detectable_error_rate: largest common error rate of an attack that so many outputs would
-            have been enough to refute the claim with; -1 if there is none.
-        estimate: estimated trade-off curve, no bound.
+            refute an attack with half the errors that the claim allows; else PASS, which holds for
+            these two data sets only.
+        claim: The claimed trade-off function.
+        significance: Probability of a VIOLATION although the claim is true.
+        log_e_value: Natural logarithm of the largest e-value seen; the claim is refuted at
+            ``log(1 / significance)``.
+        epsilon_lower: Lower bound on epsilon at ``delta``, valid at any sample size.
+        delta: Delta of the bound.
+        bound_significance: Probability with which the bound may fail.
+        samples: Number of outputs drawn on each data set.
+        detectable_error_rate: Largest common error rate of an attack with which this number of
+            outputs would have refuted the claim; -1 if there is none.
+        estimate: Estimated trade-off curve, which is not a bound.
     """
 
     verdict: Verdict
@@ -100,36 +100,36 @@ def audit_mechanism(
     bound_significance: float = 0.05,
     rng: np.random.Generator | int = 0,
 ) -> MechanismAudit:
-    """Audit any mechanism on two neighbouring data sets, from its outputs alone.
+    """Audit any mechanism on two neighboring data sets, from its outputs alone.
 
-    Outputs are drawn in growing portions until the claim is refuted or ``max_samples`` is reached;
-    the test may be looked at after each (`SequentialTradeoffTest`). It supposes that calls are
-    independent of each other, and nothing else: no distribution, no dimension.
+    Outputs are drawn in growing portions until the claim is refuted or ``max_samples`` is reached.
+    The test is valid at each look (`SequentialTradeoffTest`). It assumes only that calls are
+    independent of each other, for outputs of any distribution and dimension.
 
     Args:
         mechanism: Function of a data set and a `numpy.random.Generator` that returns a number or an
             array, always of one shape. All of its randomness must come from the generator, or from
-            one that is fresh in each call.
-        d0: A data set, handed to ``mechanism`` as it is.
-        d1: A neighbour of ``d0`` in the sense of the claim: the pair that is suspected to differ
-            most, e.g. without and with one extreme record. Not the same object, nor an equal array,
-            number or list.
+            a generator that is new in each call.
+        d0: A data set, passed to ``mechanism`` unchanged.
+        d1: A neighbor of ``d0`` in the sense of the claim. Choose the pair that is suspected to
+            differ most, e.g. without and with one extreme record. It must not be the same object,
+            nor an equal array, number or list.
         claim: (epsilon, delta), a trade-off function, or a `PrivacyClaim` that states an epsilon or
             a whole training. A trade-off function must be claimed for both orders of the data sets.
         significance: Probability in (0, 1) of a VIOLATION although the claim is true.
-        max_samples: Outputs to draw on each data set at the most, >= 32.
+        max_samples: Largest number of outputs to draw on each data set, >= 32.
         delta: Delta in [0, 1) of the lower bound on epsilon; None for that of the claim, or 1e-5.
         bound_significance: Probability in (0, 1) with which that bound may fail.
-        rng: Generator, or the seed of one: what makes the audit repeatable.
+        rng: Generator, or its seed, which makes the audit repeatable.
 
     Returns:
         The verdict, the evidence, a lower bound on epsilon and the estimated curve.
 
     Raises:
-        MechanismError: If the mechanism raises an exception, or returns something else than finite
+        MechanismError: If the mechanism raises an exception, or returns anything but finite
             numbers of one shape.
         ValueError: If an argument is outside its range, or the claim promises nothing.
-        TypeError: If ``mechanism`` is no function or ``claim`` no claim.
+        TypeError: If ``mechanism`` is not a function or ``claim`` is not a claim.
     """
     tradeoff, claimed_delta = _as_tradeoff(claim)
     level = _validate.open_unit("significance", significance, "such as 1e-3")
@@ -143,18 +143,18 @@ def audit_mechanism(
 
 
 def _something_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: Any) -> float:
-    """The least common error rate that the claim allows."""
+    """Return the least common error rate that the claim allows; raise if nothing can be refuted."""
     if most < 2 * FIRST_FIT:
         raise ValueError(
             f"max_samples={most!r} must be at least {2 * FIRST_FIT}: the first {FIRST_FIT} "
-            "only serve to learn; thousands are usual."
+            "outputs only train the attack; thousands are usual."
         )
     if promised <= 0:
-        raise ValueError(f"claim={claim!r} promises no privacy, there is nothing to refute.")
+        raise ValueError(f"claim={claim!r} promises no privacy, so there is nothing to refute.")
     if _same(d0, d1):
         told = f"d0={_validate.shown(d0)} and d1={_validate.shown(d1)}"
         raise ValueError(
-            f"{told} must differ: outputs on one data set tell nothing of a claim; change "
+            f"{told} must differ: outputs on one data set do not test a claim; change "
             "or leave out one record in d1."
         )
     return promised
@@ -173,10 +173,10 @@ def _largest_log_e(
 
 
 def _same(d0: Any, d1: Any) -> bool:
-    """Whether two data sets are one; of other types than arrays equality may mean anything."""
+    """Return whether two data sets are the same; compares only types whose equality is known."""
     if d0 is d1:
         return True
-    torch = sys.modules.get("torch")  # whose tensors can be there only if it is loaded
+    torch = sys.modules.get("torch")  # no tensor exists unless torch is loaded
     if torch is not None and isinstance(d0, torch.Tensor) and isinstance(d1, torch.Tensor):
         alike = (d0.dtype, d0.device, d0.layout) == (d1.dtype, d1.device, d1.layout)
         return alike and d0.layout == torch.strided and bool(torch.equal(d0, d1))
@@ -187,14 +187,14 @@ def _same(d0: Any, d1: Any) -> bool:
 
 
 def _is_plain(data: Any) -> bool:
-    """Whether it is a number, a text, or a list or tuple of such, whose equality is known."""
+    """Return whether this is a number, a text, or a list or tuple of these."""
     if isinstance(data, list | tuple):
         return all(_is_plain(item) for item in data)
     return isinstance(data, bool | int | float | str)
 
 
 def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:
-    """The claimed trade-off function, and the delta to report epsilon at."""
+    """Return the claimed trade-off function, and the delta at which to report epsilon."""
     if isinstance(claim, PrivacyClaim):
         if claim.delta is None:
             raise ValueError(f"claim={claim!r} has no delta; state PrivacyClaim(delta=...).")
@@ -251,19 +251,19 @@ def _verdict(
         return Verdict(
             "VIOLATION",
             "epsilon",
-            f"the outputs tell the data sets apart better than is claimed, at significance "
+            f"the outputs distinguish the data sets better than the claim allows, at significance "
             f"{level:g} after {drawn}; {proved}",
             advice="compare the scale of the noise, and what one record can change before the "
             "noise, with the claim",
         )
-    reach = f"an attack with error rates of {max(found, 0.0):.3g} would as a rule have been found"
+    reach = f"an attack with error rates of {max(found, 0.0):.3g} would usually have been found"
     if found < _RESOLUTION * promised:
         return Verdict(
             "INCONCLUSIVE",
             None,
             f"{drawn} are too few to refute the claim clearly; {proved}",
             pass_blockers=(
-                f"outputs: {reach if found >= 0 else 'not even a flawless attack could be found'}, "
+                f"outputs: {reach if found >= 0 else 'not even a perfect attack could be found'}, "
                 f"the claim allows {promised:.3g}",
             ),
             advice="raise max_samples",

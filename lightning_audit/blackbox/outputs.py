@@ -1,4 +1,4 @@
-"""Outputs of a mechanism, drawn one by one and checked."""
+"""Outputs of a mechanism, drawn one at a time and validated."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lightning_audit.stats.outputs._samples import LARGEST
 
 __all__ = ["Mechanism", "MechanismError", "OutputSource"]
 
-#: From a data set and a source of randomness to an output: a number or an array of any shape.
+#: Function of a data set and a generator that returns a number or an array of any shape.
 Mechanism = Callable[[Any, np.random.Generator], Any]
 
 
 class MechanismError(Exception):
-    """A mechanism cannot be audited; the message says in which call and why."""
+    """A mechanism cannot be audited; the message states the call and the reason."""
 
 
 class OutputSource:
-    """Calls a mechanism on two data sets in turn, called d0 and d1 in messages."""
+    """Calls a mechanism alternately on two data sets, named d0 and d1 in messages."""
 
     def __init__(
         self, mechanism: Mechanism, datasets: tuple[Any, Any], rng: np.random.Generator
@@ -38,11 +38,11 @@ class OutputSource:
         self.shape: tuple[int, ...] | None = None
 
     def draw(self, number: int) -> tuple[Floats, Floats]:
-        """Return so many outputs on each data set, ``[number, ...]``.
+        """Return ``number`` outputs on each data set, ``[number, ...]``.
 
         Raises:
-            MechanismError: The mechanism raised an exception, or returned what is no array of
-                finite numbers, or another shape than before.
+            MechanismError: If the mechanism raised an exception, or returned anything but an array
+                of finite numbers in the shape of the first output.
         """
         outputs: tuple[list[Floats], list[Floats]] = ([], [])
         for _ in range(number):
@@ -61,11 +61,11 @@ class OutputSource:
             self.shape = output.shape
         if output.shape != self.shape:
             what = f"returned shape {output.shape} after {self.shape}; outputs must be of one shape"
-            raise self._failed(world, f"{what}, as a shape that varies can itself tell the data")
+            raise self._failed(world, f"{what}, because a varying shape can itself reveal the data")
         if not np.isfinite(output).all():
             count = int(np.count_nonzero(~np.isfinite(output)))
             what = f"returned {count} of {output.size} numbers that are not finite"
-            raise self._failed(world, f"{what}; return a number that stands for a failure")
+            raise self._failed(world, f"{what}; return a finite number in case of a failure")
         return output
 
     def _as_array(self, world: int, returned: Any) -> Floats:

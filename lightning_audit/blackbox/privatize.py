@@ -5,15 +5,15 @@ The function claims to release, for gradients g_i, the clipping norm C and a div
 .. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
     + \sigma C\, \mathcal{N}(0, I)\Bigr)
 
-Under equal random numbers, two releases differ by what a gradient adds: exactly, and for gradients
-of many norms, shapes and places in a batch (`read_exactly`). Where the function's random numbers
-cannot be set, coins let gradients in or out that are oversized, of norm C, in one tensor alone, or
-opposed to all others; whoever can bet on the coins better than a shift of C allows has found a
-fault (`CoinBet`). The noise is read off batches of zeros, of an oversized gradient, and of twice
-the size (`noise_log_e`).
+With equal random numbers, two releases differ by what a gradient adds. The difference is exact,
+and is read for gradients of many norms, shapes and positions in a batch (`read_exactly`). If the
+function's random numbers cannot be set, coin flips include or leave out gradients that are
+oversized, of norm C, in one tensor alone, or opposed to all others. A bet on the coins that wins
+more than a shift of C allows shows a fault (`CoinBet`). The noise is read from batches of zeros,
+from batches with an oversized gradient, and from batches of twice the size (`noise_log_e`).
 
 Example:
-    Each tensor is clipped to the norm of the whole gradient:
+    A function that clips each tensor to the norm of the whole gradient:
 
     >>> rng = np.random.default_rng(0)
     >>> def privatize(grads):
@@ -58,15 +58,15 @@ __all__ = ["PrivatizeAudit", "PrivatizeViolation", "assert_privatizes", "audit_p
 
 Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 
-# E-values that share the significance: five readings of shifts by coins, three of each batch's
-# noise.
+# E-values that share the significance: five shifts read by coin flips, and three noise e-values
+# for each batch.
 _TESTS = 14
-# A shift larger than this must have been found for a PASS.
+# For a PASS, a shift of this size must be detectable.
 _RESOLUTION = 1.5
 
 
 class PrivatizeViolation(AssertionError):
-    """The function does not clip or add noise as is stated."""
+    """The function does not clip or add noise as stated."""
 
     def __init__(self, audit: PrivatizeAudit) -> None:
         super().__init__(str(audit))
@@ -75,20 +75,20 @@ class PrivatizeViolation(AssertionError):
 
 @dataclass(frozen=True, eq=False)
 class PrivatizeAudit:
-    """What the outputs of a privatize function say of its clipping and its noise.
+    """Result of an audit of a privatize function's clipping and noise.
 
     Args:
         verdict: VIOLATION if a fault is shown at the significance; INCONCLUSIVE if the calls were
             too few to show a shift of one and a half times the claim, if the function releases its
-            sum in another unit than is stated, or gradients of norm C add less than half of it;
+            sum in a unit other than stated, or if gradients of norm C add less than half of it;
             else PASS.
-        shifts: by probe, how much gradients add, over what clipping allows.
-        noises: by batch, how large the noise is, over the claim.
-        exact: how far single gradients move the release beside equal noise, which takes no part of
-            the significance; or why that was not read, and the shifts were read by coins.
-        detectable_shift: smallest shift that so many calls would have shown.
-        significance: probability of a VIOLATION although the function is correct.
-        calls: calls of the function.
+        shifts: By probe, what gradients add, over what clipping allows.
+        noises: By batch, the noise over the claim.
+        exact: How far single gradients move the release with the noise held fixed, which costs no
+            significance. If its ``reason`` is not empty, the shifts were read by coin flips.
+        detectable_shift: Smallest shift that this number of calls would have shown.
+        significance: Probability of a VIOLATION although the function is correct.
+        calls: Number of calls of the function.
     """
 
     verdict: Verdict
@@ -112,10 +112,10 @@ def assert_privatizes(privatize: Privatize, shapes: Shapes, **stated: Any) -> Pr
     """Assert that a function clips and adds noise as stated.
 
     Args:
-        privatize: The function; it and the others are as of `audit_privatize`.
-        shapes: Shape of the gradient.
-        stated: What else `audit_privatize` takes, ``noise_multiplier`` and ``max_grad_norm`` at
-            the least.
+        privatize: The function under audit, as in `audit_privatize`.
+        shapes: Shape of the gradient, as in `audit_privatize`.
+        stated: Other arguments of `audit_privatize`; ``noise_multiplier`` and ``max_grad_norm`` are
+            required.
 
     Returns:
         The audit, whose verdict is PASS.
@@ -154,31 +154,31 @@ def audit_privatize(
 ) -> PrivatizeAudit:
     """Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
 
-    What it claims to release, and how that is tested, is said at the top of this module. Calls
-    under seeds are taken back: the function's own state and all generators are put back.
+    The module docstring states the claim and the tests. Calls under seeds restore all state.
 
     Args:
-        privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
-            one array ``[*shape]``, or a list of them.
-        shapes: Shape of the gradient: of the one array, or of each array of the list. Small ones
-            will do: the function is called some thousand times.
+        privatize: Function of an array ``[n, *shape]``, or a list; returns ``[*shape]``, or a list.
+        shapes: Shape of the gradient: of the one array, or of each array of the list. Use small
+            ones: the function is called some thousand times.
         noise_multiplier: Claimed sigma, > 0.
         max_grad_norm: Claimed clipping norm C of a whole per-sample gradient, > 0.
         expected_batch_size: Constant b by which the noisy sum is divided, > 0; None if the sum
             itself is released. A function that divides by the number of gradients that it gets has
-            b = ``batch_size``, and is right for batches of a fixed size only.
-        batches: "poisson" if the number of gradients varies in the training, so that the noise must
-            not depend on it; "fixed" if it does not.
+            b = ``batch_size``, and is correct for batches of a fixed size only.
+        batches: "poisson" if the number of gradients varies, so that the noise must not depend on
+            it; "fixed" if it does not vary.
         batch_size: Number of gradients in each call, >= 2.
-        calls: Calls at the most for each batch of which the noise is read, >= 20, and for each of
-            five probes of clipping where that is read beside the noise.
-        significance: Probability in (0, 1) of a VIOLATION although the function is correct.
-        arrays: What the function works on.
-        seed: Seed of coins and directions; the noise is the function's own.
+        calls: Largest number of calls for each batch whose noise is read, and for each of five
+            clipping probes if shifts are read by coin flips; >= 20.
+        significance: Probability in (0, 1) of a false VIOLATION.
+        arrays: Array library of the function, "torch" or "numpy".
+        seed: Seed of coins and directions; the noise comes from the function.
+
+    Returns:
+        The verdict and the readings on which it rests.
 
     Raises:
-        MechanismError: If the function raises an exception, or returns something else than finite
-            numbers of the gradient's shape.
+        MechanismError: If it raises an exception, or returns anything but finite numbers.
         ValueError: If an argument is outside its range.
     """
     sigma = _validate.positive("noise_multiplier", noise_multiplier)
@@ -194,7 +194,7 @@ def audit_privatize(
     smallest = exact.limit
     if exact.reason:
         shifts = read_shifts(released, wanted, sigma, calls, goal, rng)
-        # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
+        # A group with excess x increases the log wealth by (group x / sigma)^2 / 8 a call.
         smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
     verdict = _verdict(shifts, noises, exact, goal, smallest, level, released, batch_size)
     return PrivatizeAudit(verdict, shifts, noises, exact, smallest, level, released.calls)
@@ -220,7 +220,7 @@ def _released(
 
 
 def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
-    """Whether there is one array only, and the shapes of all."""
+    """Return whether there is only one array, and the shapes of all."""
     if isinstance(shapes, int):
         raise TypeError(f"shapes={shapes!r} must be a tuple; give ({shapes},) for a vector.")
     single = bool(shapes) and all(isinstance(size, int) for size in shapes)
@@ -263,7 +263,7 @@ def _verdict(
         return Verdict(
             "VIOLATION",
             "mechanism",
-            f"the function does not {what} as is stated, {sure} after {released.calls:,} calls",
+            f"the function does not {what} as stated, {sure} after {released.calls:,} calls",
             faults=(fault,),
         )
     return _without_fault(shifts, noises, exact, smallest, released.calls)
@@ -283,10 +283,8 @@ def _without_fault(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            f"{calls:,} calls are too few beside noise of this size: only {reach}",
-            pass_blockers=(
-                f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",
-            ),
+            f"{calls:,} calls are too few for noise of this size: only {reach}",
+            pass_blockers=(f"calls: a shift of {_RESOLUTION:g} times C might not be found",),
             advice="raise calls or batch_size",
         )
     added = shifts["of norm C"].shift
@@ -294,16 +292,16 @@ def _without_fault(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum "
+            f"gradients of norm C add {added:.3g} times C: more noise than stated, or a sum "
             "that is clipped as a whole, which more calls would show",
-            pass_blockers=("gradients that add up as is stated",),
+            pass_blockers=("gradients that add up as stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
     quiet = min(noises.values(), key=lambda reading: reading.ratio)
-    beside = f"; clipping was read beside the noise alone: {exact.reason}" if exact.reason else ""
+    beside = f"; clipping was read through the noise: {exact.reason}" if exact.reason else ""
     return Verdict(
         "PASS",
         None,
-        f"clips and adds noise as is stated, as far as {calls:,} calls show; {reach}, "
+        f"clips and adds noise as stated, as far as {calls:,} calls show; {reach}, "
         f"the noise is {quiet.in_words}{beside}",
     )

@@ -1,4 +1,4 @@
-"""From what was read off a privatize function to its likely fault."""
+"""Names the likely fault of a privatize function from its readings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from lightning_audit.stats.evalues.noise_scale import interval_in_words
 
 __all__ = ["likely_fault"]
 
-# Noise below this part of the claim is none; a shift above this many C is of no clipping at all.
+# Noise below this fraction of the claim is none; a shift above this many C means no clipping.
 _NO_NOISE, _NO_CLIPPING = 0.02, 100.0
-# Shifts that differ by this part may be equal, read beside noise and exactly.
+# Relative difference of shifts that may be equal: read through the noise, and read exactly.
 _ALIKE, _ALIKE_EXACTLY = 0.07, 0.01
-# A sum clipped to C moves by at most 2 C; what was read of it has an error.
+# A sum clipped to C moves by at most 2 C; the reading has an error.
 _OF_A_SUM = 3.0
-# What is wrong of every gradient, if it is that.
+# Faults that affect every gradient.
 _OF_ALL = ("no_clipping", "clipping_norm_too_large")
-# Differences of noise below this part of the noise are none.
+# Differences of noise below this fraction of the noise are none.
 _SMALL = 0.4
-# A gradient in one tensor that adds so many times what one in all tensors adds is not in the norm.
+# If a gradient in one tensor adds this many times what a gradient in all tensors adds, the norm
+# does not include that tensor.
 _LEFT_OUT = 10.0
 
 
@@ -34,9 +35,9 @@ def likely_fault(
     batch_size: int,
     exact: ExactReading,
 ) -> LikelyFault:
-    """Name the fault that the readings speak for most: one of them is against the claim."""
+    """Return the fault that fits the readings best; at least one of them refutes the claim."""
     noisy = [name for name, reading in noises.items() if reading.refuted(goal)]
-    # Beside noise that follows the gradients, no difference is that of the gradients alone.
+    # If the noise depends on the gradients, a difference is not theirs alone.
     follows = not exact.reason and noisy and "no gradient" not in noisy
     if not follows and any(reading.log_e >= goal for reading in shifts.values()):
         fault = _of_clipping(shifts, noises, goal, tensors, exact)
@@ -46,12 +47,12 @@ def likely_fault(
 
 
 def _of_some(exact: ExactReading) -> LikelyFault:
-    """Of gradients that no rule knows: the trial says which."""
+    """Return a fault of some gradients only; the trial states which."""
     return LikelyFault(
         "clipping_misses_gradients",
         exact.describe(),
         "clipping",
-        "which gradients are clipped, by which norm, and what else of the batch that follows",
+        "which gradients are clipped, to which norm, and how that depends on the rest of the batch",
         {name: exact.sizes[name] for name in exact.found},
     )
 
@@ -88,7 +89,7 @@ def _of_clipping(
             "the norm must be of all tensors of a sample together",
             evidence,
         )
-    # Of a sum that is clipped as a whole a group adds no more than one.
+    # If the sum is clipped as a whole, a group adds no more than one gradient.
     alone = fired == {"against all others"} and shifts["against all others"].shift < _OF_A_SUM
     if alone or (members > 1 and one > 1.5 * max(group, 0.1)):
         return LikelyFault(
@@ -157,7 +158,7 @@ def _of_noise(
         sentence = f"the noise is too small: {plain.in_words}"
         return LikelyFault("noise_too_small", sentence, "noise", look, evidence)
     if loaded.log_e >= goal:
-        sentence = f"beside large gradients the noise is too small: {loaded.in_words}"
+        sentence = f"the noise is too small if gradients are large: {loaded.in_words}"
         return LikelyFault("noise_follows_gradients", sentence, "noise", look, evidence)
     return LikelyFault(
         "divides_by_realised_batch",
@@ -172,7 +173,7 @@ def _of_noise(
 def _another_unit(ratio: float, evidence: Mapping[str, Any]) -> LikelyFault:
     return LikelyFault(
         "another_unit",
-        f"what is released is {ratio:.3g} times what is stated, sum and noise alike: "
+        f"what is released is {ratio:.3g} times what is stated, for sum and noise alike: "
         "expected_batch_size or max_grad_norm does not fit",
         "noise",
         "what the noisy sum is divided by",
@@ -181,7 +182,7 @@ def _another_unit(ratio: float, evidence: Mapping[str, Any]) -> LikelyFault:
 
 
 def _as_the_noise(shift: float, ratio: float) -> bool:
-    """Whether a shift is as far from the claim as the noise is, and in the same direction."""
+    """Return whether a shift deviates from the claim as the noise does, in size and direction."""
     return abs(shift - ratio) < 0.25 * abs(1.0 - ratio)
 
 

@@ -1,4 +1,4 @@
-"""What is read off a privatize function: every kind of gradient, every kind of batch."""
+"""Readings of a privatize function, for several kinds of gradients and batches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ADDS_UP", "LEARNING", "probes", "read_noises", "read_shifts"]
 
-#: Coordinates times calls by which each reading of the noise goes on.
+#: Number of noise readings, coordinates times calls, after which reading stops.
 _NOISE_READINGS = 10_000
-#: Gradients of norm C that add less are not what is stated.
+#: If gradients of norm C add less than this, they do not add up as stated.
 ADDS_UP = 0.5
-#: Log e-value beyond the threshold that the choice of a stake costs.
+#: Log e-value above the threshold that mixing over stakes costs.
 LEARNING = 2.0
 
 
@@ -38,10 +38,19 @@ def read_noises(
     calls: int,
     goal: float,
 ) -> dict[str, NoiseReading]:
-    """Read the noise off every kind of batch, by name.
+    """Read the noise of several kinds of batches.
 
-    Args as of `read_noise`, and the direction of oversized gradients, ``[d]``; another number of
-    gradients is tried if ``batches`` is "poisson".
+    Args:
+        released: The function under audit.
+        along: Direction of oversized gradients, unit vector ``[d]``.
+        sigma: Claimed noise multiplier, > 0.
+        batch_size: Number of gradients in a batch.
+        batches: "poisson" adds a batch of twice the size.
+        calls: Largest number of calls for each batch.
+        goal: Log e-value at which reading stops.
+
+    Returns:
+        The reading of each batch, by name.
     """
     most = max(20, min(calls, -(-_NOISE_READINGS // len(along))))
     zeros = np.zeros((batch_size, len(along)))
@@ -53,13 +62,13 @@ def read_noises(
 
 
 def probes(along: Floats, sizes: Sequence[int], batch_size: int, group: int) -> dict[str, Probe]:
-    """Gradients by whose shifts faults of clipping are told apart, by name.
+    """Return the gradients whose shifts distinguish faults of clipping, by name.
 
     Args:
-        along: a unit vector with a part of the same length in every tensor, ``[d]``.
-        sizes: entries of each tensor.
-        batch_size: rows of each batch, those of zeros included.
-        group: gradients that go in or out together where many do.
+        along: Unit vector with a part of the same length in every tensor, ``[d]``.
+        sizes: Number of entries of each tensor.
+        batch_size: Rows of each batch, including rows of zeros.
+        group: Number of gradients that are included or left out together.
     """
     unit = torch.from_numpy(along)
     zeros = np.zeros((batch_size, len(along)))
@@ -80,7 +89,7 @@ def probes(along: Floats, sizes: Sequence[int], batch_size: int, group: int) -> 
 
 
 def _of_trials(trials: Sequence[Trial], along: Floats) -> Probe:
-    """A probe of trials of one neighbour."""
+    """Return a probe from trials that share one neighboring batch."""
     return Probe([t.rows.numpy() for t in trials], trials[0].with_zeros.numpy(), along)
 
 
@@ -92,13 +101,13 @@ def read_shifts(
     goal: float,
     rng: np.random.Generator,
 ) -> dict[str, ShiftReading]:
-    """Read the shift of every probe beside the noise, by name; args as of `read_shift`."""
+    """Read the shift of every probe through the noise, by name; arguments as in `read_shift`."""
     readings: dict[str, ShiftReading] = {}
     for name, probe in probes.items():
         most = calls
         if name == "against all others" and readings["of norm C"].shift <= ADDS_UP:
-            # A sum that is clipped as a whole adds 2 C at the most, which takes many calls to show;
-            # that gradients add up excludes it.
+            # A sum that is clipped as a whole adds at most 2 C, which takes many calls to show.
+            # It is ruled out if gradients add up.
             wanted = math.ceil(11.0 * (goal + LEARNING) * sigma**2)
             most = max(calls, min(wanted, 10 * calls))
         readings[name] = read_shift(released, probe, sigma, most, goal, rng)

@@ -1,4 +1,4 @@
-"""Batches of per-sample gradients that make faulty clipping and noise show, and their readings."""
+"""Batches of per-sample gradients that reveal faulty clipping and noise, and their readings."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = [
 
 Arrays = Literal["torch", "numpy"]
 
-#: From per-sample gradients (one array, or a list of them) to the noisy gradient.
+#: Function of per-sample gradients (one array, or a list of them) that returns the noisy gradient.
 Privatize = Callable[[Any], Any]
 
-#: Calls after which a shift is known well enough to tell faults apart.
+#: Number of calls after which a shift is known well enough to distinguish faults.
 LEAST_CALLS = 60
-#: A shift may be larger than is claimed by the rounding of single precision.
+#: A shift may exceed the claim by the rounding of single precision.
 ROUNDING = 1.0 + 2.0**-10
 
 
 class Released:
-    """Calls a privatize function, and gives what it releases in units of the clipping norm.
+    """Calls a privatize function, and returns its release in units of the clipping norm.
 
     The function takes gradients of ``shapes``, one array instead of a list if it is ``single``, and
     divides the noisy sum by ``divisor``.
@@ -67,12 +67,12 @@ class Released:
         self.calls = 0
 
     def __call__(self, rows: Floats) -> Floats:
-        """Return what is released for gradients ``[n, d]``, times the divisor, ``[d]``.
+        """Return the release for gradients ``[n, d]``, times the divisor, ``[d]``.
 
         Both are in clipping norms.
 
         Raises:
-            MechanismError: The function raised an exception, or returned something else than finite
+            MechanismError: If the function raised an exception, or returned anything but finite
                 numbers of the gradient's shapes.
         """
         self.calls += 1
@@ -111,13 +111,14 @@ class Released:
 
 @dataclass(frozen=True)
 class Probe:
-    """Gradients that are there or not, in clipping norms.
+    """Gradients that are included or left out, in clipping norms.
 
     Args:
-        batches: batches with them, ``[n, d]``; several take turns.
-        without: the batch with rows of zeros in their place, ``[n, d]``.
-        along: vector along which is read, ``[d]``: of length one along each of the gradients.
-        gradients: how many there are.
+        batches: Batches with them, ``[n, d]``, used in turn.
+        without: The batch with rows of zeros instead of them, ``[n, d]``.
+        along: Vector along which the release is read, ``[d]``: its product with each gradient's
+            direction is one.
+        gradients: Number of gradients that are included or left out.
     """
 
     batches: Sequence[Floats]
@@ -128,14 +129,14 @@ class Probe:
 
 @dataclass
 class ShiftReading:
-    """How much more is released along a direction when some gradients are there.
+    """Increase of the release along a direction if some gradients are included.
 
     Args:
-        shift: mean difference, over the number of gradients; 1 where clipping is right.
-        log_e: largest log e-value against a shift of at most 1; where the shift was read exactly,
-            infinite if it is larger, and else 0.
-        gradients: number of gradients that go in or out together.
-        calls: calls that it took.
+        shift: Mean difference over the number of gradients; at most 1 if clipping is correct.
+        log_e: Largest log e-value against a shift of at most 1. If the shift was read exactly:
+            infinite if it is larger, else 0.
+        gradients: Number of gradients that are included or left out together.
+        calls: Number of calls used.
     """
 
     shift: float
@@ -152,19 +153,22 @@ def read_shift(
     goal: float,
     rng: np.random.Generator,
 ) -> ShiftReading:
-    """Flip a coin in each call, and let the gradients of a probe in or not.
+    """Flip a coin in each call, and include the gradients of a probe or not.
 
     Args:
-        released: the function.
-        probe: the gradients.
-        noise_multiplier: claimed noise, in clipping norms.
-        calls: calls at the most.
-        goal: log e-value at which to stop, after `LEAST_CALLS` at the earliest.
-        rng: source of the coins.
+        released: The function under audit.
+        probe: The gradients.
+        noise_multiplier: Claimed noise, in clipping norms.
+        calls: Largest number of calls.
+        goal: Log e-value at which to stop, after at least `LEAST_CALLS` calls.
+        rng: Generator of the coins.
+
+    Returns:
+        The shift and its largest log e-value.
     """
     m, along, batches = probe.gradients, probe.along, probe.batches
     bet = CoinBet((1,), m * ROUNDING, noise_multiplier * float(np.linalg.norm(along)))
-    # Readings are taken from a first one, so that what the base adds does not pass for noise.
+    # The first reading is subtracted, so that the base does not count as noise.
     offset = float(released(probe.without) @ along)
     sums, counts, best, done = np.zeros(2), np.zeros(2), 0.0, 0
     while done < calls and (best < goal or done < LEAST_CALLS):
@@ -182,22 +186,23 @@ def read_shift(
 
 @dataclass
 class NoiseReading:
-    """How large the noise is, over what is claimed.
+    """The noise over the claimed noise.
 
     Args:
-        ratio: standard deviation of all coordinates over the claim.
-        tensors: the same of each tensor.
-        interval: confidence interval of the noise over the claim, at any stop, for Gaussian noise;
-            from 0 where the tensors have more than one ratio.
-        quietest: upper limit of the same in the tensor where it reads smallest.
-        log_e: largest log e-value against noise of at least the claimed size.
-        log_e_repeated: the same for the difference to the call before.
-        ratio_repeated: standard deviation of that, over what it would be for new noise of the
-            claimed size: small beside ``ratio`` where noise is repeated.
-        log_e_shared: the same for the difference to the coordinate before.
-        ratio_shared: the same for that: small where one number serves many coordinates.
-        calls: calls that it took.
-        error: standard error of the ratio.
+        ratio: Standard deviation of all coordinates over the claim.
+        tensors: Standard deviation over the claim, for each tensor.
+        interval: Confidence interval of the noise over the claim, valid at any stopping time for
+            Gaussian noise; it starts at 0 if the tensors differ in their ratio.
+        quietest: Upper limit of the noise over the claim in the tensor with the smallest reading.
+        log_e: Largest log e-value against noise of at least the claimed size.
+        log_e_repeated: Largest log e-value for differences between successive calls.
+        ratio_repeated: Standard deviation of these differences, over that of independent noise of
+            the claimed size: small compared with ``ratio`` if noise is repeated.
+        log_e_shared: Largest log e-value for differences between adjacent coordinates.
+        ratio_shared: Standard deviation of these differences, scaled in the same way: small if
+            coordinates share one number.
+        calls: Number of calls used.
+        error: Standard error of the ratio.
     """
 
     ratio: float
@@ -214,25 +219,32 @@ class NoiseReading:
 
     @property
     def in_words(self) -> str:
-        """The interval, to follow "the noise is"."""
+        """The interval as text that continues "the noise is"."""
         return interval_in_words(*self.interval)
 
     def refuted(self, goal: float) -> bool:
-        """Whether one of the e-values is against the claim."""
+        """Return whether one of the e-values refutes the claim."""
         return max(self.log_e, self.log_e_repeated, self.log_e_shared) >= goal
 
 
 def read_noise(
     released: Released, rows: Floats, noise_multiplier: float, calls: int, goal: float
 ) -> NoiseReading:
-    """Release the same gradients again and again: rows in clipping norms, ``[n, d]``.
+    """Release the same gradients repeatedly, and measure the noise.
 
-    It stops after ``calls``, or at a log e-value of ``goal``, after ten calls at the earliest.
+    Args:
+        released: The function under audit.
+        rows: The gradients, in clipping norms, ``[n, d]``.
+        noise_multiplier: Claimed noise, in clipping norms.
+        calls: Largest number of calls.
+        goal: Log e-value at which to stop, after at least ten calls.
+
+    Returns:
+        The noise, its confidence interval and its e-values.
     """
     tensor = np.repeat(np.arange(len(released.sizes)), released.sizes)
     counts, squares = np.zeros(len(released.sizes)), np.zeros(len(released.sizes))
-    # What is released on average where clipping is right; where it is not, the noise only seems
-    # larger.
+    # The mean release if clipping is correct. If it is not, the noise appears larger than it is.
     centre = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)).sum(axis=0)
     before = released(rows)
     others = np.zeros((2, 2))  # repeated, shared: number and sum of squares
@@ -252,7 +264,7 @@ def read_noise(
         log_e = [float(log_mean_exp([pooled, float(each)])), *noise_log_e(*others.T)]
         best = np.maximum(best, log_e)
         done += 1
-    # A difference of two has twice the variance.
+    # A difference of two independent values has twice the variance.
     spread = np.sqrt(0.5 * others[:, 1] / np.maximum(others[:, 0], 1))
     return NoiseReading(
         ratio=float(np.sqrt(squares.sum() / counts.sum())),
@@ -271,13 +283,13 @@ def read_noise(
 
 
 def _quietest(counts: Floats, squares: Floats) -> float:
-    """Upper limit of the noise in the tensor that is quietest, which is chosen among all."""
+    """Return the upper limit of the smallest noise, corrected for the choice among all tensors."""
     least = int(np.argmin(squares / counts))
     return chosen_upper(counts[least], squares[least], len(counts))
 
 
 def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:
-    """A random unit vector with a part of the same length in every tensor, ``[d]``."""
+    """Return a random unit vector with a part of the same length in every tensor, ``[d]``."""
     parts = [rng.normal(size=size) for size in sizes]
     return np.concatenate([p / np.linalg.norm(p) for p in parts]) / math.sqrt(len(parts))
 

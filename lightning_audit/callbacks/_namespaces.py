@@ -1,8 +1,8 @@
 """One callback for both packages of Lightning.
 
-`pytorch_lightning` and `lightning.pytorch` hold the same code twice, and a class of the one is
-none of the other: a LightningCLI accepts the callbacks of its own package only, and a user catches
-the exceptions of that package. What is defined here belongs to each package that is installed.
+`pytorch_lightning` and `lightning.pytorch` contain the same code, but their classes are unrelated:
+a LightningCLI accepts callbacks of its own package only, and users catch that package's exceptions.
+The classes in this module are subclasses of those in every installed package.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PACKAGES = (
 
 
 def _installed() -> list[tuple[str, str]]:
-    """The packages that can be imported, as (Trainer's, Fabric's)."""
+    """Return the packages that can be imported, as (Trainer's, Fabric's)."""
     found = []
     for trainers, fabric in _PACKAGES:
         try:
             import_module(trainers)
-        except ImportError:  # whoever trains with it will see this error of its own import
+        except ImportError:  # a user who trains with this package gets the error from their import
             continue
         found.append((trainers, fabric))
     if not found:
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 else:
     _INSTALLED = _installed()
 
-    # The same code in each of them, about the process and not about a package.
+    # The code is the same in both packages and acts on the process.
     isolate_rng = import_module(f"{_INSTALLED[0][0]}.utilities.seed").isolate_rng
 
     class Callback(*(import_module(trainers).Callback for trainers, _ in _INSTALLED)):
-        """A callback of every Lightning package that is installed."""
+        """A callback of every installed Lightning package."""
 
     class MisconfigurationException(
         *(
@@ -65,35 +65,35 @@ else:
             for _, fabric in _INSTALLED
         )
     ):
-        """The `MisconfigurationException` of every Lightning package that is installed."""
+        """The `MisconfigurationException` of every installed Lightning package."""
 
 
-#: Two threads may give a callback to their Trainers at the same time.
+#: Guards against two threads that give one callback to their Trainers at the same time.
 _TAKING = threading.Lock()
 
 
 class OneFit(Callback):
-    """A callback that is part of one fit at a time, and whose copies hold nothing of that fit."""
+    """A callback that serves one fit at a time, and whose copies keep no reference to that fit."""
 
     def __init__(self) -> None:
         super().__init__()
         self._trainer: ref[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: all but the Trainer, and what Lightning puts here."""
-        # The module's own methods: with them a copy would hold the module.
+        """Return the state for a copy or a pickle, without Trainer and Lightning's additions."""
+        # ``log`` and ``log_dict`` are bound methods of the module: a copy would contain the module.
         held = {name: v for name, v in vars(self).items() if name not in ("log", "log_dict")}
         return held | {"_trainer": None}
 
     def take(self, trainer: Any) -> None:
-        """Become part of a Trainer's fit, which is about to begin.
+        """Bind this callback to a Trainer whose fit is about to begin.
 
         Raises:
-            MisconfigurationException: the fit of another Trainer, with this callback, is running.
+            MisconfigurationException: another Trainer is fitting with this callback.
         """
         with _TAKING:
             other = self._trainer() if self._trainer is not None else None
-            # One that was broken off without a teardown is running no more.
+            # A fit that broke off without a teardown is not running.
             if other is not None and other is not trainer and _fits(other):
                 name = type(self).__name__
                 raise MisconfigurationException(
@@ -103,17 +103,17 @@ class OneFit(Callback):
             self._trainer = ref(trainer)
 
     def serves(self, trainer: Any) -> bool:
-        """Whether this is the Trainer whose fit the callback is part of."""
+        """Return whether the callback is bound to this Trainer."""
         return self._trainer is not None and self._trainer() is trainer
 
 
 def _fits(trainer: Any) -> bool:
-    # By their values, since each of Lightning's two packages has enumerations of its own.
+    # Compares values, because each of Lightning's two packages has its own enumerations.
     return bool(trainer.state.fn == "fit" and trainer.state.status == "running")
 
 
 def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, _Value]:
-    """A hook that raises `MisconfigurationException` where a training cannot be audited."""
+    """Wrap a hook so that `UnauditableTraining` becomes `MisconfigurationException`."""
 
     @functools.wraps(hook)
     def translated(*args: _Args.args, **kwargs: _Args.kwargs) -> _Value:
@@ -126,10 +126,10 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
 
 
 def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A hook of a callback that keeps the audit's own failures to itself, see `taps.boundary`.
+    """Wrap a callback's hook so that failures of the audit stay inside it; see `taps.boundary`.
 
     Args:
-        otherwise: called in its place once the audit has failed, with the hook's arguments.
+        otherwise: called instead of the hook once the audit has failed, with the hook's arguments.
     """
     of = operator.attrgetter("_boundary")
     return lambda hook: entry(refused_as_lightning_does(hook), otherwise, of)
@@ -138,10 +138,9 @@ def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 def of_its_run(
     otherwise: Callable[..., Any],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A `guarded` hook that gets the callback's run, where there is one.
+    """Wrap a hook like `guarded`, and pass it the callback's run; without a run it does nothing.
 
-    A Trainer that was refused the callback, since another one is fitting with it, calls its hooks
-    nevertheless: they do nothing.
+    It also does nothing for a Trainer that `take` refused: Lightning calls its hooks all the same.
     """
 
     def instead(callback: Any, /, *args: Any, **kwargs: Any) -> None:

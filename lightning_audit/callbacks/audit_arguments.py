@@ -1,4 +1,4 @@
-"""The arguments of `PrivacyAudit` as attributes, and what stands for those that are left out."""
+"""The arguments of `PrivacyAudit` as attributes, and their defaults."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class AuditArguments:
     report_dir: str | Path | None
 
     def directory(self, trainer: Any) -> Path:
-        """Where report and observations of a Trainer's training go."""
+        """Return the directory of the report and observations of a Trainer's training."""
         return Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
 
     @property
     def claimed_epsilon(self) -> float | None:
-        """The claimed epsilon, by the argument or the claim; None for the accountant's own."""
+        """The claimed epsilon, from the argument or the claim; None for the accountant's own."""
         return self.config.claimed_epsilon
 
     @property
@@ -40,7 +40,7 @@ class AuditArguments:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What cannot be read off the optimizer, or is tested instead of it."""
+        """The user's statements that replace or supplement what is read from the optimizer."""
         return self.config.claim
 
     @property
@@ -50,7 +50,7 @@ class AuditArguments:
 
     @property
     def resolution(self) -> Resolution:
-        """What the audit must be able to see before it may pass."""
+        """The deviations that the audit must be able to detect before it may pass."""
         return self.config.resolution
 
     @property
@@ -60,7 +60,7 @@ class AuditArguments:
 
     @property
     def on_violation(self) -> str:
-        """What follows a violation."""
+        """The response to a violation: "raise", "stop" or "warn"."""
         return self.config.on_violation
 
     @property
@@ -70,16 +70,16 @@ class AuditArguments:
 
     @property
     def seed(self) -> int | None:
-        """Of the audit's own coins; one that was drawn is None until the training has ended."""
+        """The seed of the audit's coins; a drawn one is None until the training has ended."""
         report = self.report
         return self.config.seed if report is None else report.settings["seed"]
 
 
 def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
-    """The delta of all epsilons, by the argument, by the claim, or the default."""
+    """Return the delta of all epsilons: the argument, the claim's, or the default."""
     if delta is not None:
         return delta
-    # Another class than this is refused by the configuration.
+    # The configuration refuses a claim of any other class.
     stated = claim.delta if isinstance(claim, PrivacyClaim) else None
     return DEFAULT_DELTA if stated is None else stated
 
@@ -87,19 +87,19 @@ def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
 def canaries_of(
     canaries: Sequence[GradientCanary | InputCanary] | None, num_canaries: int
 ) -> Sequence[GradientCanary | InputCanary]:
-    """The canaries that are named, or the default mix."""
+    """Return the given canaries, or the default mix."""
     count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
     return default_mix(count) if canaries is None else canaries
 
 
 def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, Any]:
-    """Names of the findings that are allowed everywhere, and those with a reason, by their names.
+    """Return the arguments ``allow`` (names) and ``exemptions`` (`Allow` objects) of the config.
 
     Args:
-        allow: a list, or a single one without.
+        allow: a name or an `Allow`, or a list of these.
 
     Raises:
-        ValueError: it is none of both.
+        ValueError: ``allow`` is of another type.
     """
     if not isinstance(allow, str | Allow | list | tuple | set | frozenset):
         raise ValueError(

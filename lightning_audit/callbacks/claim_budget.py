@@ -1,4 +1,4 @@
-"""Ends a training before the step by which it would exceed the epsilon that its user claims."""
+"""Stop a training before the step that would exceed the user's claimed epsilon."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase, inverse_square, merge
-from lightning_audit.accounting.shuffled_passes import cost_of_passes
+from lightning_audit.accounting.shuffled_passes import passes_taken
 from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
 from lightning_audit.checks.accounting.accounted_epsilon import PlannedCost
@@ -21,20 +22,20 @@ from lightning_audit.run.run_facts import links_of
 
 _log = logging.getLogger(__name__)
 
-#: Part of what is left that may be used, where steps are not alike, before it is counted again.
+#: Fraction of the remaining budget after which unequal steps are counted again.
 _PART = 0.25
-#: How many times as much as when it was counted a step may cost.
+#: Factor on the cost of a step from which the remaining steps are counted again.
 _DEARER = 1.25
 _TOO_MANY_STEPS = (
-    "the {planned:,} steps that are planned cost more than claimed_epsilon={claimed:g} at delta "
-    "{delta:g}, which {left:,} steps keep to"
+    "the {planned:,} planned steps cost more than claimed_epsilon={claimed:g} at delta {delta:g}, "
+    "which allows {left:,} steps"
 )
 _FEWER_STEPS = "plan fewer, raise noise_multiplier, or lower the sample rate"
 _TOO_MANY_EPOCHS = (
     "{what} epsilon {epsilon:.4g}, above claimed_epsilon={claimed:g} at delta {delta:g}"
 )
 _FEWER_EPOCHS = "train fewer epochs, or raise noise_multiplier"
-#: Callbacks that may end a training before its last epoch, by the names of their classes.
+#: Callbacks that may end a training before its last epoch, by class name.
 _END_EARLIER = {"EarlyStopping", "Timer"}
 _STOPPED = (
     "the training was stopped after {steps:,} step{s}: one more would exceed "
@@ -43,25 +44,25 @@ _STOPPED = (
 
 
 class ClaimBudget:
-    """The steps that the user's epsilon leaves to a training.
+    """The number of steps that the user's claimed epsilon allows a training.
 
-    Nothing is asked where no epsilon is claimed but the accountant's own, or no sample rate is
-    known. While all steps are alike they are counted once. Where noise or rate change, or several
-    optimizers step, they are counted again each time that a quarter of what was left may be used,
-    or a step costs a quarter more, by its chi-square divergence, which orders steps nearly as
-    epsilon does. Of batches that are shuffled by the claim the epochs that are planned count.
+    Inactive if the user claims no epsilon, or if the sample rate is unknown. Equal steps are
+    counted once. If noise or rate change, or if several optimizers step, the remaining steps are
+    counted again whenever a quarter of them may be used up or a step costs a quarter more. The cost
+    is measured by chi-square divergence, which orders steps almost as epsilon does. For shuffled
+    batches, the planned epochs are counted instead.
 
     Args:
         run: of the audit.
         trainer: of the training, which is about to begin.
-        ends: whether the training is to end for it.
+        ends: whether to stop the training once the budget is used up.
     """
 
     def __init__(self, run: AuditRun, trainer: Any, *, ends: bool) -> None:
         config = run.config
         self._run, self._trainer, self._ends = run, trainer, ends
         self._planned = _planned(trainer)
-        # The epochs that will have begun; the present one began, if this is its first batch.
+        # Epochs that will have begun at the end; the present one is among those left.
         before = run.lints.epochs - int(run.lints.began)
         self._epochs = before + left if (left := _epochs_left(trainer, self._planned)) else None
         #: Whether the budget is watched.
@@ -72,12 +73,12 @@ class ClaimBudget:
             and "accounting" not in config.allow
             and not run.trial
         )
-        #: What was said of the steps or epochs that are planned, where they cost too much.
+        #: The warning about planned steps or epochs that exceed the claim, or empty.
         self.warned = ""
-        #: Whether the first step of all is too much: a claim that no such training keeps.
+        #: Whether the very first step exceeds the claim.
         self.hopeless = False
         self._taken = self._before = self._steps()
-        # Steps of the last batch, and what came next, was left and was used since it was counted.
+        # Steps of the last batch; next step, steps left and cost used as of the last count.
         self._each = [1] * len(self._taken)
         self._coming_then: list[Phase] = []
         self._left, self._used = 0, 0.0
@@ -85,11 +86,11 @@ class ClaimBudget:
             self._begin()
 
     def excess(self) -> PlannedCost | None:
-        """What the first step costs, or the planned epochs, where it is above the claim."""
+        """Return the cost of the first step or of the planned epochs, if it exceeds the claim."""
         coming, config = self._coming(), self._run.config
         if config.shuffled:
             return self._excess_of_epochs(coming)
-        known = coming == self._coming_then and self._left  # it was counted, and the step fits
+        known = coming == self._coming_then and self._left  # the last count allows this step
         if any(self._steps()) or known or self._count(coming) != 0:
             return None
         accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
@@ -101,30 +102,27 @@ class ClaimBudget:
         run, config = self._run, self._run.config
         if self._epochs is None:
             return None
-        cost = cost_of_passes(
+        passes = passes_taken(
             [*run_history(run.sessions), *coming],
             steps_told(links_of(run.optimizers.facts)),
             self._epochs * len(run.sessions),
-            config.delta,
-            config.adjacency,
         )
+        cost = epsilon_of_history([passes], config.delta, adjacency=config.adjacency)
         if not exceeds(cost, config.claimed_epsilon or math.inf):
             return None
-        many = (
-            "epoch that is planned costs" if self._epochs == 1 else "epochs that are planned cost"
-        )
+        many = "planned epoch costs" if self._epochs == 1 else "planned epochs cost"
         return PlannedCost(cost, f"the {self._epochs:,} {many}")
 
     def is_used_up(self) -> bool:
-        """Whether the steps of the next batch would exceed the claim, which ends the training."""
+        """Return whether to stop the training because its next batch would exceed the claim."""
         taken, coming = self._steps(), self._coming()
-        if self._run.config.shuffled:  # of the epochs no step but the first is to be looked at
+        if self._run.config.shuffled:  # planned epochs are compared once, before the first step
             self.counts = taken == self._before
             return False
         self._each = [now - then for now, then in zip(taken, self._taken, strict=True)]
         self._used += _cost(coming, self._each)
         self._taken = taken
-        done = self._gone() == self._planned or _is_over(self._trainer)  # no more is to come
+        done = self._gone() == self._planned or _is_over(self._trainer)  # no step is left
         if done or not self._is_near(coming) or self._count(coming) is None:
             return False
         if self._left >= max([1, *self._each]):
@@ -169,18 +167,18 @@ class ClaimBudget:
             _log.warning("privacy audit: %s: %s; %s", told, then, instead)
 
     def _is_near(self, coming: list[Phase]) -> bool:
-        """Whether so much may be used that it is to be counted again."""
+        """Return whether enough may be used to count the remaining steps again."""
         once = _cost(self._coming_then)
         whole = self._left * once
         following = self._used + _cost(coming, [max(1, each) for each in self._each])
         alike = len(coming) == 1 and coming == self._coming_then
-        # The whole of equal steps is known to the step, but for the rounding of sums.
+        # The count of equal steps is exact, except for the rounding of sums.
         if alike:
             return following > whole * (1.0 + 1e-9)
         return following > _PART * whole or _cost(coming) > _DEARER * once
 
     def _count(self, coming: list[Phase]) -> int | None:
-        """How many steps of each optimizer are left; None where that cannot be told."""
+        """Return how many steps each optimizer has left; None if it cannot be computed."""
         run, config = self._run, self._run.config
         seen, told = run_history(run.sessions), steps_told(links_of(run.optimizers.facts))
         accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
@@ -200,14 +198,14 @@ class ClaimBudget:
         return left
 
     def _gone(self) -> int:
-        """Steps since the beginning, of the optimizer that took most."""
+        """Return the steps since the beginning, of the optimizer with the most steps."""
         return max(now - then for now, then in zip(self._taken, self._before, strict=True))
 
     def _steps(self) -> list[int]:
         return [audit.session.recorder.steps for audit in self._run.optimizers.audits]
 
     def _coming(self) -> list[Phase]:
-        """What is claimed of the next step of each optimizer."""
+        """Return the claimed phase of each optimizer's next step."""
         accumulated, coming = self._trainer.accumulate_grad_batches, []
         for audit in self._run.optimizers.audits:
             claim = audit.session.planner.claim(accumulated)
@@ -216,7 +214,7 @@ class ClaimBudget:
         return coming
 
     def _as_accounted(self, number: int, coming: Phase) -> Phase:
-        """The same step as its accountant will be told of it."""
+        """Return the same step as its accountant will record it."""
         audit = self._run.optimizers.audits[number]
         if audit.facts.accountant is None:
             return coming
@@ -228,16 +226,16 @@ class ClaimBudget:
         told = sentence.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
         doubts = [n for n in config.allow if n in REGISTRY and "spent" in REGISTRY[n].refutes]
         if doubts:
-            told += f" (which is not known to hold beside {', '.join(doubts)}, which you allow)"
+            told += f" (the composed epsilon may not hold, because you allow {', '.join(doubts)})"
         return told
 
 
 def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:
-    """The chi-square divergence of steps, which orders them nearly as epsilon does.
+    """Return the chi-square divergence of steps, which orders them almost as epsilon does.
 
     Args:
-        coming: a step of each optimizer.
-        steps: how many of each; None for one.
+        coming: one step of each optimizer.
+        steps: number of steps of each optimizer; None for one.
     """
     counts = steps or [1] * len(coming)
     return sum(_of_one(phase) * count for phase, count in zip(coming, counts, strict=True))
@@ -249,7 +247,7 @@ def _of_one(phase: Phase) -> float:
 
 
 def _is_over(trainer: Any) -> bool:
-    """Whether the batch that has ended is the last one of a training."""
+    """Return whether the batch that has ended is the training's last one."""
     steps, epochs = trainer.max_steps, trainer.max_epochs
     if steps not in (None, -1) and trainer.global_step >= steps:
         return True
@@ -258,11 +256,11 @@ def _is_over(trainer: Any) -> bool:
 
 
 def _epochs_left(trainer: Any, steps: int | None) -> int | None:
-    """How many epochs will begin from now on; None where the training may end before.
+    """Return how many epochs will begin from now on; None if the training may end before.
 
     Args:
         trainer: of the training.
-        steps: that are planned from now on; None where nobody knows.
+        steps: number of steps planned from now on; None if unknown.
     """
     classes = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
     if trainer.max_epochs in (None, -1) or classes & _END_EARLIER:
@@ -277,7 +275,7 @@ def _epochs_left(trainer: Any, steps: int | None) -> int | None:
 
 
 def _planned(trainer: Any) -> int | None:
-    """How many steps each optimizer is to take from now on; None where nobody knows."""
+    """Return how many steps each optimizer is planned to take from now on; None if unknown."""
     total = planned_steps(trainer)
     left = 0 if total is None else total - int(trainer.global_step)
     return left if left > 0 else None

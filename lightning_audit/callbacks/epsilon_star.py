@@ -26,18 +26,18 @@ __all__ = ["LOSS_HOOK", "EpochEpsilonStar", "EpsilonStar"]
 
 _log = logging.getLogger(__name__)
 
-#: Method of the LightningModule that gives one loss a record, unless a function is passed.
+#: Method of the LightningModule that returns one loss per record, unless a function is passed.
 LOSS_HOOK = "losses_per_record"
 
 
 @dataclass(frozen=True)
 class EpochEpsilonStar:
-    """Epsilon* after an epoch. It describes this model and proves nothing about its training.
+    """Epsilon* after an epoch: a description of this model, and no proof about its training.
 
     Args:
         epoch: number of the epoch, from 0.
-        star: the value, where it is attained, and its clip.
-        null: what the same losses read when they are dealt to the two sides at random.
+        star: the value, the point at which it is attained, and its clip.
+        null: values of the same losses when they are split into the two sides at random.
         n_train: number of training losses.
         n_population: number of losses of the population.
     """
@@ -50,23 +50,23 @@ class EpochEpsilonStar:
 
 
 class EpsilonStar(OneFit):
-    """Logs, at the end of epochs, how well the model's losses tell training data from other data.
+    """Callback that logs how well the model's losses separate training data from other data.
 
-    Epsilon* needs one model and no differential privacy. It is a description of this model: no
-    bound on the epsilon of the training, and no part of a verdict. Without any leakage it is
-    positive, so that the values under random permutations are logged beside it.
+    Epsilon* needs one model and no differential privacy. It describes this model: it is no bound on
+    the training's epsilon and not part of a verdict. It is positive even without leakage, so its
+    values under random permutations are logged as well.
 
-    Logged are ``value``, ``null_median``, ``null_95`` (median and 95 % quantile of the
-    permutations), ``p_value`` (that so large a value comes without a difference) and ``at_clip``
-    (1 where the clip, or a single loss, decides the value), each after ``log_prefix`` and a slash.
-    They are nan, with a warning, in an epoch whose losses have no value, such as after a
-    divergence.
+    Logged at the ends of epochs are ``value``, ``null_median``, ``null_95`` (median and 95 %
+    quantile of the permutations), ``p_value`` (probability of a value this large under the
+    permutations) and ``at_clip`` (1 if the clip, or a single loss, decides the value), each after
+    ``log_prefix`` and a slash. They are nan, with a warning, in an epoch whose losses have no
+    value, such as after a divergence.
 
-    The training stays what it is without the callback: the model is evaluated in eval mode and
-    without gradients, its modes and the global random numbers are put back, and the Trainer's own
-    loaders are not iterated; only a dataset with a generator of its own draws from it once more.
-    Its data must be as the population's: without augmentations that validation data do not have.
-    Each process of several evaluates all records.
+    The callback does not change the training: the model is evaluated in eval mode and without
+    gradients, its modes and the global random numbers are restored, and the Trainer's own loaders
+    are not iterated. Exception: a dataset with its own generator draws from it again. Training data
+    must be prepared like the population's: without augmentations that validation data do not have.
+    With several processes, each evaluates all records.
 
     It is a callback of `pytorch_lightning` and of `lightning.pytorch`.
 
@@ -77,19 +77,19 @@ class EpsilonStar(OneFit):
             training loader, in order. A loader of its own: it is iterated.
         population_dataloader: batches of records that were not trained on; None for those of the
             Trainer's validation loader.
-        losses: function of the LightningModule and a batch that gives one loss a record,
+        losses: function of the LightningModule and a batch that returns one loss per record,
             ``[records]``; None for the module's own method ``losses_per_record(batch)``.
         every_n_epochs: evaluate after each n-th epoch.
-        max_records: evaluate that many records a side at most; None for all.
-        permutations: random deals that the value is compared with.
-        seed: of these deals.
+        max_records: largest number of records per side to evaluate; None for all.
+        permutations: number of random permutations to compare the value with.
+        seed: of these permutations.
         log_prefix: first part of the names of the logged metrics.
 
     Raises:
         ValueError: an argument is outside its range.
-        TypeError: ``method`` is none of the two classes.
+        TypeError: ``method`` is neither `Empirical` nor `Parametric`.
         MisconfigurationException: when training starts, without losses or loaders; when it is
-            evaluated, if the losses are not one a record.
+            evaluated, if the losses are not one per record.
 
     Example:
         >>> EpsilonStar(delta=1e-5).method
@@ -124,11 +124,11 @@ class EpsilonStar(OneFit):
         self.permutations = _validate.positive_int("permutations", permutations, "99 are usual")
         self.seed = int(_validate.non_negative("seed", seed))
         self.log_prefix = log_prefix
-        #: What was found, one for each evaluated epoch of the latest training.
+        #: Results, one for each evaluated epoch of the latest training.
         self.history: list[EpochEpsilonStar] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse a module without losses before anything is trained."""
+        """Refuse a module without losses before the training starts."""
         if stage != "fit":
             return
         self.take(trainer)
@@ -136,22 +136,22 @@ class EpsilonStar(OneFit):
         if self.losses is None and not callable(getattr(pl_module, LOSS_HOOK, None)):
             raise MisconfigurationException(
                 f"losses=None needs a method {LOSS_HOOK}(self, batch) of {type(pl_module).__name__}"
-                " that gives one loss a record, such as F.cross_entropy(self(x), y,"
+                " that returns one loss per record, such as F.cross_entropy(self(x), y,"
                 " reduction='none'); define it, or pass losses=function_of_module_and_batch."
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse loaders that cannot be evaluated before anything is trained."""
+        """Refuse loaders that cannot be evaluated before the training starts."""
         self._sides(trainer)
 
     def _sides(self, trainer: pl.Trainer) -> tuple[Iterable[Any], Iterable[Any]]:
-        """Loaders of both sides, of the records that the Trainer has now."""
+        """Return the loaders of both sides, for the Trainer's current records."""
         own, validation = trainer.train_dataloader, _only(trainer.val_dataloaders)
         given = (self.train_dataloader, self.population_dataloader)
         for name, loader in zip(("train_dataloader", "population_dataloader"), given, strict=True):
             if loader is not None and (loader is own or loader is validation):
                 raise MisconfigurationException(
-                    f"{name} is a loader of the Trainer, must be one of its own: iterating it "
+                    f"{name} is a loader of the Trainer, must be a separate one: iterating it "
                     "changes the training; pass None to evaluate its records, or another loader."
                 )
         train, population = given
@@ -162,7 +162,7 @@ class EpsilonStar(OneFit):
         return train, population
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Evaluate the model and log what is found."""
+        """Evaluate the model and log the results."""
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
         train, population = (
@@ -174,7 +174,7 @@ class EpsilonStar(OneFit):
             found = self._found(trainer.current_epoch, train, population)
         except ValueError as error:
             _log.warning("no Epsilon* after epoch %d: %s", trainer.current_epoch, error)
-        except Exception as error:  # the statistic's own trouble ends no training
+        except Exception as error:  # internal errors of the statistic do not stop the training
             _log.warning("no Epsilon* after epoch %d: %s:%d", trainer.current_epoch, *where(error))
         else:
             self.history.append(found)
@@ -197,7 +197,7 @@ class EpsilonStar(OneFit):
             self.delta,
             self.method,
             permutations=self.permutations,
-            # Of the epoch, not of the one before: a resumed training reads the same.
+            # Seeded by the epoch, so that a resumed training gets the same values.
             rng=np.random.default_rng((self.seed, epoch)),
         )
         return EpochEpsilonStar(epoch, star, null, len(train), len(population))

@@ -1,4 +1,4 @@
-"""An examination of one step, for a unit test: the definition of DP-SGD, tested by replay."""
+"""An examination of one step for unit tests: the definition of DP-SGD, tested by replay."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 
 
 class Examination(OneFit):
-    """Tests the definition of DP-SGD on one step of a training, in a unit test.
+    """Test of the definition of DP-SGD on one step of a training, for unit tests.
 
-    The step is replayed beside the training with the same random numbers and one record more or
-    less, with gradients of the audit's own, and with one release; then all is put back, so that
-    the training goes on as it would have:
+    The step is replayed with the same random numbers and one record more or less, with crafted
+    gradients, and with a fixed release. Then all state is restored, so that the training continues
+    as without the callback:
 
         examination = lightning_audit.Examination()
         Trainer(max_steps=2, callbacks=[examination]).fit(module)
         assert examination.passed, examination
 
-    A few steps of a small batch will do. What cannot be asked of a training has its reason in
-    `answers`, and is no failure; `PrivacyAudit` tests the noise, the sampling and the accounting.
+    A few steps on small batches are enough. A question that cannot be tested has its reason in
+    `answers` and is no failure. `PrivacyAudit` tests the noise, the sampling and the accounting.
 
     Args:
-        claim: of a training whose DP-SGD is written by hand, with noise multiplier, clipping norm
-            and expected batch size; None for Opacus.
-        after: number of the logical step that is examined, from 1; that of a batch of fewer than
-            three records waits for the next.
+        claim: for hand-written DP-SGD, with noise multiplier, clipping norm and expected batch
+            size; None for Opacus.
+        after: number of the logical step to examine, from 1; a step on fewer than three records is
+            skipped for the next one.
         seed: of the replays.
 
     Raises:
-        ValueError: an argument is of another type or outside its range.
+        ValueError: an argument is of the wrong type or outside its range.
     """
 
     def __init__(self, claim: PrivacyClaim | None = None, *, after: int = 1, seed: int = 0) -> None:
@@ -62,20 +62,20 @@ class Examination(OneFit):
         self.claim = claim
         self.after = _validate.positive_int("after", after)
         self.seed = seed
-        #: What came of each question, by its name; empty before a step was examined.
+        #: The answer to each question, by its name; empty before a step was examined.
         self.answers: Mapping[str, Answer] = {}
-        #: File of the user's optimizer or step; empty if it is none of theirs.
+        #: File of the user's optimizer or step; empty if neither is in user code.
         self.where = ""
         self._steps = 0
         self._watch: StepWatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: the answers, not the training."""
+        """Return the state for a copy or a pickle: the answers, not the training."""
         return super().__getstate__() | {"_watch": None}
 
     @property
     def passed(self) -> bool:
-        """Whether something was asked, and nothing was found."""
+        """Whether a question was tested, and none has a finding."""
         asked = any(answer.asked for answer in self.answers.values())
         return asked and not any(answer.findings for answer in self.answers.values())
 
@@ -92,20 +92,20 @@ class Examination(OneFit):
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot be examined, before anything is trained."""
+        """Refuse a training that cannot be examined, before it starts."""
         if stage != "fit":
             return
         self.take(trainer)
         if trainer.world_size > 1:
             raise MisconfigurationException(
-                f"Examination replays the steps of one process, the Trainer has "
+                f"Examination replays the steps of one process only, the Trainer has "
                 f"{trainer.world_size}; train with devices=1 to examine."
             )
         others = [c for c in trainer.callbacks if isinstance(c, PrivacyAudit | Examination)]  # type: ignore[attr-defined]
         if len(others) > 1:
             names = ", ".join(type(other).__name__ for other in others)
             raise MisconfigurationException(
-                f"the Trainer has {names}: each would replay or read the other's steps; give it "
+                f"the Trainer has {names}: each would replay or read the other's steps; use only "
                 "one of them."
             )
         self.answers, self._steps = {}, 0
@@ -115,7 +115,7 @@ class Examination(OneFit):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Follow the optimizer, to see which batches make up a step."""
+        """Watch the optimizer, to find which batches make up a step."""
         if self.answers:
             return
         if self._watch is None:
@@ -131,7 +131,7 @@ class Examination(OneFit):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Examine the step that has just been taken, if it is its turn."""
+        """Examine the step that was just taken, if it is due."""
         taken = self._watch.end_batch() if self._watch is not None else None
         if taken is None:
             return
@@ -173,14 +173,14 @@ class Examination(OneFit):
             return opacus_step(private, names, module.modules())
         if self.claim is None:
             raise MisconfigurationException(
-                "no optimizer is Opacus' DPOptimizer, and claim=None; state what a hand-written "
-                "DP-SGD claims: Examination(claim=PrivacyClaim(noise_multiplier=..., "
+                "no optimizer is Opacus' DPOptimizer, and claim=None; state the claim of a "
+                "hand-written DP-SGD: Examination(claim=PrivacyClaim(noise_multiplier=..., "
                 "max_grad_norm=..., expected_batch_size=...))."
             )
         return hand_written_step(self.claim, trainer.optimizers, module)
 
     def _forget(self) -> None:
-        """Wait for the next step, with no hook."""
+        """Remove the hook; the next batch starts a new watch."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = None

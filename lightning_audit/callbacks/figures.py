@@ -1,4 +1,4 @@
-"""The report and its figure for the user's loggers; the figure is saved beside the report."""
+"""Send the report and its figure to the user's loggers; save the figure next to the report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_audit.run.report_files import ReportFiles
 
 
 def send_report_figure(report: AuditReport, files: ReportFiles, name: str, trainer: Any) -> None:
-    """Draw a report, save it and log it; without matplotlib nothing is drawn.
+    """Draw a report's figure, save it and log it; do nothing without matplotlib.
 
     Args:
         report: what to draw.
         files: of the training.
-        name: the picture's name at the loggers.
+        name: of the figure at the loggers.
         trainer: of the training, with its loggers.
     """
     if find_spec("matplotlib") is None:
@@ -31,7 +31,7 @@ def send_report_figure(report: AuditReport, files: ReportFiles, name: str, train
 
 
 def send_report_files(files: ReportFiles, name: str, trainer: Any) -> None:
-    """Give a training's loggers its report and the report's figure.
+    """Send a training's report and its figure to the loggers.
 
     Args:
         files: of the training.

@@ -1,4 +1,4 @@
-"""The user's step as Lightning takes it, to be run again beside the training."""
+"""The user's step as Lightning runs it, for replays during the training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from lightning_audit.taps.boundary import undoing
 
-#: Callbacks that only show or save, by the names of their classes in either package of Lightning.
+#: Callbacks that only display or save, by class name in either Lightning package.
 _SHOW_OR_SAVE = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer"}
 
 
 class LightningStep:
-    """Takes a step of a training as its loop does, between two batches.
+    """A training step, run as Lightning's loop runs it, between two batches.
 
     Args:
         trainer: in `fit`.
@@ -47,16 +47,16 @@ class LightningStep:
 
     @property
     def precision(self) -> str:
-        """In which the training computes."""
+        """The precision of the training."""
         return str(self._trainer.precision)
 
     @property
     def aside(self) -> Sequence[object]:
-        """Objects of which nothing is kept."""
+        """Objects whose state is neither saved nor restored."""
         return [self._trainer, *self._silent]
 
     def roots(self) -> list[object]:
-        """What a step may change, for `TrainingState`."""
+        """Return the objects that a step may change, for `TrainingState`."""
         trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
         progress = (
             loop.automatic_optimization.optim_progress,
@@ -87,7 +87,7 @@ class LightningStep:
     def _train_on(self, batch: Any, index: int) -> None:
         trainer, module = self._trainer, self._module
         loop = trainer.fit_loop.epoch_loop
-        loop.batch_progress.current.ready = index + 1  # by it the loop knows what it adds up
+        loop.batch_progress.current.ready = index + 1  # the loop accumulates gradients by this
         for callback in trainer.callbacks:
             callback.on_train_batch_start(trainer, module, batch, index)
         module.on_train_batch_start(batch, index)
@@ -103,7 +103,7 @@ class LightningStep:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Call no callback that shows or saves, and log nothing."""
+        """Disable callbacks that display or save, and all logging, within this context."""
         trainer, module = self._trainer, self._module
         callbacks, loggers, stops = trainer.callbacks, trainer.loggers, trainer.should_stop
         logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
@@ -121,11 +121,11 @@ class LightningStep:
             yield
 
     def _drop(self, logged: Any, *_: Any, **__: Any) -> None:
-        """Log nothing, and keep the names."""
+        """Keep the names of logged values, and log nothing."""
         self.logged |= dict.fromkeys(logged if isinstance(logged, dict) else [logged])
 
 
 def silent_logger(trainer: Any) -> Any:
-    """A logger of the Trainer's package that takes everything and keeps nothing."""
+    """Return a logger of the Trainer's package that discards everything."""
     package = type(trainer).__module__.partition(".trainer")[0]
     return import_module(f"{package}.loggers.logger").DummyLogger()

@@ -1,4 +1,4 @@
-"""The end of an audited training: prints the report, and raises the verdict's error."""
+"""The end of an audited training: print the report, and raise the verdict's error."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _DELIBERATE = (
 
 
 def boundary() -> Boundary:
-    """A boundary which the exceptions pass that the audit raises on purpose."""
+    """Return a boundary that lets the audit's deliberate exceptions pass."""
     return Boundary(*_DELIBERATE)
 
 
 def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
-    """Show the report in some way; a failure leaves the verdict, and adds a note to the report.
+    """Display the report; a failure adds a note to the report and does not change the verdict.
 
     Args:
         run: of the report.
@@ -60,7 +60,7 @@ def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
 
 
 def send(run: AuditRun, trainer: Any, name: str) -> None:
-    """Draw the report's figure, and give both to the loggers.
+    """Draw the report's figure, and send both to the loggers.
 
     Args:
         run: of the report.
@@ -76,9 +76,9 @@ def send(run: AuditRun, trainer: Any, name: str) -> None:
 
 
 def tell(run: AuditRun, on_violation: str) -> None:
-    """Print the report, and raise the error of its verdict where that is asked for.
+    """Print the report, and raise the error of its verdict if configured.
 
-    No process ends before the report is printed: the end of one may be the end of all.
+    All processes wait until the report is printed, because the end of one may end all of them.
 
     Args:
         run: of the report; a fast_dev_run raises nothing.
@@ -87,7 +87,7 @@ def tell(run: AuditRun, on_violation: str) -> None:
     report = run.report
     if report is None:
         return
-    run.ranks.meet()  # an audit that failed behind the report is said to have failed
+    run.ranks.meet()  # detects an audit that failed after the report was written
     printed = partial(show, report, run.files, run.sessions)
     run.ranks.from_first(lambda: view(run, "printing the report", printed))
     if not run.trial:
@@ -101,8 +101,8 @@ def show(
 
     Args:
         report: of the training that has ended.
-        files: of the training; None in a fast_dev_run, which writes none, and is told what the
-            audit of a whole training would be.
+        files: of the training; None in a fast_dev_run, which writes none and prints a preview of
+            the audit of a whole training.
         sessions: of the private optimizers.
     """
     print_report(report, files.shown(REPORT_NAME) if files else None)
@@ -112,14 +112,14 @@ def show(
 
 
 def warn_of_end(report: AuditReport | None, files: ReportFiles | None) -> None:
-    """Warn in the log of the verdict on a training that broke off, with the report's path."""
+    """Log the verdict on a training that broke off, and the report's path, as a warning."""
     if report is not None and files is not None:
         path = files.shown(REPORT_NAME) or "not written"
         _log.warning("privacy audit: %s\nReport: %s", describe(report.verdict), path)
 
 
 def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
-    """Raise the error of a verdict where its setting is "raise".
+    """Raise the error of a verdict if its setting is "raise".
 
     Raises:
         PrivacyViolation: the verdict is VIOLATION.
@@ -133,7 +133,7 @@ def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> N
 
 
 def _add_note(run: AuditRun, sentence: str) -> None:
-    """Add a remark to the last report, and write it again."""
+    """Add a note to the last report, and write the report again."""
     if run.report is not None and sentence not in run.report.notes:
         run.report = replace(run.report, notes=(*run.report.notes, sentence))
         _save(run.report, run.files)
@@ -148,7 +148,7 @@ def _save(report: AuditReport, files: ReportFiles | None) -> None:
 
 
 def left(audit: Any, *_: Any, **__: Any) -> None:
-    """In the place of a hook: take the hooks off, once no canary is under way.
+    """Replace a hook after a failure: remove all hooks, unless a canary is still in a step.
 
     Args:
         audit: the `PrivacyAudit`.
@@ -160,27 +160,27 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
 
 
 def epoch_left(audit: Any, trainer: Any, pl_module: Any) -> None:
-    """In the place of an epoch's end: what other callbacks monitor keeps its value."""
+    """Replace the epoch's end after a failure: metrics that callbacks monitor keep their value."""
     left(audit)
     attempt(partial(_keep_monitored, audit.log_prefix, trainer, pl_module))
 
 
 def _keep_monitored(prefix: str, trainer: Any, pl_module: Any) -> None:
-    """Give the last value, or 0.0, to callbacks, not to loggers; without one they raise."""
+    """Log the last value, or 0.0, for callbacks only: they raise if the metric is missing."""
     known = trainer.callback_metrics
     values = {name: float(known.get(name, 0.0)) for name in monitored(trainer, prefix)}
     pl_module.log_dict(values, logger=False)
 
 
 def not_begun(audit: Any, trainer: Any, *_: Any) -> None:
-    """In the place of the set-up: the other processes learn that the audit failed in this one."""
-    if audit._ranks is None:  # it failed before it could have told them
+    """Replace the setup after a failure: inform the other processes of it."""
+    if audit._ranks is None:  # it failed before the processes were connected
         attempt(lambda: Ranks.of(trainer, audit._boundary).leave())
     left(audit)
 
 
 def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
-    """In the place of the training's end: write what was found before the failure."""
+    """Replace the training's end after a failure: write what was found before it."""
     left(audit)
     run, audit._ended = audit._run, True
     config = audit.config if run is None else run.config
@@ -191,14 +191,14 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     if run is not None:
         run.report = report
     elif trainer.is_global_zero and not trainer.fast_dev_run:
-        own = ReportFiles(audit.directory(trainer))  # the audit failed before it had one
+        own = ReportFiles(audit.directory(trainer))  # the audit failed before it made one
     attempt(partial(_save, report, own if run is None else run.files))
     if own is not None:
         attempt(own.release)
 
 
 def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
-    """In the place of the fit's end: show the report, and raise if that is asked for."""
+    """Replace the fit's end after a failure: show the report, and raise if configured."""
     end_failed(audit, trainer)
     report, run = audit.report, audit._run
     if run is not None and run.ranks.is_first:
@@ -208,7 +208,7 @@ def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
 
 
 def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:
-    """In the place of what lets the training go: keep nothing but the report."""
+    """Replace the teardown after a failure: keep only the report."""
     end_failed(audit, trainer)
     run, audit._run, audit._kept = audit._run, None, {}
     attempt(audit._stopping.put_back)

@@ -1,4 +1,4 @@
-"""What an audit of a training would be, told by a few steps of a copy of it."""
+"""Dry run of an audit: estimate its cost and the steps to a PASS from a few steps on a copy."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ from lightning_audit.taps.own_time import OWN_TIME
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 
-#: Steps that a copy is trained.
+#: Steps for which the copy is trained.
 STEPS = 16
-#: Batches for each of these steps, at most.
+#: Largest number of batches per step.
 _MOST = 4
-#: Steps that warm up, whose times are left out.
+#: Warm-up steps, whose times are left out.
 _WARM = 4
-#: Callbacks that only show, save or stop, by the names of their classes in either package.
+#: Callbacks that only display, save or stop, by class name in either Lightning package.
 _LEFT_OUT = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer", "EarlyStopping", "PrivacyAudit"}
-#: Examinations that are no replay of the same step.
+#: Checks by replay whose missing answers are listed.
 _ASKED = (*REPLAY_CHECKS, "replay.noise", "coupling")
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What an audit of a training would be.
+    """Preview of the audit of a training.
 
     Args:
-        refused: why the training cannot be audited, with what to change; empty if it can.
-        optimizers: how each private optimizer is audited, in words.
-        found: what a few steps, or what is planned, showed to be wrong: the root first, then what
-            it does not explain; each with the finding's name.
+        refused: why the training cannot be audited, and what to change; empty if it can.
+        optimizers: how each private optimizer is audited, as text.
+        found: what a few steps, or the planned steps, showed to be wrong: the root cause first,
+            then what it does not explain; each with the finding's name.
         next: what to look at, or to do, about the first of them.
-        follows: names of findings that follow from it.
-        over_claim: which of the planned steps the claim has room for, where it has not for all.
-        not_asked: questions that the first examination does not ask, with the reason.
-        missing: what would keep a training of any length from a PASS, in sentences.
-        steps_needed: steps of a private optimizer that a PASS takes, at the gradient variance of
-            the first steps; None if there were none.
-        steps_planned: steps that the Trainer plans; None where it cannot tell.
-        step_seconds: of a step without what the audit adds; None where too few were taken.
-        audit_seconds: that the audit adds to one of its first steps, but for canaries in clipping.
-        examination_seconds: of the first examination by replay; None where none was made.
+        follows: names of findings that follow from the first of them.
+        over_claim: how many of the planned steps the claim allows, if not all of them.
+        not_asked: questions that the first examination does not test, with the reason.
+        missing: what would prevent a PASS for a training of any length, as text.
+        steps_needed: steps of a private optimizer until a PASS, at the gradient variance of the
+            first steps; None if there were none.
+        steps_planned: steps that the Trainer plans; None if unknown.
+        step_seconds: time of a step without the audit's own time; None if too few were taken.
+        audit_seconds: time that the audit adds to an early step, without that of clipping canaries.
+        examination_seconds: time of the first examination by replay; None if there was none.
     """
 
     refused: str = ""
@@ -109,8 +109,8 @@ class Preview:
             lines.append(f"a PASS takes about {self.steps_needed:,} steps{planned}{enough}")
         if self.step_seconds is not None and self.audit_seconds is not None:
             lines.append(
-                f"cost: {1e3 * self.audit_seconds:.2g} ms beside {1e3 * self.step_seconds:.2g} ms "
-                "of a step at first, less behind the first hundred"
+                f"cost: {1e3 * self.audit_seconds:.2g} ms on a {1e3 * self.step_seconds:.2g} ms "
+                "step at first, less after 100 steps"
             )
         if self.examination_seconds is not None:
             lines[-1:] = [
@@ -128,23 +128,23 @@ def preview_of(
     *,
     stops: bool = True,
 ) -> Preview:
-    """What a few steps tell of the audit of a whole training.
+    """Predict the audit of a whole training from a few steps.
 
     Args:
         report: of these steps; None if there is none.
         sessions: of the private optimizers.
-        planned: steps of the whole training; None where that is unknown.
-        times: of each batch, the whole and the audit's own, in seconds.
-        warned: what was said of planned steps or epochs that cost more than is claimed.
+        planned: steps of the whole training; None if unknown.
+        times: of each batch, the total and the audit's own, in seconds.
+        warned: the warning about planned steps or epochs that exceed the claim, or empty.
         stops: whether the training stops before a step that would exceed the claim.
     """
     if report is None or not sessions:
-        return Preview("no private optimizer took a step: see whether make_private was called")
+        return Preview("no private optimizer took a step: check that make_private was called")
     inputs = any(isinstance(session.source, InputSample) for session in sessions)
     needed = [part.steps_needed for one in report.optimizers for part in one.power.values()]
     timed = times[_WARM:]
     found, root = _found(report), report.verdict.root
-    if warned:  # a copy trains on where the training itself would stop in time
+    if warned:  # a copy does not stop at the claim, as the training would
         spent = [one for one in found if one.startswith(f"{ACCOUNTING.name}:")]
         found = [one for one in found if one not in spent]
         root = None if root and root.finding == ACCOUNTING.name else root
@@ -171,7 +171,7 @@ def preview_of(
 
 
 def _found(report: AuditReport) -> list[str]:
-    """What is violated and follows from nothing else, the root first."""
+    """Return the violated checks that follow from no other one, the root cause first."""
     faults = [fault.finding for fault in report.verdict.faults]
     own = [c for c in report.checks if c.status == "violated" and not c.follows_from]
     return [f"{c.name}: {c.message}" for c in sorted(own, key=lambda c: faults.index(c.name))]
@@ -182,60 +182,60 @@ def _median(seconds: list[float]) -> float | None:
 
 
 def _way_of(session: AuditSession) -> str:
-    """How a private optimizer is audited."""
+    """Describe how a private optimizer is audited."""
     step, source = session.step, session.source
     by_hand = isinstance(step, ManualStep)
     name = type(step.inner if by_hand else step.optimizer).__name__
     count = len(session.planner.config.canaries)
-    how = "a canary that joins the batch" if isinstance(source, InputSample) else ""
+    how = "a canary sample in the batch" if isinstance(source, InputSample) else ""
     if isinstance(source, HandedRows):
-        how = f"{count} canary gradients a step, which per_sample() hands over"
+        how = f"{count} canary gradients per step, added by per_sample()"
     elif not how:
-        how = f"{count} canary gradients a step beside the records'"
+        how = f"{count} canary gradients per step in addition to the records'"
     return f"{name}{' by hand' if by_hand else ''}, {len(step.layout)} tensors, {how}"
 
 
 def _lacking(report: AuditReport, *, inputs: bool) -> tuple[str, ...]:
-    """What no longer training brings."""
+    """List what prevents a PASS regardless of the training's length."""
     lacks = [lack for one in report.optimizers for lack in one.pass_blockers]
     lacks += report.pass_blockers
     if inputs:
-        lacks.append("an input canary is one reading a step: ten times as many steps and more")
+        lacks.append("an input canary gives one reading per step: 10 or more times as many steps")
     return tuple(lacks)
 
 
 class Watch(Callback):
-    """Takes the times of a copy's steps, and ends it."""
+    """Timer of a copy's steps, which also ends the copy's training."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.planned: int | None = None
-        #: Of each batch, the whole and the audit's own.
+        #: Times of each batch: the total and the audit's own, in seconds.
         self.times: list[tuple[float, float]] = []
         self.sessions: list[AuditSession] = []
         self.audit: PrivacyAudit | None = None
-        #: What the audit said of planned steps or epochs that cost too much.
+        #: The audit's warning about planned steps or epochs that exceed the claim, or empty.
         self.warned = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """See what is planned, and end behind a few steps instead."""
+        """Read the number of planned steps, and limit the training to a few."""
         self.planned = planned_steps(trainer)
         trainer.fit_loop.epoch_loop.max_steps = self.steps
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """A batch begins."""
+        """Start the time of a batch."""
         self._began = time.perf_counter(), OWN_TIME.seconds
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """A batch is done."""
+        """Record the time of a batch, and stop after enough of them."""
         began, own = self._began
         self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
-        if len(self.times) >= _MOST * self.steps:  # its steps are none that Lightning counts
+        if len(self.times) >= _MOST * self.steps:  # Lightning does not count this module's steps
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
     def on_train_end(self, *_: Any) -> None:
-        """Keep what audited."""
+        """Keep the audit's sessions and its warning."""
         if self.audit is not None and self.audit._run is not None:
             self.sessions = list(self.audit._run.sessions)
             self.warned = self.audit._stopping.warned
@@ -244,16 +244,16 @@ class Watch(Callback):
 def preview(
     audit: PrivacyAudit, trainer: Any, model: Any, *, steps: int = STEPS, **data: Any
 ) -> Preview:
-    """Train a copy for a few steps, and tell what an audit of the training would be.
+    """Train a copy for a few steps, and predict the audit of the training.
 
-    Trainer and model stay as they are; nothing is written, logged or saved, and random numbers are
-    put back. Callbacks of the Trainer's are copied, but for those that show, save or stop.
+    Trainer and model do not change. Nothing is written, logged or saved, and random numbers are
+    restored. The Trainer's callbacks are copied, except those that display, save or stop.
 
     Args:
-        audit: of which a copy audits.
-        trainer: that has not fitted the model yet.
+        audit: the callback; a copy of it is used.
+        trainer: a Trainer that has not fitted the model yet.
         model: the user's module.
-        steps: that the copy is trained.
+        steps: number of steps for which the copy is trained.
         data: more arguments of ``fit``: ``train_dataloaders`` or ``datamodule``.
 
     Raises:
@@ -264,10 +264,10 @@ def preview(
         try:
             trial, model, data = _copied(trainer, model, data)
             _prepare(trial, audit, watch, folder)
-        except Exception as error:  # of a generator, a lock, an open file: whatever it holds
+        except Exception as error:  # a generator, a lock, an open file
             raise ValueError(
                 f"trainer or model cannot be copied ({type(error).__name__}: {error}); "
-                "Trainer(fast_dev_run=True) tells the same of a training that takes one step"
+                "Trainer(fast_dev_run=True) shows the same for a training of one step"
             ) from error
         try:
             trial.fit(model, **data)
@@ -281,7 +281,7 @@ def preview(
 
 
 def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Copies that know each other as their originals do, without what shows, saves and logs."""
+    """Return connected copies, without callbacks that display or save and without loggers."""
     if trainer.optimizers:
         raise ValueError("it has fitted a model; take a new one")
     callbacks, loggers = trainer.callbacks, trainer.loggers
@@ -293,7 +293,7 @@ def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, d
     try:
         copies: tuple[Any, Any, dict[str, Any]] = copy.deepcopy((trainer, model, data))
     except BaseException:
-        # torch hooks the step of an optimizer's class before its copy fails.
+        # torch patches ``step`` of an optimizer's class before the copy fails.
         for kind, step in steps.items():
             if step is not None and vars(kind).get("step") is not step:
                 kind.step = step
@@ -311,19 +311,19 @@ def _optimizer_classes(kind: type) -> Iterator[Any]:
 
 
 def _prepare(trial: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> None:
-    """Have a copy of a Trainer audit, and show, log and save nothing."""
+    """Add a copy of the audit to a copy of a Trainer, which displays, logs and saves nothing."""
     own = copy.deepcopy(audit)
     own.config = replace(audit.config, on_violation="warn", on_inconclusive="warn")
     own.report_dir = Path(folder)
     trial.callbacks, watch.audit = [*trial.callbacks, own, watch], own
     trial.loggers = [silent_logger(trial)]
-    # A schedule may go by what is logged in validation.
+    # A learning rate schedule may monitor a validation metric.
     trial.limit_val_batches, trial.num_sanity_val_steps = min(1, trial.limit_val_batches), 0
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Print nothing, and log no more than warnings of others."""
+    """Suppress prints, warnings and logging up to ERROR within this context."""
     root = logging.getLogger()
     level = root.manager.disable
     logging.disable(logging.ERROR)

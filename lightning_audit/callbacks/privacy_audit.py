@@ -1,4 +1,4 @@
-"""`PrivacyAudit`: audits the DP-SGD of an ordinary Lightning training, from inside."""
+"""`PrivacyAudit`: the callback that audits the DP-SGD of a Lightning training while it runs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class PrivacyAudit(arguments.AuditArguments, OneFit):
-    """Audits the privacy of a DP-SGD training while it runs.
+    """Callback that audits the privacy of a DP-SGD training while it runs.
 
-    Each step carries canary gradients through the user's own clipping and noise; what comes out
-    is read before the update, and the canaries are taken out again, so that the trained model is
-    what it would have been. Lower bounds on epsilon are logged at the ends of epochs, see README;
-    when the training ends, a verdict is given: PASS, VIOLATION or INCONCLUSIVE.
+    Each step carries canary gradients through the user's own clipping and noise. The noisy sum is
+    read before the update, and the canaries are removed again, so that the trained model is what it
+    would have been. Lower bounds on epsilon are logged at the ends of epochs, see README; when the
+    training ends, the report gives a verdict: PASS, VIOLATION or INCONCLUSIVE.
 
-    Without arguments everything is read off the optimizer and its accountant, and the claim is
+    Without arguments everything is read from the optimizer and its accountant, and the claim is
     the accountant's own epsilon.
 
     It is a callback of `pytorch_lightning` and of `lightning.pytorch`. In the YAML of a
@@ -52,33 +52,33 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
             accountant's own.
         delta: the delta of all epsilons, in (0, 1); None for the claim's, or 1e-5.
-        claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
+        claim: what cannot be read from the optimizer, or is to be tested instead of its settings.
             For hand-written DP-SGD ``noise_multiplier``, ``max_grad_norm`` and
             ``expected_batch_size`` must be stated; they hold for every step.
         canaries: of an audited step, or one input canary alone; None for the default mix.
-        num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
-        oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
-            to clipping faults. Not used for an input canary, whose amplitude decides its norm.
-        every_n_steps: canaries enter each n-th step; None for every step, and for fewer after the
-            first 500 where per-sample gradients must be copied for it.
+        num_canaries: size of the default mix, >= 1; not used if ``canaries`` are given.
+        oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 detects no
+            clipping faults. Not used for an input canary, whose amplitude decides its norm.
+        every_n_steps: canaries enter each n-th step; None for every step, or for fewer after the
+            first 500 if canaries require a copy of the per-sample gradients.
         significance: probability of a false alarm over the whole run, in (0, 1).
         bound_significance: probability that a logged lower bound is wrong, in (0, 1).
-        bounds: the literature's bounds that are logged too, such as ["fdp_cp"], or "all".
-        resolution: what the audit must be able to see before it may pass; None for noise of 0.8
+        bounds: the literature's bounds to log as well, such as ["fdp_cp"], or "all".
+        resolution: what the audit must be able to detect before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
-        allow: names of findings that shall not fail the run, or an `Allow` of one with scope and
+        allow: names of findings that do not fail the run, or an `Allow` of one with scope and
             reason; they are still shown.
-        on_violation: "raise" `PrivacyViolation` when the training has ended, which is at once,
-            whatever min_epochs and min_steps say; "stop" the training only, or "warn" only.
+        on_violation: "raise" stops the training at once, regardless of min_epochs and min_steps,
+            and raises `PrivacyViolation` at its end; "stop" only stops it, "warn" only logs.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
-        report_dir: where report and observations go; None for ``default_root_dir/audit``. While
-            another training has the directory, they go to ``run-2`` in it, or ``run-3``...
+        report_dir: directory of report and observations; None for ``default_root_dir/audit``. While
+            another training uses the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
-        seed: of the coins; None to draw one, which the report holds once the training has ended.
+        seed: of the coins; None to draw one, which the report shows after the training has ended.
         examinations: steps that are examined by replay, which tests the definition of DP-SGD and
-            leaves the training as it would have been: "auto" for the first step (at most 80
-            replays) and later ones (at most 3 % of the time since), 0 for none, or a number in
-            each fit, without a limit of time. On a GPU a step's own files are written again.
+            does not change the training: "auto" for the first step (at most 80 replays) and later
+            ones (at most 3 % of the time since), 0 for none, or a number of steps in each fit,
+            without a time limit. On a GPU, files that a step writes are written again.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a
@@ -136,13 +136,13 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._boundary = outcome.boundary()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: the report and the audit's state, not the training."""
+        """Return the state for a copy or a pickle: report and audit state, not the training."""
         kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
         fresh = {"_boundary": outcome.boundary(), "_stopping": Stopping(self.on_violation)}
         return super().__getstate__() | kept | fresh
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
-        """What this audit of a training would be, without training; see `callbacks.preview`."""
+        """Predict this audit of a training from a few steps of a copy; see `callbacks.preview`."""
         return preview(self, trainer, model, **data)
 
     @property
@@ -151,7 +151,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         return self._run.report if self._run is not None else self._report
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot be audited, before anything is trained."""
+        """Refuse what cannot be audited, before the training starts."""
         if stage == "fit":
             self.take(trainer)
             if self._run is not None:  # a training that was broken off without a teardown
@@ -173,34 +173,34 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
-        if not run.ranks.several:  # each process would see its own share of the records
+        if not run.ranks.several:  # each of several processes sees only its share of the records
             watch_loaders(trainer, run.ledger.watch)
 
     @of_its_run(outcome.left)
     def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on in the directory of the run that a checkpoint is of; it has been loaded by now."""
+        """Change to the directory of a resumed run; its checkpoint has been loaded by now."""
         run.go_on_in_its_directory()
 
     @guarded(lambda *_: {})
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
+        """Return the audit's state for a checkpoint; it loads under ``weights_only=True``."""
         return self._kept if self._run is None else self._run.state()
 
     @of_its_run(outcome.left)
     def on_load_checkpoint(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
-        """Let go of what was held of this training: the checkpoint's steps are others."""
+        """Drop the state of this training: the checkpoint's steps replace its own."""
         if self._kept:
             run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
             self._kept = {}
 
     @guarded(outcome.left)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a checkpoint's state until the optimizers are there.
+        """Keep a checkpoint's state until the optimizers exist.
 
         Raises:
-            MisconfigurationException: it is not as an audit of this version saved it.
+            MisconfigurationException: the state is not as an audit of this version saved it.
         """
         state = verified(state_dict)
         self._kept = dict(state_dict)
@@ -227,12 +227,12 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Follow optimizers that were made anew."""
+        """Follow optimizers that were replaced, and start the batch."""
         run.follow(trainer.optimizers, pl_module)
-        if batch_idx == 0 or not run.lints.began:  # a resumed epoch is shuffled anew
+        if batch_idx == 0 or not run.lints.began:  # a resumed epoch is shuffled again
             run.start_epoch()
         if not run.sessions:
-            # Not before the first batch: a callback may make the training private until then.
+            # Not before the first batch: until then a callback may make the training private.
             run.follow_hand_written(pl_module)
             self._stopping.begin_steps(trainer, run)
         run.start_batch(trainer.current_epoch, batch)
@@ -241,8 +241,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def on_before_backward(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
-        """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
-        # The module, and callbacks after this one, had their on_train_batch_start since.
+        """Lay out the canaries' rows before Opacus fills in the records', which saves a copy."""
+        # on_train_batch_start of the module and of later callbacks has run since.
         run.follow(trainer.optimizers, pl_module)
         if not run.lints.loss_seen:
             run.lints.look_at_loss(pl_module, loss)
@@ -258,7 +258,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def on_before_optimizer_step(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
-        """Put the canaries in: after backward, before clipping."""
+        """Inject the canaries: after backward, before clipping."""
         run.inject(optimizer)
 
     @of_its_run(outcome.left)
@@ -271,7 +271,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Hand out no canaries until the next batch; stop for what was found meanwhile."""
+        """End the batch, and respond to what was found in it."""
         run.end_batch(batch)
         if run.look_is_due or self._stopping.counts:
             self._stopping.end_batch(trainer, run)
@@ -280,23 +280,23 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def on_train_epoch_end(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Log the bounds where they are due; ask the training to stop when the claim is false."""
+        """Log the bounds if they are due; stop the training if the claim is violated."""
         due = ends_with_this_epoch(trainer) or bool(monitored(trainer, self.log_prefix))
         metrics, report = run.end_epoch(trainer.current_epoch, pl_module, due=due)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
-        run.ranks.meet()  # Lightning adds up over the processes what all of them log
+        run.ranks.meet()  # Lightning reduces metrics over the processes, so all must log them
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)
 
     @of_its_run(outcome.end_failed)
     def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the report; raising waits until every other callback has had its end."""
+        """Write the report; errors are raised later, after every other callback's end."""
         self._end(run, trainer)
 
     @of_its_run(outcome.fit_end_failed)
     def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the report, and raise if the verdict asks for it."""
-        if not self._ended:  # nothing was trained, so that the training had no end either
+        """Show the report, and raise the error of its verdict if configured."""
+        if not self._ended:  # nothing was trained, so on_train_end was not called
             run.take_up(trainer, pl_module)
             if run.report is None:
                 self._end(run, trainer)
@@ -307,8 +307,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def on_exception(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave the user's training as it was found, and what was recorded readable."""
-        run.ranks.part()  # other processes may be elsewhere, or gone
+        """Remove all hooks after an exception, and close report and record properly."""
+        run.ranks.part()  # other processes may be elsewhere, or may have ended
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
@@ -317,7 +317,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     @guarded(outcome.release_failed)
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove all hooks and references to the training; the report stays."""
+        """Remove all hooks and references to the training; the report is kept."""
         if stage == "fit" and self.serves(trainer) and self._run is not None:
             self._close(trainer, pl_module)
 
@@ -331,12 +331,12 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         outcome.send(run, trainer, f"{self.log_prefix}/report")
 
     def _release(self, *, meet: bool = False) -> None:
-        """Keep no optimizer and no file, but what a checkpoint after the training holds."""
+        """Release optimizers and files; keep the report and the state for a checkpoint."""
         if (run := self._run) is None:
             return
         self._stopping.put_back()
         self._unhook(run)
-        run.optimizers.close_records()  # which its end has closed, if it had one
+        run.optimizers.close_records()  # already closed if the run ended
         self._report, self._kept = run.report, run.state()
         if meet:
             run.ranks.meet()

@@ -1,4 +1,4 @@
-"""Losses of single records, evaluated beside a training without leaving a trace in it."""
+"""Losses of single records, evaluated during a training without changing it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from lightning_audit.layout import FloatArray
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-#: From the LightningModule and a batch to one loss a record, ``[records]``.
+#: Maps the LightningModule and a batch to one loss per record, ``[records]``.
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
-#: Records a batch, where the loader draws its batches in its own way.
+#: Records per batch, if the loader has no batch size.
 _BATCH = 64
 
 
 def fixed_loader(name: str, loader: Any, max_records: int | None) -> DataLoader[Any]:
-    """A loader of the same records, or an even choice of them, that draws nothing.
+    """Return a sequential loader of the same records, or of an evenly spaced subset.
 
-    A loader of the training must not be iterated: its sampler would go on, and the training with
-    other batches than without.
+    The training's own loader must not be iterated: its sampler would advance, and the training
+    would get other batches.
 
     Args:
-        name: argument that the user would pass instead.
+        name: the argument that the user can pass instead.
         loader: the Trainer's own loader.
         max_records: largest number of records; None for all.
 
     Raises:
-        MisconfigurationException: If it is no loader of a dataset with a length.
+        MisconfigurationException: ``loader`` is not a DataLoader of a dataset with a length.
     """
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader) or isinstance(dataset, IterableDataset):
         raise MisconfigurationException(
             f"{name}=None takes the records from the Trainer's loader, which must be one DataLoader"
-            f" of a dataset with a length but is {type(loader).__name__}; pass {name}, a loader of"
-            " its own."
+            f" of a dataset with a length but is {type(loader).__name__}; pass {name}, a separate"
+            " loader."
         )
     records = len(dataset)  # type: ignore[arg-type]
     if max_records is not None and records > max_records:
@@ -64,10 +64,10 @@ def losses_of(
     loss_function: LossFunction,
     max_records: int | None,
 ) -> FloatArray:
-    """One loss a record, ``[n]``: in eval mode, without gradients, random numbers put back.
+    """Return one loss per record, ``[n]``, in eval mode, without gradients or effects on the RNGs.
 
     Raises:
-        MisconfigurationException: If the function gives anything but one loss a record.
+        MisconfigurationException: the function does not return one loss per record.
     """
     found: list[FloatArray] = []
     count = 0
@@ -78,8 +78,8 @@ def losses_of(
             if not isinstance(losses, torch.Tensor) or losses.ndim != 1:
                 raise MisconfigurationException(
                     f"the losses of a batch are {_described(losses)}, must be a tensor of shape "
-                    "[records]; compute them with reduction='none', and reduce what a record has "
-                    "several of."
+                    "[records]; compute them with reduction='none', and reduce them to one per "
+                    "record."
                 )
             found.append(losses.detach().cpu().double().numpy())
             count += losses.numel()
@@ -96,7 +96,7 @@ def _described(losses: Any) -> str:
 
 @contextmanager
 def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
-    # Each on its own: parts of a model may be in eval mode while the rest trains.
+    # Per module: parts of a model may be in eval mode while the rest trains.
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -1,7 +1,7 @@
 """Whether a later fit continues the training of an earlier one.
 
-A Trainer that fits again continues counting its steps and epochs, with the weights that the module
-has by then; Lightning calls no hook that says so.
+A Trainer that fits again continues counting its steps and epochs, with the module's current
+weights. Lightning has no hook that reports it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from weakref import WeakKeyDictionary, ref
 
 @dataclass(frozen=True)
 class _End:
-    """Where a Trainer was when its fit with an audit ended."""
+    """Trainer position at the end of its last fit with an audit."""
 
     state: str
     step: int
     module: ref[Any]
 
 
-#: Not kept by the callback, which is to be copied and pickled without its Trainer.
+#: Kept outside of the callback, which must be copied and pickled without its Trainer.
 _ends: WeakKeyDictionary[Any, _End] = WeakKeyDictionary()
 
 
 def note_end(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
-    """Note where a Trainer is when its fit of a module ends.
+    """Record a Trainer's position at the end of a fit.
 
     Args:
-        trainer: whose fit ends.
-        module: that was trained.
-        state: of the audit at the end, as a checkpoint holds it; empty if no step was audited.
+        trainer: the Trainer whose fit ends.
+        module: the trained module.
+        state: the audit's checkpoint state at the end; empty if no step was audited.
     """
     _ends.pop(trainer, None)
     if state:
@@ -39,9 +39,9 @@ def note_end(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
 
 
 def goes_on(trainer: Any, module: Any, state: Mapping[str, Any]) -> bool:
-    """Whether a Trainer continues where its fit ended with an audit of this very state.
+    """Return whether a Trainer continues from the end of the fit that this audit state is from.
 
-    A copy of the callback from the middle of that fit has an earlier state, and does not continue.
+    A copy of the callback from the middle of that fit has an earlier state: False.
     """
     end = _ends.get(trainer)
     return (

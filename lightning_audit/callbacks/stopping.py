@@ -1,4 +1,4 @@
-"""Tells of a violation once, where it is found, and ends a training that is to end for it."""
+"""Log the first violation, and stop the training if configured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 def monitored(trainer: Any, prefix: str) -> list[str]:
-    """What another callback or a schedule goes by of what is logged under a prefix."""
+    """Return the metrics with a prefix that other callbacks or schedules monitor."""
     schedules = [config.monitor for config in trainer.lr_scheduler_configs]
     watched = [getattr(callback, "monitor", None) for callback in trainer.callbacks]
     return [name for name in map(str, (*watched, *schedules)) if name.startswith(f"{prefix}/")]
 
 
 def ends_with_this_epoch(trainer: Any) -> bool:
-    """Whether a training ends with the epoch that ends now, as far as is known by now."""
+    """Return whether the training is known to end with the current epoch."""
     epochs, steps = trainer.max_epochs, trainer.max_steps
     by_epochs = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
     by_steps = steps not in (None, -1) and trainer.global_step >= steps
@@ -33,26 +33,26 @@ def ends_with_this_epoch(trainer: Any) -> bool:
 
 
 class Stopping:
-    """What is done about a violation while the training goes on.
+    """Response to a violation during the training.
 
     Args:
-        on_violation: "raise" and "stop" end the training behind the present step, "warn" does not.
+        on_violation: "raise" and "stop" stop the training after the current step, "warn" does not.
     """
 
     def __init__(self, on_violation: str) -> None:
         self._ends = on_violation in ("raise", "stop")
-        #: Whether a violation was told of.
+        #: Whether a violation was logged.
         self.told = False
-        # Of which loop, and its least epochs and steps before they were set aside.
+        # The training's loop, and its min_epochs and min_steps before they were set to None.
         self._least: tuple[Any, Any, Any] | None = None
         self._budget: ClaimBudget | None = None
-        # Look at the first step of all.
+        # Hooks before the first step.
         self._gates = Handles()
-        #: Whether a claimed epsilon may end the training.
+        #: Whether a claimed epsilon may stop the training.
         self.counts = False
 
     def begin(self, trainer: Any, run: AuditRun) -> None:
-        """Respond to what is known before the first step; arguments as of `respond`."""
+        """Respond to violations known before the first step; see `respond` for the arguments."""
         self.respond(run.look(), trainer, run)
         self.counts = run.config.claimed_epsilon is not None
         if self._ends and not run.trial and NO_DP.name not in run.config.allow:
@@ -60,14 +60,14 @@ class Stopping:
         self.begin_steps(trainer, run)
 
     def begin_steps(self, trainer: Any, run: AuditRun) -> None:
-        """Count what the claim leaves, and look at the first step before it is taken.
+        """Count the steps that the claim allows, and test the first step before it is taken.
 
         Args:
             trainer: of the training.
-            run: of the audit; its optimizers may be others than when it began.
+            run: of the audit; its optimizers may have been replaced since it began.
         """
         self._keep_to_budget(trainer, run)
-        self._gates.remove()  # of optimizers that may have been made anew
+        self._gates.remove()  # optimizers may have been replaced
         if self._budget is None or not self._budget.counts or not self._ends:
             return
         self._gates = Handles()
@@ -80,12 +80,12 @@ class Stopping:
 
     @property
     def warned(self) -> str:
-        """What was said of the steps or epochs that are planned, where the first keep to it."""
+        """The warning about planned steps or epochs, if at least the first step fits the claim."""
         budget = self._budget
         return "" if budget is None or budget.hopeless else budget.warned
 
     def _look_at_first_step(self, trainer: Any, run: AuditRun, *_: Any) -> None:
-        """Refuse a step with which, or with those that are planned, the claim is false."""
+        """Refuse the first step if it, or the planned epochs, would exceed the claim."""
         if not run.optimizers.looks or self._budget is None:
             return
         self._gates.remove()
@@ -94,26 +94,26 @@ class Stopping:
             self._refuse(trainer, run)
 
     def _refuse_plain(self, trainer: Any, run: AuditRun, kind: str) -> None:
-        """Refuse the step of an optimizer that is not private, of this class."""
+        """Refuse the step of an optimizer of class ``kind``, which is not private."""
         if run.optimizers.looks:
             run.optimizers.plain.refused = kind
             self._refuse(trainer, run)
 
     def _refuse(self, trainer: Any, run: AuditRun) -> None:
-        """End the training with a violation, before the step that is about to be taken."""
+        """Stop the training with a violation before the next step is taken."""
         self.respond(run.look(composed=True), trainer, run)
         for session in run.sessions:
             session.source.retract(behind=False)
         raise StepRefused
 
     def end_batch(self, trainer: Any, run: AuditRun) -> None:
-        """Respond to what was found behind a batch; arguments as of `respond`."""
+        """Respond to what was found in a batch; see `respond` for the arguments."""
         if run.look_is_due and not self.told:
             self.respond(run.look(), trainer, run)
         self._keep_to_budget(trainer, run)
 
     def _keep_to_budget(self, trainer: Any, run: AuditRun) -> None:
-        if not self.counts or not run.sessions:  # of DP-SGD by hand there is none before a batch
+        if not self.counts or not run.sessions:  # hand-written DP-SGD has none before a batch
             return
         self._count_steps(trainer, run)
 
@@ -132,12 +132,12 @@ class Stopping:
         self.counts = budget.counts
 
     def respond(self, report: AuditReport | None, trainer: Any, run: AuditRun) -> None:
-        """Log a violation if it is the first, and ask the training to stop.
+        """Log the first violation, and stop the training if configured.
 
         Args:
-            report: by now; None where nothing was found.
-            trainer: of the training; it validates, saves and calls other callbacks as at any end.
-            run: of the audit; its first process logs, and a fast_dev_run is not stopped.
+            report: the current report; None if nothing was found.
+            trainer: of the training; it validates, saves and calls callbacks as at a normal end.
+            run: of the audit; only its first process logs, and a fast_dev_run is not stopped.
         """
         if report is None or report.verdict.outcome != "VIOLATION":
             return
@@ -151,12 +151,12 @@ class Stopping:
         run.ranks.meet()  # all processes stop, or none
         trainer.should_stop = True
         loop = trainer.fit_loop
-        if self._least is None:  # what the training was to last at least is set aside
+        if self._least is None:  # min_epochs and min_steps would delay the stop
             self._least = (loop, loop.min_epochs, loop.epoch_loop.min_steps)
             loop.min_epochs = loop.epoch_loop.min_steps = None
 
     def put_back(self) -> None:
-        """Give the training's loop its least epochs and steps back, and take the hooks off."""
+        """Restore the loop's min_epochs and min_steps, and remove the hooks."""
         self._gates.remove()
         if self._least is not None:
             loop, epochs, steps = self._least

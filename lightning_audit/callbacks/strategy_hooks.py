@@ -1,4 +1,4 @@
-"""Hooks on methods of the Trainer's strategy, where Lightning has no hook of its own."""
+"""Hooks on methods of the Trainer's strategy, for events without a Lightning hook."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def watch_loaders(trainer: Any, look: Callable[[Any], None]) -> MethodHook:
-    """Look at each training loader that the strategy hands over from now on.
+    """Call ``look`` with each training loader that the strategy processes from now on.
 
-    No hook of Lightning's lies between `train_dataloader` and the loader's first iteration, in
-    which samplers draw and workers begin.
+    Lightning has no hook between `train_dataloader` and the loader's first iteration, in which
+    samplers draw and workers start.
 
     Args:
-        trainer: the Trainer, before it asks for loaders.
-        look: takes the loader as it is iterated.
+        trainer: the Trainer, before it requests its loaders.
+        look: called with the loader that will be iterated.
     """
 
     def handed(loader: Any, *_: Any, **__: Any) -> None:
-        if trainer.training:  # not those of a validation
+        if trainer.training:  # no validation loaders
             look(loader)
 
     return MethodHook(trainer.strategy, "process_dataloader", after=handed, shown=True)
@@ -35,18 +35,18 @@ def watch_loaders(trainer: Any, look: Callable[[Any], None]) -> MethodHook:
 def show_batches(trainer: Any, module: torch.nn.Module, run: AuditRun) -> MethodHook:
     """Pass each batch through the audit before the user's ``training_step`` sees it.
 
-    The strategy calls ``training_step`` of the module, for automatic and manual optimization alike,
-    behind every hook that may move or change the batch.
+    The strategy calls the module's ``training_step``, for automatic and for manual optimization,
+    after every hook that may move or change the batch.
 
     Args:
         trainer: the Trainer.
         module: the user's module.
-        run: the audit, which looks at each batch.
+        run: the audit, which may add a canary to the batch.
     """
     admit = refused_as_lightning_does(run.admit)
 
     def given(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        # The extra passes compute in the precision of the training.
+        # Extra passes run in the training's precision.
         with trainer.precision_plugin.train_step_context():
             return (admit(batch, module), *args)
 

@@ -1,4 +1,4 @@
-"""Trainers that cannot be audited, refused before the first step with what to change."""
+"""Refuse Trainers that cannot be audited, before the first step, and say what to change."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from lightning_audit.callbacks._namespaces import MisconfigurationException
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-#: Strategies that leave each process a part of the parameters, or run outside torch's processes.
+#: Strategies that shard the parameters, or that do not use torch's process groups.
 _SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy"}
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
 def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
-    """Raise if this Trainer, with so many audits among its callbacks, cannot be audited.
+    """Raise if this Trainer, with ``audits`` audits among its callbacks, cannot be audited.
 
     Raises:
         MisconfigurationException: several audits, fp16, or a strategy that shards parameters.
     """
     if audits > 1:
         raise MisconfigurationException(
-            f"The Trainer has {audits} PrivacyAudit callbacks; each would take the others' "
-            "canaries for a fault. Keep one."
+            f"The Trainer has {audits} PrivacyAudit callbacks; each would report the others' "
+            "canaries as a fault. Keep one."
         )
     _refuse_strategy(trainer)
     if str(trainer.precision) in _UNSUPPORTED_PRECISION:
@@ -36,7 +36,7 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
 
 def _refuse_strategy(trainer: pl.Trainer) -> None:
     strategy = type(trainer.strategy)
-    # By name, since each of Lightning's two packages has classes of its own.
+    # By name, because each of Lightning's two packages has its own classes.
     names = {kind.__name__ for kind in strategy.__mro__}
     if names & _SHARDING:
         raise MisconfigurationException(

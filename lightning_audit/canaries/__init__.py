@@ -1,4 +1,4 @@
-"""Canaries: what an audit adds to a step before its gradients are clipped."""
+"""Canaries: what an audit adds to a step before gradients are clipped."""
 
 from lightning_audit.canaries.crafted import Crafted as Crafted
 from lightning_audit.canaries.gradient import BlockPair as BlockPair

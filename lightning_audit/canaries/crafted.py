@@ -22,20 +22,21 @@ from lightning_audit.canaries.sample_batches import Sample, rows
 
 @dataclass(frozen=True)
 class Crafted(MovedInput):
-    """A sample of the data, moved so that its gradient is orthogonal to the batch's.
+    """A sample of the data, optimized so that its gradient is orthogonal to that of the batch.
 
-    The square of the cosine between both gradients is made small, by Adam on the input. What the
-    data add to a reading becomes small with it. The label is the one that is least likely when the
-    input is made: a sample that the model has learned has too small a gradient. The other arguments
+    Adam on the input minimizes the squared cosine between both gradients. This reduces the
+    contribution of the data to a reading. The label is the least likely one when the input is
+    made, because a sample that the model has learned has too small a gradient. The other arguments
     are those of `InputCanary`.
 
     Args:
-        steps: of the descent, >= 1. Each takes two passes over the batch's loss.
-        step_size: of Adam, > 0.
-        remake_every_n_steps: training steps after which the input is made anew, >= 1.
+        steps: Number of optimization steps, >= 1. Each differentiates the canary's loss twice.
+        step_size: Step size of Adam, > 0.
+        remake_every_n_steps: Training steps after which the input is made again, >= 1.
 
     References:
-        Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3.
+        Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3,
+        arXiv:2302.07956.
     """
 
     steps: int = 50
@@ -52,7 +53,7 @@ class Crafted(MovedInput):
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The sample, moved until its gradient has nothing of the batch's."""
+        """Return the sample, moved until its gradient is orthogonal to that of the batch."""
         sample = with_least_likely_label(self, module, scaled(self, sample))
         free = floating_input(self, sample).detach().clone().requires_grad_()
         if not rows(batch):
@@ -69,10 +70,10 @@ class Crafted(MovedInput):
 
 
 def cosine(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Cosine between two gradients, tensor by tensor; 0 where one of them is zero."""
+    """Return the cosine between two gradients over all tensors; 0 if one of them is zero."""
     product = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)]).sum()
     squares = [torch.stack([(a * a).sum() for a in one]).sum() for one in (first, second)]
-    # The square root's slope is infinite at zero.
+    # The derivative of the square root is infinite at zero.
     return product / (squares[0] * squares[1] + torch.finfo(product.dtype).tiny).sqrt()
 
 

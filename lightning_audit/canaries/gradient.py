@@ -1,34 +1,35 @@
 """Gradient canaries: unit directions over the trainable tensors.
 
-A canary says where it lives; `lightning_audit.canaries.placement` turns a list of them into
-directions of one step that are orthonormal. What each is for:
+A canary states its tensor; `lightning_audit.canaries.placement` turns a list of canaries into
+orthonormal directions of one step. What each kind detects:
 
-- `Dirac`: one coordinate. Fixed, it sees noise that repeats; in the last bias, noise or clipping
-  that a small tensor escapes; moving, what happens to one chosen coordinate only.
-- `Spread`: one coordinate in every tensor. Sees clipping per tensor accounted as flat.
-- `BlockPair`: plus and minus in two tensors of one shape. Sees one noise key for several tensors.
-- `Constant`, `Random`: dense directions, as in Tight Auditing; they cost a full row of gradient.
+- `Dirac`: one coordinate. A fixed one detects noise that repeats; in the last bias, noise or
+  clipping that skips a small tensor; a moving one, a fault of one particular coordinate.
+- `Spread`: one coordinate in every tensor. Detects per-tensor clipping accounted as flat clipping.
+- `BlockPair`: plus and minus in two tensors of one shape. Detects one noise key for several
+  tensors.
+- `Constant`, `Random`: dense directions, as in Tight Auditing; they cost a full gradient row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Names that stand for a tensor wherever a parameter's name may be given.
+#: Names that select a tensor and may be given instead of a parameter's name.
 LARGEST = "largest"
 LAST_BIAS = "last_bias"
-#: Stands for any of the tensors, another one at every step.
+#: Selects any of the tensors, another one at every step.
 EACH = "each"
 
 
 class GradientCanary:
-    """Base of all gradient canaries; those below are the kinds that there are.
+    """Base class of all gradient canaries.
 
-    It is no dataclass itself: jsonargparse, and so a LightningCLI, takes a dataclass for the only
-    one of its kind, and would refuse the ``class_path`` of a subclass.
+    This class is not a dataclass itself: jsonargparse, and so a LightningCLI, assumes that a
+    dataclass has no subclasses, and would refuse the ``class_path`` of one.
 
     Attributes:
-        moving: whether the direction is drawn anew at every step (from the audit's own generator).
+        moving: Whether the direction is drawn again at every step, from the audit's own generator.
     """
 
     moving: bool
@@ -39,12 +40,12 @@ class Dirac(GradientCanary):
     """One coordinate of one tensor.
 
     Args:
-        moving: draw the coordinate anew at every step.
-        tensor: a parameter's name, ``"largest"``, ``"last_bias"``, or of a moving one ``"each"``:
-            a tensor drawn anew at every step.
+        moving: Whether to draw the coordinate again at every step.
+        tensor: A parameter's name, ``"largest"`` or ``"last_bias"``. A moving canary may also use
+            ``"each"``: a tensor that is drawn again at every step.
 
     Raises:
-        ValueError: ``tensor="each"`` without ``moving=True``.
+        ValueError: If ``tensor="each"`` without ``moving=True``.
 
     Example:
         >>> Dirac(tensor="last_bias")
@@ -64,7 +65,7 @@ class Spread(GradientCanary):
     """One coordinate in every trainable tensor, with equal weights.
 
     Args:
-        moving: draw the coordinates anew at every step.
+        moving: Whether to draw the coordinates again at every step.
     """
 
     moving: bool = False
@@ -74,10 +75,10 @@ class Spread(GradientCanary):
 class BlockPair(GradientCanary):
     """Plus and minus on one flat coordinate of the two largest tensors of the same shape.
 
-    Where no two tensors have the same shape, it is a `Spread`.
+    If no two tensors have the same shape, it is a `Spread`.
 
     Args:
-        moving: draw the coordinate anew at every step.
+        moving: Whether to draw the coordinate again at every step.
     """
 
     moving: bool = False
@@ -85,14 +86,14 @@ class BlockPair(GradientCanary):
 
 @dataclass(frozen=True)
 class Constant(GradientCanary):
-    """All coordinates of one tensor alike.
+    """All coordinates of one tensor, with equal weights.
 
     Args:
-        moving: not available, the direction has nothing to draw.
-        tensor: a parameter's name, ``"largest"`` or ``"last_bias"``.
+        moving: Must be False, because nothing is drawn.
+        tensor: A parameter's name, ``"largest"`` or ``"last_bias"``.
 
     Raises:
-        ValueError: ``moving=True``.
+        ValueError: If ``moving=True``.
     """
 
     moving: bool = False
@@ -108,8 +109,8 @@ class Random(GradientCanary):
     """A random direction over one tensor, or over all of them.
 
     Args:
-        moving: draw the direction anew at every step.
-        tensor: a parameter's name, ``"largest"``, ``"last_bias"``, or None for all tensors.
+        moving: Whether to draw the direction again at every step.
+        tensor: A parameter's name, ``"largest"``, ``"last_bias"``, or None for all tensors.
     """
 
     moving: bool = False
@@ -117,11 +118,17 @@ class Random(GradientCanary):
 
 
 def default_mix(num_canaries: int) -> tuple[GradientCanary, ...]:
-    """The canaries that an audit uses when none are named, in the order of their worth.
+    """Return the canaries that an audit uses if none are named, the most useful ones first.
 
-    Eight of them: three fixed `Dirac` in the largest tensor, one in the last bias, one moving
-    from tensor to tensor, two `Spread` and a `BlockPair`. Fewer take the first ones; more
-    repeat the list.
+    The full mix has eight: three fixed `Dirac` in the largest tensor, one in the last bias, one
+    that moves between tensors, two `Spread` and a `BlockPair`. A smaller number takes the first
+    ones, a larger number repeats the list.
+
+    Args:
+        num_canaries: Number of canaries, >= 0.
+
+    Returns:
+        ``num_canaries`` canaries.
 
     Example:
         >>> default_mix(2)

@@ -1,7 +1,7 @@
-"""Input canaries: one more sample in the batch, which takes the user's whole way through a step.
+"""Input canaries: one more sample in the batch, which passes through all of the user's step.
 
-Its own gradient at the present weights is the direction that is read. No code of the user needs to
-change for it, so that hand-written DP-SGD is audited as well. What each is for:
+The reading is taken along the canary's own gradient at the present weights. No user code needs to
+change, so hand-written DP-SGD can be audited as well. The kinds:
 
 - `Mislabeled`: a sample of the data with the least likely label. Its gradient stays above the
   clipping norm however well the model learns.
@@ -25,33 +25,33 @@ from lightning_audit.canaries.sample_batches import Sample
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
-#: What the bound on a step's epsilon is of.
+#: The hypotheses that a bound on a step's epsilon distinguishes.
 Game = Literal["step", "subsampled"]
-_COINS = "the audit's tests bet on a coin, and a canary that is always or never in has none"
+_COINS = "the audit's tests bet on a coin, and a canary that is always or never in has no coin"
 
 
 class InputCanary:
-    """Base of all input canaries; it is no dataclass itself, see `GradientCanary`.
+    """Base class of all input canaries; it is not a dataclass itself, see `GradientCanary`.
 
     Attributes:
-        amplitude: factor on the input, > 0. A large one gives a gradient far above the clipping
-            norm, without which a fault of the clipping does not show.
-        sampling_rate: known probability in (0, 1) of joining a step's batch, each step by a coin of
-            its own. A small one disturbs the training less and needs more steps: about
-            ``1 / (4 p (1 - p))`` times as many as 1/2. With one other than 1/2 the bound `fdp_t`
-            is left out, as a skewed data term would mislead it.
-        game: what the report's bounds on a step's epsilon are of. "step": of telling a batch with
-            the canary from one without it. "subsampled": of telling whether the canary is in the
-            data, from which it joins a batch with probability ``sampling_rate``. Either game is
-            played with the canary's own coins: whether the *data's* records are sampled at the
-            stated rate is asked by the `sampling` checks. What is proved of the run is the same.
-        loss: gives the loss of a batch: ``loss(module, batch)``, a tensor without dimensions; None
-            for the cross entropy of ``module(input)`` with the label.
-        num_classes: the labels are ``0 .. num_classes - 1``; None to count the outputs of
+        amplitude: Factor on the input, > 0. A large one gives a gradient far above the clipping
+            norm, without which a fault of the clipping is not visible.
+        sampling_rate: Known probability in (0, 1) of joining a step's batch, by an independent
+            coin each step. A small one disturbs the training less and needs more steps: about
+            ``1 / (4 p (1 - p))`` times as many as 1/2. With a rate other than 1/2 the bound
+            `fdp_t` is left out, because a skewed data term would bias it.
+        game: What the report's bounds on a step's epsilon distinguish. "step": a batch with the
+            canary from one without it. "subsampled": whether the canary is in the data, from which
+            it joins a batch with probability ``sampling_rate``. Either game uses the canary's own
+            coins; the `sampling` checks test whether the *data's* records are sampled at the
+            stated rate. What is proved about the run is the same.
+        loss: Loss of a batch: ``loss(module, batch)`` returns a scalar tensor; None for the cross
+            entropy of ``module(input)`` with the label.
+        num_classes: Number of labels ``0 .. num_classes - 1``; None to count the outputs of
             ``module(input)``.
-        input: where a batch holds the input, by keys joined with dots; None for its first tensor
-            of floating point numbers.
-        label: where it holds the label; None for its last tensor of one whole number a sample.
+        input: Position of the input in a batch, by keys joined with dots; None for its first
+            floating-point tensor.
+        label: Position of the label; None for its last tensor with one whole number per sample.
     """
 
     amplitude: float
@@ -74,27 +74,27 @@ class InputCanary:
 
     @property
     def remade_every(self) -> int | None:
-        """Steps after which the input is made anew; None if it stays."""
+        """Number of steps after which the input is made again; None if it never is."""
         return None
 
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The canary, made of a sample of the data."""
+        """Return the canary, made from a sample of the data."""
         raise NotImplementedError
 
     def at_step(self, module: Any, sample: Sample) -> Sample:
-        """The canary for the present weights; what `made` gave, or with another label."""
+        """Return the canary for the present weights: the result of `made`, perhaps relabeled."""
         return with_least_likely_label(self, module, sample)
 
 
 class MovedInput(InputCanary):
-    """Base of canaries whose input is moved step by step; the sample keeps its label.
+    """Base class of canaries whose input is moved iteratively; the sample keeps its label.
 
     Attributes:
-        steps: of the moving, >= 1.
-        step_size: of one step, > 0.
-        remake_every_n_steps: training steps after which the input is made anew, >= 1.
+        steps: Number of iterations, >= 1.
+        step_size: Size of one iteration, > 0.
+        remake_every_n_steps: Training steps after which the input is made again, >= 1.
     """
 
     steps: int
@@ -110,17 +110,17 @@ class MovedInput(InputCanary):
 
     @property
     def remade_every(self) -> int:
-        """Steps after which the input is made anew."""
+        """Number of steps after which the input is made again."""
         return self.remake_every_n_steps
 
     def at_step(self, module: Any, sample: Sample) -> Sample:
-        """The sample that was made."""
+        """Return the result of `made` unchanged."""
         return sample
 
 
 @dataclass(frozen=True)
 class Mislabeled(InputCanary):
-    """A sample of the data whose label is, at every step, the class that is least likely.
+    """A sample of the data whose label is the least likely class at every step.
 
     The arguments are those of `InputCanary`.
 
@@ -140,20 +140,20 @@ class Mislabeled(InputCanary):
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The sample, with its input times the amplitude."""
+        """Return the sample, with its input times the amplitude."""
         if sample.label is None:
             raise BadArgument(
-                "Mislabeled needs a label, a tensor of one whole number a sample, and the batch "
-                "has none; use Adversarial or Crafted."
+                "Mislabeled needs a label, a tensor with one whole number per sample, and the "
+                "batch has none; use Adversarial or Crafted."
             )
         return scaled(self, sample)
 
 
 @dataclass(frozen=True)
 class Blank(InputCanary):
-    """An input of zeros, with the label that is least likely at every step.
+    """An input of zeros, with the least likely label at every step.
 
-    The arguments are those of `InputCanary`; the amplitude is of no effect.
+    The arguments are those of `InputCanary`; the amplitude has no effect.
     """
 
     amplitude: float = 1.0
@@ -167,7 +167,7 @@ class Blank(InputCanary):
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The sample with zeros for its input."""
+        """Return the sample with an input of zeros."""
         return sample.with_input(torch.zeros_like(sample.input))
 
 
@@ -178,10 +178,10 @@ class Adversarial(MovedInput):
     The other arguments are those of `InputCanary`; ``num_classes`` is not used.
 
     Args:
-        steps: of the ascent, >= 1.
-        step_size: by which every entry of the input moves in a step, > 0.
-        radius: by which an entry may move in all, > 0.
-        remake_every_n_steps: training steps after which the ascent starts again, >= 1.
+        steps: Number of ascent steps, >= 1.
+        step_size: Change of every entry of the input in a step, > 0.
+        radius: Largest total change of an entry, > 0.
+        remake_every_n_steps: Training steps after which the ascent starts again, >= 1.
     """
 
     steps: int = 10
@@ -204,7 +204,7 @@ class Adversarial(MovedInput):
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The sample, moved to a larger loss."""
+        """Return the sample, moved to a larger loss."""
         sample = scaled(self, sample)
         start = floating_input(self, sample)
         moved = start
@@ -219,14 +219,14 @@ class Adversarial(MovedInput):
 
 
 def scaled(canary: InputCanary, sample: Sample) -> Sample:
-    """The sample with its input times the canary's amplitude."""
+    """Return the sample with its input times the canary's amplitude."""
     if canary.amplitude == 1.0:
         return sample
     return sample.with_input(floating_input(canary, sample) * canary.amplitude)
 
 
 def floating_input(canary: InputCanary, sample: Sample) -> torch.Tensor:
-    """The input, which must be of floating point numbers."""
+    """Return the input, which must be of floating point numbers."""
     value = sample.input
     if not value.is_floating_point():
         raise BadArgument(
@@ -238,11 +238,11 @@ def floating_input(canary: InputCanary, sample: Sample) -> torch.Tensor:
 
 
 def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> torch.Tensor:
-    """The loss of a batch of the sample's kind, which says where its input and label are.
+    """Return the loss of a batch; ``sample`` gives the positions of its input and label.
 
     Raises:
-        ValueError: the module has no ``forward`` or the batch no label, and ``loss`` is None; or
-            ``loss`` gives no tensor without dimensions.
+        ValueError: If ``loss`` is None and the module has no ``forward`` or the batch no label; or
+            if ``loss`` does not return a scalar tensor.
     """
     if canary.loss is not None:
         loss = canary.loss(module, batch)
@@ -255,18 +255,18 @@ def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> tor
     leaves = torch.utils._pytree.tree_leaves(batch)
     if sample.label_at is None:
         raise BadArgument(
-            "loss=None is the cross entropy with the label, a tensor of one whole number a sample, "
-            "and the batch has none; give loss=, a function of (module, batch)."
+            "loss=None is the cross entropy with the label, a tensor with one whole number per "
+            "sample, and the batch has none; give loss=, a function of (module, batch)."
         )
     outputs = _outputs(module, leaves[sample.input_at])
     return functional.cross_entropy(outputs, leaves[sample.label_at])
 
 
 def with_least_likely_label(canary: InputCanary, module: Any, sample: Sample) -> Sample:
-    """The sample with the label of the largest loss; as it is where there is no label.
+    """Return the sample with the label of the largest loss; unchanged if it has no label.
 
     Raises:
-        ValueError: the module has no ``forward``, and ``num_classes`` is None.
+        ValueError: If the module has no ``forward``, and ``num_classes`` is None.
     """
     if sample.label is None:
         return sample
@@ -279,7 +279,7 @@ def with_least_likely_label(canary: InputCanary, module: Any, sample: Sample) ->
 
 
 def _outputs(module: Any, value: torch.Tensor) -> torch.Tensor:
-    """What the module makes of an input: one number a class, ``[n, classes]``."""
+    """Return the module's output for an input: one number a class, ``[n, classes]``."""
     if not has_forward(module):
         raise BadArgument(
             f"{type(module).__name__} has no forward, which loss=None and num_classes=None call; "
@@ -296,7 +296,7 @@ def _outputs(module: Any, value: torch.Tensor) -> torch.Tensor:
 
 
 def has_forward(module: Any) -> bool:
-    """Whether a module defines ``forward``; Lightning's and torch's own raise when called."""
+    """Return whether a module defines ``forward``; those of Lightning and torch only raise."""
     forward = getattr(type(module), "forward", None)
     home = getattr(forward, "__module__", "").split(".")[0]
     inherited = home in ("pytorch_lightning", "lightning", "lightning_fabric")

@@ -1,12 +1,12 @@
 """Turns canaries into the directions of a step: orthonormal, over any layout of parameters.
 
-Canaries of one step must not share noise: two directions with an inner product of .3 would alarm
-on correct runs. Sparse canaries get disjoint coordinates; dense ones avoid the sparse ones' and
-are made orthogonal to each other. Where a small tensor has no coordinate left, a canary is left
-out and the placement says so; it never shares.
+Canaries of one step must not share noise: two directions with an inner product of .3 would raise
+false alarms. Sparse canaries get disjoint coordinates; dense ones avoid the coordinates of sparse
+ones and are made orthogonal to each other. If a small tensor has no coordinate left, a canary is
+left out and the placement records it; coordinates are never shared.
 
-Where tensors are clipped one by one (per-layer clipping) a canary adds the whole clipping norm only
-if it fills every tensor's own: each becomes a `Spread` over all tensors, weighted by their norms.
+With per-layer clipping, a canary adds the whole clipping norm only if it fills the norm of every
+tensor: each canary becomes a `Spread` over all tensors, weighted by their norms.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from lightning_audit.canaries.gradient import (
 )
 from lightning_audit.layout import Direction, IndexArray, Layout, Part
 
-#: Coordinates among which a moving sparse canary chooses, per tensor; one that visits each tensor
-#: takes fewer, and none of a tensor that has hardly more.
+#: Number of coordinates per tensor from which a moving sparse canary chooses. One that visits each
+#: tensor takes fewer, and skips tensors with hardly more.
 POOL, VISITED = 32, 4
 
 
 @dataclass
 class _Placed:
-    """A canary with the coordinates that are its own: tensor -> flat indices."""
+    """A canary with the coordinates that it owns: tensor -> flat indices."""
 
     canary: GradientCanary
     support: dict[int, IndexArray]
@@ -50,9 +50,9 @@ class Placement:
     """The canaries of a run over one layout.
 
     Args:
-        layout: the trainable tensors.
-        placed: canaries with their coordinates; fill it by `place`.
-        skipped: a sentence for each canary that had to be left out.
+        layout: The trainable tensors.
+        placed: Canaries with their coordinates; filled by `place`.
+        skipped: A sentence for each canary that had to be left out.
     """
 
     layout: Layout
@@ -64,7 +64,7 @@ class Placement:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A short name for each canary, with the tensor it lives in."""
+        """A short name for each canary, with its tensor."""
         names = []
         for item in self.placed:
             kind = type(item.canary).__name__
@@ -75,7 +75,7 @@ class Placement:
         return tuple(names)
 
     def support(self) -> dict[int, IndexArray]:
-        """All coordinates that some canary may use, by tensor."""
+        """Return all coordinates that some canary may use, by tensor."""
         merged: dict[int, list[IndexArray]] = {}
         for item in self.placed:
             for tensor, index in item.support.items():
@@ -83,7 +83,7 @@ class Placement:
         return {j: np.unique(np.concatenate(parts)) for j, parts in sorted(merged.items())}
 
     def draw(self, rng: np.random.Generator) -> list[Direction]:
-        """The orthonormal directions of the coming step; moving ones are drawn from ``rng``."""
+        """Return the orthonormal directions of the next step; ``rng`` draws the moving ones."""
         dense = [item.fixed for item in self.placed if item.fixed and _is_dense(item.canary)]
         drawn: list[Direction] = []
         for item in self.placed:
@@ -98,13 +98,19 @@ class Placement:
 def place(
     canaries: Sequence[GradientCanary], layout: Layout, rng: np.random.Generator
 ) -> Placement:
-    """Give every canary coordinates of its own.
+    """Assign disjoint coordinates to every canary.
 
-    ``canaries`` are in the order of their worth, and so are those of the placement, less those that
-    found no room; ``rng`` is the audit's own.
+    Args:
+        canaries: The canaries, the most useful ones first; the placement keeps their order and
+            leaves out those without room.
+        layout: The trainable tensors.
+        rng: The audit's own generator.
+
+    Returns:
+        The placement.
 
     Raises:
-        ValueError: no trainable tensor, an unknown parameter name, or no canary fits.
+        ValueError: If there is no trainable tensor, a parameter name is unknown, or no canary fits.
     """
     if not any(slot.numel for slot in layout):
         raise BadArgument(
@@ -116,7 +122,7 @@ def place(
     skipped = []
     if _clipped_one_by_one(layout):
         if any(not isinstance(canary, Spread) for canary in canaries):
-            skipped.append("tensors are clipped one by one, so every canary is a Spread")
+            skipped.append("tensors are clipped separately, so every canary is a Spread")
         canaries = [Spread(moving=canary.moving) for canary in canaries]
     order = sorted(range(len(canaries)), key=lambda i: _is_dense(canaries[i]))
     for i in order:
@@ -130,17 +136,17 @@ def place(
     _fix(placement, rng)
     if not placement.placed:
         raise BadArgument(
-            f"canaries={list(canaries)!r} have no trainable coordinate to live in; name larger "
+            f"canaries={list(canaries)!r} have no trainable coordinate left; name larger "
             f"tensors, one of {[slot.name for slot in layout]}."
         )
     return placement
 
 
 def _fix(placement: Placement, rng: np.random.Generator) -> None:
-    """Draw the fixed directions, leaving out dense ones that add nothing to those before."""
+    """Draw the fixed directions, leaving out dense ones in the span of those before."""
     dense: list[Direction] = []
     spanned: set[int] = set()
-    # Fixed ones first: a moving one is made orthogonal to them at every step.
+    # Fixed ones first: moving ones are made orthogonal to them at every step.
     for item in sorted(placement.placed, key=lambda item: item.canary.moving):
         direction = _draw(item, placement.layout, rng)
         if _is_dense(item.canary):
@@ -165,7 +171,7 @@ def _is_dense(canary: GradientCanary) -> bool:
 def _claim_coordinates(
     canary: GradientCanary, layout: Layout, free: list[IndexArray]
 ) -> tuple[dict[int, IndexArray], bool]:
-    """Take coordinates for ``canary`` out of ``free``; dense ones only look.
+    """Remove coordinates for ``canary`` from ``free``; dense ones leave ``free`` unchanged.
 
     Returns:
         (tensor -> coordinates, whether two tensors share them as a pair).
@@ -198,7 +204,7 @@ def _claim_coordinates(
 
 
 def _take(free: list[IndexArray], tensor: int, moving: bool, pool: int = POOL) -> IndexArray:
-    """Remove one coordinate, or a moving canary's pool, from a tensor's free ones."""
+    """Remove one coordinate, or a moving canary's pool, from the free ones of a tensor."""
     # A pool leaves at least half of a small tensor to the other canaries.
     size = min(pool, max(1, len(free[tensor]) // 2)) if moving else 1
     taken, free[tensor] = free[tensor][:size], free[tensor][size:]
@@ -216,7 +222,7 @@ def _take_pair(
 
 
 def _same_shape(layout: Layout, free: list[IndexArray]) -> tuple[int, int] | None:
-    """The two largest tensors of one shape that have a coordinate free in common."""
+    """Return the two largest tensors of one shape that share a free coordinate."""
     by_size = sorted(range(len(layout)), key=lambda j: -layout[j].numel)
     for position, first in enumerate(by_size):
         for second in by_size[position + 1 :]:
@@ -228,7 +234,7 @@ def _same_shape(layout: Layout, free: list[IndexArray]) -> tuple[int, int] | Non
 
 
 def _tensors(name: str, layout: Layout) -> list[int]:
-    """Positions of the tensor meant by ``name``; for "largest", all from the largest down."""
+    """Return the positions of the tensor ``name``; for "largest", all from the largest down."""
     if name == LARGEST:
         return sorted(range(len(layout)), key=lambda j: -layout[j].numel)
     if name == LAST_BIAS:
@@ -245,7 +251,7 @@ def _tensors(name: str, layout: Layout) -> list[int]:
 
 
 def _draw(item: _Placed, layout: Layout, rng: np.random.Generator) -> Direction:
-    """A unit vector on the canary's coordinates."""
+    """Return a unit vector on the canary's coordinates."""
     match item.canary:
         case Random():
             values = {j: rng.standard_normal(len(index)) for j, index in item.support.items()}
@@ -279,9 +285,9 @@ def _unit(direction: Direction) -> Direction:
 
 
 def _orthogonal_to(direction: Direction, others: list[Direction]) -> Direction:
-    """The unit part of ``direction`` orthogonal to ``others``; zero if there is none."""
+    """Return the unit part of ``direction`` orthogonal to ``others``; zero if there is none."""
     current = direction
-    for _ in range(2):  # the second pass removes what rounding left of the first
+    for _ in range(2):  # the second pass removes the rounding error of the first
         for other in others:
             current = _subtract(current, other, current.dot(other))
     if current.norm() < 1e-6:
@@ -290,7 +296,7 @@ def _orthogonal_to(direction: Direction, others: list[Direction]) -> Direction:
 
 
 def _subtract(direction: Direction, other: Direction, factor: float) -> Direction:
-    """``direction - factor * other``; where the supports differ, the union of both."""
+    """Return ``direction - factor * other``, on the union of both supports."""
     parts = {part.tensor: part for part in direction.parts}
     for theirs in other.parts:
         mine = parts.get(theirs.tensor)

@@ -1,4 +1,4 @@
-"""Batches as trees of tensors: one sample is cut out of a batch, and one is put behind another."""
+"""Batches as trees of tensors: cutting one sample out of a batch, and appending one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Sample:
     """One sample in the form of a batch: every tensor has one row.
 
     Args:
-        leaves: the tensors, ``[1, ...]``.
-        structure: the containers around them.
-        input_at: position of the input among the leaves.
-        label_at: position of the label, None where there is none.
+        leaves: The tensors, ``[1, ...]``.
+        structure: The containers around them.
+        input_at: Position of the input among the leaves.
+        label_at: Position of the label; None if there is none.
     """
 
     leaves: tuple[torch.Tensor, ...]
@@ -44,11 +44,11 @@ class Sample:
         return None if self.label_at is None else self.leaves[self.label_at]
 
     def with_input(self, value: torch.Tensor) -> Sample:
-        """The same sample with another input."""
+        """Return the sample with another input."""
         return self._with(self.input_at, value)
 
     def with_label(self, value: int) -> Sample:
-        """The same sample with another label; it must have one."""
+        """Return the sample with another label; it must have one."""
         assert self.label_at is not None
         return self._with(self.label_at, torch.full_like(self.leaves[self.label_at], value))
 
@@ -57,17 +57,17 @@ class Sample:
 
 
 def rows(batch: Any) -> int:
-    """Number of samples of a batch: the first dimension that all its tensors have.
+    """Return the number of samples of a batch: the first dimension that all its tensors have.
 
     Raises:
-        ValueError: the batch holds anything else than tensors with the samples first, in tuples,
+        ValueError: If the batch holds anything but tensors with the samples first, in tuples,
             lists, dicts or named tuples.
     """
     return _rows(_named_leaves(batch))
 
 
 def leaves(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch; arguments and errors are those of `rows`."""
+    """Return the tensors of a batch; arguments and errors are those of `rows`."""
     return [tensor for _, tensor in _named_leaves(batch)]
 
 
@@ -75,17 +75,18 @@ def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | No
     """Cut one sample out of a batch.
 
     Args:
-        batch: as of `rows`.
-        row: number of the sample.
-        input_name: where the input lies, such as ``"0"`` or ``"image"`` or ``"views.0"``; None for
-            the first tensor of floating point numbers, or the first one.
-        label_name: where the label lies; None for the last tensor of one whole number a sample.
+        batch: As in `rows`.
+        row: Index of the sample.
+        input_name: Position of the input, such as ``"0"`` or ``"image"`` or ``"views.0"``; None for
+            the first floating-point tensor, or the first one.
+        label_name: Position of the label; None for the last tensor with one whole number per
+            sample.
 
     Returns:
         A copy of the sample.
 
     Raises:
-        ValueError: the batch holds something else, or nothing of such a name.
+        ValueError: If the batch holds anything else, or no tensor of that name.
     """
     leaves = _named_leaves(batch)
     _rows(leaves)
@@ -104,18 +105,18 @@ def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | No
 
 
 def appended(batch: Any, sample: Sample) -> Any:
-    """A new batch with the sample behind the others; the tensors of ``batch`` are left alone.
+    """Return a new batch with the sample appended; ``batch`` does not change.
 
-    It is one row longer, in the same containers.
+    The new batch is one row longer, in the same containers.
 
     Raises:
-        ValueError: the batch is of another kind.
+        ValueError: If the batch has another structure than the sample.
     """
     tensors = [tensor for _, tensor in _named_leaves(batch)]
     if _pytree.tree_structure(batch) != sample.structure:
         raise BadArgument(
-            "a batch has other containers than the one that the canary was cut out of; return the "
-            "same kind of batch from collate_fn at every step."
+            "a batch has other containers than the batch from which the canary was made; return "
+            "the same kind of batch from collate_fn at every step."
         )
     longer: list[Any] = []
     for tensor, own in zip(tensors, sample.leaves, strict=True):
@@ -129,16 +130,16 @@ def appended(batch: Any, sample: Sample) -> Any:
 
 
 def copies(batch: Any) -> tuple[Any, Any, int]:
-    """Two batches of the same size with copies of the first sample.
+    """Return two batches of the same size with copies of the first sample.
 
-    In the second one those samples stay that have an even number of ones in their number's binary
-    form: every other one, every fourth and so on has some of both kinds, as has any part of three.
+    The second batch keeps the samples whose index has an even number of ones in binary. So every
+    other sample, every fourth and so on includes both kinds, as does any three in a row.
 
     Batch and errors are those of `rows`.
 
     Returns:
-        A batch of copies alone; one in which about half of the samples are copies; and how many
-        copies that one has. New tensors in the same containers.
+        A batch of copies alone; one in which about half of the samples are copies; and the number
+        of copies in the second. New tensors in the same containers.
     """
     size = rows(batch)
     mixed = [row if row.bit_count() % 2 == 0 else 0 for row in range(size)]
@@ -146,17 +147,17 @@ def copies(batch: Any) -> tuple[Any, Any, int]:
 
 
 def taken(batch: Any, chosen: Sequence[int]) -> Any:
-    """The chosen samples of a batch, in their order.
+    """Return the chosen samples of a batch, in the given order.
 
     Args:
-        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
-        chosen: numbers of samples; one may stand there several times.
+        batch: Tensors with the samples first, in tuples, lists, dicts or named tuples.
+        chosen: Indices of samples; an index may repeat.
 
     Returns:
         New tensors in the same containers.
 
     Raises:
-        ValueError: the batch holds anything else.
+        ValueError: If the batch holds anything else.
     """
     index = torch.tensor(list(chosen), dtype=torch.long)
     tensors = [tensor[index.to(tensor.device)] for tensor in leaves(batch)]
@@ -179,7 +180,7 @@ def _found(names: Sequence[str], argument: str, name: str | None) -> int | None:
 
 
 def _named_leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a batch by their keys, joined by dots."""
+    """Return the tensors of a batch with their keys, joined by dots."""
     leaves = []
     for path, leaf in _pytree.tree_flatten_with_path(batch)[0]:
         name = ".".join(_key(key) for key in path)
@@ -204,7 +205,7 @@ def _rows(leaves: Sequence[tuple[str, torch.Tensor]]) -> int:
     if len(set(sizes.values())) != 1:
         raise BadArgument(
             f"the batch's tensors have first dimensions {sizes}, which must be one number, that of "
-            "the samples; move what is no sample out of the batch to use an input canary."
+            "the samples; move everything else out of the batch to use an input canary."
         )
     return next(iter(sizes.values()))
 

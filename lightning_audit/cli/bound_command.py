@@ -21,7 +21,7 @@ from lightning_audit.stats.bounds.thresholds import (
 )
 from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES
 
-#: False positive rates at which the option --roc tells the true positive rate.
+#: False positive rates at which the option --roc prints the true positive rate.
 _FPRS = (0.001, 0.01, 0.1)
 _CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for an attack that finds members only",
     )
     parser.add_argument(
-        "--roc", action="store_true", help="print the AUROC and the TPR at small FPRs, too"
+        "--roc", action="store_true", help="also print the AUROC and the TPR at small FPRs"
     )
     parser.add_argument("--json", action="store_true", help="print the bound as JSON")
     add_max_values(parser)
@@ -108,14 +108,14 @@ def run(options: argparse.Namespace) -> str:
 
 
 def parse_threshold(text: str) -> ThresholdChoice:
-    """The choice of a threshold that a word or numbers stand for.
+    """Return the threshold choice that an option's text names.
 
     Args:
-        text: a number, several with commas, or "split", "multi_split",
+        text: A number, several with commas, or "split", "multi_split",
             "berk_jones", "dkw", "max".
 
     Raises:
-        Refused: it is none of them.
+        Refused: If the text is none of them.
 
     Example:
         >>> parse_threshold("0.5"), parse_threshold("dkw")
@@ -138,10 +138,10 @@ def parse_threshold(text: str) -> ThresholdChoice:
 
 
 def parse_guesses(text: str) -> tuple[int, ...]:
-    """The numbers of guesses that a text with commas stands for.
+    """Return the numbers of guesses in a text with commas.
 
     Raises:
-        Refused: it is not made of whole numbers >= 1.
+        Refused: If a part is not a whole number >= 1.
 
     Example:
         >>> parse_guesses("250,62")
@@ -154,7 +154,7 @@ def parse_guesses(text: str) -> tuple[int, ...]:
 
 
 def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
-    """Observed rates, and lower bounds on the true ones, which hold together."""
+    """Return observed rates, and simultaneous lower bounds on the true rates."""
     rates = {"auroc": scores.auroc()}
     for fpr in _FPRS:
         rates[f"tpr_at_fpr_{fpr:g}"] = scores.tpr_at_fpr(fpr)
@@ -180,7 +180,7 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
         first += f" (mu >= {bound.mu_lower:.6g})"
     if scores.steps is not None:
         first += (
-            f", of one step: {scores.steps:,} steps were read, and what the run spends is another "
+            f", for one step: {scores.steps:,} steps were read; what the run spends is another "
             "number"
         )
     lines = [

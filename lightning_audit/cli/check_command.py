@@ -12,7 +12,7 @@ from lightning_audit.files.printable import visible
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.report.console import print_report
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradiction_of_epsilon, contradictions
 
 #: Contradictions that are shown.
 _SHOWN = 10
@@ -59,7 +59,12 @@ def _check(path: str, max_epsilon: float | None) -> int:
                 "still running, was killed, or could not write it; wait for its end, or train "
                 "again."
             )
-        report = agreeing(AuditReport.load(path))
+        report = AuditReport.load(path)
+        found = contradictions(report)
+        if max_epsilon is not None and not found:
+            found = list(filter(None, [contradiction_of_epsilon(report)]))
+        if found:
+            raise ReportError(_refusal(report, found))
     except ReportError as error:
         return _unreadable(error)
     print_report(report, path)
@@ -69,22 +74,16 @@ def _check(path: str, max_epsilon: float | None) -> int:
     return code
 
 
-def agreeing(report: AuditReport) -> AuditReport:
-    """The report, if its verdict is the one that its checks, counts and settings give.
-
-    Raises:
-        ReportError: it contradicts itself; the message says where.
-    """
-    found = contradictions(report)
-    if found:
-        lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
-        lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        raise ReportError(
-            "INCONCLUSIVE: the report contradicts itself, so its verdict is not valid:\n"
-            + "\n".join(lines)
-            + "\nIt was edited, or written by another release. Run the training again."
-        )
-    return report
+def _refusal(report: AuditReport, found: list[str]) -> str:
+    """Return why the gate refuses a report that contradicts itself."""
+    lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
+    lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    said = f"the report says {report.verdict.outcome} and contradicts itself:"
+    close = (
+        "It was edited or damaged, or another release or other packages of checks wrote it. Run "
+        "the training again."
+    )
+    return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
 
 
 def _unreadable(error: ReportError) -> int:

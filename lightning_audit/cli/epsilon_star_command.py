@@ -31,7 +31,7 @@ _EXPECTED = (
     "it must be an .npz with the vectors losses_train and losses_population, or a .csv with the "
     "columns side (train or population) and loss"
 )
-_NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
+_NO_BOUND = "it describes this model; it is not a bound on the epsilon of its training"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Epsilon*: how well a threshold on one model's losses separates training data "
         "from other data, with its values under random permutations. It describes the model and "
-        "is no bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
+        "is not a bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
         "computed."
     )
     parser.add_argument(
@@ -103,14 +103,14 @@ def read_losses(
     """Read the losses of both sides.
 
     Args:
-        path: an .npz with losses_train and losses_population, or a .csv with side and loss.
-        max_values: losses that are read at most, whatever the file declares.
+        path: An .npz with losses_train and losses_population, or a .csv with side and loss.
+        max_values: Largest number of losses to read, regardless of what the file declares.
 
     Returns:
         (training losses, losses of the population).
 
     Raises:
-        Refused: the file is absent or holds something else.
+        Refused: If the file is absent or holds anything else.
     """
     name = os.fspath(path)
     names = [f"losses_{side}" for side in _SIDES]
@@ -142,7 +142,7 @@ def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
                 loss = math.nan
             if math.isnan(loss):
                 told = _validate.shown(row["loss"])
-                raise ValueError(f"line {rows.line_num} has loss={told}, no number")
+                raise ValueError(f"line {rows.line_num} has loss={told}, which is not a number")
             found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population
@@ -161,7 +161,7 @@ def _as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
 
 
 def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
-    """What the rate in the denominator is limited by; None if it is not."""
+    """Return what limits the rate in the denominator; None if nothing does."""
     if not star.at_clip:
         return None
     one_loss = star.fit is None and star.clip < 1 / _denominator(star, sizes)[1]
@@ -169,7 +169,7 @@ def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
 
 
 def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
-    """Whose losses the rate in the denominator is of, and how many there are."""
+    """Return the name and number of the losses that give the rate in the denominator."""
     if star.inequality in ("train_below", "train_above"):
         return "losses of the population", sizes[1]
     return "training losses", sizes[0]

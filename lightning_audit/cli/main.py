@@ -13,8 +13,8 @@ from lightning_audit import __version__
 from lightning_audit.cli.output import IgnoreBrokenPipe, Refused, own_fault, refused
 from lightning_audit.results.audit_report import EXIT_CODES
 
-#: What each command does. A module of its name has `add_arguments`, and `run`, which gives what to
-#: print, or an exit code, and raises `Refused` where a file or an argument is wrong.
+#: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
+#: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
     "check": "show a report; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
@@ -30,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: the command line, None for the process's own.
+        arguments: The command line; None for that of the process.
 
     Returns:
-        Exit code: 0 for a pass, 1 for a violation or a selftest that fails, 2 for an inconclusive
-        or unreadable report, for scores that cannot be read, or a selftest that cannot run.
+        Exit code: 0 for a pass, 1 for a violation or a failed selftest, 2 for an inconclusive or
+        unreadable report, for scores that cannot be read, or for a selftest that cannot run.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -49,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = refused(error)
         except MemoryError:
             code = refused("not enough memory for this input; pass a smaller one")
-        except Exception as error:  # a traceback's exit code is 1, that of a violation
+        except Exception as error:  # a traceback would exit with 1, the code of a violation
             code = refused(own_fault(error))
         output.flush()
     return code
 
 
 def _run(options: argparse.Namespace) -> int:
-    """The exit code of a command, which gives that, or what is to be printed."""
+    """Run a command; return its exit code, or print its text and return that of PASS."""
     answer: int | str = options.run(options)
     if isinstance(answer, int):
         return answer
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """The arguments of a command, declared when it is asked for: a gate loads no scipy."""
+    """Parser of a command; it declares its arguments on first use, so a gate loads no scipy."""
 
     command = ""
 

@@ -13,7 +13,7 @@ import numpy as np
 from lightning_audit._validate import shown
 from lightning_audit.cli.options import positive_int, whole
 from lightning_audit.cli.output import Refused, as_json
-from lightning_audit.files.strict_json import read_json
+from lightning_audit.files.json_reader import read_json
 from lightning_audit.stats.attack_strength.correlated_attacks import (
     correlated_attack_posterior,
     pooled_attacks,
@@ -32,23 +32,27 @@ _EXPECTED = (
     "(a list, or one number for all attacks), and may have delta, cluster and groups"
 )
 _NO_BOUND = (
-    "an estimate under a prior of epsilon and of the attacks' strength, no bound: its interval "
+    "an estimate under a prior of epsilon and of the attacks' strength, not a bound: its interval "
     "has its level averaged over the prior, not for this mechanism"
 )
 
 
 @dataclass(frozen=True)
 class McmcResult:
-    """What the command prints.
+    """The numbers that the command prints.
 
     Args:
-        epsilon_mean: posterior mean, as of the strength; the intervals are equal-tailed.
-        significance: one minus the level of the intervals.
-        attacks: number of attacks, after pooling.
-        cluster: number of decisions that depend on each other; None for independent ones.
-        tau: mean and standard deviation of the correlation within one kind of decisions.
-        rho: the same between both kinds.
-        interpretation: what the numbers are.
+        epsilon_mean: Posterior mean of epsilon.
+        epsilon_interval: Equal-tailed credible interval of epsilon.
+        strength_mean: Posterior mean of the strength.
+        strength_interval: Equal-tailed credible interval of the strength.
+        significance: One minus the level of the intervals.
+        delta: Delta of epsilon.
+        attacks: Number of attacks, after pooling.
+        cluster: Number of decisions that depend on each other; None for independent ones.
+        tau: Mean and standard deviation of the correlation within one kind of decisions.
+        rho: Mean and standard deviation of the correlation between both kinds.
+        interpretation: What the numbers mean.
     """
 
     epsilon_mean: float
@@ -69,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
         "attacks that may be weaker than the best possible ones, from their error counts. An "
-        "estimate, no bound. Exits with 0, or with 2 if it cannot be computed."
+        "estimate, not a bound. Exits with 0, or with 2 if it cannot be computed."
     )
     parser.add_argument(
         "counts",
@@ -137,13 +141,13 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     """Read the counts of attacks.
 
     Args:
-        path: a JSON file; see docs/estimators/mcmc-dp-est.md.
+        path: A JSON file; see docs/estimators/mcmc-dp-est.md.
 
     Returns:
-        (the counts, what else the file gives: delta, cluster, groups).
+        (the counts, other fields of the file: delta, cluster, groups).
 
     Raises:
-        Refused: the file is absent or holds something else.
+        Refused: If the file is absent or holds anything else.
     """
     name = os.fspath(path)
     try:
@@ -166,7 +170,7 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
         if any(isinstance(v, bool) for v in np.ravel(np.array(given[key], dtype=object))):
             raise Refused(f"{name!r}: {key}={shown(given[key])} must hold whole numbers >= 0.")
     lengths = {key: len(given[key]) for key in _COUNTS if isinstance(given[key], list)}
-    # A list of one would be taken for the same number in every attack.
+    # numpy would broadcast a list of one number to every attack.
     if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
         raise Refused(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
     try:
@@ -177,7 +181,7 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
 
 
 def _refuse_many(counts: ConfusionCounts, most: int) -> None:
-    """The time is that of the attacks that differ."""
+    """Raise if there are too many distinct attacks, which determine the run time."""
     rows = np.broadcast_arrays(counts.fn, counts.tp, counts.fp, counts.tn)
     different = len(np.unique(np.stack(rows), axis=1).T)
     if different > most:

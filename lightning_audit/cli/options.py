@@ -1,4 +1,4 @@
-"""Options of the command that are numbers."""
+"""Numeric options of the commands."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 
 from lightning_audit._validate import shown
 
-# What a processor counts to; a number of more digits is no number of anything.
+# Largest 64-bit integer; a larger number is a mistake.
 _LARGEST = 2**63 - 1
 
 
 def add_max_values(command: argparse.ArgumentParser) -> None:
-    """Add the option that bounds what is read of a file."""
+    """Add the option that limits how much is read from a file."""
     from lightning_audit.files.npz import MAX_VALUES  # loads numpy, which a gate does not need
 
     command.add_argument(
@@ -25,7 +25,7 @@ def add_max_values(command: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> float:
-    """A number > 0."""
+    """Parse a number > 0."""
     try:
         value = float(text)
     except ValueError:
@@ -36,7 +36,7 @@ def positive(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number that a processor can count to, of either sign."""
+    """Parse a whole number of either sign that fits into 64 bits."""
     try:
         value = int(text)
     except ValueError:
@@ -47,7 +47,7 @@ def whole(text: str) -> int:
 
 
 def positive_int(text: str) -> int:
-    """A whole number >= 1 that a processor can count to."""
+    """Parse a whole number >= 1 that fits into 64 bits."""
     value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")

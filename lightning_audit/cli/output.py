@@ -1,4 +1,4 @@
-"""How the command prints its results, refuses an input, and ends where its output is cut off."""
+"""Output of the commands: results, refusals, and closed pipes."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from lightning_audit.files.printable import visible
-from lightning_audit.results.audit_report import EXIT_CODES, plain
+from lightning_audit.results.audit_report import EXIT_CODES
+from lightning_audit.results.report_json import plain
 
-#: How the message of an unexpected error begins.
+#: Start of the message for an unexpected error.
 OWN_FAULT = "a bug in lightning-audit"
 
 
 class Refused(Exception):
-    """A command cannot answer; the message says why and what to do."""
+    """A command cannot compute its result; the message gives the reason and what to do."""
 
 
 def refused(message: object) -> int:
-    """Print on standard error why there is no answer, and return the exit code."""
+    """Print the reason on standard error, and return the exit code."""
     print(f"lightning-audit: {visible(str(message))}", file=sys.stderr)
     return EXIT_CODES["INCONCLUSIVE"]
 
 
 def as_json(fields: Mapping[str, Any]) -> str:
-    """What a command prints for programs; infinities are text, as in reports."""
+    """Return a command's result as JSON; infinities are text, as in reports."""
     return json.dumps(plain(fields), indent=2, allow_nan=False)
 
 
 def own_fault(error: Exception) -> str:
-    """The message for an unexpected error: the error and the line that raised it."""
+    """Return the message for an unexpected error: the error and the line that raised it."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     where = f"line {line} of {frame.f_globals.get('__name__')}"
     return f"{OWN_FAULT}: {type(error).__name__}: {error} ({where}); please report it"
 
 
 class IgnoreBrokenPipe:
-    """A stream that drops its output once the pipe is closed, so that `| head` keeps the exit code.
+    """A stream that drops its output if the pipe is closed, so that `| head` keeps the exit code.
 
-    Characters that its encoding does not have are written escaped.
+    Characters that the stream's encoding lacks are written escaped.
 
     Args:
-        stream: the stream; everything but writing is its own.
+        stream: The stream; everything but writing is delegated to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -54,7 +55,7 @@ class IgnoreBrokenPipe:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, escaped where the encoding lacks a character; drop it if the pipe is closed."""
+        """Write, escaping characters that the encoding lacks; drop the text on a closed pipe."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -65,14 +66,14 @@ class IgnoreBrokenPipe:
             return len(text)
 
     def flush(self) -> None:
-        """Flush the buffer; drop it if the pipe is closed."""
+        """Flush the buffer; drop it on a closed pipe."""
         try:
             self._stream.flush()
         except BrokenPipeError:
             self._drop()
 
     def _drop(self) -> None:
-        # The stream's buffer is flushed again when the process ends.
+        # Python flushes the stream's buffer again at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -23,26 +23,26 @@ _GIVES = "it must return (trainer, model) or (trainer, model, datamodule), unfit
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train a copy of a training for a few steps, and tell whether it can be audited, by which "
-        "way, which questions would not be asked, how many steps a PASS takes, and what the audit "
-        "costs. Exits with 0 if it can be audited, with 1 if it is refused or something is wrong "
-        "with it already, with 2 if that cannot be told. Of a LightningCLI, "
+        "Train a copy of a training for a few steps, and print whether it can be audited, by which "
+        "method, which examinations would be skipped, how many steps a PASS takes, and what the "
+        "audit costs. Exits with 0 if it can be audited, with 1 if it is refused or something is "
+        "already wrong with it, with 2 if no result can be computed. For a LightningCLI, "
         "`fit --trainer.fast_dev_run=true` prints the same."
     )
     parser.add_argument(
         "training",
         metavar="FILE.py:FUNCTION",
         help="a function without arguments that returns (trainer, model) or (trainer, model, "
-        "datamodule); a module's name instead of a file's is fine",
+        "datamodule); a module's name may replace the file",
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the audit would be.
+    """Print a preview of the audit.
 
     Raises:
-        Refused: there is no such function, or it gives no training.
+        Refused: If there is no such function, or it returns no training.
     """
     training = _function(options.training)
     try:
@@ -59,14 +59,14 @@ def run(options: argparse.Namespace) -> int:
     data = {"datamodule": rest[0]} if rest else {}
     try:
         told = _audit_of(trainer).preview(trainer, model, **data)
-    except Exception as error:  # of what cannot be copied, or of the user's own code
+    except Exception as error:  # something cannot be copied, or the user's code failed
         raise Refused(f"{type(error).__name__}: {error}") from error
     print(as_json(asdict(told)) if options.json else told)
     return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
 
 
 def _audit_of(trainer: Any) -> PrivacyAudit:
-    """The Trainer's own audit, or one without arguments."""
+    """Return the Trainer's own audit, or one without arguments."""
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 
     own = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]
@@ -94,10 +94,10 @@ def _imported(place: str) -> Any:
             raise Refused(f"{error}; name a file, such as train.py:build") from error
     if not path.is_file():
         raise Refused(f"there is no file {place}")
-    name = f"lightning_audit_plan_{path.stem}"  # a file may be called as a package is
+    name = f"lightning_audit_plan_{path.stem}"  # a file may have the name of a package
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Refused(f"{place} is no Python file")
+        raise Refused(f"{place} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:

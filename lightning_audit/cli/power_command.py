@@ -25,14 +25,14 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True)
 class TestPower:
-    """What one test needs.
+    """What one test needs to reach the target power.
 
     Args:
-        name: the check of the audit, or the bound of the literature.
-        sees: what kind of violation it sees.
-        significance: probability of its false alarm.
-        observations: readings of canaries that give the power asked for; None above ten million.
-        steps: steps of a training that hold them.
+        name: The check of the audit, or the bound of the literature.
+        sees: The kind of violation that it detects.
+        significance: Probability of its false alarm.
+        observations: Number of canary readings that give the target power; None above ten million.
+        steps: Number of training steps with this number of readings.
     """
 
     name: str
@@ -44,7 +44,7 @@ class TestPower:
     _readings: int = field(repr=False)
 
     def power(self, observations: float) -> float:
-        """Power at a number of readings."""
+        """Return the power at a number of readings."""
         count = int(observations // self._readings)
         return self._power(count) if count else 0.0
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the literature detect that one step is less private than claimed. For Gaussian noise, "
         "without simulation. Exits with 0, or with 2 if it cannot be computed."
     )
-    for name, what in (("claimed", "claimed for one step"), ("true", "of one step in truth")):
+    for name, what in (("claimed", "claimed for one step"), ("true", "actually spent by one step")):
         parser.add_argument(
             f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
         )
@@ -126,7 +126,7 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     level = _validate.open_unit("significance", options.significance)
     ratio = true / claimed
     noise = NOISE_CANARY.share * whole
-    # The default canaries are of several kinds, which takes a part of the stake.
+    # The default canaries are of several kinds, which takes a part of the significance.
     shift = CoinBet.POOLED * SENSITIVITY.share * whole
 
     def of_noise(steps: int) -> float:
@@ -184,7 +184,7 @@ def _as_text(
         "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
         "last step",
         "bound: one look, half of the readings with the canary, a threshold fixed midway; "
-        "fdp_bayes is credible, no confidence bound",
+        "fdp_bayes is a credible bound, not a confidence bound",
         "for readings without a data term; gradients of the data raise the numbers",
     ]
     return "\n".join(lines)

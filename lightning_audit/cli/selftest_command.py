@@ -15,17 +15,17 @@ from lightning_audit.results.audit_report import EXIT_CODES
 if TYPE_CHECKING:
     from lightning_audit.selftest.result import Result
 
-#: Trainings at a time where nothing is said; each takes half a gigabyte.
+#: Default number of concurrent trainings; each takes half a gigabyte.
 _JOBS = 8
-#: Exit code of a command that Ctrl-C ended, as shells have it.
+#: Exit code after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train known faults of DP-SGD and correct trainings under audit, each in a process "
-        "of its own. Exits with 0 if every fault was found and named "
+        "Train known faults of DP-SGD and correct trainings under audit, each in its own "
+        "process. Exits with 0 if every fault was found and named "
         "and no correct training was accused, with 1 if not, with 2 if it cannot run."
     )
     parser.add_argument(
@@ -48,14 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the selftest and print what came of it.
+    """Run the selftest and print its results.
 
     Returns:
-        0 if every fault was found and named, and nothing healthy was accused; 1 if not; 130 if
-        Ctrl-C ended it.
+        0 if every fault was found and named, and no correct training was accused; 1 if not; 130
+        after Ctrl-C.
 
     Raises:
-        Refused: an argument is wrong, a package is missing, or no process can be started.
+        Refused: If an argument is wrong, a package is missing, or no process can be started.
     """
     try:  # loads torch and Lightning
         from lightning_audit.selftest import pool, rows, table
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """Counts rows on a terminal."""
+    """Prints the number of finished rows on a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0

@@ -1,1 +1,1 @@
-"""Replays of the user's own step."""
+"""Tests of one step of the user's training, by replaying it."""

@@ -1,8 +1,8 @@
-"""What a step's clipping makes of gradients of the audit's own, put where the batch's would be.
+"""Test a step's clipping with crafted gradients that replace those of the batch.
 
-The user's clipping and noise run; no forward or backward pass decides the gradients. With the same
-noise, the releases of a batch and of the batch without one gradient differ by that gradient's part,
-which is to be at most the clipping norm.
+The user's clipping and noise run, without a forward or backward pass. Under the same noise, the
+releases with and without one gradient differ by that gradient's contribution, which must be at most
+the clipping norm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lightning_audit.replay.replay_distance import rounding, too_coarse
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 
-#: Trials of one examination at the most.
+#: Largest number of trials of one examination.
 TRIALS = 32
 
 
@@ -48,17 +48,17 @@ def examine_clipping(
     *,
     replaced: bool = False,
 ) -> Answer:
-    """Replay a step with gradients of the audit's own.
+    """Replay a step with crafted gradients.
 
     Args:
         replay: of the step.
-        batch: a physical batch, whose records are repeated to as many as there are gradients.
+        batch: a physical batch, whose records are repeated to match the number of gradients.
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays and of the gradients.
-        trials: how many gradients are left out, at the most.
-        begin: trials that earlier examinations made, with which this one goes on.
-        replaced: whether zeros take the place of the gradient, so that there are as many; they do,
-            too, where one less shifts random numbers.
+        trials: largest number of trials; each leaves out one gradient.
+        begin: number of trials in earlier examinations, after which this one continues.
+        replaced: whether the gradient is replaced by zeros instead of left out, so that the number
+            of gradients is equal; also done if leaving it out shifts random numbers.
     """
     count = rows(batch)
     usual = replay.usual([batch], seed)
@@ -71,7 +71,7 @@ def examine_clipping(
     unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
     asked, shifted, zeros = 0, 0, replaced
     start = begin % TRIALS
-    with contextlib.suppress(Stopped):  # what was found by then stands
+    with contextlib.suppress(Stopped):  # findings until then are kept
         for trial in itertools.islice(_endless(crafted), start, start + trials):
             judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
             if judged.shifted and not zeros:
@@ -94,7 +94,7 @@ def examine_clipping(
 
 
 def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:
-    """Judge the step with the gradients of a trial, and without the one or with zeros for it."""
+    """Compare the step with a trial's gradients to that without one of them, or with zeros."""
     return judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
 
 
@@ -115,6 +115,6 @@ def _finding(trial: Trial, far: float, sizes: Sequence[int]) -> Finding:
 
 
 def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
-    """Trials of all families, again and again, with other directions."""
+    """Yield trials of all families forever, with new directions each time."""
     while True:
         yield from crafted.trials()

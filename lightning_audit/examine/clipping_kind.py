@@ -1,7 +1,7 @@
-"""Where clipping fails: which fault it is, told by a few more replays.
+"""Classify a fault of clipping by a few more replays.
 
-Gradients are put in alone, with zeros for the others, or many that are equal; or records trade
-their places. What that does to the release under the same random numbers is compared.
+The replays use a single gradient with zeros for the others, many equal gradients, or records in
+another order. Their releases under the same random numbers are compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lightning_audit.replay.step_replay import StepReplay
 #: Replays a step with gradients in units of the clipping norm, ``[n, d]``, under a seed.
 Given = Callable[[torch.Tensor, int], Replay]
 
-#: Gradients of a batch at the least, and the norms that are put in, in clipping norms.
+#: Smallest number of gradients of a batch, and the norms used, in units of the clipping norm.
 _SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
-#: Tensors in which a gradient lies alone, at the most.
+#: Largest number of tensors that are tested with a gradient in one tensor alone.
 _TENSORS = 6
 #: Relative difference of norms that are equal up to rounding.
 _EQUAL = 2e-2
-#: What records that trade their places move a release by, in clipping norms, so that it is no
+#: Change of a release by swapped records, in units of the clipping norm, that is more than
 #: rounding.
 _MOVES = 0.05
 
@@ -36,20 +36,19 @@ _MOVES = 0.05
 def sensitivity_kind(
     replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
 ) -> str:
-    """Why one record moves a release by more than the clipping norm.
+    """Classify why one record moves a release by more than the clipping norm.
 
     Args:
         replay: of the step.
         batches: the physical batches of one logical step.
         seed: of the replays.
         tolerated: rounding, in units of the clipping norm.
-        worst: how far a record moves it, in clipping norms.
+        worst: largest change by a record, in units of the clipping norm.
 
     Returns:
-        The kind of what Opacus' optimizer alone does with gradients, see `clipping_kind`; if that
-        is correct, "rows" where several gradients of a record are clipped one by one,
-        "parts" where what a record adds depends on the part of a split batch that it is in; empty
-        where it is none of these.
+        The kind of fault in the optimizer's clipping alone, see `clipping_kind`. If that is
+        correct: "rows" if several gradients of a record are clipped one by one, "parts" if a
+        record's contribution depends on the part of a split batch that it is in. Otherwise empty.
     """
     largest, kind = max(batches, key=rows), ""
 
@@ -67,10 +66,10 @@ def sensitivity_kind(
 
 
 def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float) -> bool:
-    """Whether a release changes as records trade their parts of the batch, and as no others do.
+    """Return whether swapping records between parts of the batch changes a release.
 
-    What two pairs of records change together is the sum of what each does, as where each part has a
-    weight: records that depend on those beside them do not add up like this.
+    Swapping two pairs must change it by the sum of both changes, as if each part had a weight:
+    changes by records whose gradients depend on other records do not add up.
     """
     base = replay.usual(batches, seed)
     within = len(batches) == 1
@@ -103,7 +102,7 @@ def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerat
 
 
 def _joined(batches: Sequence[Any]) -> Any:
-    """The physical batches as one; None where their records have several shapes."""
+    """Concatenate the physical batches; None if their records have different shapes."""
     shapes = {tuple(tensor.shape[1:] for tensor in leaves(batch)) for batch in batches}
     if len(shapes) > 1:
         return None
@@ -113,7 +112,7 @@ def _joined(batches: Sequence[Any]) -> Any:
 def _has_several_rows(
     replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
 ) -> bool:
-    """Whether each record has several gradients, of which each is clipped as claimed."""
+    """Return whether each record has several gradients, each clipped as claimed."""
     found = replay.usual(batches, seed).rows
     times, rest = divmod(found, max(sum(map(rows, batches)), 1))
     if times < 2 or rest or worst > times * (1.0 + tolerated):
@@ -129,7 +128,7 @@ def _has_several_rows(
 
 
 def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
-    """A gradient of norm 1 that lies in all tensors, ``[d]``."""
+    """Return a random gradient of norm 1 over all tensors, ``[d]``."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
     unit: torch.Tensor = dense / dense.norm()
@@ -137,20 +136,20 @@ def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
 
 
 def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
-    """What is done instead of clipping each gradient at the claimed norm.
+    """Classify what the step does instead of clipping each gradient at the claimed norm.
 
     Args:
-        replay: of the step, in which some gradient adds more than the clipping norm.
-        given: takes gradients.
+        replay: of a step in which some gradient adds more than the clipping norm.
+        given: replays the step with gradients.
         count: gradients of a usual batch.
         seed: of the replays and of the direction.
         tolerated: rounding, in units of the clipping norm.
 
     Returns:
-        "sum" where all are clipped together, "none" where none is, "norm" where each is clipped at
-        a larger norm, "tensors" where each tensor is on its own, "some" where gradients in some
-        tensors pass whole, "batch" where the norm is made of the gradients of the batch; empty
-        where it is none of these.
+        "sum" if the sum is clipped, "none" if nothing is, "norm" if each gradient is clipped at a
+        larger norm, "tensors" if each tensor is clipped on its own, "some" if gradients in some
+        tensors are not clipped, "batch" if the clipping norm depends on the batch's gradients;
+        otherwise empty.
     """
     if count < _SEVERAL:
         return ""
@@ -172,7 +171,7 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
 
 
 def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:
-    """Gradients by what they show, ``[count, d]`` each."""
+    """Return the batches of gradients to replay, ``[count, d]`` each, by name."""
     dense = _dense(replay, seed)
 
     def alone(gradient: torch.Tensor, at: int) -> torch.Tensor:
@@ -199,13 +198,13 @@ def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tenso
 
 
 def _kind(added: Mapping[str, float], count: int, tensors: int, allowed: float) -> str:
-    """The kind, by what each batch adds, in clipping norms."""
+    """Return the kind, given the change by each batch in units of the clipping norm."""
     one, many = added["first"], added["many"]
     parts = [norm for name, norm in added.items() if name.startswith("tensor")]
     if one > allowed and _equal([one, *(added[n] for n in ("last", "many", "many longer"))]):
         return "sum"
     if not _equal([one, added["last"]]):
-        return ""  # it depends on the place
+        return ""  # depends on the position in the batch
     if not _equal([many, count * one]):
         grows = many > count * allowed and _equal([2.0 * many, added["many longer"]])
         return "batch" if grows and max(one, *parts) < _LONG / (1.0 + _EQUAL) else ""

@@ -1,7 +1,7 @@
-"""Per-sample gradients that show what clipping does: of all norms, shapes and places in a batch.
+"""Crafted per-sample gradients to test clipping: many norms, shapes and positions in a batch.
 
-A trial has a batch of gradients and one of them that is left out in its neighbour. Norms are in
-units of the clipping norm.
+A trial is a batch of gradients and the index of the one that its neighbor lacks. Norms are in units
+of the clipping norm.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import torch
 
-#: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
+#: Norm of oversized gradients, and of the one that outweighs them, in units of the clipping norm.
 OVERSIZE, OUTWEIGHING = 1e3, 1e6
-#: Entries of all gradients of a batch at the most.
+#: Largest number of entries over all gradients of a batch.
 _ENTRIES = 40_000_000
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch of gradients, and the one that its neighbour lacks.
+    """A batch of gradients, and the index of the one that its neighbor lacks.
 
     Args:
-        name: of the gradient that is left out, and of the batch.
+        name: describes the gradient that is left out, and the batch.
         rows: the gradients, ``[n, d]``.
-        left_out: which of them its neighbour lacks.
+        left_out: index of the gradient that the neighbor lacks.
     """
 
     name: str
@@ -33,40 +33,40 @@ class Trial:
 
     @property
     def neighbour(self) -> torch.Tensor:
-        """The batch without it, ``[n - 1, d]``."""
+        """The batch without that gradient, ``[n - 1, d]``."""
         at = self.left_out % len(self.rows)
         return torch.cat([self.rows[:at], self.rows[at + 1 :]])
 
     @property
     def with_zeros(self) -> torch.Tensor:
-        """The batch with zeros in its place, ``[n, d]``."""
+        """The batch with zeros instead of that gradient, ``[n, d]``."""
         rows = self.rows.clone()
         rows[self.left_out] = 0.0
         return rows
 
 
 def alone(gradient: torch.Tensor, batch: int) -> Trial:
-    """A gradient, ``[d]``, behind rows of zeros."""
+    """Return a trial of one gradient, ``[d]``, after rows of zeros."""
     rows = gradient.new_zeros(batch, len(gradient))
     rows[-1] = gradient
     return Trial(f"norm {float(gradient.norm()):.3g} C, alone", rows, batch - 1)
 
 
 def against_others(direction: torch.Tensor, batch: int) -> Trial:
-    """A gradient along a unit vector, ``[d]``, that outweighs all others, which are opposite."""
+    """Return a trial whose gradient, along a unit vector ``[d]``, outweighs all opposite ones."""
     rows = -OVERSIZE * direction.repeat(batch, 1)
     rows[-1] = OUTWEIGHING * direction
     return Trial("against all others, which it outweighs", rows, batch - 1)
 
 
 class CraftedGradients:
-    """Makes trials, family by family.
+    """Generator of trials, in several families.
 
     Args:
-        sizes: entries of each tensor.
+        sizes: number of entries of each tensor.
         batch: records of a usual batch.
         seed: of directions.
-        dtype: of the gradients: what is put in is rounded to the parameters' own types.
+        dtype: of the gradients, before they are rounded to the parameters' types.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CraftedGradients:
         self._random = torch.Generator().manual_seed(seed)
 
     def trials(self) -> Iterator[Trial]:
-        """Trials of all families, one of each family at a time."""
+        """Yield the trials of all families, one of each family in turn."""
         families: list[Iterator[Trial]] = [family() for family in self._families()]
         while families:
             for family in list(families):
@@ -94,7 +94,7 @@ class CraftedGradients:
     # ------------------------------------------------------------------ families
 
     def _of_norms(self) -> Iterator[Trial]:
-        """One gradient of each norm, first, in the middle and last, among usual ones."""
+        """Yield one gradient of each norm, first, in the middle or last, among usual ones."""
         places = (0, self._batch // 2, self._batch - 1)
         for number, norm in enumerate((3.0, 0.5, 1e5, 1.5, 30.0, 0.99, 1e3)):
             at = places[number % len(places)]
@@ -102,7 +102,7 @@ class CraftedGradients:
             yield self._among(f"norm {norm:g} C, {where}", norm * self._dense(1)[0], at)
 
     def _of_shapes(self) -> Iterator[Trial]:
-        """Gradients that are flat, lie in one tensor, or in one entry."""
+        """Yield gradients that are flat, in one tensor, or in one entry."""
         flat = torch.ones(self._size, dtype=self._type) / self._size**0.5
         yield self._among("the same in all entries, norm 3 C", 3.0 * flat, -1)
         for norm in (30.0, 1.5):
@@ -119,14 +119,14 @@ class CraftedGradients:
             )
 
     def _of_others(self) -> Iterator[Trial]:
-        """One gradient among equal, opposite, tiny, huge or no ones."""
+        """Yield one gradient among equal, opposite, tiny, huge or zero ones."""
         one, many = self._dense(1)[0], self._batch
         signs = torch.tensor([1.0, -1.0] * many)[:many, None]
         tiny, huge = self._dense(many, 0.01), self._dense(many, OVERSIZE)
         yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
         yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
         between = huge.clone()
-        between[many // 2] = tiny[0]  # without it, those behind it come to other places
+        between[many // 2] = tiny[0]  # without it, the gradients after it move up
         yield Trial("tiny among huge ones", between, many // 2)
         yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.to(self._type), 0)
         yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
@@ -134,7 +134,7 @@ class CraftedGradients:
         yield alone(OVERSIZE * one, many)
 
     def _of_sizes(self) -> Iterator[Trial]:
-        """Batches of two, and of more than twice the usual size."""
+        """Yield batches of two gradients, and of more than twice the usual size."""
         two, many = self._dense(2), 2 * self._batch + 2
         yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
         yield Trial("first of a batch twice as large, norm 0.9 C", self._dense(many, 0.9), 0)
@@ -144,13 +144,13 @@ class CraftedGradients:
     # ------------------------------------------------------------------ gradients
 
     def _among(self, name: str, gradient: torch.Tensor, at: int) -> Trial:
-        """A gradient among usual ones of half the clipping norm."""
+        """Return a trial of a gradient among usual ones of half the clipping norm."""
         at %= self._batch
         rows = self._dense(self._batch, 0.5)
         rows[at] = gradient
         return Trial(name, rows, at)
 
     def _dense(self, count: int, norm: float = 1.0) -> torch.Tensor:
-        """Random vectors of one norm, ``[count, d]``."""
+        """Return random vectors of one norm, ``[count, d]``."""
         rows = torch.randn(count, self._size, generator=self._random, dtype=self._type)
-        return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place: there may be no room
+        return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place, to save memory

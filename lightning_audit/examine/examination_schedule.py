@@ -1,4 +1,4 @@
-"""At which steps a training is examined, and how long that may take."""
+"""The schedule of a training's examinations, and their time budget."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-#: Steps that the first examinations may replay each, and what later ones take of the time since.
+#: Replayed steps allowed to each of the first examinations; share of time for the later ones.
 FIRST_REPLAYS, LATER_SHARE = 80, 0.03
-#: Steps of which a question is asked, where those before gave no answer, before it has to wait for
-#: time; the same where replays ran out each time.
+#: Number of steps on which an unanswered question is retried before it must wait for its time
+#: share; the same if replays ran out each time.
 _TRIES, _MOST_TRIES = 3, 5
-#: Crafted gradients of one examination, where that is so: so many fit in.
+#: Crafted gradients per examination under the time limit.
 _TRIALS_IN_TIME = 8
 #: A step that never comes.
 NEVER = sys.maxsize
 
 
 class Schedule:
-    """Draws the steps that are examined: the first, then at random and rarer.
+    """Schedule of the examined steps: the first step, then random ones, at growing distances.
 
-    Which questions are asked first does not depend on the machine's speed: all of the first step,
-    within a number of replays, and those without an answer of the next steps that are drawn.
+    The first examinations do not depend on the machine's speed: the first step gets all questions,
+    within a limit on replays, and the next drawn steps get those that are still unanswered.
 
     Args:
-        wanted: "auto" for each question once and later ones within a share of the time, or how
-            many examinations there are, each of all questions and as long as it needs.
-        seed: of the steps.
-        usual: steps that each question replays. Later examinations ask one, the first
-            of those that were asked least.
+        wanted: "auto" for each question once and later ones within a share of the time, or the
+            number of examinations, each with all questions and without a time limit.
+        seed: of the drawn steps.
+        usual: number of steps that each question replays. A later examination has one question:
+            the first of the least often tested ones.
     """
 
     def __init__(self, wanted: int | str, seed: int, usual: Mapping[str, float]) -> None:
@@ -36,24 +36,24 @@ class Schedule:
         self._left = 1 if self._auto else int(wanted)
         self._random = random.Random(seed)
         self._usual = dict(usual)
-        #: How often each question was asked.
+        #: How often each question was tested.
         self._asked = dict.fromkeys(usual, 0)
-        #: Those that have no answer yet and are asked whatever the time, and how often they were.
+        #: Unanswered questions, which need not wait for time, and how often they were tried.
         self._open, self._tries = list(usual), 0
-        #: A question that is asked next, whatever it takes.
+        #: The next question, regardless of its time; or empty.
         self._pressing = ""
-        #: Number of the next step that is examined, from 1.
+        #: Number of the next step to examine, from 1.
         self.due = 1 if self._left else NEVER
-        #: Of each question, seconds that it will take; of a replayed step. Empty at first.
+        #: Expected seconds of each question, empty at first; and of one replayed step.
         self._costs: dict[str, float] = {}
         self._step = 0.0
         self._since, self._spent = 0.0, 0.0
 
     def budget(self, now: float) -> int | None:
-        """Steps that the next examination may replay; None for as many as it needs.
+        """Return how many steps the next examination may replay; None for no limit.
 
         Args:
-            now: of a clock, in seconds.
+            now: the time, in seconds.
         """
         if not self._auto or self._pressing:
             return None
@@ -64,24 +64,24 @@ class Schedule:
         return max(int(self._allowed(now) / self._step), int(self._usual[self._next]))
 
     def _allowed(self, now: float) -> float:
-        """Seconds that the next of the later examinations may take."""
+        """Return the seconds that the next of the later examinations may take."""
         return LATER_SHARE * (now - self._since) - self._spent
 
     @property
     def _next(self) -> str:
-        """The first of the questions that were asked least."""
+        """The first of the least often tested questions."""
         return min(self._asked, key=lambda one: self._asked[one])
 
     @property
     def trials(self) -> int | None:
-        """Crafted gradients of an examination at the most; None for as many as there are."""
+        """Largest number of crafted gradients of an examination; None for no limit."""
         return _TRIALS_IN_TIME if self._auto else None
 
     def next_questions(self, now: float) -> list[str]:
-        """The questions of an examination that is due; none while there is no time for one.
+        """Return the questions of a due examination; empty while there is no time for one.
 
         Args:
-            now: of a clock, in seconds.
+            now: the time, in seconds.
         """
         if not self._auto:
             return list(self._usual)
@@ -102,16 +102,16 @@ class Schedule:
         late: Collection[str] = (),
         unanswered: Collection[str] = (),
     ) -> None:
-        """An examination was made.
+        """Record an examination, and draw the next step.
 
         Args:
-            step: its number, from 1.
+            step: number of the examined step, from 1.
             names: of the questions.
-            seconds: that it took.
-            now: of the clock, when it was over.
-            replayed: steps in it.
+            seconds: duration of the examination.
+            now: the time at its end, in seconds.
+            replayed: number of replayed steps.
             late: names of the questions for which no replays were left.
-            unanswered: of those that this step gave no answer to, for whatever reason.
+            unanswered: names of the questions without an answer, for any reason.
         """
         if not self._auto:
             self._left -= 1
@@ -141,15 +141,15 @@ class Schedule:
         self.due = step + self._random.randint(least, most)
 
     def postpone(self, step: int) -> None:
-        """There is nothing to examine, or no time for it, at a step; the next one may do."""
+        """Move the examination to the next step: there is nothing to examine, or no time."""
         self.due = step + 1
 
     def end(self) -> None:
-        """Nothing more is examined."""
+        """End all examinations."""
         self.due = NEVER
 
     def hasten(self, name: str) -> None:
-        """Ask a question of the next step, unless nothing more is asked."""
+        """Make a question due at the next step, unless examinations have ended."""
         if self.due == NEVER:
             return
         self.due = 1

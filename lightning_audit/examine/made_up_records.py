@@ -1,4 +1,4 @@
-"""Records that are made up within the range of the data, and so may be in it."""
+"""Synthetic records within the range of the data, which the data set might contain."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightning_audit.replay.step_replay import StepReplay
 def made_up_records(
     replay: StepReplay, batches: Sequence[Any], seed: int
 ) -> Iterator[tuple[str, Any]]:
-    """The last batch with one record more, and what that is.
+    """Yield descriptions of a synthetic record, and the last batch with that record added.
 
-    Its floating point numbers are the largest or the smallest of the batch, column by column; its
-    whole numbers are a record's. So logarithms, roots and tables are defined for it, unless they
-    are of several columns.
+    The record's floating point numbers are the largest or smallest of the batch in each column; its
+    integers are those of a record of the batch. So logarithms, roots and lookup tables are defined
+    for it, unless they combine several columns.
 
     Args:
         replay: of the step.
@@ -35,7 +35,7 @@ def made_up_records(
 
 
 def _with_extreme(batch: Any, *, largest: bool) -> Any:
-    """A batch and a record more, the first one with the largest or smallest inputs."""
+    """Append a copy of the first record with the largest or smallest inputs of each column."""
     longer = taken(batch, [*range(rows(batch)), 0])
     for tensor in leaves(longer):
         if tensor.is_floating_point():
@@ -44,7 +44,7 @@ def _with_extreme(batch: Any, *, largest: bool) -> Any:
 
 
 def _hardest(replay: StepReplay, batches: Sequence[Any], seed: int) -> Any:
-    """A batch and a record more, of many within the range the one with the largest gradient."""
+    """Append the one of many synthetic records whose gradient is largest; None if unknown."""
     if len(batches) > 1 or not replay.usual(batches, seed).norms:
         return None
     batch = batches[0]
@@ -58,9 +58,9 @@ def _hardest(replay: StepReplay, batches: Sequence[Any], seed: int) -> Any:
 
 
 def within_range(batch: Any, seed: int) -> Any:
-    """As many records as a batch has, each of the largest and smallest numbers by column at random.
+    """Return as many records as a batch has, each number the largest or smallest of its column.
 
-    Whole numbers, as labels are, are another record's.
+    Which one is random. Integers, such as labels, are those of another record.
 
     Args:
         batch: tensors with the samples first, in tuples, lists, dicts or named tuples.

@@ -1,7 +1,7 @@
-"""The noise of one step at every entry: several draws of it, by other random numbers.
+"""Test the noise of one step at every entry, by several draws under different random numbers.
 
-Gradients of zeros take the place of the records', so that what is released is noise alone. Then
-other gradients are put in, to see whether the noise is the same beside them.
+Zero gradients replace those of the records, so that the release is noise alone. Further replays
+with other gradients show whether the noise depends on them.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.stats.dependence.contrasts import contrasts
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
-#: Draws of the noise, usually and at the least; more where it lies on a lattice, or costs little.
+#: Draws of the noise: usual, smallest, and if it is on a lattice or costs little.
 DRAWS, LEAST_DRAWS, MORE_DRAWS = 12, 4, 24
-#: Gradients that are put in, and entries of all of them, at the most.
+#: Largest number of crafted gradients, and of entries over all of them.
 _ROWS = 4
 _ENTRIES = 20_000_000
-#: Draws where time is short, and entries of which more draws cost little.
+#: Draws if replays are limited, and number of entries up to which more draws cost little.
 _FEW_DRAWS, _CHEAP = 4, 20_000
-#: Entries that are looked at, of all tensors together, and where time is short.
+#: Largest number of tested entries over all tensors, and if replays are limited.
 _LOOKED_AT, _LOOKED_AT_SOON = 200_000, 5_000
-#: Norm of gradients that are added up unclipped, and of one that is clipped, in clipping norms.
+#: Norms of gradients below and above the clipping norm, in units of the clipping norm.
 _SMALL, _LARGE = 0.05, 30.0
-#: Updates that tell how much noise the weights have.
+#: Updates that estimate the noise of the weights.
 _ON_WEIGHTS = 5
-#: What gradients are multiplied by, so that they are others.
+#: Factor that changes gradients slightly.
 _LESS = 0.97
 #: Relative difference of two numbers that are equal up to rounding.
 _EQUAL = 1e-3
-#: Smallest range of the draws of an entry that has noise, over the claimed noise.
+#: Smallest range of the draws of an entry with noise, over the claimed noise.
 _STILL = 1e-4
-#: How far releases of equal sums may be apart, over the claimed noise: as a part of each draw.
+#: Largest distance of releases of equal sums, relative to the norm of a draw.
 _SAME = 1e-3
 _APART = 104_729
 
 
 @dataclass(frozen=True)
 class ExaminedNoise:
-    """What is kept of an examination for the steps behind it, in memory alone.
+    """Draws of an examination that are kept for the steps after it, in memory only.
 
     Args:
-        entries: that were looked at.
+        entries: the tested entries.
         draws: of the noise alone at these entries, in units of the claim, ``[draws, entries]``.
     """
 
@@ -75,7 +75,7 @@ class ExaminedNoise:
 
 
 def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
-    """Draw the noise of a step again and again.
+    """Draw the noise of a step several times, and test it.
 
     Args:
         replay: of the step.
@@ -100,7 +100,7 @@ class _Examination:
     Args:
         replay: of the step.
         batch: a physical batch.
-        count: gradients that are put in.
+        count: number of crafted gradients.
         seed: of the replays and of the gradients.
         sigma: the claimed noise over the clipping norm.
     """
@@ -121,7 +121,7 @@ class _Examination:
         self._first = self._last = Replay()
 
     def answer(self) -> Answer:
-        """Draw, and test."""
+        """Draw the noise, and test it."""
         draws = DrawsOfNoise(self._entries)
         self._draw(draws, self._wanted())
         if len(draws) < LEAST_DRAWS:
@@ -131,8 +131,8 @@ class _Examination:
             if found := self._of_other_sums(first):
                 return self._told({OF_RECORDS: found}, len(draws))
             return Answer(
-                reason="its generator is seeded within the step, so that it is the same "
-                "under other random numbers"
+                reason="the noise generator is seeded within the step, so that the noise is the "
+                "same under other random numbers"
             )
         plain = self._small_sum()
         if draws.lattice:
@@ -169,7 +169,7 @@ class _Examination:
         return Answer(draws, look.findings, noise=look, kept=kept)
 
     def _is_on_weights(self, still: torch.Tensor) -> bool:
-        """Whether the weights have the noise that the gradient lacks, behind the update."""
+        """Return whether the weights have the noise that the gradient lacks, after the update."""
         one = self._zeros.clone()
         one[-1] = (_LARGE * self._direction).to(self._type)
         self._replay.allow(1 + _ON_WEIGHTS)
@@ -183,7 +183,7 @@ class _Examination:
         return hidden_by_noise(first[still] - known[0], known, self._sigma, 1.0)
 
     def _wanted(self) -> int:
-        """How many draws are made."""
+        """Return the number of draws."""
         if self._replay.limited:
             return _FEW_DRAWS
         return MORE_DRAWS if self._given.alone and self._size <= _CHEAP else DRAWS
@@ -200,7 +200,7 @@ class _Examination:
                 draws.take(release)
 
     def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
-        """What is released of these gradients by the random numbers of a draw, ``[d]``."""
+        """Return the release for gradients under the random numbers of a draw, ``[d]``."""
         replay = self._given.run(gradients, self._seed + number * _APART)
         release = replay.finite
         if release is not None:
@@ -208,7 +208,7 @@ class _Examination:
         return release
 
     def _small_sum(self, number: int = 0) -> torch.Tensor | None:
-        """The release of equal gradients below the clipping norm."""
+        """Return the release for equal gradients below the clipping norm, ``[d]``."""
         return self._release(self._small_rows, number)
 
     @property
@@ -216,14 +216,14 @@ class _Examination:
         row: torch.Tensor = (_SMALL * self._direction).to(self._type)
         return row.repeat(self._count, 1)
 
-    # ------------------------------------------------------------------ what is read
+    # ------------------------------------------------------------------ tests
 
     def _gain(
         self, draw: torch.Tensor, added: torch.Tensor | None, *, lattice: bool
     ) -> float | None:
-        """Largest change by one record, at most 1, where releases are the noise and a sum.
+        """Return the largest change by one record, at most 1, if a release is the sum plus noise.
 
-        None where more was made of them, so that the noise itself is not what is read.
+        None if a release was processed further, so that it does not show the noise itself.
         """
         if added is None or lattice:
             return None
@@ -246,11 +246,11 @@ class _Examination:
         return min(1.0, max(float((clipped - draw).norm()), _EQUAL))
 
     def _still(self, draws: DrawsOfNoise) -> torch.Tensor:
-        """Which entries have no noise, ``[d]``."""
+        """Return which entries have no noise, ``[d]``."""
         return draws.high - draws.low < _STILL * self._sigma
 
     def _missing(self, draws: DrawsOfNoise, added: torch.Tensor | None) -> Seen:
-        """Entries without noise that a record moves by the same random numbers."""
+        """Return evidence of entries that a record moves but that have no noise."""
         still = self._still(draws)
         if added is None or not bool(still.any()):
             return Seen(0.0, "")
@@ -262,12 +262,12 @@ class _Examination:
         return Seen(CERTAIN, f"{count:,} of {self._size:,} entries have none, in {names}")
 
     def _of_records(self, draw: torch.Tensor) -> Seen | None:
-        """Whether other gradients of the same sum have other noise."""
+        """Return evidence that the noise differs between gradients with the same sum."""
         pairs = torch.zeros_like(self._zeros)
         for row in range(self._count - self._count % 2):
             pairs[row] = (3.0 if row % 2 else -3.0) * self._direction.to(self._type)
         more = self._zeros.new_zeros(self._count + 2, self._size)
-        for gradients, what in ((more, "how many records there are"), (pairs, "gradients")):
+        for gradients, what in ((more, "the number of records"), (pairs, "gradients")):
             other = self._release(gradients)
             if other is None:
                 continue
@@ -279,11 +279,11 @@ class _Examination:
             if gradients is more and far > _SAME and self._divides(draw, other):
                 continue
             if not by_draws and far > _SAME and self._varies(gradients, other - draw):
-                return Seen(CERTAIN, f"it depends on {what}, where their sum is the same")
+                return Seen(CERTAIN, f"it depends on {what}, although the gradients' sum is equal")
         return None
 
     def _divides(self, draw: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether a draw, alone and beside two records more, is divided as the sum is: by them."""
+        """Return whether the number of records divides the noise ``draw`` and the sum alike."""
         part = self._count / (self._count + 2)
         if float((other - part * draw).norm()) > _SAME * float(draw.norm()):
             return False
@@ -291,13 +291,13 @@ class _Examination:
         one, two = self._small_sum(), self._release(row.repeat(self._count + 2, 1))
         if one is None or two is None:
             return False
-        # The mean of equal gradients is the same of as many as there are.
+        # The mean of equal gradients does not depend on their number.
         return float((two - other - (one - draw)).norm()) <= _EQUAL * float((one - draw).norm())
 
     def _draws_for_rows(self, gradients: torch.Tensor, release: torch.Tensor) -> bool:
-        """Whether the last release has other noise because its rows are not zero.
+        """Return whether the last release has other noise because its rows are not zero.
 
-        A step may draw numbers for such rows alone; then others that are not zero have that noise.
+        A step may draw numbers only for nonzero rows; then other nonzero rows have the same noise.
         """
         last = self._last
         if same_numbers(self._first, last):
@@ -308,12 +308,12 @@ class _Examination:
         return float(self._across(other - release).norm()) <= _SAME * float(release.norm())
 
     def _across(self, change: torch.Tensor) -> torch.Tensor:
-        """A change of a release without its part along the gradients: rows left out at random."""
+        """Return a change without its part along the gradients, as from rows dropped at random."""
         along: torch.Tensor = (change @ self._direction) * self._direction
         return change - along
 
     def _of_other_sums(self, draw: torch.Tensor) -> Seen | None:
-        """Whether gradients that are small beside the noise have noise of their own."""
+        """Return evidence that gradients that are small relative to the noise change it."""
         other = self._small_sum()
         if other is None or not bool(draw.any()):
             return None
@@ -322,10 +322,10 @@ class _Examination:
             return None
         if self._draws_for_rows(self._small_rows, other):
             return None
-        return Seen(CERTAIN, "it is another one beside other gradients")
+        return Seen(CERTAIN, "it is another one with other gradients")
 
     def _along_the_sum(self, count: int) -> Seen | None:
-        """Too little noise in the direction of the gradients' sum, whatever is made of the two."""
+        """Return evidence of too little noise along the gradients' sum, however it is processed."""
         releases = [self._small_sum(number) for number in range(count)]
         noise = contrasts(np.stack([r.numpy() for r in releases if r is not None]))
         if len(noise) < LEAST_DRAWS or self._size < _LARGE:
@@ -337,7 +337,7 @@ class _Examination:
         return Seen(log_e, f"along the sum of the gradients it is {part:.2g} times its mean size")
 
     def _varies(self, gradients: torch.Tensor, change: torch.Tensor) -> bool:
-        """Whether a change is another one under other random numbers, as that of noise is."""
+        """Return whether a change differs under other random numbers, as a change of noise does."""
         one, other = self._release(gradients, 1), self._release(self._zeros, 1)
         if one is None or other is None:
             return False

@@ -1,4 +1,4 @@
-"""Which entries of a gradient the noise is looked at: all, or the first rows of tensors."""
+"""The entries of a gradient at which its noise is tested: all, or the first rows of tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class NoiseEntries:
-    """The entries of some tensors that are looked at.
+    """The tested entries of some tensors.
 
     Args:
         names: of the tensors.
-        shapes: of what is looked at of each, rows and columns.
-        columns: of each whole tensor.
-        sizes: entries of each whole tensor.
+        shapes: rows and columns of the tested part of each tensor.
+        columns: number of columns of each whole tensor.
+        sizes: number of entries of each whole tensor.
     """
 
     names: Sequence[str]
@@ -34,7 +34,7 @@ class NoiseEntries:
 
     @classmethod
     def of(cls, layout: Layout, most: int) -> NoiseEntries:
-        """At most about so many entries of a layout: an equal part of the rows of each tensor."""
+        """Choose about ``most`` entries of a layout: an equal part of each tensor's rows."""
         sizes = [slot.numel for slot in layout]
         part = min(1.0, most / max(sum(sizes), 1))
         shapes, columns = [], []
@@ -49,11 +49,11 @@ class NoiseEntries:
 
     @property
     def count(self) -> int:
-        """How many entries are looked at."""
+        """The number of tested entries."""
         return sum(rows * columns for rows, columns in self.shapes)
 
     def of_release(self, release: torch.Tensor) -> list[FloatArray]:
-        """The entries of a release, ``[d]``, of each tensor ``[rows, columns]``."""
+        """Return the tested entries of a release ``[d]``, ``[rows, columns]`` for each tensor."""
         found = []
         for own, (rows, seen), wide in zip(
             torch.split(release, list(self.sizes)), self.shapes, self.columns, strict=True
@@ -62,7 +62,7 @@ class NoiseEntries:
         return found
 
     def tensors_of(self, marked: torch.Tensor) -> str:
-        """Names of the tensors in which entries are marked, ``[d]``."""
+        """Return the names of the tensors in which entries are marked, ``[d]``."""
         parts = torch.split(marked, list(self.sizes))
         names = [n for n, own in zip(self.names, parts, strict=True) if bool(own.any())]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -70,31 +70,31 @@ class NoiseEntries:
 
 
 def flat(entries: Sequence[FloatArray]) -> FloatArray:
-    """Entries of all tensors one after the other."""
+    """Concatenate the entries of all tensors."""
     return np.concatenate([own.ravel() for own in entries])
 
 
 class DrawsOfNoise:
-    """What is kept of draws of the noise alone: whole ones take much memory.
+    """Summary of draws of the noise alone; whole draws would take too much memory.
 
     Args:
-        entries: that are looked at.
+        entries: the tested entries.
     """
 
     def __init__(self, entries: NoiseEntries) -> None:
         self._entries = entries
-        #: The first draw, and the largest and smallest of all, ``[d]``.
+        #: The first draw, and the largest and smallest value of each entry, ``[d]``.
         self.first = self.high = self.low = torch.empty(0)
-        #: The entries of each that are looked at, by tensor.
+        #: The tested entries of each draw, by tensor.
         self.looked: list[list[FloatArray]] = []
-        #: Whether all are the same, and whether the first two are apart by steps of a lattice.
+        #: Whether all draws are equal, and whether the first two differ by steps of a lattice.
         self.same, self.lattice = True, False
 
     def __len__(self) -> int:
         return len(self.looked)
 
     def take(self, draw: torch.Tensor) -> None:
-        """Take in a draw, ``[d]``."""
+        """Add a draw, ``[d]``."""
         if not self.looked:
             self.first, self.high, self.low = draw, draw.clone(), draw.clone()
         elif len(self) == 1:
@@ -105,5 +105,5 @@ class DrawsOfNoise:
         self.looked.append(self._entries.of_release(draw))
 
     def in_units_of(self, sigma: float) -> list[FloatArray]:
-        """Of each tensor the entries of all draws, ``[draws, rows, columns]``."""
+        """Return the tested entries of all draws, ``[draws, rows, columns]`` for each tensor."""
         return [np.stack(own) / sigma for own in zip(*self.looked, strict=True)]

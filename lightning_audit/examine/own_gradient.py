@@ -1,4 +1,4 @@
-"""The gradient of one sample at the present weights, without a trace in the user's training."""
+"""The gradient of one sample at the current weights, computed without changing the training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from lightning_audit.taps.boundary import undoing
 
 @contextlib.contextmanager
 def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[None]:
-    """Run passes through a module that leave it, and every global generator, as they were.
+    """Run passes through a module without changing it or the global generators.
 
-    What the module logs is dropped, and buffers such as running statistics are put back. The mode
-    of the modules is left, so that the passes compute what training does. Where another thread may
-    train, generators are not put back: it would draw its last numbers again.
+    What the module logs is dropped, and buffers such as running statistics are restored. The
+    modules keep their train or eval mode, so that the passes compute the same as training. If
+    another thread may train, generators are not restored: that thread would draw the same numbers
+    twice.
 
     Args:
         module: the user's module.
-        hooks: whether Opacus' hooks are on, which fill in per-sample gradients.
+        hooks: whether Opacus' hooks, which compute per-sample gradients, stay enabled.
     """
     back = [_buffers(module)]
     if not training_thread():
@@ -41,11 +42,11 @@ def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[Non
 
 
 def _turn_hooks_off(module: torch.nn.Module, stack: contextlib.ExitStack) -> None:
-    """Turn off Opacus' hooks, whether a module of Opacus is around the user's or not."""
+    """Disable Opacus' hooks, with or without an Opacus module that wraps the user's."""
     owners: dict[int, Any] = {}
     for part in module.modules():
         hooks = [*part._forward_hooks.values(), *part._backward_hooks.values()]
-        # A partial's function is bound to the owner of the hooks.
+        # The function in a partial is bound to the owner of the hooks.
         for hook in (getattr(hook, "func", hook) for hook in hooks):
             owner = getattr(hook, "__self__", None)
             if hasattr(owner, "disable_hooks"):
@@ -80,7 +81,7 @@ def _drop(*_: Any, **__: Any) -> None:
 
 
 def _buffers(module: torch.nn.Module) -> PutBack:
-    """What puts every buffer back, also those that a pass replaces."""
+    """Return a function that restores every buffer, including those that a pass replaces."""
     kept = [
         (part, name, buffer, buffer.clone())
         for part in module.modules()
@@ -103,7 +104,7 @@ class DenseDirection:
 
     Args:
         parts: its entries, one tensor for each parameter.
-        norm: norm of the gradient whose direction it is.
+        norm: norm of the gradient that was normalized.
     """
 
     parts: tuple[torch.Tensor, ...]
@@ -111,7 +112,7 @@ class DenseDirection:
 
     @torch.no_grad()
     def product(self, grads: Sequence[torch.Tensor | None]) -> float:
-        """Inner product with a gradient, one tensor for each parameter; NaN where one is None."""
+        """Return the inner product with a gradient, a tensor per parameter; NaN if one is None."""
         held = [grad for grad in grads if grad is not None]
         if len(held) < len(grads):
             return float("nan")
@@ -123,7 +124,7 @@ class DenseDirection:
 
     @torch.no_grad()
     def take_out(self, tensors: Sequence[torch.Tensor | None], amount: float) -> None:
-        """Subtract ``amount`` times the direction from tensors, one for each; None is left out."""
+        """Subtract ``amount`` times the direction from tensors, one per parameter; skip None."""
         pairs = [
             (tensor, part.to(tensor).view_as(tensor))
             for part, tensor in zip(self.parts, tensors, strict=True)
@@ -136,10 +137,10 @@ class DenseDirection:
 def own_direction(
     loss: torch.Tensor, params: Sequence[torch.nn.Parameter]
 ) -> DenseDirection | None:
-    """The direction of the gradient of one sample's loss.
+    """Return the direction of the gradient of one sample's loss.
 
     Returns:
-        The direction; None where the gradient is zero or not finite, and has none.
+        The direction; None if the gradient is zero or not finite.
     """
     found = torch.autograd.grad(loss, list(params), allow_unused=True)
     parts = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]

@@ -1,4 +1,4 @@
-"""The questions that an examination asks of a step, one after the other, and what they take."""
+"""The questions of an examination, tested one after the other on a step, and their costs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lightning_audit.replay.replay import Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases
 from lightning_audit.replay.step_replay import StepReplay
 
-#: Records that a batch must have so that one can be left out.
+#: Smallest number of records in a batch that is examined.
 LEAST_RECORDS = 3
-#: Entries of a gradient of which several copies in double precision are held.
+#: Largest number of entries of a gradient: several copies in double precision are held.
 MOST_ENTRIES = 50_000_000
 
-#: Why nothing is asked of a step that is another one when it runs again.
+#: Reasons why a step is not examined.
 TOO_SMALL = "the batch is too small"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
-    "put back, draws random numbers that cannot be set, or computes in no fixed order"
+    "restore, draws random numbers that cannot be seeded, or is not deterministic"
 )
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
 _OTHER_SEED = 9_115_027
@@ -40,16 +40,16 @@ _OTHER_SEED = 9_115_027
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of one step.
+    """The step to examine, and the settings of its examination.
 
     Args:
         replay: of the step.
         batches: the physical batches of the logical one.
         seed: of the replays.
         low_precision: whether layers compute in bf16 or fp16.
-        replaced: whether neighbours have a record replaced, and none more or less.
-        trials: gradients to put in at the most.
-        earlier_trials: those that earlier examinations put in.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        trials: largest number of crafted gradients.
+        earlier_trials: number of crafted gradients in earlier examinations.
     """
 
     replay: StepReplay
@@ -62,7 +62,7 @@ class Asked:
 
     @property
     def tolerated(self) -> float:
-        """Rounding of a sensitivity, in clipping norms."""
+        """Rounding of a sensitivity, in units of the clipping norm."""
         return tolerance(self.replay.dtypes, low_precision=self.low_precision)
 
 
@@ -104,13 +104,13 @@ def _noise(asked: Asked) -> Answer:
 
 
 def _not_alone(asked: Asked) -> str:
-    """Why a physical batch cannot be replayed alone, or empty."""
+    """Return why a physical batch cannot be replayed alone, or empty."""
     if len(asked.batches) == 1 or asked.replay.skips:
         return ""
-    return "gradients of several batches are added up by the Trainer"
+    return "the Trainer accumulates the gradients of several batches"
 
 
-#: The questions by the names of their checks; what takes longest comes last.
+#: The questions by the names of their checks; the slowest come last.
 QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
     "replay.sensitivity": _sensitivity,
     "replay.release": _release,
@@ -120,7 +120,7 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 }
 
 
-#: Steps that each replays at the most where it is asked alone, of a few crafted gradients.
+#: Largest number of steps that each question replays alone, with few crafted gradients.
 USUAL: Mapping[str, float] = {
     "replay.sensitivity": 10.0,
     "replay.release": 18.0,
@@ -128,16 +128,19 @@ USUAL: Mapping[str, float] = {
     "replay.clipping": 22.0,
     "replay.noise": 24.0,
 }
-#: Steps without which a question is not begun.
+#: Replays that must be left to begin a question.
 _LEAST = {"replay.release": 6, "coupling": 3, "replay.clipping": 4, "replay.noise": 16}
 
 
 def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
-    """Ask questions of a step, by the names of their checks.
+    """Test questions on a step.
 
     Args:
-        asked: the step, and how it is asked.
-        names: of the questions.
+        asked: the step and the settings.
+        names: of the questions, which are those of their checks.
+
+    Returns:
+        The answers, by name.
     """
     answers: dict[str, Answer] = {}
     replay = asked.replay
@@ -152,13 +155,13 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
         except Stopped as stopped:
             answers[name] = Answer(reason=str(stopped))
     _name_sensitivity(asked, answers)
-    if replay.stopped:  # the other thread's numbers may be in any of them
+    if replay.stopped:  # another thread's random numbers may have affected any answer
         return {name: Answer(reason=replay.stopped) for name in names}
     return answers
 
 
 def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
-    """Tell why a record moves a release too far, where crafted gradients found nothing."""
+    """Classify why a record moves a release too far, if crafted gradients found nothing."""
     found, crafted = (answers.get(n) for n in ("replay.sensitivity", "replay.clipping"))
     if found is None or not found.findings or (crafted is not None and crafted.findings):
         return
@@ -168,7 +171,7 @@ def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
 
 
 def _obstacle(asked: Asked) -> str:
-    """Why nothing can be asked, or empty."""
+    """Return why no question can be tested, or empty."""
     try:
         return _unfit(asked) or _unsteady(asked) or _random_norm(asked)
     except Stopped as stopped:
@@ -176,7 +179,7 @@ def _obstacle(asked: Asked) -> str:
 
 
 def _unfit(asked: Asked) -> str:
-    """Why nothing can be asked of such a step, or empty."""
+    """Return why no question can be tested on such a step, or empty."""
     try:
         most = max(map(rows, asked.batches), default=0)
     except ValueError as error:
@@ -195,12 +198,12 @@ def _unfit(asked: Asked) -> str:
     if not base.sure:
         return NOT_SHOWN
     if not all(bool(torch.isfinite(release).all()) for release in base.releases):
-        return "what the step releases is not finite"
+        return "the step's release is not finite"
     return ""
 
 
 def _unsteady(asked: Asked) -> str:
-    """Why a replay tells nothing of the next one, or empty."""
+    """Return why replays are not comparable, or empty."""
     base = asked.replay.usual(asked.batches, asked.seed)
     again = asked.replay.run(asked.batches, asked.seed, look=True)
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
@@ -209,7 +212,7 @@ def _unsteady(asked: Asked) -> str:
 
 
 def _random_norm(asked: Asked) -> str:
-    """Why a release has no unit: its clipping norm is another one under other random numbers."""
+    """Return why a release has no unit, or empty: the clipping norm depends on random numbers."""
     stated = asked.replay.usual(asked.batches, asked.seed).stated
     if stated == 1.0:
         return ""

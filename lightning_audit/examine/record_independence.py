@@ -1,7 +1,8 @@
-"""Whether a record's gradient stays what it is beside other records.
+"""Test whether a record's gradient depends on the other records of its batch.
 
-Clipping bounds what a record's own gradient adds. Where a record moves the gradients of others as
-well, by a layer or a loss that works over the batch, it does not bound what the record adds.
+Clipping bounds the contribution of a record's own gradient. If the record also changes the
+gradients of others, through a layer or a loss over the batch, clipping does not bound its total
+contribution.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.step_replay import StepReplay
 
-#: Entries that are kept of the gradients of a batch, and of one gradient at the least.
+#: Largest number of kept entries over a batch's gradients, and smallest number per gradient.
 _ENTRIES, _LEAST = 10_000_000, 1000
-#: Further seeds under which both batches of a finding draw as many random numbers.
+#: Further seeds under which both batches of a finding must draw the same number of random numbers.
 _SEEDS, _APART = 4, 5_915_587
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
-_DRAWS = "the step draws as many random numbers as its data tell, so they are not comparable"
+_DRAWS = "the number of random draws depends on the data, so that replays are not comparable"
 
 
 def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
-    """Replay a batch whose records are copies of one, and one in which only some are.
+    """Replay a batch of copies of one record, and a batch in which only some are copies.
 
     Args:
         replay: of the step.
         batch: a physical batch.
-        tolerated: relative change of a gradient that rounding may make.
+        tolerated: relative change of a gradient that rounding may cause.
         seed: of the replays.
     """
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST))
@@ -48,7 +49,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        return Answer(reason="other than one per-sample gradient of each record is formed")
+        return Answer(reason="the step does not form one per-sample gradient per record")
     same = count * made // rows(batch)
     change = largest_change(_together(first), _together(second), same)
     if change is None:
@@ -56,7 +57,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     if change <= tolerated:
         return Answer(asked=1)
     replay.allow(1 + 2 * _SEEDS)
-    # Draws that follow the data are as many by chance, but not under each of several seeds.
+    # Data-dependent numbers of draws may agree by chance, but not under each of several seeds.
     for one, other in ((first, second), *(pair(seed + n * _APART) for n in range(1, 1 + _SEEDS))):
         if one.drawn is None or one.drawn != other.drawn:
             return Answer(reason=_DRAWS)
@@ -64,7 +65,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     unsteady = largest_change(_together(second), _together(again), made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)
-    return Answer(1, (Finding("a record beside others", change, tolerated),))
+    return Answer(1, (Finding("a record among others", change, tolerated),))
 
 
 def _together(found: Replay) -> torch.Tensor:
@@ -72,21 +73,22 @@ def _together(found: Replay) -> torch.Tensor:
 
 
 def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> float | None:
-    """The largest relative change of one record's gradient between two batches.
+    """Return the largest relative change of one record's gradient between two batches.
 
-    Where the record's rows lie in the mixed batch need not be known: training code may sort its
-    records. Wherever one lies, there is one in the batch of copies, with the same random numbers.
+    The position of the record's rows in the mixed batch need not be known, because training code
+    may sort its records: each position in the batch of copies has one, with the same random
+    numbers.
 
     Args:
         copies: per-sample gradients of a batch of copies of the record, ``[n, d]``.
-        mixed: those of a batch in which only some are copies, ``[n, d]``.
-        same: how many rows of it are the record's.
+        mixed: per-sample gradients of a batch in which only some are copies, ``[n, d]``.
+        same: number of rows of ``mixed`` that are the record's.
 
     Returns:
-        The change over the gradient's norm, or over the median norm where that is larger: a small
-        gradient is a difference of larger numbers, and has their rounding. Infinity where the
-        batch of copies alone has gradients that are not finite; None where the other has, or all
-        gradients are zero.
+        The change over the gradient's norm, or over the median norm if that is larger: a small
+        gradient is a difference of larger numbers, and has their rounding. Infinity if ``copies``
+        has non-finite gradients and ``mixed`` has not; None if ``mixed`` has, or if all gradients
+        are zero.
     """
     norms = torch.stack([copies.norm(dim=1), mixed.norm(dim=1)])
     if not bool(torch.isfinite(norms[1]).all()) or not norms.any():

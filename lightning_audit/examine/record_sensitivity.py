@@ -1,9 +1,9 @@
-"""How far one record moves what a step releases: the sensitivity, measured on the user's own step.
+"""Test the sensitivity of the user's own step: how far one record moves its release.
 
-The step is replayed on its batch and on the batch without one record, with the same random
-numbers, so that the noise of both is the same and their difference is the record's part. DP-SGD
-promises that it is at most the clipping norm, whatever the record. Where one record less shifts the
-random numbers of the others, another one takes its place, and zeros that of its gradient.
+The step is replayed on its batch and on the batch without one record, under the same random
+numbers, so that the noise cancels and the difference is the record's contribution. DP-SGD
+guarantees that it is at most the clipping norm, for any record. If removing a record shifts the
+random numbers of the others, it is replaced by another record, and its gradient by zeros.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from lightning_audit.replay.replay_distance import distance, rounding, too_coars
 from lightning_audit.replay.rows_replay import why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 
-#: Random records of each physical batch, beside the first, the last and the largest.
+#: Random records of each physical batch, in addition to first, last, largest and smallest.
 _RANDOM = 2
-#: Records of each physical batch where replays are counted and each takes several.
+#: Records of each physical batch if replays are limited and each record takes several.
 _FEW = 4
-#: Entries of the gradients of a batch that are kept at the most to be given back.
+#: Largest number of entries of a batch's gradients that are kept for later replays.
 _KEPT = 40_000_000
-#: How far a release may move when the gradients of its records are given back, in clipping norms.
+#: Largest change of a release when its records' own gradients are put in, in clipping norms.
 _GIVEN_BACK = 1e-3
-#: Least cosine of what a replaced record moves under two seeds, where its gradient is random.
+#: Least cosine between a replaced record's changes under two seeds, if its gradient is random.
 _RANDOM_GRADIENT = 0.5
 
 
 def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
-    """Rounding of a sensitivity, in units of the clipping norm.
+    """Return the tolerance for rounding of a sensitivity, in units of the clipping norm.
 
     Args:
         dtypes: of the trained parameters.
@@ -67,20 +67,20 @@ def examine_sensitivity(
     *,
     replaced: bool = False,
 ) -> Answer:
-    """Replay a step on neighbours of its batches.
+    """Replay a step on neighbors of its batches.
 
     Args:
         replay: of the step.
         batches: the physical batches of one logical step.
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
-        replaced: whether neighbours have a record replaced, and none more or less.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
     """
     base = replay.usual(batches, seed)
     if reason := too_coarse(rounding(base.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
     examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
-    with contextlib.suppress(Stopped):  # what was found by then stands
+    with contextlib.suppress(Stopped):  # findings until then are kept
         examination.ask()
     return examination.answer()
 
@@ -100,9 +100,9 @@ class _Examination:
         self._replay, self._batches, self._seed = replay, list(batches), seed
         self._tolerated, self._by_definition = tolerated, replaced
         self._base = replay.usual(batches, seed)
-        #: Whether a record is replaced, and none left out or put in.
+        #: Whether a record is replaced, not left out or added.
         self._replaced = replaced or self._base.drew
-        #: The gradients of the records, once it is known that they can be given back.
+        #: The records' gradients, once it is known that they can be put in.
         self._given: torch.Tensor | None = None
         self._tried = replaced or len(batches) > 1 or bool(replay.skips)
         self._found: list[Finding] = []
@@ -110,7 +110,7 @@ class _Examination:
         self._unshown = Unshown(replay, seed, shown=self._base.shown)
 
     def ask(self) -> None:
-        """Replay the step without records of each kind, and with records that are made up."""
+        """Replay the step without records of each kind, and with synthetic records."""
         rng, start = random.Random(self._seed), 0
         norms = torch.cat(self._base.norms) if self._base.norms else torch.zeros(0)
         for place, batch in enumerate(self._batches):
@@ -128,12 +128,12 @@ class _Examination:
                 self._put_in(name, longer)
 
     def answer(self) -> Answer:
-        """What came of it."""
+        """Return the result."""
         if self._unshown.count and not self._found:
             return Answer(reason=NOT_SHOWN)
         if self._asked and not self._moves:
             return Answer(reason=NO_RECORD)
-        why = SHIFTED if self._shifted else self._replay.why_none("neighbour of the batch")
+        why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
         found = sorted(self._found, key=lambda finding: -finding.size)
         return Answer(self._asked, tuple(found), "" if self._asked else why)
 
@@ -141,10 +141,10 @@ class _Examination:
     def _most(self) -> int | None:
         return _FEW if self._replay.limited and self._replaced else None
 
-    # ------------------------------------------------------------------ neighbours
+    # ------------------------------------------------------------------ neighbors
 
     def _leave_out(self, place: int, row: int, where: str) -> None:
-        """Leave a record out; where that shifts random numbers, replace it, and zero its row."""
+        """Leave a record out; if that shifts random numbers, replace it, and zero its gradient."""
         count = rows(self._batches[place])
         if not self._replaced:
             others = [other for other in range(count) if other != row]
@@ -153,11 +153,11 @@ class _Examination:
             self._replaced = True
         order = list(range(count))
         order[row] = (row + count // 2) % count
-        self._judge(f"another in the place of {where}", self._pair(place, order), 2)
+        self._judge(f"another instead of {where}", self._pair(place, order), 2)
         self._zero(row, where)
 
     def _zero(self, row: int, where: str) -> None:
-        """Zero the gradient of a record where it is handed over."""
+        """Replace a record's gradient by zeros, if gradients can be put in."""
         if not self._tried:
             self._tried, self._given = True, self._own_gradients()
         given = self._given
@@ -169,10 +169,10 @@ class _Examination:
         def draw(seed: int) -> list[Replay]:
             return [self._replay.run(self._batches, seed, rows=each) for each in (given, zeroed)]
 
-        self._judge(f"with zeros in the place of the gradient of {where}", draw, 1, by_row=True)
+        self._judge(f"with zeros instead of the gradient of {where}", draw, 1, by_row=True)
 
     def _put_in(self, name: str, longer: Any) -> None:
-        """Put a record in behind the others, or in the place of the first."""
+        """Add a record after the others; if that shifts random numbers, replace the first one."""
         last, count = len(self._batches) - 1, rows(self._batches[-1])
         if not self._replaced:
             named = f"with one more record, {name}"
@@ -181,11 +181,11 @@ class _Examination:
                 return
             self._replaced = True
         pair = self._pair(last, [count, *range(1, count)], longer)
-        named = f"another in the place of the first record, {name}"
+        named = f"another instead of the first record, {name}"
         self._judge(named, pair, 2, made_up=True)
 
     def _pair(self, place: int, order: Sequence[int], batch: Any = None) -> Draw:
-        """The step, and the step with one physical batch of other records."""
+        """Return the pair of the step and the step with one physical batch changed."""
         changed = list(self._batches)
         changed[place] = taken(self._batches[place] if batch is None else batch, order)
 
@@ -198,7 +198,7 @@ class _Examination:
         return draw
 
     def _own_gradients(self) -> torch.Tensor | None:
-        """The gradients of the records in clipping norms, ``[n, d]``, if they can be given back."""
+        """Return the records' gradients in clipping norms, ``[n, d]``, if they can be put in."""
         replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
         count, size = rows(batches[0]), sum(replay.sizes)
         if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
@@ -221,7 +221,7 @@ class _Examination:
         least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
         judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
         self._shifted += judged.shifted
-        # A record that is made up may be outside of what the step's code takes.
+        # A synthetic record may be invalid input for the user's code.
         if judged.tells and (math.isfinite(judged.far) or not made_up):
             self._asked += 1
             self._moves = self._moves or judged.far > 0.0
@@ -231,7 +231,7 @@ class _Examination:
 
 
 def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[str, int]:
-    """Rows of a batch by the name of what they are."""
+    """Choose distinct rows of a batch, by description."""
     chosen = {"first": 0, "last": count - 1}
     if norms is not None:
         chosen["largest"] = int(norms.argmax())

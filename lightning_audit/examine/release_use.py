@@ -1,8 +1,8 @@
-"""Whether what a step leaves behind rests on its release alone.
+"""Test whether the state after a step depends on the data only through its release.
 
-Behind the cut anything may be made of a release, but of nothing else: where the same values are
-released, the training goes on in the same way with a record and without it. What does not shows a
-record without noise.
+After the cut, a release may be post-processed in any way, but no other data may be used: given the
+same release, the training must continue in the same way with and without a record. A difference
+shows a record without noise.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import hidden_by_noise
 from lightning_audit.replay.step_replay import StepReplay
 
-#: How far the releases of two second steps may be apart, in clipping norms and as a part of their
-#: size: their weights and batches are the same, so that they differ by rounding at the most.
+#: Largest distance between the releases of two second steps, in clipping norms and relative to
+#: their size: their weights and batches are equal, so that they differ by rounding at most.
 _ROUNDING, _OF_SIZE = 5e-5, 1e-6
-#: Error of the quotient of two gradients, over the part by which it is not 1.
+#: Error of the ratio of two gradients, relative to its distance from 1.
 _OF_RATIO = 0.05
 _NEXT = "the next step's gradient"
-#: Draws that tell how much noise is beside what a record changes. What is computed of a release, as
-#: by Adam, may show a record by so many times what the release does.
+#: Draws that estimate the noise in what a record changes, and the factor by which a value computed
+#: from a release, as by Adam, may show a record more than the release does.
 _DRAWS, _PROCESSED = 4, 2.0
 _OTHER_NOISE = 6_700_417
-#: Pairs of records that stand for all where replays are not counted.
+#: Random pairs of records that replace the batch, if replays are not limited.
 _PAIRS = 8
-#: Places of a step where its noise is drawn, and where what comes before its clipping is.
+#: Phases of a step in which its noise is drawn, and the phase before clipping.
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
 
 def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
-    """Replay a step with the same release, with a record and without it.
+    """Replay a step with and without a record, and with the same release.
 
     Args:
         replay: of the step.
@@ -50,11 +50,11 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         seed: of the replays.
 
     Returns:
-        What came of it; its kind is "divisor" where the update used the release divided by the
-        number of records that the batch has, or its last part.
+        The answer; its kind is "divisor" if the update used the release divided by the number of
+        records of the batch, or of its last part.
     """
     if replay.adapts:
-        return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
+        return Answer(reason="the clipping norm adapts to counts that are not part of the release")
     base = replay.usual(batches, seed)
     first = replay.run(batches, seed, released=base, then=batches)
     again = replay.run(batches, seed, released=base, then=batches)
@@ -89,12 +89,12 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
         numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
-        if first.norms and other.norms:  # those of the last part that came to be clipped
+        if first.norms and other.norms:  # those of the last part that was clipped
             numbers.append((len(first.norms[-1]), len(other.norms[-1])))
         divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
-    why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
+    why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
     kind = "divisor" if found and divided else ""
@@ -102,12 +102,12 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
 
 
 def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
-    """Whether the update used the same release divided by one of two replays' numbers of records.
+    """Return whether the update used the release divided by the replay's own number of records.
 
     Args:
         one: a replay.
         other: the same with one record less, and the same release.
-        numbers: numbers of records in the one and in the other.
+        numbers: candidate pairs of the numbers of records in ``one`` and in ``other``.
     """
     square = float(one.used.square().sum())
     if square == 0.0 or len(one.used) != len(other.used):
@@ -121,18 +121,18 @@ def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> 
 def _decided(
     replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay, first: Replay
 ) -> list[Finding]:
-    """What a step decides by its records: whether it is taken, and which noise it states.
+    """Return findings if records decide whether a step is taken, or its noise multiplier.
 
-    Batches of as many other records stand where the step's own do, behind the same state and with
-    the same random numbers. What is decided otherwise is decided by records: of the batches between
-    the two, exchanged record by record, two that differ in one record are.
+    The step is replayed on as many other records, from the same state and under the same random
+    numbers. If a decision differs, records decided it: exchanging the records one by one, it
+    changes between two batches that differ in one record.
 
     Args:
         replay: of the step.
         batches: the physical batches of one logical step.
         seed: of the replays.
         base: the step as it is.
-        first: the same, followed by another on its batches.
+        first: the same, followed by another step on the same batches.
     """
     more = 0 if replay.limited else _PAIRS
     for name, other_batches in _of_other_records(batches, base, seed, more):
@@ -152,16 +152,16 @@ def _decided(
 def _of_other_records(
     batches: Sequence[Any], base: Replay, seed: int, more: int
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Batches of as many records of another loss, and what they are.
+    """Yield descriptions of other batches of the same size, and the batches.
 
-    Each has two of the batch's records in turns: of copies of one alone, some losses are not
-    defined. A limit near to the losses of batches lies among those of pairs.
+    Each repeats two of the batch's records in turn, because some losses are undefined for copies of
+    a single record. A threshold near the usual losses is among those of such pairs.
 
     Args:
         batches: the physical batches of one logical step.
         base: the step as it is.
         seed: of the choice.
-        more: pairs at random besides.
+        more: number of further random pairs.
     """
     sizes = [rows(batch) for batch in batches]
     norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
@@ -174,14 +174,14 @@ def _of_other_records(
         (slice(-2, None), of.format("largest" if known else "last")),
     ):
         yield (
-            f"with two records {name} in the place of all",
+            f"with two records {name} instead of all",
             [
                 taken(batch, order[which].repeat(size)[:size].tolist())
                 for batch, order, size in zip(batches, orders, sizes, strict=True)
             ],
         )
     yield (
-        "with records within the range of the data in the place of all",
+        "with records within the range of the data instead of all",
         [within_range(batch, seed) for batch in batches],
     )
     rng = random.Random(seed)
@@ -189,7 +189,7 @@ def _of_other_records(
         pairs = [rng.choices(range(size), k=2) for size in sizes]
         orders_of_pairs = [(pair * size)[:size] for pair, size in zip(pairs, sizes, strict=True)]
         yield (
-            "with two records at random in the place of all",
+            "with two records at random instead of all",
             [taken(batch, order) for batch, order in zip(batches, orders_of_pairs, strict=True)],
         )
 
@@ -202,19 +202,19 @@ def _hidden(
     moved: int,
     draw: Callable[..., Replay],
 ) -> bool:
-    """Whether noise of its own hides a record in all that differs, as a release's noise would.
+    """Return whether additional noise hides the record in every difference, as the release's would.
 
     Args:
         replay: of the step.
-        one: with the record.
-        other: without it.
-        differ: what differs between them.
-        moved: clipping norms that a record may move a release by.
-        draw: replays the step with the release of `one` and other noise, by a number and the places
-            whose random numbers are others.
+        one: the replay with the record.
+        other: the replay without the record.
+        differ: kinds of values that differ between them.
+        moved: change by one record that a release may show, in units of the clipping norm.
+        draw: replays the step with the release of ``one`` and other noise, given a number and the
+            phases whose random numbers change.
     """
     replay.allow(2 * (2 * _DRAWS + 1))
-    # What a step draws before it clips may be the records' own, as for augmentation.
+    # Draws before clipping may belong to the records, such as for augmentation.
     same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
     for places in (_NOISE, (*_BEFORE, *_NOISE))[: 2 if same else 1]:
         draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
@@ -226,7 +226,7 @@ def _hidden(
 def _hides(
     draws: Sequence[Replay], other: Replay, differ: Iterable[str], moved: int, sigma: float
 ) -> bool:
-    """Whether draws of what a step leaves behind hide what differs without a record."""
+    """Return whether the noise in the state after a step hides what differs without a record."""
     if any(each.error for each in draws):
         return False
     for kind in differ:
@@ -240,19 +240,23 @@ def _hides(
 
 
 def _values(replay: Replay, kind: str) -> torch.Tensor:
-    """All that a replay left behind of a kind."""
+    """Concatenate the values of a kind after a replay."""
     if kind == _NEXT:
         return torch.cat(replay.later)
     return torch.cat([value for name, value in replay.after.items() if _kind(name) == kind])
 
 
 def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
-    """What differs between two replays of one release, and by how much of its change or size.
+    """Return the kinds of values that differ between two replays of one release.
 
     Args:
         one: a replay.
         other: the same, without a record.
         base: the replay whose release both had.
+
+    Returns:
+        By kind, the difference relative to the value's norm; for the next step's gradient, its
+        norm in units of the clipping norm.
     """
     found: dict[str, float] = {}
     for name in one.after.keys() & other.after.keys():
@@ -266,7 +270,7 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
             found[kind] = max(found.get(kind, 0.0), far / max(scale, 1e-300))
     missing = one.after.keys() ^ other.after.keys()
     found |= {_kind(name): float("inf") for name in missing}
-    # Only where nothing else differs: else the second step differs with it.
+    # Only if nothing else differs: otherwise the second step differs as a consequence.
     if not found and len(one.later) == len(other.later) and one.later:
         far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
         size = float(torch.cat(one.later).norm())
@@ -276,16 +280,18 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
 
 
 def _kind(name: str) -> str:
-    """What of the training a name stands for, without the tensor."""
+    """Return the kind of value that a name denotes, without the tensor's name."""
     if name.startswith("attribute") or " of group " in name:
         return name
     return name.partition(" of ")[0]
 
 
 def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, list[Any]]]:
-    """The batches without a record of the last one that has two, then with another for it.
+    """Yield the batches without a record, then with another record instead of it.
 
-    Each with the clipping norms that it may move a release by, and what it is.
+    Returns:
+        The change that a release may show, in units of the clipping norm, a description, and the
+        batches. The record is in the last physical batch with two or more.
     """
     place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
     count = rows(batches[place])
@@ -294,7 +300,7 @@ def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, li
     replaced[row] = (row + count // 2) % count
     for moved, what, kept in (
         (1, "without the {} record", [other for other in range(count) if other != row]),
-        (2, "with another in the place of the {} record", replaced),
+        (2, "with another instead of the {} record", replaced),
     ):
         yield (
             moved,

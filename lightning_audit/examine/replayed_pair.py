@@ -1,7 +1,7 @@
-"""Two replays that differ in one record or one gradient, judged under a second seed as well.
+"""Compare two replays that differ in one record or one gradient, under a second seed as well.
 
-What a record adds to a release is the same vector under other random numbers. Where the two draw
-other numbers than each other, their difference is noise, which is another vector each time.
+A record's contribution to a release is the same vector under any random numbers. If the two replays
+draw different random numbers, their difference is noise, which is another vector each time.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ Draw = Callable[[int], Sequence[Replay]]
 
 SHIFTED = (
     "with another record, or without its gradient, the step draws other random numbers for the "
-    "others"
+    "other records"
 )
-MORE = "the training clips more than the gradients that it hands over"
+MORE = "the training clips gradients that the replay could not replace"
 _SECOND = 7_368_787
-#: Least cosine of two differences that have a part in common: independent ones come to 4 standard
-#: deviations in 1 of 30,000 cases.
+#: Least cosine of two differences with a common part: independent ones reach 4 standard deviations
+#: in 1 of 30,000 cases.
 _LEAST, _DEVIATIONS = 0.05, 4.0
-#: Below so many entries a cosine tells nothing: the differences are the same up to a tenth of them,
-#: under so many seeds.
+#: With fewer entries than ``_FEW`` a cosine is not enough: differences must agree up to a tenth,
+#: under ``_SEEDS`` further seeds.
 _FEW, _SAME, _SEEDS = 25, 0.1, 3
-#: Pairs that tell how much noise is beside a record's part, and times that a function of the noisy
-#: gradient that is no multiple of it may show a record more than it does.
+#: Pairs that estimate the noise in a record's contribution, and the factor by which a nonlinear
+#: function of the noisy gradient may show a record more than the gradient does.
 _PAIRS, _BENT = 5, 3.0
-#: Findings after which the others count as they do.
+#: Number of tested findings after which further ones are classified alike.
 _ENOUGH = 3
-#: Relative rounding of equal sums, and least cosine of what a training adds of its records.
+#: Rounding of equal sums, and least cosine of gradients of its own that a training adds.
 _ROUNDING, _ADDED = 1e-3, 0.3
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of a pair.
+    """Result of comparing a pair.
 
     Args:
-        far: how far its releases are apart, in clipping norms.
-        failed: whether the user's code took one of its batches not.
-        shifted: whether the random numbers of the two are others, so that it tells nothing.
+        far: distance of its releases, in units of the clipping norm.
+        failed: whether the user's code failed on one of its batches.
+        shifted: whether the two replays drew different random numbers, so that the result is void.
     """
 
     far: float = 0.0
@@ -64,23 +64,23 @@ class Judged:
 
     @property
     def tells(self) -> bool:
-        """Whether it tells something of the step."""
+        """Whether the result is valid."""
         return not self.failed and not self.shifted
 
 
 def judge(
     draw: Draw, seed: int, allowed: float, *, by_row: bool = False, least_cosine: float = 0.0
 ) -> Judged:
-    """How far the releases of a pair are apart, if that is no noise.
+    """Measure the distance of a pair's releases, and whether it is noise.
 
     Args:
         draw: replays the pair.
         seed: of the replays.
-        allowed: a distance that is no finding, in clipping norms.
-        by_row: whether a gradient alone differs, and batches do not. Then nothing moves beside it,
-            but it may be rounded or left out at random.
-        least_cosine: that the differences under both seeds must have, where the records draw
-            numbers of their own: their gradients lie in few directions, and are alike by chance.
+        allowed: largest distance that is no finding, in units of the clipping norm.
+        by_row: whether only one gradient differs, and the batches are equal. Then nothing else
+            changes, but that gradient may be rounded or dropped at random.
+        least_cosine: least cosine of the differences under both seeds, if the records draw their
+            own random numbers: their gradients have few directions, and are alike by chance.
     """
     one, other = draw(seed)
     if one.error or other.error:
@@ -98,13 +98,13 @@ def judge(
 
 
 def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
-    """Whether a pair is apart because more was done to correct noisy gradients, as far as seen.
+    """Return whether post-processing of a correct noisy gradient could explain a pair's distance.
 
     Args:
         draw: replays the pair.
         replay: of the step.
         seed: of the replays.
-        moved: clipping norms that a record may move a release by.
+        moved: change by one record that a release may show, in units of the clipping norm.
     """
     replay.allow(2 * _PAIRS)
     pairs = [draw(seed + number * _SECOND) for number in range(_PAIRS)]
@@ -113,7 +113,7 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     gaps = [_gap(*pair) for pair in pairs]
     if any(gap.shape != gaps[0].shape or not bool(torch.isfinite(gap).all()) for gap in gaps):
         return False
-    # What a sum and its noise are multiplied with leaves a record's part the same vector.
+    # A linear map of the noisy sum gives the same change by a record each time.
     linear = all(float((gap - gaps[0]).norm()) <= _SAME * float(gaps[0].norm()) for gap in gaps)
     allowed = moved * (1.0 if linear else _BENT)
     releases = [one.release for one, _ in pairs]
@@ -121,21 +121,21 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
 
 
 class Unshown:
-    """Findings that may be where more was done to a release that the training does not show.
+    """Findings that post-processing could explain, in a training that does not show its release.
 
     Args:
         replay: of the step.
         seed: of the replays.
-        shown: whether the training shows it, so that none is.
+        shown: whether the training shows its release; then there are no such findings.
     """
 
     def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
         self._replay, self._seed, self._shown = replay, seed, shown
-        #: How many there are.
+        #: Number of such findings.
         self.count = 0
 
     def takes(self, draw: Draw, moved: int) -> bool:
-        """Whether a pair that is too far apart is one of them; see `is_processed`."""
+        """Return whether a pair that is too far apart is one of them; see `is_processed`."""
         if self._shown:
             return False
         if self.count < _ENOUGH and not is_processed(draw, self._replay, self._seed, moved):
@@ -145,19 +145,19 @@ class Unshown:
 
 
 def is_noise(cosine: float, size: int) -> bool:
-    """Whether two vectors of so many entries with such a cosine may be independent.
+    """Return whether two vectors may be independent, given their cosine.
 
     Args:
-        cosine: of the two.
-        size: entries of each.
+        cosine: of the two vectors.
+        size: number of entries of each.
     """
     return cosine < min(max(_LEAST, _DEVIATIONS / math.sqrt(size)), 1.0 - _SAME)
 
 
 def _alike(one: Replay, other: Replay, draw: Draw, seed: int) -> tuple[float, float]:
-    """Cosine of a pair's difference with that under other seeds, and the norm of what both have.
+    """Return the least cosine of a pair's difference with those under other seeds.
 
-    The least of each; the cosine is -1 where the pair cannot be replayed again.
+    Also the least norm of their common part. The cosine is -1 if the pair cannot be replayed again.
     """
     first = _gap(one, other)
     found = []
@@ -179,11 +179,10 @@ def _gap(one: Replay, other: Replay) -> torch.Tensor:
 
 
 def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
-    """Whether all that a step clips is what it hands over.
+    """Return whether a replay can replace all gradients that a step clips.
 
-    Gradients of zeros beside two batches release the same noise, unless the training adds something
-    of the records. What it adds is the same vector under another seed; noise that depends on
-    records is not.
+    With zero gradients, two batches release the same noise, unless the training adds gradients of
+    its own. These are the same vector under another seed; noise that depends on records is not.
 
     Args:
         replay: of the step.

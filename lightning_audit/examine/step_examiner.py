@@ -1,4 +1,4 @@
-"""Examines one step of a training, and leaves the training as it was."""
+"""Examine one step of a training, without changing the training."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from lightning_audit.taps.boundary import raised_in_audit, undoing
 
 _log = logging.getLogger(__name__)
 _FULL_PRECISION = ("32-true", "64-true")
-#: Seconds that a replay may take, beside so many times the seconds of the step on one processor.
+#: Time limit of the replays: seconds, plus a multiple of the step's single-threaded seconds.
 _PATIENCE, _SLOWER = 60.0, 20.0
 #: Steps to wait while another thread may train.
 _WAIT = 16
 #: An examination sets generators that all threads share.
 _ONE_AT_A_TIME = threading.Lock()
 _ANOTHER = "another examination is under way in this process"
-_THREAD = "thread {thread!r} of this process may train or draw random numbers meanwhile"
+_THREAD = "thread {thread!r} of this process may train or draw random numbers at the same time"
 _MOVED = (
-    "a step was replayed and gave other bits: state that a replay cannot put back may have moved, "
+    "a step was replayed and gave other bits: state that a replay cannot restore may have changed, "
     "and the training with it"
 )
 
 
 class UserStep(Protocol):
-    """The user's step, to be taken again beside the training."""
+    """The user's step, which can be run again for a replay."""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -55,18 +55,18 @@ class UserStep(Protocol):
 
     @property
     def precision(self) -> str:
-        """In which the training computes, by Lightning's names."""
+        """The precision of the training, by Lightning's name."""
 
     @property
     def logged(self) -> Collection[str]:
-        """Names of what the step logged when it was taken again."""
+        """Names of the values that the step logged when it was replayed."""
 
     @property
     def aside(self) -> Sequence[object]:
-        """Objects of which nothing is kept."""
+        """Objects whose state is neither saved nor restored."""
 
     def roots(self) -> list[object]:
-        """What a step may change."""
+        """Return the objects that a step may change."""
 
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
@@ -74,18 +74,18 @@ class UserStep(Protocol):
 
 @dataclass(frozen=True)
 class Examined:
-    """What came of an examination.
+    """Result of an examination.
 
     Args:
         answers: to the questions, by the names of their checks.
-        seconds: that it took.
-        steps: that were replayed.
-        step_times: the seconds in times of the shortest replayed step, by the processor's time.
+        seconds: duration of the examination.
+        steps: number of replayed steps.
+        step_times: the examination's CPU time over that of the fastest replayed step.
         late: names of the questions for which no replays were left.
-        waits: steps until one may be replayed; 0 if this one was.
+        waits: number of steps until the next try; 0 if this step was examined.
         ends: whether no other step may be replayed.
-        logged: names of what ``training_step`` logs.
-        notes: remarks for the report.
+        logged: names of the values that ``training_step`` logs.
+        notes: for the report.
     """
 
     answers: Mapping[str, Answer]
@@ -100,13 +100,13 @@ class Examined:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """Names of the questions that were not asked, for whatever reason."""
+        """Names of the questions that were not tested, for any reason."""
         return tuple(name for name, answer in self.answers.items() if answer.reason)
 
 
 @dataclass(frozen=True)
 class _Order:
-    """An examination to be made; see `examine_step`."""
+    """Arguments of an examination; see `examine_step`."""
 
     user: UserStep
     step: DPSGDStep
@@ -133,22 +133,22 @@ def examine_step(
     earlier_trials: int = 0,
     budget: int | None = None,
 ) -> Examined:
-    """Ask questions of a step that was taken; nothing that goes wrong is raised.
+    """Test questions on a step that was taken; failures are answers, not exceptions.
 
-    The step is replayed in a fork of the process where one can train, and else in this process,
-    which is then put back. Where another thread may train, it is not replayed.
+    The step is replayed in a fork of the process if the fork can train, else in this process, whose
+    state is then restored. If another thread may train, the step is not replayed.
 
     Args:
-        user: takes the step again.
+        user: runs the step again.
         step: the adapter of the private optimizer.
         claim: what is claimed of the step.
-        taken: its batches.
+        taken: the step's batches.
         seed: of the replays.
         names: of the questions.
-        replaced: whether neighbours have a record replaced, and none more or less.
-        trials: crafted gradients to put in at the most.
-        earlier_trials: those that earlier examinations put in.
-        budget: steps that may be replayed; None for as many as are needed.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        trials: largest number of crafted gradients.
+        earlier_trials: number of crafted gradients in earlier examinations.
+        budget: largest number of replayed steps; None for no limit.
     """
     order = _Order(user, step, claim, taken, seed, names, replaced, trials, earlier_trials, budget)
     begun = time.perf_counter()
@@ -173,11 +173,11 @@ def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
         _log.info("the step is replayed in the training's own process: %s", error)
         return _here(order)
     except ForkFailed as error:
-        return replace(_none(order.names, f"it was not replayed: {error}"), ends=True)
+        return replace(_none(order.names, f"the step was not replayed: {error}"), ends=True)
 
 
 def _here(order: _Order) -> Examined:
-    """Examine in the training's own process."""
+    """Examine the step in the training's own process."""
     found = _in_the_fork(order)
     if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
@@ -187,7 +187,7 @@ def _here(order: _Order) -> Examined:
 
 
 def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Examined:
-    """Examine, and put everything back."""
+    """Examine the step, and restore all state."""
     work, user, names = time.thread_time(), order.user, order.names
     try:
         state = TrainingState(
@@ -195,7 +195,7 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
         )
     except CannotKeep as error:
         return _none(names, str(error))
-    except Exception as error:  # of an object of the user's
+    except Exception as error:  # raised by a user's object
         if raised_in_audit(error):
             raise
         return _none(names, type(error).__name__)
@@ -211,7 +211,7 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
     with undoing(state.put_back):
         answers = ask(asked, names)
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
-    notes += [f"{ANOTHER_DREW}: they were left as they are"] * bool(replay.stopped)
+    notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
     return Examined(
         answers,
         steps=replay.steps,

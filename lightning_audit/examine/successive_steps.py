@@ -1,4 +1,4 @@
-"""Keeps the noise of the steps behind an examination for a while, in memory alone."""
+"""The noise of a few steps after an examination, kept in memory only."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.noise_reading import clipped_sums
 
-#: Steps whose noise is kept.
+#: Number of steps whose noise is kept.
 STEPS = 8
-#: Entries below which so few steps tell nothing.
+#: Smallest number of entries for which so few steps are tested.
 _LEAST = 16
 
 
 class SuccessiveSteps:
-    """The noise of the next steps of one of Opacus' optimizers.
+    """The noise of the next steps of an Opacus optimizer.
 
-    The draws of the examination, another one for each step, take off what all noise has in common.
+    A different draw of the examination is subtracted from each step's noise, which cancels what all
+    noise has in common.
 
     Args:
         step: the adapter of the optimizer.
-        examined: the draws of an examination, and at which entries.
+        examined: the draws of an examination, and their entries.
     """
 
     def __init__(self, step: DPSGDStep, examined: ExaminedNoise) -> None:
         self._step, self._examined = step, examined
         self._noise: list[FloatArray] = []
-        #: Whether no more is kept.
+        #: Whether no further noise is kept.
         self.full = False
         private = private_optimizer(step.optimizer)
         self._hook = None
@@ -45,7 +46,7 @@ class SuccessiveSteps:
 
     @torch.no_grad()
     def _keep(self) -> None:
-        """The noise of a step is in."""
+        """Keep the noise of a step, after it was added."""
         if self.full:
             return
         params = self._step.params
@@ -67,14 +68,14 @@ class SuccessiveSteps:
         self.full = len(self._noise) >= min(STEPS, len(self._examined.draws))
 
     def look(self) -> NoiseLook | None:
-        """What was seen; None where there are no two steps."""
+        """Return the result; None with fewer than two steps."""
         if len(self._noise) < 2 or not all(np.isfinite(noise).all() for noise in self._noise):
             return None
         seen = successive_seen(self._noise)
         return NoiseLook({"earlier": seen}, kinds=1)
 
     def remove(self) -> None:
-        """Let go of the optimizer."""
+        """Remove the hook from the optimizer."""
         self.full = True
         if self._hook is not None:
             self._hook.remove()

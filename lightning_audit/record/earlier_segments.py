@@ -17,7 +17,8 @@ from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.disclosure import shown
 from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.results.audit_report import CheckResult, plain
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.results.report_json import plain
 
 #: Tolerance for comparing an e-value with its threshold, relative.
 _ROUNDING = 1e-9

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.files.json_reader import read_json
 from lightning_audit.files.npz import Archive, open_npz
-from lightning_audit.files.strict_json import read_json
 from lightning_audit.record.score_csv import ScoresError
 from lightning_audit.record.store import DROPPED, EARLIER, ENTERED, INJECTED, NOT_PLANNED
 

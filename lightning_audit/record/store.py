@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.files import typed_json as _typed
 from lightning_audit.files.bounded import open_regular
+from lightning_audit.files.json_reader import as_type, read_json
 from lightning_audit.files.replacing import reason_of, replacing
-from lightning_audit.files.strict_json import read_json
 from lightning_audit.record.report_directory import (
     RECORD_NAME,
     archive_name,
@@ -312,8 +311,8 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
         if not line.endswith(b"\n"):
             raise ValueError("its first line is cut short")
         if version <= _VERSION:
-            run = _typed.read(str, fields.pop("run", None), "run")
-            header = _typed.read(RecordHeader, fields)
+            run = as_type(str, fields.get("run"), "run")
+            header = as_type(RecordHeader, fields)
             if not 0 <= header.lags <= _MOST_LAGS:
                 raise ValueError(f"lags={header.lags} must be in [0, {_MOST_LAGS}]")
             found = _FirstLine(header, run)

@@ -1,1 +1,1 @@
-"""Runs the step of a training again, beside the training, and puts everything back."""
+"""Replay of a training's step: run it again, and restore all state."""

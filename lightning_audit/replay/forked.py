@@ -1,6 +1,6 @@
-"""Runs something in a forked process, so that nothing it does changes this one.
+"""Run a function in a forked process, so that it cannot change this one.
 
-What it gives comes back over a pipe. One that makes no progress is killed.
+Its result comes back over a pipe. A fork without progress is killed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _READY, _BEAT, _DONE, _SHARES, _FAILED = "ready", "beat", "done", "shares", "fai
 
 
 class ForkFailed(Exception):
-    """The forked process gave no result; the message says why."""
+    """The forked process returned no result; the message says why."""
 
 
 def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a fork of this process can train.
+    """Return whether a fork of this process can train.
 
-    It cannot on other devices than CPUs, nor where the autograd engine has started threads for
-    them. The other threads are looked at by `other_threads`.
+    It cannot on devices other than CPUs, or if the autograd engine may have started threads for
+    such devices. `other_threads` checks the process's other threads.
 
     Args:
-        tensors: that are trained.
+        tensors: the trained tensors.
     """
     return (
         sys.platform == "linux"
@@ -50,20 +50,20 @@ def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
-    """What ``work`` returns in a fork of this process.
+    """Return the result of ``work`` in a fork of this process.
 
     Args:
-        work: is given what it has to call now and then, and returns what can be pickled.
-        patience: seconds that may pass between two such calls.
+        work: gets a function that it must call regularly, and returns a picklable result.
+        patience: largest number of seconds between two such calls.
 
     Raises:
-        CannotSeparate: the fork would share too much with this process, so that nothing ran.
-        FailedElsewhere: it raised.
+        CannotSeparate: the fork would share too much with this process; nothing was run.
+        FailedElsewhere: ``work`` raised.
         ForkFailed: the fork ended or was killed.
     """
     receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
-        # Threads of OpenMP and of helpers; the fork uses neither.
+        # The warning is about other threads, of OpenMP and of helpers; the fork uses neither.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             child = os.fork()
@@ -92,26 +92,26 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
     if not last:
         raise CannotSeparate(f"the fork ended before it began, with exit code {code}")
     raise ForkFailed(
-        f"the process that replayed it was ended by signal {-code}"
+        f"the process that replayed the step was ended by signal {-code}"
         + " (out of memory?)" * (code == -signal.SIGKILL)
         if code < 0
-        else f"the process that replayed it ended with exit code {code}"
+        else f"the process that replayed the step ended with exit code {code}"
     )
 
 
 def _end(child: int, *, kill: bool) -> int:
-    """The exit code of the fork, negative for a signal."""
+    """Wait for the fork, and return its exit code, negative for a signal."""
     if kill:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except ChildProcessError:  # the user's program takes the exit codes of all
+    except ChildProcessError:  # the user's program reaps all children
         return 0
 
 
 def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
-    """All that the fork does; it does not return."""
+    """Run ``work`` in the fork, and exit without returning."""
 
     def send(what: str, value: Any = None) -> None:
         # Not `Connection.send`, which puts tensors into shared memory.
@@ -132,22 +132,22 @@ def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
     except BaseException as error:
         send(_FAILED, where(error))
     finally:
-        os._exit(0)  # no handler of the training's end runs here
+        os._exit(0)  # skips the training's exit handlers
 
 
 def _settle(pipe: int) -> None:
-    """Make this process fit to train alone."""
-    gc.freeze()  # what the training dropped is not finalized here
+    """Prepare the forked process to train alone."""
+    gc.freeze()  # the training's garbage is not finalized in the fork
     sys.settrace(None)
     sys.setprofile(None)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training that is interrupted ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted training ends the fork
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, this process ends and not the training
-    # The threads of OpenMP are not in a fork: a second one would wait for them forever.
+        file.write("1000")  # out of memory, the kernel kills the fork and not the training
+    # A fork has no OpenMP threads: with more than one it would wait for them forever.
     torch.set_num_threads(1)
     torch.set_num_threads = lambda _: None  # type: ignore[assignment]
     keep_to_itself(pipe)

@@ -1,4 +1,4 @@
-"""What a hand-written training gets from a replay of its step, and shows to it."""
+"""The interface of `lightning_audit.per_sample`, `rows` and `released` in a replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
 
 class HandWrittenReplay:
-    """What a hand-written training gets and shows in a replay."""
+    """Source of the per-sample gradients, and reader of the release, in a replay."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class HandWrittenReplay:
     def per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
-        """Count the gradients, or give others in their place."""
-        # Those of a second step are left as they are.
+        """Count the gradients, and return them or replacements."""
+        # The gradients of a second step are not replaced.
         later = bool(self._found.after)
         tensors = list(grads.values())
         if not later:
@@ -47,7 +47,7 @@ class HandWrittenReplay:
             return grads
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         params, new = self._step.params, type(grads)()
-        # A batch may come in several calls, each with its share of the rows.
+        # A batch may be split over several calls, each with its share of the rows.
         end = self._found.rows
         rows = self._rows[end - len(tensors[0]) : end]
         own = torch.split(rows, [p.numel() for p in params], dim=1)
@@ -57,12 +57,12 @@ class HandWrittenReplay:
         return new
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-        """No canary enters a replay; a loop over samples begins to clip."""
+        """Return no canaries, and record that clipping begins, in a loop over samples."""
         self._clips()
         return []
 
     def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        """Read what is shown."""
+        """Read the release."""
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         tensors: list[torch.Tensor | None] = [None] * len(self._step.params)
         for name, place in places.items():

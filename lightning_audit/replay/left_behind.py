@@ -1,4 +1,4 @@
-"""What a step leaves behind that later steps read of it, and what a checkpoint holds."""
+"""The state after a step that later steps or a checkpoint use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from lightning_audit.dpsgd.opacus import chain, own_name
 
-#: Attributes of Opacus' optimizers that decide the next step. What a class of the user's own adds
-#: may be there to be looked at only; what it decides shows in the next step.
+#: Attributes of Opacus' optimizers that affect the next step. Attributes of the user's own classes
+#: may be for display only; their effects show in the next step.
 _SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_grad_norms")
 
 
 def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
-    """Copies of it, by name.
+    """Return copies of the module's and optimizer's state, by name.
 
     Args:
         module: the user's module.

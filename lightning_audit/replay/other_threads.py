@@ -1,8 +1,8 @@
-"""Which other threads of the process may train while a step is replayed.
+"""Detect other threads of the process that may train while a step is replayed.
 
 A replay seeds the global generators, and a fork keeps the locks that other threads hold. Both are
-harmless only if each other thread runs nothing but the standard library or a package whose threads
-show, log or serve: any other code may train.
+harmless only if every other thread runs the standard library, or a package whose threads display,
+log or serve. Any other code may train.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _HARMLESS = sys.stdlib_module_names | frozenset(
         *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),
     )
 )
-#: Modules of torch that run threads of their own, whatever they call.
+#: Modules of torch whose threads are harmless, regardless of the code that they call.
 _THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
 
 
 def training_thread() -> str:
-    """The name of another thread that may train; empty if there is none."""
+    """Return the name of another thread that may train; empty if there is none."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread is threading.current_thread() or thread.ident is None:
@@ -44,8 +44,8 @@ def training_thread() -> str:
 
 
 def _is_helper(frame: FrameType | None) -> bool:
-    """Whether a thread runs harmless code only, by its innermost frame."""
-    # Below these calls a function written in C has no frame of its own, such as `torch.normal`.
+    """Return whether a thread runs only harmless code, given its innermost frame."""
+    # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
     if frame is None or frame.f_code.co_name == "run":
         return False
     modules: list[str] = []

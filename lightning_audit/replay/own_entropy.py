@@ -1,4 +1,4 @@
-"""Makes the system's entropy repeat in a replay, for the thread that replays alone.
+"""Make the system's entropy repeatable in a replay, for the replaying thread only.
 
 ``secrets``, ``random.SystemRandom``, ``uuid`` and NumPy's generators without a seed all read
 ``os.urandom``, or the name under which ``random`` holds it.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class OwnEntropy:
-    """Gives bytes of a seed in the place of the system's, while it is entered."""
+    """Context in which seeded bytes replace the system's entropy."""
 
     def __init__(self) -> None:
         self._bits = random.Random(0)
@@ -21,11 +21,11 @@ class OwnEntropy:
         self._theirs: tuple[Any, Any] = (os.urandom, random._urandom)  # type: ignore[attr-defined]
 
     def seed(self, number: int) -> None:
-        """Set the bytes that come next."""
+        """Seed the next bytes."""
         self._bits.seed(number)
 
     def mark(self) -> int:
-        """How many bytes were read since they were set, as one number."""
+        """Return the position in the seeded bytes, as one number."""
         return hash(self._bits.getstate())
 
     def __enter__(self) -> None:

@@ -1,7 +1,7 @@
-"""Takes everything from a forked process by which it could change the one that forked it.
+"""Separate a forked process from its parent, so that it cannot change it.
 
-A fork copies memory; open files, shared memory and the world outside are not copied. Here files
-are opened again or copied, shared memory is copied, and what would reach further is refused.
+A fork copies memory, but not open files, shared memory or anything outside the process. This module
+opens files again or copies them, copies shared memory, and refuses calls with other effects.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Bytes of files and of shared memory that are copied at the most.
+#: Largest number of bytes of files and shared memory to copy.
 _MOST = 2**28
 _MAP_FIXED = 0x10
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: What changes files, other processes or other machines, by the names of Python's audit events.
+#: Python's audit events that change files, other processes or other machines.
 _REACHES_OUT = frozenset(
     f"os.{name}"
     for name in (
@@ -33,7 +33,7 @@ _REACHES_OUT = frozenset(
 
 
 class CannotSeparate(Exception):
-    """What a process shares cannot be copied; the message says what."""
+    """A shared resource of the process cannot be copied; the message names it."""
 
 
 class ReachesOut(Exception):
@@ -41,13 +41,13 @@ class ReachesOut(Exception):
 
 
 def keep_to_itself(kept: int) -> None:
-    """Make sure that nothing this process does reaches the one that forked it.
+    """Separate this process from its parent.
 
     Args:
-        kept: descriptor of a pipe, which stays.
+        kept: descriptor of a pipe to keep.
 
     Raises:
-        CannotSeparate: too much is shared.
+        CannotSeparate: a shared resource is too large or cannot be copied.
     """
     sys.dont_write_bytecode = True
     left = _own_memory(_MOST)
@@ -56,7 +56,7 @@ def keep_to_itself(kept: int) -> None:
 
 
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
-    """Refuse what reaches out of the process; an audit hook."""
+    """Audit hook that refuses effects outside of the process."""
     if event == "open":
         path, _, flags = args
         outside = not isinstance(path, int) and not str(path).startswith("/dev/")
@@ -70,10 +70,10 @@ def _own_memory(left: int) -> int:
     """Copy the memory that is shared with other processes.
 
     Args:
-        left: bytes that may be copied.
+        left: largest number of bytes to copy.
 
     Returns:
-        Those that are left.
+        The bytes of ``left`` that remain.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -100,9 +100,9 @@ def _is_device(path: str) -> bool:
 
 
 def _own_files(kept: int, left: int) -> None:
-    """Open files again, so that positions and contents are this process's own.
+    """Open files again, so that this process has its own positions and contents.
 
-    Pipes, sockets and terminals lead nowhere.
+    Pipes, sockets and terminals are redirected to ``os.devnull``.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
@@ -110,7 +110,7 @@ def _own_files(kept: int, left: int) -> None:
             continue
         try:
             kind = os.fstat(number).st_mode
-        except OSError:  # of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
         if stat.S_ISREG(kind):
             left = _own_file(number, left)
@@ -119,7 +119,7 @@ def _own_files(kept: int, left: int) -> None:
 
 
 def _own_file(number: int, left: int) -> int:
-    """Open a file again in the place of a descriptor; one that is written to is copied."""
+    """Replace a descriptor by a new one for its file; a file opened for writing is copied."""
     import fcntl  # not on Windows, where nothing is forked
 
     flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)

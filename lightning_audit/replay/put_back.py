@@ -1,4 +1,4 @@
-"""Puts single things of a training back: tensors, containers, attributes, generators."""
+"""Restore single objects of a training: tensors, containers, attributes, generators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 
 PutBack = Callable[[], None]
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-#: Values that are changed by giving a name another one.
+#: Types of values that only assignment to a name can change.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def set_atoms(held: Mapping[str, Any], owner: object) -> PutBack:
-    """What gives a module or a class its plain values back.
+    """Return a function that restores the plain values of a module or a class.
 
     Args:
-        held: its variables.
+        held: the variables of the module or class.
         owner: the module or class.
     """
     plain = {n: v for n, v in held.items() if isinstance(v, _PLAIN) and not n.startswith("__")}
@@ -37,28 +37,28 @@ def set_atoms(held: Mapping[str, Any], owner: object) -> PutBack:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are equal; NaN equals nothing, and is copied."""
+    """Return whether two tensors are equal; tensors with NaN are not."""
     return one.shape == other.shape and bool(torch.equal(one, other))
 
 
 def set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-    """Give a tensor its gradient back."""
+    """Restore the gradient of a tensor."""
     if tensor.grad is not grad:
         tensor.grad = grad
 
 
 def set_slot(item: object, name: str, value: object) -> None:
-    """Give a slot of an object its value back."""
+    """Restore a slot of an object."""
     if getattr(item, name, None) is not value:
         setattr(item, name, value)
 
 
 def refill_dict(held: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
-    """Give a dictionary back what it held, in its order."""
+    """Restore the items of a dictionary, in their order."""
     values_stay = len(held) == len(keys) and all(map(operator.is_, held.values(), values))
     if values_stay and all(map(operator.is_, held, keys)):
         return
-    # Not its own methods: `Counter.update` counts, and a user's class may do anything.
+    # Not the subclass's methods: `Counter.update` counts, and a user's class may do anything.
     base: Any = OrderedDict if isinstance(held, OrderedDict) else dict
     base.clear(held)
     for key, value in zip(keys, values, strict=True):
@@ -66,7 +66,7 @@ def refill_dict(held: dict[Any, Any], keys: list[Any], values: list[Any]) -> Non
 
 
 def refill(held: Any, items: list[Any]) -> None:
-    """Give a container back what it held; one that holds it still is left alone."""
+    """Restore the items of a container, unless it still has the same ones."""
     if len(held) == len(items) and all(map(operator.is_, held, items)):
         return
     held.clear()
@@ -76,8 +76,8 @@ def refill(held: Any, items: list[Any]) -> None:
 class GlobalGenerators:
     """The generators of torch, numpy and Python, which all threads of a process share.
 
-    They are put back only if no other thread has drawn from them: its next draws would be its
-    last ones again.
+    They are restored only if no other thread has drawn from them: otherwise that thread would draw
+    the same numbers again.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class GlobalGenerators:
 
     @staticmethod
     def seed(number: int) -> None:
-        """Set them to a state that ``number`` gives."""
-        # Not `torch.manual_seed`, which queues calls for devices that are not there.
+        """Seed all of them with ``number``."""
+        # Not `torch.manual_seed`, which queues calls for absent devices.
         torch.default_generator.manual_seed(number)
         if uses_cuda():
             torch.cuda.manual_seed_all(number)
@@ -98,7 +98,7 @@ class GlobalGenerators:
 
     @classmethod
     def mark(cls) -> int:
-        """Where they are, as one number."""
+        """Return their state, as one number."""
         numpy, python, *torchs = cls._states()
         return hash((_numpy_mark(numpy), python, *(t.numpy().tobytes() for t in torchs)))
 
@@ -108,15 +108,15 @@ class GlobalGenerators:
         return [np.random.get_state(), random.getstate(), torch.get_rng_state(), *devices]
 
     def look(self) -> None:
-        """See whether another thread has drawn since they were put back."""
+        """Check whether another thread has drawn since they were restored."""
         self.shared = self.shared or not _same_states(self._states(), self._kept)
 
     def leave(self) -> None:
-        """A replay has drawn its last number: whatever is drawn from now on is another thread's."""
+        """Mark the end of a replay's draws: later draws are another thread's."""
         self._left = self._states()
 
     def put_back(self) -> None:
-        """Set them to where they were at first, unless another thread has drawn."""
+        """Restore their first state, unless another thread has drawn."""
         left, self._left = self._left, None
         if left is not None:
             self.shared = self.shared or not _same_states(self._states(), left)
@@ -141,7 +141,7 @@ def _same_states(one: list[Any], other: list[Any]) -> bool:
 
 
 def generator_state(generator: Generator) -> PutBack:
-    """What sets a generator of random numbers to where it is now."""
+    """Return a function that restores a generator's current state."""
     if isinstance(generator, torch.Generator):
         state = generator.get_state()
         return lambda: _discard(generator.set_state(state))
@@ -154,7 +154,7 @@ def generator_state(generator: Generator) -> PutBack:
 
 
 def seed_generator(generator: Generator, number: int) -> None:
-    """Set a generator of random numbers to a state that ``number`` gives."""
+    """Seed a generator with ``number``."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(number)
     elif isinstance(generator, np.random.RandomState):
@@ -167,7 +167,7 @@ def seed_generator(generator: Generator, number: int) -> None:
 
 
 def generator_mark(generator: Generator) -> int:
-    """Where a generator of random numbers is, as one number."""
+    """Return a generator's state, as one number."""
     if isinstance(generator, torch.Generator):
         return hash(generator.get_state().numpy().tobytes())
     if isinstance(generator, np.random.RandomState):
@@ -183,9 +183,9 @@ def _numpy_mark(state: Any) -> int:
 
 
 def uses_cuda() -> bool:
-    """Whether this process computes on GPUs."""
+    """Return whether this process has initialized CUDA."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _discard(_: object) -> None:
-    """Give nothing back."""
+    """Return None."""

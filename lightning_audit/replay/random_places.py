@@ -1,7 +1,7 @@
-"""Sets all random numbers at the places of a replayed step, and marks how many were drawn.
+"""Seed all generators at fixed points of a replayed step, and record how many numbers were drawn.
 
-Two replays are compared number by number: where one draws more than the other, all that is drawn
-later is another number, and the difference of the two is noise.
+Two replays are comparable only if they draw the same number of random numbers: if one draws more,
+all its later draws differ, and the difference of the two is noise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.training_state import TrainingState
 
-#: Seeds apart from one another, so that no two places of a step get the same numbers.
+#: Offsets of the seeds, so that no two points of a step get the same random numbers.
 _APART = {"clipping": 1_000_003, "noise": 2_000_003, "cut": 3_000_017}
 _SECOND_STEP = 4_000_037
 
@@ -21,10 +21,10 @@ class RandomPlaces:
     """The random numbers of one replay.
 
     Args:
-        state: of the training; it sets and marks all generators.
+        state: of the training; it seeds all generators and reads their state.
         seed: of the replay.
-        found: takes the marks of the first step.
-        others: seeds of single places of the first step, its "start" among them.
+        found: the replay to which the first step's marks are added.
+        others: other seeds for single points of the first step, such as "start".
     """
 
     def __init__(
@@ -39,23 +39,23 @@ class RandomPlaces:
         self._second = False
 
     def begin(self) -> None:
-        """The first step begins."""
+        """Begin the first step."""
         self._state.seed(self._others.get("start", self._seed))
         self._found.marks.append(("start", self._state.mark()))
 
     def begin_second(self) -> None:
-        """The second step begins, with the same numbers whatever the first one drew."""
+        """Begin the second step; its random numbers do not depend on the first one's draws."""
         self._second = True
         self._seed += _SECOND_STEP
         self._passed.clear()
         self._state.seed(self._seed)
 
     def passes(self, place: str, *, once: bool = False) -> None:
-        """The step comes to a place: mark what was drawn, and set all numbers.
+        """Record the generators' state at a point of the step, and seed them.
 
         Args:
             place: "clipping", "noise" or "cut".
-            once: whether it counts only the first time, as where records are clipped one by one.
+            once: whether only the first time counts, as if records are clipped one by one.
         """
         self._passed[place] += 1
         if once and self._passed[place] > 1:
@@ -67,9 +67,9 @@ class RandomPlaces:
 
 
 def same_numbers(one: Replay, other: Replay) -> bool:
-    """Whether two replays drew as many random numbers from place to place.
+    """Return whether two replays drew the same number of random numbers between all points.
 
-    Where one of them takes no step, up to where it went.
+    If they take different numbers of steps, only the points that both have are compared.
     """
     if len(one.releases) == len(other.releases):
         return one.marks == other.marks

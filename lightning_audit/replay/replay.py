@@ -1,4 +1,4 @@
-"""What one replay of a step shows."""
+"""The result of one replay of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from lightning_audit.replay.own_reach import ReachesOut
 
-#: Why nothing more is replayed.
+#: Why no further step is replayed.
 ANOTHER_DREW = (
     "another thread drew from the global generators of random numbers while a step was replayed"
 )
@@ -24,29 +24,29 @@ class Stopped(Exception):
 
 @dataclass
 class Replay:
-    """What one replay of a step showed.
+    """Result of one replay of a step.
 
     Args:
-        releases: the gradient where its noise is in, of each step of the optimizer, in units of
-            the clipping norm, ``[d]``.
-        rows: per-sample gradients that came to be clipped; 0 where none is formed.
-        parts: calls of the clipping.
-        norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
-        gradients: those per-sample gradients, of each physical batch, `folded` to ``[n, columns]``;
-            only where they are asked for.
-        marks: where all generators of random numbers were, one number at each place of the step:
-            "start", each "clipping" and "noise", and the "cut".
-        stated: the clipping norm that Opacus' optimizer states when noise is added, over the
-            claimed one.
-        noise: the noise multiplier that it states then, of each step, a second one among them.
-        counts: what an optimizer that adapts its clipping norm releases beside its gradients.
-        used: the gradient that the update used, ``[d]``, where it is read what the step left.
-        after: what the step left behind that later steps read or a checkpoint holds, by name.
-        later: releases of a second step on the same batches; empty where none was asked for.
-        sure: whether what was read is where the noise is in.
-        shown: whether Opacus or the user's code showed it, so that nothing was done to it before.
-        error: what the user's code raised; empty if nothing.
-        where: the line of it.
+        releases: noisy gradient of each of the optimizer's steps, in units of the clipping norm,
+            ``[d]``.
+        rows: number of per-sample gradients that were clipped; 0 if none are formed.
+        parts: number of calls of the clipping.
+        norms: norms of the per-sample gradients in units of the clipping norm, ``[rows]``; empty
+            if none are formed.
+        gradients: the per-sample gradients of each physical batch, `folded` to ``[n, columns]``;
+            only on request.
+        marks: state of all generators as one number, at each point of the step: "start", each
+            "clipping" and "noise", and the "cut".
+        stated: the optimizer's clipping norm when noise is added, over the claimed one.
+        noise: the optimizer's noise multiplier at that time, of each step, including a second one.
+        counts: what an optimizer with adaptive clipping releases in addition to its gradients.
+        used: the gradient that the update used, ``[d]``; only if the state after the step is read.
+        after: state after the step that later steps or a checkpoint use, by name.
+        later: releases of a second step; empty if there was none.
+        sure: whether the release was read after all noise was added.
+        shown: whether Opacus or the user's code showed the release, before any post-processing.
+        error: the exception of the user's code; empty if none.
+        where: file and line of the exception.
     """
 
     releases: list[torch.Tensor] = field(default_factory=list)
@@ -68,66 +68,66 @@ class Replay:
 
     @property
     def release(self) -> torch.Tensor:
-        """The releases of all steps in one tensor; empty where none was taken."""
+        """The releases of all steps in one tensor; empty if no step was taken."""
         return torch.cat(self.releases) if self.releases else torch.zeros(0)
 
     @property
     def finite(self) -> torch.Tensor | None:
-        """The releases; None where there are none, as after an error, or one is not finite."""
+        """The releases; None if there are none, after an error, or if one is not finite."""
         usable = self.releases and not self.error and bool(torch.isfinite(self.release).all())
         return self.release if usable else None
 
     @property
     def drawn(self) -> int | None:
-        """The mark when the gradients came to be clipped; None where none did."""
+        """The mark at the first clipping; None if there was none."""
         return next((mark for place, mark in self.marks if place == "clipping"), None)
 
     @property
     def drew(self) -> bool:
-        """Whether random numbers were drawn before the gradients came to be clipped."""
+        """Whether random numbers were drawn before the first clipping."""
         return self.drawn is not None and self.drawn != self.marks[0][1]
 
     def fail(self, error: Exception) -> None:
-        """Take in what the user's code raised; the text of an exception may hold values of data."""
+        """Record an exception of the user's code, without its text, which may contain data."""
         self.error = str(error) if isinstance(error, ReachesOut) else type(error).__name__
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
-        # The name alone: numbers in a folder's name would be taken for the data's.
+        # The file name alone: numbers in a folder's name could be mistaken for numbers of the data.
         self.where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: int = 0) -> None:
-    """Take in per-sample gradients that come to be clipped.
+    """Add per-sample gradients that are about to be clipped.
 
     Args:
-        found: takes them in.
+        found: the replay to which they are added.
         grads: of each tensor, ``[n, *shape]``.
         norm: the clipping norm.
-        keep: columns in which they are kept themselves; 0 for not at all.
+        keep: number of columns in which the gradients themselves are kept; 0 for none.
     """
     found.rows += len(grads[0])
     if keep:
         found.gradients.append(folded(grads, keep))
-    # In the gradients' own precision: a copy in double would take longer than many a step.
+    # In the gradients' own precision: a copy in double precision may take longer than a step.
     parts = [torch.linalg.vector_norm(_rows(g), dim=1).double().cpu() for g in grads]
     found.norms.append(torch.stack(parts).norm(dim=0) / norm)
 
 
 def _rows(grads: torch.Tensor) -> torch.Tensor:
-    """Per-sample gradients as rows, also where the parameter is one number, ``[n, d]``."""
+    """Return per-sample gradients as rows, ``[n, d]``, also for scalar parameters."""
     return grads.detach().unsqueeze(-1).flatten(1)
 
 
 @torch.no_grad()
 def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
-    """Per-sample gradients in few columns, which take little memory and keep norms.
+    """Compress per-sample gradients into few columns, approximately preserving norms.
 
-    They are left as they are where there is a column for each entry. Else entries get random signs,
-    the same ones in each call, and go to one column after the other: norms, and those of
-    differences, stay up to a part of about ``columns ** -0.5``.
+    They are unchanged if there is a column for each entry. Otherwise entries get random signs, the
+    same ones in each call, and are added to the columns in turn: norms, and norms of differences,
+    are preserved up to a relative error of about ``columns ** -0.5``.
 
     Args:
         grads: of each tensor, ``[n, *shape]``.
-        columns: how many at the most.
+        columns: largest number of columns.
 
     Returns:
         In single precision, ``[n, columns]``.

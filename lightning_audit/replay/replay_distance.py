@@ -1,4 +1,4 @@
-"""How far two replays of a step are apart, and when rounding or a lattice hides it."""
+"""The distance of two replays of a step, and when rounding or a lattice hides it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from lightning_audit.replay.put_back import same_bits
 from lightning_audit.replay.replay import Replay
 
-#: Entries that are few, and that are enough, when it is asked whether they lie on a lattice. Of
-#: many more, numbers in single precision come back by chance.
+#: Smallest and largest number of entries in the test for a lattice. Among many more entries,
+#: numbers in single precision repeat by chance.
 _ENTRIES, _ENOUGH = 500, 200_000
-#: What few draws can tell of a shift on a lattice.
+#: Smallest shift on a lattice that few draws show.
 _LATTICE_RESOLUTION = 1.15
 
 
 def distance(one: Replay, other: Replay) -> float:
-    """Norm of the difference of two replays' releases; infinite if their steps are not as many.
+    """Return the norm of the difference of two replays' releases, in units of the clipping norm.
 
-    It is infinite, too, where one of them is not finite: then a record makes it so.
+    Infinite if their numbers of steps differ, or if a release is not finite.
     """
     if len(one.releases) != len(other.releases):
         return math.inf
@@ -31,14 +31,14 @@ def distance(one: Replay, other: Replay) -> float:
 
 
 def equal_releases(one: Replay, other: Replay) -> bool:
-    """Whether two replays released the same, bit for bit."""
+    """Return whether two replays have the same releases, bit for bit."""
     return len(one.releases) == len(other.releases) and all(
         map(torch.equal, one.releases, other.releases)
     )
 
 
 def equal_after(one: Replay, other: Replay) -> bool:
-    """Whether two replays left the same behind, bit for bit."""
+    """Return whether two replays have the same state after the step, bit for bit."""
     return one.after.keys() == other.after.keys() and all(
         same_bits(mine.view(torch.int64), other.after[name].view(torch.int64))
         for name, mine in one.after.items()
@@ -46,13 +46,13 @@ def equal_after(one: Replay, other: Replay) -> bool:
 
 
 def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> float:
-    """Norm of what rounding adds to the difference of two steps, in clipping norms.
+    """Return the norm of the rounding error in the difference of two steps.
 
-    Each entry is rounded to its own size, twice for a difference, independently of it.
+    Assumes independent errors, relative to each entry's size, in both steps.
 
     Args:
-        releases: of one of them, ``[d]`` each.
-        dtypes: in which they were made.
+        releases: of one of the steps, ``[d]`` each, in units of the clipping norm.
+        dtypes: in which they were computed.
     """
     digits = max(torch.finfo(dtype).eps for dtype in dtypes)
     return 0.5 * digits * math.hypot(*(float(release.norm()) for release in releases))
@@ -61,16 +61,16 @@ def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) ->
 def hidden_by_noise(
     change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
 ) -> bool:
-    """Whether a record's change has noise beside it that hides it as a release's noise would.
+    """Return whether noise hides a record's change as well as the noise of a release would.
 
-    In any unit: of what is computed of a release, change and noise have the same. The noise is that
-    of the entries that change, by their squares, and is known to within three standard errors.
+    Only the ratio of change to noise counts, so the unit is arbitrary. The noise is averaged over
+    entries, weighted by their squared changes, and estimated within three standard errors.
 
     Args:
-        change: what a record moves, ``[d]``.
+        change: change of the values by a record, ``[d]``.
         draws: the same values under several random numbers, ``[d]`` each.
         sigma: the claimed noise over the clipping norm.
-        allowed: clipping norms that a record may move a release by.
+        allowed: change by one record that a release may show, in units of the clipping norm.
     """
     weights = change.square() / change.square().sum().clamp(min=1e-300)
     variance = float(weights @ torch.stack(list(draws)).var(dim=0))
@@ -80,11 +80,11 @@ def hidden_by_noise(
 
 
 def too_coarse(rounding: float, tolerated: float) -> str:
-    """Why rounding hides the sensitivity, or empty.
+    """Return why rounding hides the sensitivity, or empty.
 
     Args:
         rounding: norm of the rounding of a difference, in units of the clipping norm.
-        tolerated: what a sensitivity of 1 may exceed it by.
+        tolerated: tolerated excess of a sensitivity over 1.
     """
     more = math.hypot(1.0, rounding) - 1.0
     if more <= tolerated:
@@ -93,7 +93,7 @@ def too_coarse(rounding: float, tolerated: float) -> str:
 
 
 def independent(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two draws are as large as each other and nothing alike: other random numbers."""
+    """Return whether two draws have the same size and low correlation, as independent ones."""
     norms = float(one.norm()), float(other.norm())
     if not min(norms) > 0.0:
         return False
@@ -102,7 +102,7 @@ def independent(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def on_a_lattice(release: torch.Tensor) -> bool:
-    """Whether the entries of a release are few numbers, as those of integer noise."""
+    """Return whether a release has few distinct values, as with integer noise."""
     entries = release[:: max(1, len(release) // _ENOUGH)]
     entries = entries[entries != 0.0]
     if len(entries) < _ENTRIES:
@@ -113,18 +113,19 @@ def on_a_lattice(release: torch.Tensor) -> bool:
 def shift_by_more_draws(
     draw: Callable[[int], Sequence[Replay]], seed: int, draws: int = 6
 ) -> float:
-    """Norm of a shift that a single release shows in whole steps of its lattice only.
+    """Estimate the norm of a shift between releases on a lattice, from several pairs.
 
-    Releases of other random numbers jump at other places, so that the inner products of their
-    differences are those of the shift alone. So few draws do not show a shift below 1.15.
+    A single pair shows the shift only in whole steps of the lattice. Under other random numbers the
+    rounding is independent, so that inner products of the differences estimate the shift's square.
+    Six pairs do not resolve a shift below 1.15.
 
     Args:
-        draw: gives a replay of either batch under a seed.
-        seed: the first one.
-        draws: how many pairs.
+        draw: replays both batches under a seed.
+        seed: the first seed.
+        draws: number of pairs.
 
     Returns:
-        The shift in units of the clipping norm; 1 where it may be that.
+        The shift in units of the clipping norm, capped at 1 if it is below the resolution.
     """
     pairs = [draw(seed + number) for number in range(draws)]
     if any(one.error or other.error for one, other in pairs):

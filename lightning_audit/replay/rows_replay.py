@@ -1,4 +1,4 @@
-"""Replays of a step with gradients of the audit's own in the place of its records'."""
+"""Replays of a step with crafted gradients instead of its records' gradients."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lightning_audit.replay.step_replay import StepReplay
 
 
 class RowsReplay:
-    """A step to which per-sample gradients are given.
+    """Replays of a step with given per-sample gradients.
 
-    Where clipping and noise alone make the same release, the rest of the step is left out.
+    If clipping and noise alone give the same release, the rest of the step is skipped.
 
     Args:
         replay: of the step.
-        batch: a physical batch, whose records are repeated to as many as there are gradients.
-        first: gradients by which it is tried whether the rest may be left out, ``[n, d]``.
-        seed: of that.
+        batch: a physical batch, whose records are repeated to match the number of gradients.
+        first: gradients for the test whether the rest can be skipped, ``[n, d]``.
+        seed: of that test.
     """
 
     def __init__(self, replay: StepReplay, batch: Any, first: torch.Tensor, seed: int) -> None:
         self._replay, self._batch = replay, batch
-        #: Whether the rest of the step is left out.
+        #: Whether the rest of the step is skipped.
         self.alone = False
         if replay.clips_alone:
             whole, short = (self._run(first, seed, alone=way) for way in (False, True))
@@ -38,7 +38,7 @@ class RowsReplay:
         return self._run(gradients, seed, alone=self.alone)
 
     def weights(self, gradients: torch.Tensor, seed: int) -> torch.Tensor | None:
-        """The weights behind the whole step with these gradients, ``[d]``; None if not all are."""
+        """Return the weights ``[d]`` after the whole step with given gradients; None if unknown."""
         replay = self._run(gradients, seed, alone=False, look=True)
         names = [f"parameters of {slot.name}" for slot in self._replay.layout]
         if replay.error or not all(name in replay.after for name in names):
@@ -53,15 +53,15 @@ class RowsReplay:
 
 
 def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
-    """Why gradients cannot be put in, or empty.
+    """Return why the gradients cannot be replaced, or empty.
 
     Args:
-        usual: what came of the step as it is.
-        count: records of the batch.
-        by_opacus: whether Opacus clips them.
+        usual: replay of the step as it is.
+        count: number of records of the batch.
+        by_opacus: whether Opacus clips the gradients.
     """
     if not usual.rows:
-        return "no per-sample gradients are formed, or the training does not hand them over"
+        return "no per-sample gradients are formed, or per_sample is not called with them"
     if usual.rows != count:
         return OTHER_ROWS
     if usual.parts > 1 and by_opacus:
@@ -70,6 +70,6 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
 
 
 def _of_size(batch: Any, size: int) -> Any:
-    """A batch of as many records."""
+    """Return a batch of ``size`` records, repeating them if necessary."""
     count = rows(batch)
     return taken(batch, [number % count for number in range(size)])

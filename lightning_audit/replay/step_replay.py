@@ -1,7 +1,7 @@
-"""Runs the user's whole step on other batches with the same random numbers, and reads its release.
+"""Run the user's whole step on given batches and random numbers, and read its release.
 
-Code of the user runs from `training_step` to the end of the update, as it does in the training.
-What is released is read at the cut, where the noise is in; then everything is put back.
+The user's code runs from `training_step` to the end of the update, as in the training. The release
+is read at the cut, after noise was added. Then all state is restored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lightning_audit.taps.boundary import entry, raised_in_audit
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
 
-#: Of Opacus' adaptive clipping: how many gradients were not clipped, noise included, of how many.
+#: Opacus' adaptive clipping: the noisy number of unclipped gradients, and the number of all.
 _COUNTS = ("unclipped_num", "sample_size")
 
 
@@ -38,15 +38,15 @@ class StepReplay:
     """Replays of the step of one private optimizer.
 
     Args:
-        take_step: takes the user's step on batches, as the training does.
+        take_step: runs the user's step on batches, as the training does.
         module: the user's module.
-        step: the adapter of its private optimizer.
-        claim: what is claimed of a step, read before any replay: faulty code may change it.
-        state: the training, to which it is put back after each replay.
-        skips: of each physical batch, whether the optimizer's step was skipped after it, as Opacus'
-            batch memory manager does; empty where the step's own code decides that.
-        budget: steps that may be replayed; None for as many as are needed.
-        beat: is called after each replay.
+        step: the adapter of the private optimizer.
+        claim: of a step, read before any replay: faulty code may change it.
+        state: of the training, which is restored after each replay.
+        skips: for each physical batch, whether Opacus' batch memory manager skipped the optimizer's
+            step after it; empty if the step's own code decides that.
+        budget: largest number of replayed steps; None for no limit.
+        beat: called after each replay.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class StepReplay:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
-        #: Steps that were replayed, and the shortest of them on the step's own records, in seconds
-        #: of the processor.
+        #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
+        #: records.
         self.steps, self.step_seconds = 0, float("inf")
-        #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
+        #: For each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
         self._take_step, self._module = take_step, module
         self._step, self._claim = step, claim
         self._state, self._private = state, private_optimizer(step.optimizer)
-        #: Whether only so many steps may be replayed.
+        #: Whether the number of replayed steps is limited.
         self.limited = budget is not None
-        #: Types of the trained tensors, that of what is put in, and entries of each tensor.
+        #: Types of the trained tensors, type of crafted gradients, and entries of each tensor.
         self.dtypes = [p.dtype for p in step.params]
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
         self.sizes = [p.numel() for p in step.params]
@@ -80,7 +80,7 @@ class StepReplay:
         self.clipping_norm = claim.max_grad_norm
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
-        """The step as it is, replayed once however often it is asked for, with what it left."""
+        """Return the replay of the step as it is, with the state after it; cached."""
         key = (seed, *map(id, batches))
         if key not in self._usual:
             self._usual[key] = self.run(batches, seed, look=True)
@@ -99,23 +99,23 @@ class StepReplay:
         look: bool = False,
         others: Mapping[str, int] | None = None,
     ) -> Replay:
-        """Replay a step, and put everything back.
+        """Replay a step, and restore all state.
 
         Args:
             batches: the physical batches of the logical one.
-            seed: of every generator, set when the step begins, when its gradients come to be
-                clipped, when noise is added, at the cut, and when a second step begins.
-            rows: per-sample gradients in units of the clipping norm that take the place of those
-                of the last batch, ``[n, d]``.
-            released: of which the releases take the place of this one's, behind the cut.
-            then: batches of a second step, which is left as it is.
-            keep: columns in which the per-sample gradients are kept; 0 for not at all.
-            alone: whether Opacus clips and noises ``rows`` without the rest of the step.
-            look: whether it is read what the step leaves behind, as it is where another follows.
-            others: seeds of single places of the first step; see `RandomPlaces`.
+            seed: of every generator, set when the step begins, before clipping, before noise is
+                added, at the cut, and when a second step begins.
+            rows: per-sample gradients in units of the clipping norm that replace those of the last
+                batch, ``[n, d]``.
+            released: a replay whose releases replace this one's after the cut.
+            then: batches of a second step, in which nothing is replaced.
+            keep: number of columns in which the per-sample gradients are kept; 0 for none.
+            alone: whether to clip and noise ``rows`` by Opacus without the rest of the step.
+            look: whether to read the state after the step; always read before a second step.
+            others: seeds of single points of the first step; see `RandomPlaces`.
 
         Raises:
-            Stopped: no more may be replayed.
+            Stopped: no further step may be replayed.
         """
         self._state.shared.look()
         if self.stopped or not self.has_left(1 + bool(then)):
@@ -148,57 +148,57 @@ class StepReplay:
     def _take_first(
         self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
     ) -> None:
-        """Take the step on its batches, or let ``rows`` alone be clipped and noised."""
+        """Run the step on its batches, or only clip ``rows`` and add noise."""
         begun = time.thread_time()
         self._announce(len(batches))
         if alone and rows is not None:
             self._clip(rows)
             return
         self._take_step([copied(batch) for batch in batches])
-        if rows is None:  # else its batch is a small one
+        if rows is None:  # with crafted rows, the batch may be small
             self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
 
     def has_left(self, steps: int) -> bool:
-        """Whether so many steps may still be replayed."""
+        """Return whether this number of steps may still be replayed."""
         return self._budget is None or self.steps + steps <= self._budget
 
     def allow(self, steps: int) -> None:
-        """Let so many more be replayed: a finding is made sure of whatever is left."""
+        """Raise the limit by ``steps``, to confirm a finding regardless of the budget."""
         if self._budget is not None:
             self._budget += steps
 
     def why_none(self, what: str) -> str:
-        """Why none was replayed."""
+        """Return why nothing was replayed."""
         return f"no {what} could be replayed" if self.has_left(2) else NONE_LEFT
 
     @property
     def stopped(self) -> str:
-        """Why no more may be replayed, or empty."""
+        """Why no further step may be replayed, or empty."""
         return ANOTHER_DREW if self._state.shared.shared else ""
 
     @property
     def lost(self) -> str:
-        """What could not be put back, or empty."""
+        """What could not be restored, or empty."""
         return "; ".join(self._state.lost)
 
     @property
     def adapts(self) -> bool:
-        """Whether the clipping norm of a step is adapted within its backward pass."""
+        """Whether the clipping norm adapts within the step's backward pass."""
         return hasattr(self._step.optimizer, "_adjusted_noise_multiplier")
 
     @property
     def clips_by_opacus(self) -> bool:
-        """Whether one of Opacus' optimizers clips."""
+        """Whether an Opacus optimizer clips."""
         return self._private is not None
 
     @property
     def clips_alone(self) -> bool:
-        """Whether it clips and adds noise without a forward and a backward pass."""
+        """Whether the optimizer can clip and add noise without a forward and backward pass."""
         held = [getattr(p, "grad_sample", None) for p in self._step.params]
         return self._private is not None and all(isinstance(h, torch.Tensor | list) for h in held)
 
     def _clip(self, rows: torch.Tensor) -> None:
-        """Let the private optimizer make its gradient of per-sample gradients of ours."""
+        """Run the private optimizer's clipping and noise on crafted per-sample gradients."""
         private: Any = self._private
         private.zero_grad()
         self._hand_over(rows)
@@ -210,11 +210,11 @@ class StepReplay:
             p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
 
     def _announce(self, batches: int) -> None:
-        """Tell Opacus which of the coming physical batches end a logical one, where it asks."""
+        """Queue for Opacus which of the coming physical batches skip the optimizer's step."""
         if self.skips and batches:
             self._private._step_skip_queue[:0] = self.skips[-batches:]  # type: ignore[union-attr]
 
-    # ------------------------------------------------------------------ what is watched
+    # ------------------------------------------------------------------ hooks
 
     @contextlib.contextmanager
     def _watched(
@@ -226,11 +226,11 @@ class StepReplay:
     ) -> Iterator[None]:
         for part in self._module.modules():
             if isinstance(part, _DropoutNd):
-                part.training = False  # the mask of a record that moves would be another one
+                part.training = False  # a record that moves would get another mask
 
         def clips() -> None:
             found.parts += not self._later
-            # By hand, records may come one by one.
+            # A hand-written step may clip records one by one.
             places.passes("clipping", once=self._private is None)
 
         def reads(
@@ -304,7 +304,7 @@ class StepReplay:
     def _update_hooks(
         self, found: Replay, source: HandWrittenReplay, reads: Callable[..., None]
     ) -> list[Any]:
-        """Reads where the update begins, unless the code has shown its release before."""
+        """Return hooks that read the release when the update begins, unless the code showed it."""
         depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
 
@@ -313,7 +313,7 @@ class StepReplay:
             depth += 1
             found.sure = source.shown or depth > 1 or is_torchs(self._step.inner.step)
             if not source.shown:
-                # A class that clips in its own step and goes on to that of torch's fires twice.
+                # A class that clips in its own step and then calls torch's runs this hook twice.
                 reads([p.grad for p in self._step.params], unit, again=depth > 1)
 
         def post(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which batches make up one logical step, while a training takes it."""
+"""Collect the batches of one logical step while the training takes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TakenStep:
 
     Args:
         batches: its physical batches, as they were before the step.
-        calls: of each call of the optimizer's step, whether it was skipped.
+        calls: for each call of the optimizer's step, whether it was skipped.
         seconds: from the first batch to the end of the optimizer's step.
     """
 
@@ -31,16 +31,16 @@ class TakenStep:
 
     @property
     def skips(self) -> list[bool]:
-        """Of each batch, whether the optimizer's step was skipped; empty where it was not asked.
+        """For each batch, whether the optimizer's step was skipped; empty if unknown.
 
-        Opacus' batch memory manager says so before each batch; where a batch makes several calls,
-        the step's own code says it.
+        Opacus' batch memory manager decides it before each batch. If a batch makes several calls,
+        the step's own code decides it.
         """
         return self.calls if len(self.calls) == len(self.batches) else []
 
 
 class StepWatch:
-    """Collects the batches of the coming step.
+    """Collector of the next step's batches.
 
     Args:
         step: the adapter of the private optimizer.
@@ -61,15 +61,15 @@ class StepWatch:
             self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
 
     def start_batch(self, batch: Any) -> None:
-        """A batch is about to be trained; what the step does to it in place does not count."""
+        """Add a copy of a batch that is about to be trained."""
         self._taken.batches.append(copied(batch))
 
     def end_batch(self) -> TakenStep | None:
-        """The batch was trained; the step that it ended, if it ended one."""
+        """End a batch, and return the step that it completed; None if it completed none."""
         return self._taken if self._stepped else None
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         self._hooks.remove()
 
     def _note_step(self, *_: Any) -> None:
@@ -78,7 +78,7 @@ class StepWatch:
 
 
 def copied(batch: Any) -> Any:
-    """A batch with tensors of its own."""
+    """Return a batch with copies of the tensors."""
     return _pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch
     )

@@ -1,11 +1,11 @@
-"""What a step of a training may change: kept, and put back after a replay.
+"""The state that a training step may change, saved before a replay and restored after it.
 
-Kept is whatever can be reached from the module, its optimizers, schedulers and callbacks: tensors
-(parameters, buffers, gradients, per-sample gradients, states of optimizers), containers, attributes
-of objects, variables that functions enclose, attributes of the user's own classes, plain values,
-containers and generators among the global variables of their modules, and every generator of random
-numbers, the global ones among them. Loaders, data sets, loggers and the Trainer are not followed: a
-replay does not touch them. An iterator cannot be put back: where one is held, nothing is replayed.
+Saved is all that can be reached from the module, its optimizers, schedulers and callbacks: tensors
+(parameters, buffers, gradients, per-sample gradients, optimizer states), containers, attributes of
+objects, variables in closures, attributes of the user's own classes, plain values, containers and
+generators among the global variables of their modules, and every random number generator, including
+the global ones. Loaders, data sets, loggers and the Trainer are not followed: a replay does not
+touch them. An iterator cannot be restored: if the training holds one, no step is replayed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from lightning_audit.replay.put_back import (
 )
 from lightning_audit.taps.boundary import attempt, raised_in_audit
 
-#: Bytes for what is neither a parameter nor belongs to one.
+#: Bytes for tensors that neither are parameters nor belong to one.
 _BESIDE = 2**28
 
-#: Entries of a global container that is kept.
+#: Largest lengths of a global container and of a container in it that are saved.
 _LONG, _SHORT = 10_000, 100
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -58,7 +58,7 @@ _NOT_FOLLOWED = (
     Dataset,
     Sampler,
 )
-#: Packages of whose objects nothing is kept; of the user's own subclasses it is.
+#: Packages whose objects are not saved; objects of the user's subclasses are.
 _FOREIGN = (
     "pytorch_lightning.trainer",
     "pytorch_lightning.loggers",
@@ -74,27 +74,27 @@ _FOREIGN = (
     "lightning_audit",
     "logging",
 )
-#: Trainings of the selftest are trainings like any other.
+#: The selftest's trainings are saved like a user's.
 _OWN_TRAININGS = "lightning_audit.testing"
 #: Packages whose classes hold no state of the user's training.
 _LIBRARIES = ("torch", "pytorch_lightning", "lightning", "opacus", "builtins", "numpy", "abc")
 
 
 class CannotKeep(Exception):
-    """A training's state cannot be kept; the message says why."""
+    """A training's state cannot be saved; the message says why."""
 
 
 class TrainingState:
     """The state of a training at one moment.
 
     Args:
-        roots: the module, optimizers, schedulers, callbacks: whatever a step may change.
-        not_followed: objects of which nothing is kept.
-        room: bytes that copies may take; None for as many as are needed.
-        iterators: whether an iterator is let pass, which goes on where it is.
+        roots: the objects that a step may change: module, optimizers, schedulers, callbacks.
+        not_followed: objects that are not saved.
+        room: largest number of bytes for the copies; None for no limit.
+        iterators: whether iterators are ignored; they keep their later position.
 
     Raises:
-        CannotKeep: the copies would take more, or an iterator is held.
+        CannotKeep: the copies would need more memory, or the training holds an iterator.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class TrainingState:
         *,
         iterators: bool = False,
     ) -> None:
-        #: What could not be put back, in words.
+        #: What could not be restored, as text.
         self.lost: list[str] = []
-        #: Generators that the training holds itself, in the order in which they were found.
+        #: The training's own generators, in the order in which they were found.
         self.generators: list[Generator] = []
         self._room, self._iterators = room, iterators
         self._known: dict[int, object] = {id(each): each for each in not_followed}
@@ -120,10 +120,10 @@ class TrainingState:
             todo.extend(self._keep(todo.popleft()))
 
     def put_back(self) -> None:
-        """Make the training what it was when this was made; it may be done many times."""
+        """Restore the saved state; may be called many times."""
         with torch.no_grad():
             for tensor, value in self._tensors:
-                if tensor.shape != value.shape:  # and all that shares its memory
+                if tensor.shape != value.shape:  # so have all tensors that share its memory
                     self._lose(f"a tensor of shape {tuple(value.shape)} has another shape now")
                 elif not same_bits(tensor, value):
                     tensor.copy_(value)
@@ -146,29 +146,29 @@ class TrainingState:
             self.lost.append(what)
 
     def seed(self, number: int) -> None:
-        """Set every generator, the training's own among them, to a state that ``number`` gives."""
+        """Seed every generator, including the training's own, with ``number``."""
         self.shared.seed(number)
         self.entropy.seed(number + 15_485_863)
         for place, generator in enumerate(self.generators, start=1):
             seed_generator(generator, number + 7919 * place)
 
     def mark(self) -> int:
-        """Where all generators are, as one number; the same after as many draws from each."""
+        """Return the state of all generators as one number; equal after equally many draws."""
         own = map(generator_mark, self.generators)
         return hash((self.shared.mark(), self.entropy.mark(), *own))
 
     # ------------------------------------------------------------------ one object
 
     def _keep(self, item: object) -> Iterator[object]:
-        """Keep an object, and give those that are to be kept with it."""
+        """Save an object, and yield the objects to save with it."""
         if isinstance(item, _ATOMS) or id(item) in self._known:
             return
-        self._known[id(item)] = item  # held, so that no other object gets its identity
+        self._known[id(item)] = item  # held, so that its id is not reused
         match item:
             case torch.Tensor():
                 yield from self._keep_tensor(item)
             case random.SystemRandom():
-                """It has no state; its entropy is the audit's own in a replay."""
+                """It has no state; `OwnEntropy` replaces its entropy in a replay."""
             case _ if isinstance(item, _GENERATORS):
                 self.generators.append(item)
                 self._back.append(generator_state(item))
@@ -176,8 +176,8 @@ class TrainingState:
                 if self._iterators:
                     return
                 raise CannotKeep(
-                    f"the training holds an iterator ({type(item).__name__}), which cannot be put "
-                    "back; hold what it iterates over, and a number"
+                    f"the training holds an iterator ({type(item).__name__}), which cannot be "
+                    "restored; hold its iterable and an index instead"
                 )
             case np.ndarray():
                 self._keep_array(item)
@@ -201,8 +201,8 @@ class TrainingState:
         if tensor.is_inference() or tensor.layout != torch.strided or tensor.device.type == "meta":
             return
         if getattr(tensor, "_processed", False):
-            # Per-sample gradients that Opacus has clipped, and refuses to use again: large, and
-            # nothing writes into them.
+            # Per-sample gradients that Opacus has clipped and does not use again: they are large,
+            # and nothing writes into them.
             return
         self._take_room(tensor.numel() * tensor.element_size())
         self._tensors.append((tensor, tensor.detach().clone()))
@@ -218,7 +218,7 @@ class TrainingState:
         if self._room < 0:
             raise CannotKeep(
                 "the state of the training does not fit into memory a second time, or holds more "
-                "than parameters, gradients and states of optimizers; keep data in a Dataset"
+                "than parameters, gradients and optimizer states; keep data in a Dataset"
             )
 
     def _keep_array(self, array: np.ndarray) -> None:
@@ -251,7 +251,7 @@ class TrainingState:
         yield from self._keep_attributes(item)
         for kind in type(item).__mro__:
             if kind.__module__.partition(".")[0] not in _LIBRARIES:
-                # What an object of the user's changes of its class, it changes in place.
+                # A user's object changes containers of its class in place.
                 yield from (v for v in vars(kind).values() if isinstance(v, dict | list | set))
                 self._back.append(set_atoms(dict(vars(kind)), kind))
                 yield from self._keep_globals(sys.modules.get(kind.__module__))
@@ -262,7 +262,7 @@ class TrainingState:
                         yield value
 
     def _keep_globals(self, module: types.ModuleType | None) -> Iterator[object]:
-        """Keep what code of the user's own may change among its module's variables."""
+        """Save the variables of the user's module that its code may change."""
         where = getattr(module, "__file__", None) or ""
         if module is None or id(module) in self._known or "site-packages" in where:
             return
@@ -276,7 +276,7 @@ class TrainingState:
                 for inner in self._keep_container(value):
                     if isinstance(inner, dict | list | set | deque) and len(inner) <= _SHORT:
                         for _ in self._keep_container(inner):
-                            """Not followed any further: they may be all of the data."""
+                            """Not followed any further: these may be the whole data set."""
 
     def _keep_attributes(self, item: object) -> Iterator[object]:
         attributes = getattr(item, "__dict__", None)
@@ -285,10 +285,10 @@ class TrainingState:
 
 
 def room_for(params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> int:
-    """Bytes that the copy of a training's state may take.
+    """Return the largest number of bytes for the copy of a training's state.
 
-    One copy of parameters, of one batch's gradients and of the states of optimizers, and a little
-    beside; at most half of what is free of a GPU.
+    Enough for parameters, one batch's gradients and optimizer states, plus 256 MiB; at most half of
+    a GPU's free memory.
 
     Args:
         params: of the module.
@@ -310,7 +310,7 @@ def _values(state: Any) -> list[Any]:
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes of a device that are free, those among them that torch holds in reserve."""
+    """Return the free bytes of a device, including those that torch's allocator caches."""
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + held
 

@@ -7,19 +7,18 @@ each number can be computed again; the observations themselves are in files besi
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_audit.files import typed_json as _typed
 from lightning_audit.files.bounded import read_text
+from lightning_audit.files.json_reader import MOST_BYTES
 from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import replacing
-from lightning_audit.files.strict_json import MOST_BYTES, JsonError, read_json
+from lightning_audit.results import report_json
+from lightning_audit.results.report_json import ReportError as ReportError
 from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
 from lightning_audit.results.verdict import KINDS as KINDS
 from lightning_audit.results.verdict import Kind as Kind
@@ -30,11 +29,8 @@ from lightning_audit.results.verdict import Verdict as Verdict
 from lightning_audit.results.verdict import describe as describe
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-SCHEMA_VERSION = 5
-
-
-class ReportError(Exception):
-    """A report cannot be read; the message says why and what to do."""
+#: A release may add fields without raising it: older releases ignore them.
+SCHEMA_VERSION = 6
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,9 @@ class AuditReport:
         steps: optimizer steps seen.
         observations: canary readings that entered the tests.
         history: phases of (noise_multiplier, sample_rate, steps); sample_rate None if unknown.
+        composed: phases from which ``epsilon_spent`` is composed; empty for those of ``history``.
+            They differ if the accountants recorded steps that cost more, or if the batches are
+            shuffled: passes at the sample rate 1.
         power: for each part of the resolution, the probability of a flag and the steps it needs.
         epochs: what was logged at each epoch's end.
         settings: arguments of the audit, seed included.
@@ -209,8 +208,8 @@ class AuditReport:
     steps: int
     observations: int
     history: tuple[tuple[float, float | None, int], ...]
-    power: Mapping[str, Mapping[str, float]]
-    epochs: tuple[Mapping[str, float], ...]
+    power: Mapping[str, Mapping[str, int | float]]
+    epochs: tuple[Mapping[str, int | float], ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -222,6 +221,7 @@ class AuditReport:
     optimizers: tuple[OptimizerSeen, ...] = ()
     pass_blockers: tuple[str, ...] = ()
     epsilon_refuted_by: tuple[str, ...] = ()
+    composed: tuple[tuple[float, float | None, int], ...] = ()
     audit_cost: Mapping[str, float] = field(default_factory=dict)
     examination_cost: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
@@ -240,7 +240,7 @@ class AuditReport:
 
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
-        return json.dumps(plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
+        return report_json.write(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
@@ -250,38 +250,18 @@ class AuditReport:
             text: what `to_json` wrote.
 
         Returns:
-            The report.
+            The report; a note names fields that this release ignores.
 
         Raises:
-            ReportError: the text is truncated, is no report, has another layout, or holds what no
-                report does: a key twice, a value of another type, a number that is not finite.
+            ReportError: the text is truncated or not a report, has another layout, a SHA-256 that
+                does not match, or a field of another type.
         """
-        try:
-            data = read_json(text)
-        except JsonError as error:
-            raise ReportError(
-                f"the report is not complete JSON ({error}); it was cut short or edited, or is "
-                "another file. Run the training again."
-            ) from error
-        version = data.get("schema_version") if isinstance(data, dict) else None
-        if type(version) is not int:
-            sentence = "the file is JSON but no audit report: it has no schema_version. Name the "
-            raise ReportError(f"{sentence}report.json that the audit wrote.")
-        if version != SCHEMA_VERSION:
-            newer = "upgrade lightning-audit to read it"
-            older = "run the training again, or read it by the release that wrote it"
-            raise ReportError(
-                f"the report has schema_version={version}, this lightning-audit reads "
-                f"{SCHEMA_VERSION} only; {newer if version > SCHEMA_VERSION else older}."
-            )
-        try:
-            report: AuditReport = _typed.read(cls, data)
-        except ValueError as error:
-            raise ReportError(
-                f"a field of the report is missing or invalid: {visible(str(error))}; the file was "
-                "edited or cut short. Run the training again."
-            ) from error
-        return report
+        report: AuditReport
+        report, unknown = report_json.read(cls, text, SCHEMA_VERSION)
+        if not unknown:
+            return report
+        note = f"this release ignores the unknown fields {', '.join(unknown)}"
+        return dataclasses.replace(report, notes=(*report.notes, visible(note)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report so that a reader sees the old file or the new one, never half.
@@ -329,22 +309,3 @@ class PrivacyViolation(_EndedByVerdict):
 
 class InconclusiveAudit(_EndedByVerdict):
     """The audit could not have seen a violation, and `on_inconclusive` is "raise"."""
-
-
-def plain(value: Any) -> Any:
-    """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
-    if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, str):  # half a surrogate pair, as of a file's name, is shown escaped
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, bool) or value is None or isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return value if math.isfinite(value) else str(value)
-    if hasattr(value, "item"):  # a numpy scalar
-        return plain(value.item())
-    raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")

@@ -1,4 +1,4 @@
-"""The audit of one training: its steps and epochs, what is known of it, its report."""
+"""The audit of one training: its batches, steps, epochs and report."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 
 
 class AuditRun:
-    """Audits one training.
+    """Audit of one training.
 
     Args:
-        config: what is claimed and asked for.
+        config: of the audit.
         trainer: of the training.
         ranks: its processes.
-        directory: where report and records go.
+        directory: of report and records.
     """
 
     def __init__(
         self, config: AuditConfig, trainer: Any, ranks: Ranks, directory: str | Path
     ) -> None:
         self.ranks = ranks
-        #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
+        #: Whether this is a fast_dev_run: the audit runs, but writes no file and fails nothing.
         self.trial = bool(trainer.fast_dev_run)
         self.files = ReportFiles(directory) if self.ranks.is_first and not self.trial else None
         self.report: AuditReport | None = None
@@ -61,16 +61,16 @@ class AuditRun:
         )
         self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
         self._steps_before = 0
-        self.look_is_due = False  # after the present batch: is the claim false?
+        self.look_is_due = False  # whether to evaluate the checks after the present batch
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
     def take_directory(self, *, again: bool) -> None:
-        """Make the report's directory this training's; all processes call it.
+        """Lock the report directory for this training; all processes must call it.
 
         Args:
-            again: whether the report that lies there may be of this training.
+            again: whether the report in it may be this training's own.
 
         Raises:
             UnauditableTraining: nothing can be written there.
@@ -85,13 +85,13 @@ class AuditRun:
 
     @property
     def config(self) -> AuditConfig:
-        """What is claimed and asked for; a resumed run has the seed of its beginning."""
+        """The configuration; a resumed run keeps its first seed."""
         return self.optimizers.config
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ resuming
 
     def go_on_in_its_directory(self) -> None:
-        """Change to the directory of the run that a checkpoint is of, if there is one."""
+        """Change to the directory in which the checkpoint's run began, if there is a checkpoint."""
         if self.files is not None:
             if run := self.optimizers.kept.get("run"):
                 self.files.change_to(run)
@@ -99,21 +99,21 @@ class AuditRun:
                 self._course.notes.add(note)
 
     def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
-        """Go on from a checkpoint's state as soon as the optimizers are there.
+        """Hold a checkpoint's state until the optimizers exist.
 
         Args:
-            state: of the audit, as it was before it got its checksum.
-            report: what was written of it last, if this process wrote it.
+            state: of the audit, without its checksum.
+            report: the last report of that audit, if this process wrote it.
         """
         self.report = report
         self.optimizers.keep(state)
 
     def forget(self, held: dict[str, Any], state: Any) -> None:
-        """Go on with nothing that is held of this training: a checkpoint is loaded.
+        """Drop the state of this training, because a checkpoint is being loaded.
 
         Args:
-            held: state of the audit by now.
-            state: what the checkpoint holds of an audit, which may be of another training.
+            held: current state of the audit.
+            state: of the audit in the checkpoint, which may be another training's.
         """
         self.keep({})
         same = isinstance(state, dict) and state.get("run") == held["run"]
@@ -121,7 +121,7 @@ class AuditRun:
             self.files.set_report_aside()
 
     def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
-        """Where nothing is left to train: go on with a checkpoint's audit; an own report stays."""
+        """Load a checkpoint's audit if there is nothing left to train; keep a report of our own."""
         if self.report is not None or not self.optimizers.kept:
             return
         self.start(trainer.train_dataloader, trainer.global_step)
@@ -142,7 +142,7 @@ class AuditRun:
         self._go_on(module)
 
     def _go_on(self, module: torch.nn.Module) -> None:
-        """Take up the rest of a checkpoint's state once its optimizers are there."""
+        """Load the rest of a checkpoint's state once the optimizers exist."""
         self.ledger.module = module
         kept = self.optimizers.kept
         self.optimizers.begin_amid(self._course.resumed)
@@ -161,7 +161,7 @@ class AuditRun:
         self.optimizers.keep({})
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the audit: tensors and plain values."""
+        """Return the audit's state for a checkpoint: tensors and plain values."""
         return self.optimizers.state(
             lints=self.lints.state(),
             course=self._course.state(steps_of(self.sessions)),
@@ -171,30 +171,30 @@ class AuditRun:
 
     @property
     def facts(self) -> RunFacts:
-        """What is known now, from each part of the run."""
+        """The current facts, collected from each part of the run."""
         self.ledger.look_at_steps(self.sessions, self._course)
         self.examinations.look_at_changes()
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
-    # ------------------------------------------------------------------ what a batch goes through
+    # ------------------------------------------------------------------ the path of a batch
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
-        """The batch that is trained, with an input canary if it is due."""
+        """Return the batch to train on, with an input canary if one is due."""
         return source.admit(batch, module) if (source := self._input_sample()) else batch
 
     def skipped(self) -> None:
-        """Automatic optimization is told to take no step."""
+        """Record that automatic optimization skips this step."""
         if (source := self._input_sample()) is not None:
             source.skip()
 
     def _input_sample(self) -> InputSample | None:
-        """The source of an input canary, if there is one and this is no replay of a step."""
+        """Return the source of the input canary; None without one, and during a replay."""
         source = self.session.source if self.session is not None else None
         return source if isinstance(source, InputSample) and self.optimizers.looks else None
 
     def start(self, loaders: Any, global_step: int) -> None:
-        """Read how the loaders sample, and whether steps were taken that nobody saw."""
+        """Read how the loaders sample, and whether earlier steps were not observed."""
         self.lints.start(loaders)
         if global_step > 0 and not self.optimizers.kept:
             self._course.resumed = (
@@ -203,13 +203,13 @@ class AuditRun:
             )
 
     def note_trainer_settings(self, trainer: Any) -> None:
-        """Note what the Trainer's arguments do to the private optimizers."""
+        """Note how the Trainer's arguments affect the private optimizers."""
         self.lints.note_trainer_settings([s.step.optimizer for s in self.sessions], trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 
     def start_epoch(self) -> None:
-        """At the first batch of an epoch: see whether something of the one before is left."""
+        """Start an epoch: look for changed weights and gradients left over from the last one."""
         for session in self.sessions:
             session.way.tap.weights.fingerprint.start_epoch()
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
@@ -217,7 +217,7 @@ class AuditRun:
             passes.start_pass(steps_of(self.sessions))
 
     def start_batch(self, epoch: int, batch: Any) -> None:
-        """Forget a step that broke off."""
+        """Start a batch; a step that broke off is dropped."""
         self._course.trained_batches += 1
         if (passes := self._course.passes) is not None:
             passes.start_batch(steps_of(self.sessions))
@@ -232,7 +232,7 @@ class AuditRun:
             self.examinations.start_batch(batch, self._steps_before)
 
     def end_batch(self, batch: Any) -> None:
-        """Until the next batch nothing is trained."""
+        """End a batch: nothing is trained until the next one."""
         for session in self.sessions:
             session.end_batch()
         taken = self.optimizers.steps - self._steps_before
@@ -251,7 +251,7 @@ class AuditRun:
             self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
 
     def look(self, *, composed: bool = False) -> AuditReport | None:
-        """The report, if a check without an epsilon is violated, or where they are ``composed``."""
+        """Write and return the report if ``composed``, or if a check but `epsilon` is violated."""
         self.look_is_due = self.lints.rate_rose = False
         if not self.optimizers.steps:
             self.optimizers.read_rates()
@@ -263,26 +263,26 @@ class AuditRun:
         return self.report
 
     def prepare(self, loss: Any, accumulated: int) -> None:
-        """Before a backward pass: lay the canaries out, where that is possible."""
+        """Lay out the canaries before a backward pass, if possible."""
         coming = Backward(loss, accumulated > 1, self._precision not in _FULL_PRECISION)
         for session in self.sessions:
             if len(self.optimizers.attached) == 1 or session.step.concerns(coming):
                 session.prepare(coming)
 
     def conceal(self) -> None:
-        """After a backward pass: let others see the batch's gradients alone."""
+        """Hide the canaries after a backward pass: other code sees the batch's gradients alone."""
         for session in self.sessions:
             session.conceal()
 
     def inject(self, optimizer: Any) -> None:
-        """After a backward pass, before clipping: put the canaries in."""
+        """Inject the canaries after a backward pass, before clipping."""
         if (audit := self.optimizers.audit_of(optimizer)) is not None:
             audit.session.inject()
 
     def end_epoch(
         self, epoch: int, module: torch.nn.Module, *, due: bool = True
     ) -> tuple[dict[str, float], AuditReport | None]:
-        """Compute and write where things stand, if due; return what is logged, and the report."""
+        """Write the report, if due; return the metrics to log and the report."""
         for session in self.sessions:
             session.planner.end_epoch()
         if self.sessions:
@@ -303,7 +303,7 @@ class AuditRun:
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
-        """Close the records, and write the last report, which says whether they are whole."""
+        """Close the records and write the final report."""
         self._course.comparison.compare(self.session, self.ranks)
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
@@ -313,11 +313,11 @@ class AuditRun:
         )
 
     def break_off(self, why: str) -> None:
-        """The training ends before its time."""
+        """Record why the training ended early."""
         self._course.break_off = why
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         for part in (self.lints, self.examinations, self.ledger, self.optimizers):
             part.detach()
 
@@ -333,13 +333,13 @@ class AuditRun:
         if self.files is not None:
             whole = any(session.store and not session.store.trouble for session in self.sessions)
             if self.files.write(REPORT_NAME, report.save, beside=whole) is None:
-                return self._built(epsilons, findings, complete)  # and says that it is not written
+                return self._built(epsilons, findings, complete)  # states that it was not written
         return report
 
     def _built(
         self, epsilons: Epsilons, findings: Findings, complete: bool, besides: Sequence[str] = ()
     ) -> AuditReport:
-        """The report, with what could not be written besides it."""
+        """Build the report, including which other files could not be written."""
         if self.files is not None:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]

@@ -1,4 +1,4 @@
-"""The optimizers of a run: which are private, who audits each, and what goes on after a stop."""
+"""The optimizers of a run: which are private, the audit of each, and its state after a resume."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ from lightning_audit.taps.plain_steps import PlainSteps
 from lightning_audit.verdict.exemptions import covers
 
 _NO_ACCOUNTANT = (
-    "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
+    "no accountant counts the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
 )
 _ADAPTIVE_UNACCOUNTED = (
-    "PrivacyAudit cannot tell the epsilon of adaptive clipping without an accountant: the count "
+    "PrivacyAudit cannot compute the epsilon of adaptive clipping without an accountant: the count "
     "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
 )
 
 
 class AuditedOptimizers:
-    """Follows the Trainer's optimizers, with a session for each private one.
+    """The Trainer's optimizers, with one session for each private one.
 
     Args:
-        config: what is claimed and asked for.
-        files: where records go; None to keep none.
+        config: of the audit.
+        files: the report directory; None to keep no records.
         trainer: of the training.
         ranks: the processes that train together.
         notes: remarks on the run.
-        lints: tell whether sizes of batches are needed.
+        lints: say whether batch sizes must be recorded.
     """
 
     def __init__(
@@ -76,36 +76,36 @@ class AuditedOptimizers:
         lints: RunLints,
     ) -> None:
         self.config = config
-        #: Of the private optimizers, in the order in which the Trainer first had them.
+        #: Audits of the private optimizers, in the order of the Trainer's first list.
         self.audits: list[OptimizerAudit] = []
-        #: The session of each; empty before there is one.
+        #: The session of each audit; empty before the first.
         self.sessions: list[AuditSession] = []
-        #: State of a checkpoint from which this training goes on, until it was taken up.
+        #: State of the checkpoint that this training resumes from, until it is loaded.
         self.kept: dict[str, Any] = {}
         self.attached: list[Any] = []
-        #: Records that were opened, those of sessions that could not begin among them.
+        #: All records that were opened, including those of sessions that failed to begin.
         self.stores: list[ObservationStore] = []
         self._files = files
         self._trainer = trainer
         self._ranks = ranks
         #: Remarks on the run.
         self.notes, self._lints = notes, lints
-        #: Whether steps are those of the training.
+        #: Whether steps belong to the training (False during a replay).
         self.looks = True
         #: Steps of optimizers that are not private.
         self.plain = PlainSteps()
         self._name = uuid.uuid4().hex
         self._untrained: dict[str, tuple[float, float]] = {}
-        # Names of parameters that exempt optimizers train.
+        # Names of the parameters that exempt optimizers train.
         self._exempt: set[str] = set()
 
     def keep(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state as soon as the optimizers are there; or from none."""
+        """Hold a checkpoint's state, or an empty one, until the optimizers exist."""
         self.kept = state
 
     @property
     def facts(self) -> list[OptimizerFacts]:
-        """What is known of each private optimizer."""
+        """The facts of each private optimizer."""
         return [audit.facts for audit in self.audits]
 
     @property
@@ -115,14 +115,14 @@ class AuditedOptimizers:
 
     @property
     def tests(self) -> list[Evidence]:
-        """Every test of the private optimizers' steps."""
+        """All tests of the private optimizers' steps."""
         return [test for session in self.sessions for test in session.recorder.tests]
 
     def state(self, **run: Any) -> dict[str, Any]:
-        """What a checkpoint holds of the audit: tensors and plain values.
+        """Return the audit's state for a checkpoint: tensors and plain values.
 
         Args:
-            run: what it holds of the rest of the run.
+            run: state of the rest of the run.
         """
         if not self.audits:
             return with_checksum(self.kept) if self.kept else {}
@@ -144,7 +144,7 @@ class AuditedOptimizers:
     # ------------------------------------------------------------------ following
 
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
-        """Attach to the optimizers that are in use now, unless that was done.
+        """Attach to the current optimizers, unless they are attached already.
 
         Raises:
             UnauditableTraining: an optimizer cannot be audited.
@@ -187,7 +187,7 @@ class AuditedOptimizers:
             audit.session.watch()
 
     def begin_amid(self, resumed: str) -> None:
-        """Take note of steps before the first observed one, if something is said of such."""
+        """Record that steps were taken before the first observed one, if ``resumed`` says so."""
         for session in self.sessions:
             if resumed and not session.recorder.steps:
                 session.noise.begin_amid()
@@ -212,7 +212,7 @@ class AuditedOptimizers:
     def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module
     ) -> list[OptimizerAudit]:
-        """The audits of steps, which begin now or go on."""
+        """Return the audits of the steps: new ones, or those that continue."""
         if self.audits:
             return [self._followed(step, facts) for step, facts in zip(steps, found, strict=True)]
         refuse_several(len(steps), self.config.canaries, self._ranks.count)
@@ -221,7 +221,7 @@ class AuditedOptimizers:
         return self.audits
 
     def _followed(self, step: DPSGDStep, facts: OptimizerFacts) -> OptimizerAudit:
-        """The audit that goes on with a step over the same parameters."""
+        """Return the audit that continues with a step over the same parameters."""
         for audit in self.audits:
             if type(step) is type(audit.session.step) and audit.follow(step):
                 audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
@@ -235,7 +235,7 @@ class AuditedOptimizers:
         )
 
     def _take_up(self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts]) -> None:
-        """Begin the audits, or go on with those that a checkpoint holds."""
+        """Begin the audits, from a checkpoint's state if there is one."""
         kept = self.kept
         states = [kept, *kept["others"]] if kept else []
         if kept:
@@ -272,7 +272,7 @@ class AuditedOptimizers:
             raise
 
     def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Go on with what a checkpoint holds of the optimizers, with the configuration of now."""
+        """Load the optimizers' state from a checkpoint; the current configuration applies."""
         for audit, state in zip(self.audits, states, strict=True):
             audit.load(state)
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
@@ -285,7 +285,7 @@ class AuditedOptimizers:
         self.plain.load(kept["plain"])
 
     def close_records(self) -> None:
-        """Leave records as they are: the run cannot go on."""
+        """Close the records without archiving them: the run cannot continue."""
         for store in self.stores:
             store.close(archive=False)
 
@@ -301,22 +301,22 @@ class AuditedOptimizers:
                     return store
                 self.notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
-                    "go on from the checkpoint's sums, the record from here"
+                    "continue from the checkpoint's sums, and the record starts here"
                 )
             self.stores.append(ObservationStore(directory, header, name, number))
             return self.stores[-1]
 
         return files.write(record_name(number), opened, beside=number > 1)
 
-    # ------------------------------------------------------------------ what they do
+    # ------------------------------------------------------------------ rates, pauses, lookups
 
     def read_rates(self) -> None:
-        """Read the sample rates that are told, as each step does, before there is one."""
+        """Read the stated sample rates before the first step; each step reads them again."""
         for own in self.facts:
             own.current_rate(self.config.claim, 1)
 
     def paused(self) -> undoing:
-        """Look away from steps that are no steps of the training."""
+        """Ignore the steps within this context: they are not the training's."""
         before = self.plain.state()
         self.looks, self.plain.records = False, None
         for session in self.sessions:
@@ -331,12 +331,12 @@ class AuditedOptimizers:
         return undoing(look_again)
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
-        """The audit of an optimizer, or of a wrapper of it; None if it has none."""
+        """Return the audit of an optimizer or of its wrapper; None if there is none."""
         private = private_optimizer(optimizer)
         return next((a for a in self.audits if a.session.step.optimizer is private), None)
 
     def unaudited(self, module: torch.nn.Module) -> tuple[str, ...]:
-        """Parameters that no private optimizer trains, and that changed since the start."""
+        """Return the parameters that changed although no private optimizer trains them."""
         steps = [session.step for session in self.sessions]
         now = fingerprints(module, [p for s in steps for p in (*s.params, *s.trained())])
         kept = self._untrained = {**now, **self._untrained}  # a layer may come later
@@ -344,7 +344,7 @@ class AuditedOptimizers:
         return tuple(n for n in kept if n in moved and not covers(self.config.exemptions, n))
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self.plain.detach()
         for audit in self.audits:
             audit.detach()

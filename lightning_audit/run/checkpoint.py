@@ -1,4 +1,4 @@
-"""What an audit puts into Lightning's checkpoints: plain values and tensors only."""
+"""The audit's state in Lightning's checkpoints: plain values and tensors only."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_audit.results.refusal import UnauditableTraining
 
 #: Version of the state's layout.
 VERSION = 3
-_OTHERWISE = "take another checkpoint of this training, or train anew."
+_OTHERWISE = "take another checkpoint of this training, or train again from the start."
 
 
 def with_checksum(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with a checksum of it, by which `verified` knows that it is whole."""
+    """Return the state with its checksum, which `verified` compares."""
     return {**state, "checksum": _checksum(state)}
 
 
 def verified(state: Any) -> dict[str, Any]:
-    """The state that `with_checksum` was given.
+    """Return the state without its checksum, after comparing it.
 
-    The sums of a run depend on each other in ways that no look at single values shows: one that was
-    changed would give a verdict about no training at all.
+    The sums of a run depend on each other in ways that checks of single values cannot detect: the
+    verdict from a state with one edited value would describe no training at all.
 
     Args:
-        state: what a checkpoint holds of the audit.
+        state: of the audit, from a checkpoint.
 
     Raises:
         UnauditableTraining: it is not what an audit of this version saved.
@@ -44,37 +44,37 @@ def verified(state: Any) -> dict[str, Any]:
     if type(version) is int and version > VERSION:
         raise unusable_checkpoint(
             f"the audit's state in it has version {version}, this lightning-audit reads up to "
-            f"{VERSION}; upgrade lightning-audit to go on from it."
+            f"{VERSION}; upgrade lightning-audit to resume from it."
         )
     if type(version) is int and version < VERSION:
         raise unusable_checkpoint(
             f"the audit's state in it has version {version}, this lightning-audit reads version "
-            f"{VERSION}; finish the training with the lightning-audit that saved it, or train it "
-            "again."
+            f"{VERSION}; finish the training with the lightning-audit that saved it, or train "
+            "again from the start."
         )
     inner = {name: value for name, value in state.items() if name != "checksum"}
     try:
         whole = state.get("checksum") == _checksum(inner)
-    except Exception:  # whatever is in it, an audit did not save it
+    except Exception:  # not a state that an audit saved
         whole = False
     if not whole:
         raise unusable_checkpoint(
-            "the audit's state in it is not as it was saved (its checksum differs), so that it was "
+            "the audit's state in it is not as it was saved (its checksum differs): it was "
             f"edited or damaged; {_OTHERWISE}"
         )
     return inner
 
 
 def unusable_checkpoint(why: str) -> UnauditableTraining:
-    """The refusal of a checkpoint, which says why and what to do."""
-    return UnauditableTraining(f"PrivacyAudit cannot go on from this checkpoint: {why}")
+    """Return the error for a checkpoint that cannot be used; ``why`` says what to do."""
+    return UnauditableTraining(f"PrivacyAudit cannot resume from this checkpoint: {why}")
 
 
 @contextlib.contextmanager
 def refusing_what_does_not_fit() -> Iterator[None]:
     """Refuse a checkpoint whose state does not fit this training.
 
-    Memory that is short, a file or a library's own trouble are failures of the audit instead.
+    Other errors (out of memory, files, a library's internal errors) are failures of the audit.
     """
     try:
         yield
@@ -93,7 +93,7 @@ def _checksum(state: dict[str, Any]) -> str:
 
 
 def _feed(checksum: Any, value: Any) -> None:
-    """Add a value, with what tells it from values that look alike."""
+    """Add a value with its type and size, so that values that look alike differ."""
     match value:
         case torch.Tensor():
             array = np.ascontiguousarray(value.detach().cpu().numpy())
@@ -119,7 +119,7 @@ def _feed(checksum: Any, value: Any) -> None:
 
 
 def to_tensors(value: Any) -> Any:
-    """Arrays as tensors, so that a checkpoint loads under ``weights_only=True``."""
+    """Convert arrays to tensors, so that the checkpoint loads under ``weights_only=True``."""
     match value:
         case np.ndarray():
             return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape).clone()
@@ -143,15 +143,15 @@ def to_arrays(value: Any) -> Any:
 
 
 def accountant_history(link: AccountantLink | None) -> list[list[float]]:
-    """Phases of (noise_multiplier, sample_rate, steps) that the accountant holds."""
+    """Return the accountant's phases of (noise_multiplier, sample_rate, steps)."""
     return [list(phase) for phase in link.accountant.history] if link else []
 
 
 def restore_accountant(link: AccountantLink | None, history: list[list[float]]) -> None:
-    """Give a fresh accountant the history that a resumed run had spent.
+    """Give a new accountant the history of the run that is resumed.
 
-    Lightning's checkpoints do not hold it. An accountant that has a history was restored by the
-    user, and is left alone.
+    Lightning's checkpoints do not hold the history. An accountant that has one was restored by the
+    user, and does not change.
     """
     if link is not None and history and not link.accountant.history:
         link.accountant.history = [(sigma, rate, int(n)) for sigma, rate, n in history]

@@ -1,15 +1,15 @@
-"""Puts together what the sessions saw: the metrics of an epoch, the verdict, the report."""
+"""Build the metrics of an epoch, the verdict and the report from what the sessions observed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
-from lightning_audit.accounting.phases import Phase, leaking
+from lightning_audit.accounting.phases import Phase, leaking, merge
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.base.disclosure import numbers_of_data
 from lightning_audit.checks.base.registry import REGISTRY, shared_log_e
@@ -35,14 +35,14 @@ from lightning_audit.verdict.pass_blockers import MECHANISM_ALONE, NOT_ENDED, bl
 from lightning_audit.verdict.power_model import PowerModel
 from lightning_audit.verdict.root import mark_consequences
 
-#: Dashboards draw in single precision; a larger e-value tells nothing more.
+#: Dashboards plot in single precision; a larger e-value adds no information.
 _LARGEST_E_VALUE = 1e30
-#: What is said where correlated noise is not seen without the data.
+#: Note for correlated noise that was not read without the data.
 _NOT_ALONE = (
-    "the noise was not read without the data: the size of its draws was tested, and not whether it "
-    "holds earlier draws by other weights than noise_coefficients"
+    "the noise was not read without the data: the size of its draws was tested, but not whether it "
+    "contains earlier draws with other weights than noise_coefficients"
 )
-#: The metric of how many findings are allowed, where some are.
+#: The metric that counts the allowed findings, if there are any.
 _ALLOWED = "allowed"
 _LIBRARIES = (
     "lightning-audit",
@@ -61,9 +61,9 @@ def epoch_metrics(
     checks: Sequence[CheckResult],
     config: AuditConfig,
 ) -> dict[str, float]:
-    """What is logged at an epoch's end; epsilons that are not known to hold are left out.
+    """Return the metrics of an epoch's end, without epsilons that are not known to hold.
 
-    Of single bounds nothing is, unless some of the literature's are asked for.
+    Bounds for a single look are included only if ``config.bounds`` requests some.
     """
     proved, bounds = epsilons.proved, config.bounds
     now = _held(checks, epsilons, config)
@@ -78,7 +78,7 @@ def epoch_metrics(
     if sessions:
         monitors = [session.monitor for session in sessions]
         metrics["mu_lower"] = proved.mu_lower
-        # The claim is refuted when the metric reaches one over the significance of the run.
+        # The claim is refuted once the metric reaches 1 / (the significance of the run).
         log_e = shared_log_e(check for check in checks if REGISTRY[check.name].each)
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
@@ -91,13 +91,13 @@ def epoch_metrics(
 
 
 def _held(checks: Sequence[CheckResult], epsilons: Epsilons, config: AuditConfig) -> Held:
-    """Which epsilons hold beside what is allowed."""
+    """Return which epsilons hold, given the findings that are allowed."""
     claimed, stated = epsilons.claimed_epsilon, config.claimed_epsilon
     return held(checks, epsilons.epsilon_spent, claimed, stated)
 
 
 def _bounds_that_hold(bounds: Sequence[EpsilonBound], now: Held) -> tuple[EpsilonBound, ...]:
-    """The bounds, of which those on the run suppose batches as they are accounted for."""
+    """Return the bounds; those on the run only if batches are as the accountant assumes."""
     if now.lower_holds:
         return tuple(bounds)
     return tuple(dataclasses.replace(bound, epsilon_lower=None) for bound in bounds)
@@ -106,7 +106,7 @@ def _bounds_that_hold(bounds: Sequence[EpsilonBound], now: Held) -> tuple[Epsilo
 def _rows_that_hold(
     rows: Sequence[Mapping[str, float]], checks: Sequence[CheckResult]
 ) -> tuple[Mapping[str, float], ...]:
-    """What was logged; without its epsilons where a finding that is allowed was found since."""
+    """Return the logged rows; rows from before the latest allowed finding lose their epsilons."""
     allowed = sum(check.status == "allowed" for check in checks)
     return tuple(
         row
@@ -117,7 +117,7 @@ def _rows_that_hold(
 
 
 def _is_of_run(metric: str) -> bool:
-    """Whether a metric is an epsilon of the whole run."""
+    """Return whether a metric is an epsilon of the whole run."""
     return metric.startswith(("epsilon_lower", "epsilon_spent", "claimed_epsilon"))
 
 
@@ -130,7 +130,7 @@ def build_report(
     *,
     complete: bool,
 ) -> AuditReport:
-    """The report now; the power is computed for a complete run only."""
+    """Build the report; the power is computed only for a complete run."""
     models = [
         PowerModel(session.monitor, session.source.oversize)
         if complete and session.monitor.steps
@@ -166,6 +166,7 @@ def build_report(
     names = named(findings.all, config, facts.unaudited)
     verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in sessions]
+    history, composed = run_history(sessions), merge(epsilons.composed)
     not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
@@ -182,7 +183,8 @@ def build_report(
         delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
-        history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
+        history=_as_tuples(history),
+        composed=() if {*composed} == {*merge(history)} else _as_tuples(composed),
         power=_least_power(powers),
         epochs=_rows_that_hold(facts.epochs, findings.all),
         settings=config.settings(ended=complete),
@@ -203,10 +205,14 @@ def build_report(
     )
 
 
+def _as_tuples(phases: Iterable[Phase]) -> tuple[tuple[float, float | None, int], ...]:
+    return tuple((phase.noise_multiplier, phase.sample_rate, phase.steps) for phase in phases)
+
+
 def segment_state(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> dict[str, Any]:
-    """What a checkpoint holds of the checks that restart behind it."""
+    """Return the checkpoint state of the checks that restart after it."""
     if not sessions:
         return facts.earlier.state([], [])
     seen = results_by_place(sessions, facts, config, unknown_epsilons(config))
@@ -215,7 +221,7 @@ def segment_state(
 
 
 def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, Any]]:
-    """For each part of the resolution, the power of the optimizer that shows it least."""
+    """Return the least power over the optimizers, for each part of the resolution."""
     parts = dict.fromkeys(part for power in powers for part in power)
     least = {
         part: min((power[part] for power in powers if part in power), key=lambda p: p.power)
@@ -232,7 +238,7 @@ def _verdict(
     seen: Sequence[OptimizerSeen],
     pass_blockers: Sequence[str],
 ) -> Verdict:
-    """The worst verdict over the private optimizers."""
+    """Return the worst verdict over the private optimizers."""
     if not sessions:
         return judge(findings.all, None, None, config.resolution, pass_blockers)
     verdicts = [
@@ -259,7 +265,7 @@ def _notes(
     verdict: Verdict,
     not_run: Collection[str],
 ) -> list[str]:
-    # Where the verdict is inconclusive they are among its pass_blockers.
+    # If the verdict is inconclusive, the unwritten files are among its pass_blockers.
     notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
     if config.mechanism_alone:
         notes.append(MECHANISM_ALONE)
@@ -272,7 +278,7 @@ def _notes(
 
 
 def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint, ...]:
-    """Counts of all optimizers together, at the thresholds of the first that has some."""
+    """Sum the optimizers' counts, at the thresholds of the first one that has any."""
     tables = [points for points in (m.guesses.points for m in monitors) if points]
     return tuple(
         OperatingPoint(
@@ -284,7 +290,7 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
 
 
 def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
-    """What stands in the way of a pass that no check and no count shows."""
+    """Return the reasons against a pass that no check and no count covers."""
     blockers = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
         blockers.append(facts.break_off)
@@ -294,8 +300,8 @@ def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> lis
         shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
         blockers.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
-            "was not audited; if that is nothing of the data (an average of weights, say), "
-            "allow='unaudited' says so"
+            "was not audited; if it does not depend on the data (an average of weights, say), "
+            "set allow='unaudited'"
         )
     return blockers
 
@@ -306,7 +312,7 @@ def _not_excluded(
     config: AuditConfig,
     verdict: Verdict,
 ) -> float | None:
-    """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
+    """Return epsilon under the largest noise and clipping errors that this run cannot exclude."""
     seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
     if not seen or verdict.outcome == "VIOLATION" or config.mechanism_alone:
         return None
@@ -315,7 +321,7 @@ def _not_excluded(
         noise, shift = model.not_excluded()
         history = monitor.history
         quietest = min(phase.noise_multiplier for phase in history)
-        # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
+        # Beyond this mu of a single step, epsilon is in the hundreds: nothing was excluded.
         if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
             return math.inf
         scaled += leaking(history, shift / noise)

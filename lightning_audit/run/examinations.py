@@ -1,4 +1,4 @@
-"""The examinations of a run: which steps are replayed, what came of them, what a pass says."""
+"""The examinations of a run: which steps are replayed, and what the replays found."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 
-#: Steps after which it is asked again whether there is time for an examination.
+#: Steps until the schedule is checked again for time for an examination.
 _WAIT = 16
-#: How often a change of the noise, or a batch without a step, brings the next question forward.
+#: How often a change of the noise, or a batch without a step, makes a question due at once.
 _HASTENED = 3
 _OFF = "examinations=0"
 _RANKS = "several processes train, and a step is replayed in one only"
-_BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
-_SEES = "sees more than the releases, and no epsilon covers that"
+_BY_TRAINING = "training_step logs {names}, computed from raw data without noise: logging them is "
+_SEES = "an unaccounted release, which no epsilon covers"
 
 
 class Examinations:
-    """Examines steps of a run between two batches.
+    """Examiner of a run's steps, between two batches.
 
     Args:
-        config: how many are asked for.
+        config: holds the number of examinations.
         optimizers: of the run.
         ranks: the processes that train together.
-        course: keeps what came of the questions, and takes remarks.
+        course: keeps the answers and the notes.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class Examinations:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
         self._user: UserStep | None = None
-        #: Collects the batches of the step that is examined next.
+        #: Collects the batches of the next step to be examined.
         self.watch: StepWatch | None = None
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
             self._log.off = _RANKS if ranks.several else _OFF
-        #: Tells which step is the next.
+        #: Chooses the next step.
         self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), USUAL)
         self._names: list[str] = []
-        #: Epochs between which weights were seen to change, and whether they did within one.
+        #: Number of epoch ends at which weights changed, and whether they changed within an epoch.
         self._between, self._moves = 0, False
-        #: How often a question was hastened by the schedule of steps, and from when on it may be.
+        #: How often `look_at_schedule` made a question due at once, and the step of the next such.
         self._hastened = self._hastened_at = 0
-        #: Whether what is done to releases was seen not to be followed.
+        #: Whether post-processing of releases could not be followed.
         self._lost = False
-        #: Keeps the noise of the steps behind an examination.
+        #: Keeps the noise of the steps after an examination.
         self.behind: SuccessiveSteps | None = None
 
     def open_to(self, user: UserStep) -> None:
-        """Take steps of this training."""
+        """Examine the steps of this training."""
         self._user = user
 
     # ------------------------------------------------------------------ between the batches
 
     def start_batch(self, batch: Any, steps: int) -> None:
-        """A batch is about to be trained.
+        """Watch a batch that is about to be trained, if an examination is due.
 
         Args:
             batch: as the user's hooks left it.
-            steps: that were taken.
+            steps: number of steps taken so far.
         """
         session = self._session()
         if self.watch is None and session is not None:
@@ -91,10 +91,10 @@ class Examinations:
             self.watch.start_batch(batch)
 
     def end_batch(self, steps: int, *, stepped: bool = True) -> None:
-        """A batch was trained: examine the step that it ended, if that is due.
+        """Examine the step that a batch ended, if an examination is due.
 
         Args:
-            steps: that were taken.
+            steps: number of steps taken so far.
             stepped: whether one of them was on this batch.
         """
         self.look_behind(steps)
@@ -111,12 +111,12 @@ class Examinations:
     def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
         self.look_behind(steps, now=True)
         user, names = self._user, self._names
-        assert user is not None  # before the training starts no step is taken
+        assert user is not None  # no step is taken before the training starts
         config = self._config
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = session.planner.claim(accumulated)
         by_design = config.claim.noise_coefficients if config.claim else None
-        if by_design:  # what a step draws is the first part of its noise
+        if by_design:  # a step's own draw is the first term of its noise
             claim = replace(claim, noise_multiplier=abs(by_design[0]) * claim.noise_multiplier)
         with self._optimizers.paused():
             found = examine_step(
@@ -164,9 +164,9 @@ class Examinations:
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
 
     def look_at_changes(self) -> None:
-        """Where weights begin to change behind a step's end, ask of the next one what it uses.
+        """Make `replay.release` due if weights begin to change outside of steps.
 
-        The same where what is done to releases cannot be followed.
+        The same if post-processing of releases can no longer be followed.
         """
         self._session()
         marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
@@ -181,17 +181,17 @@ class Examinations:
             self.schedule.hasten("replay.release")
 
     def look_at_schedule(self, steps: int) -> None:
-        """A batch was left out, or its noise is another one: ask a few of the next what decides it.
+        """Make `replay.release` due a few times if a batch was left out or its noise changed.
 
         Args:
-            steps: that were taken.
+            steps: number of steps taken so far.
         """
         if self._hastened < _HASTENED and steps >= self._hastened_at:
             self._hastened, self._hastened_at = self._hastened + 1, 2 * steps
             self.schedule.hasten("replay.release")
 
     def _session(self) -> AuditSession | None:
-        """The session of the only private optimizer; None where there are several, or none yet."""
+        """Return the session of the only private optimizer; None if there are several or none."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
             self._log.off = self._log.off or "several private optimizers step together"
@@ -199,11 +199,11 @@ class Examinations:
         return sessions[0] if len(sessions) == 1 else None
 
     def look_behind(self, steps: int, *, now: bool = False) -> None:
-        """Test the noise that was kept behind an examination, and let go of it.
+        """Test the noise of the steps after an examination, and release it.
 
         Args:
-            steps: that were taken.
-            now: whether no more is to come.
+            steps: number of steps taken so far.
+            now: whether to test it even if fewer steps than planned were kept.
         """
         behind = self.behind
         if behind is None or not (behind.full or now):
@@ -223,21 +223,21 @@ class Examinations:
         self.watch = None
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self._unwatch()
         self._let_go()
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ resuming
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; when steps were examined depends on the sizes of batches."""
+        """Return the checkpoint state, without the examined steps: they depend on batch sizes."""
         return self._log.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state: the coming steps are examined like the first ones."""
+        """Load a checkpoint's state; the schedule starts over."""
         self._log.load(state)
 
 
 def _seed(seed: int, number: int) -> int:
-    """A seed for the examination of each step, from 1, and of the schedule, 0."""
+    """Return the seed for the examination of step ``number``, or of the schedule (0)."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

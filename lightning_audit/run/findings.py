@@ -1,6 +1,6 @@
-"""Results of every check of a run at one moment, of what its sessions saw and what is known.
+"""Results of all checks of a run at one moment, from its sessions and its facts.
 
-They are asked for as soon as there may be a violation, at each epoch's end, and at the end.
+They are computed as soon as there may be a violation, at each epoch's end, and at the run's end.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.judge import acknowledge
 from lightning_audit.verdict.post_processing import explained_by_processing, undecided
 
-#: Largest part of the time since the last one that an epoch's end may take, once it was looked at.
+#: Largest part of the time since the last evaluated epoch end that an epoch end may take.
 EPOCH_SHARE = 0.02
-#: What is found but not certain is looked at again when there are so many times as many steps.
+#: An uncertain finding is evaluated again once the number of steps grew by this factor.
 _AGAIN = 1.5
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of every check at one moment, those that the user allows marked.
+    """Results of all checks at one moment, with the allowed ones marked.
 
     Args:
-        all: violated ones first.
-        by_optimizer: for each private optimizer, its own and those of the run.
+        all: results, violated ones first.
+        by_optimizer: for each private optimizer, its own results and those of the run.
     """
 
     all: tuple[CheckResult, ...]
@@ -69,10 +69,10 @@ class Findings:
 def run_checks(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> Findings:
-    """Results of every check now, as far as they may leave the process; see `disclosure`.
+    """Return the results of all checks now, as far as `disclosure` lets them leave the process.
 
-    Each of n sessions tests at an n-th of the significance, and so does the check on epsilon for
-    each; the checks of the batches are the run's. What is handed out adds up to the whole.
+    Each of n sessions tests at 1/n of the significance, and so does its `epsilon` check; the checks
+    of the batches belong to the run. The shares add up to the significance.
     """
     steps = sum(session.monitor.steps for session in sessions)
     by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
@@ -101,25 +101,25 @@ def run_checks(
 def results_by_place(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> list[list[CheckResult]]:
-    """Results of all segments: of each private optimizer's checks, and last of the run's."""
+    """Return the results over all segments: each private optimizer's, and last the run's."""
     own = [_own_results(place, session, facts) for place, session in enumerate(sessions)]
     return [*own, _results_of_run(sessions, facts, config, epsilons)]
 
 
 def unknown_epsilons(config: AuditConfig) -> Epsilons:
-    """What stands for the epsilons where none is needed."""
+    """Return placeholders for the epsilons, for checks that need none."""
     return Epsilons(epsilon_claim(None, (), config.delta), None)
 
 
 def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> bool:
-    """Whether a check that needs no epsilon is violated now."""
+    """Return whether a check that needs no epsilon is violated now."""
     found = run_checks(sessions, facts, config, unknown_epsilons(config)).all
     return any(check.status == "violated" for check in found)
 
 
 def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
-    if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
+    if facts.noise_equal:  # the recorder knows the draws of its own process alone
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
@@ -139,7 +139,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
-    """A check that is one of several optimizers': it names the optimizer."""
+    """Return an optimizer's check, with the optimizer's name if there are several."""
     if count == 1:
         return check
     return dataclasses.replace(
@@ -162,7 +162,7 @@ def _results_of_run(
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
     epsilon = epsilon_result(epsilons, config)
-    # Readings without the noise that is on the weights bound nothing.
+    # If noise is added to the weights, readings without it give no valid bound.
     moved = any(session.releases.weights_move for session in sessions)
     checks.append(undecided(epsilon) if moved and epsilon.status == "violated" else epsilon)
     checks.append(
@@ -181,7 +181,7 @@ def _results_of_run(
     checks += _sampling_results(sessions, facts, config)
     if facts.split_epochs:
         checks.append(logical_batch_result(facts.carried_over, facts.split_epochs))
-    if len(sessions) == 1:  # of several it is not known whose loss it is
+    if len(sessions) == 1:  # with several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
@@ -191,7 +191,7 @@ def _results_of_run(
 def _sampling_results(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> list[CheckResult]:
-    """Whether batches and steps are those that the accountant supposes and was told of."""
+    """Check whether batches and steps are as the accountant assumes and recorded."""
     found: list[CheckResult] = []
     holds, epsilon = _cost_of_passes(sessions, facts, config)
     if facts.loader is not None and config.shuffled:
@@ -216,17 +216,17 @@ def _sampling_results(
         found.append(repeated_result(facts.processes, facts.sample_rate))
     told = [phase for link in facts.accountants for phase in link.accountant.history]
     found += facts.ledger.results(told, run_history(sessions))
-    if config.mechanism_alone:  # what is supposed of the batches is not stated
+    if config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
 
 
 def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -> bool:
-    """Whether steps clip more gradients than the passes have records: some are of one record."""
+    """Return whether steps clip more gradients than the passes have records."""
     records = facts.loader.records if facts.loader else None
     for session in sessions:
         rows, steps = session.planner.rows_taken, session.recorder.steps
-        # An input canary is a row more.
+        # Each input canary is one more row.
         if records and rows is not None and rows > max(facts.begun, 1) * records + steps:
             return True
     return False
@@ -235,7 +235,7 @@ def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -
 def _cost_of_passes(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> tuple[str, float | None]:
-    """Which epsilon holds where each record enters one step an epoch, in words and as a number."""
+    """Return the epsilon that holds if each record enters one step an epoch: text and number."""
     book, loader = facts.ledger, facts.loader
     several = book.again or book.unknown or book.stale or book.repeated
     several = several or facts.earlier.found(LEDGER_STEPS.name)
@@ -254,12 +254,12 @@ def _cost_of_passes(
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
-    """Test a sampler's batches as those of the steps only where they are."""
+    """Disable the batch-size test if sampler batches do not map one-to-one to steps."""
     check = facts.batches
     if check is None:
         return
     check.twice_counts = any(found.accountant is not None for found in facts.optimizers)
-    # Samplers run ahead of the training, and a step may be left out.
+    # Samplers prefetch batches, and a step may be skipped.
     batches = min(check.batches, facts.trained_batches)
     if batches > 1.2 * facts.batches_per_step * steps + 2:
         check.obstacle = "several of its batches make up a step"
@@ -271,13 +271,13 @@ def _divisor_results(
     config: AuditConfig,
     claimed_epsilon: float | None,
 ) -> Iterator[CheckResult]:
-    """What the divisors of the gradients tell of the number of records."""
+    """Yield what the divisors of the gradients reveal about the number of records."""
     records = facts.loader.records if facts.loader else None
     stated = config.claim.expected_batch_size if config.claim else None
     promise = Promise(claimed_epsilon, config.delta, config.adjacency, config.private_size)
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
-        # A divisor that the claim states is a constant, whatever it happens to be equal to.
+        # A divisor that the claim states is a constant, even if it equals a number of the data.
         if not records or not rate or expected is None or expected == stated:
             continue
         history = session.monitor.history
@@ -291,7 +291,7 @@ def _divisor_results(
 
 
 class Looks:
-    """Counts what the checks of a run have flagged, at next to no cost for a step.
+    """Count of what the checks of a run have flagged, at almost no cost per step.
 
     Args:
         ranks: the processes that train together, which must decide alike.
@@ -302,11 +302,11 @@ class Looks:
         self._known = self._next = 0
 
     def is_due(self, optimizers: AuditedOptimizers, book: Ledger) -> bool:
-        """Whether a check has flagged since the last look, or did before and was not certain.
+        """Return whether a check has flagged since the last look, or an uncertain one is due again.
 
         Args:
             optimizers: of the run.
-            book: of the run, empty where there are several processes.
+            book: the run's ledger; empty if there are several processes.
         """
         sessions, plain = optimizers.sessions, optimizers.plain.count
         steps = plain + optimizers.steps
@@ -322,7 +322,7 @@ class Looks:
 
 
 class EpochEnds:
-    """Says at which epochs' ends the bounds are computed, by what that took the last time.
+    """Choice of the epoch ends at which bounds are computed, by the time the last one took.
 
     Args:
         ranks: the processes that train together, which must decide alike.
@@ -333,13 +333,13 @@ class EpochEnds:
         self._ended = self._took = 0.0
 
     def is_due(self, *, due: bool) -> bool:
-        """Whether they are at this one: where they are ``due``, first, or take little time."""
+        """Return whether to compute them now: if ``due``, at the first end, or if that is cheap."""
         allowed = EPOCH_SHARE * (time.perf_counter() - self._ended)
         return self._ranks.from_first(lambda: due or not self._ended or self._took <= allowed)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Take the time of one."""
+        """Measure the time of one computation."""
         begun = time.perf_counter()
         yield
         self._ended = time.perf_counter()

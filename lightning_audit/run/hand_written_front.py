@@ -1,4 +1,4 @@
-"""What `lightning_audit.per_sample`, `rows` and `released` come to in an audited training."""
+"""Implementation of `lightning_audit.per_sample`, `rows` and `released` in an audited training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lightning_audit.taps.boundary import Handles, entry
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
 _RELEASED_TWICE = (
-    "lightning_audit.released was called more than once in a step, of which the first call was "
+    "lightning_audit.released was called more than once in a step, and only the first call was "
     "read; call it once, with the gradient that all noise was added to"
 )
 
 
 class HandWrittenFront:
-    """Gives canaries to a hand-written training, and takes its releases.
+    """Interface that gives a hand-written training its canaries and reads its releases.
 
-    An input canary comes in the batch: then `per_sample` and `rows` give nothing, because two
+    An input canary is part of the batch: then `per_sample` and `rows` add nothing, because two
     kinds of canaries would overlap.
 
     Args:
@@ -41,17 +41,17 @@ class HandWrittenFront:
         self.released = entry(self._released, self._rescue)
 
     def open_to(self, root: torch.nn.Module) -> None:
-        """Let `lightning_audit.per_sample` and `rows` ask for this training's module."""
+        """Register this training's module with `lightning_audit.per_sample` and `rows`."""
         register(root, self)
 
     def remove(self) -> None:
-        """Let nobody ask any more."""
+        """Unregister."""
         unregister(self)
         self._handles.forget()
 
     @property
     def _source(self) -> HandedRows | None:
-        """Of the canaries, while they may be asked for."""
+        """The source of the canaries; None if it is not active."""
         source = self._session.source
         return source if isinstance(source, HandedRows) and self._way.trains else None
 
@@ -115,6 +115,6 @@ class HandWrittenFront:
             self._session.released(tensors)
 
     def _rescue(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        """The audit has failed: take canaries that are summed up out of what is shown."""
+        """Remove canaries from the released sums after the audit failed."""
         if self._session.rescue.in_transit:
             self._session.rescue.take_out(self._way.released(grads, module, root))

@@ -1,4 +1,4 @@
-"""One private optimizer of a run: its session, and what is known of it."""
+"""The audit of one private optimizer of a run: its session and its facts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.begin import begin_session
 from lightning_audit.session.ranks import Ranks
 
-#: Largest shift that a correctly clipped canary shows where low precision rounds it.
+#: Largest shift of a correctly clipped canary if low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
 
 
@@ -40,8 +40,8 @@ class OptimizerAudit:
     """The audit of one private optimizer.
 
     Args:
-        session: audits its steps.
-        facts: what is known of it.
+        session: audits the optimizer's steps.
+        facts: of the optimizer.
     """
 
     def __init__(self, session: AuditSession, facts: OptimizerFacts) -> None:
@@ -51,56 +51,56 @@ class OptimizerAudit:
         self._keep_hook()
 
     def _keep_hook(self) -> None:
-        """Know the optimizer of now, and its step hook."""
+        """Remember the current optimizer and its step hook."""
         self.optimizer = self.session.step.optimizer
         self.hook = getattr(self.optimizer, "step_hook", None)
 
     def follow(self, step: DPSGDStep) -> bool:
-        """Go on with a step over the same parameters; see `AuditSession.follow`."""
+        """Continue with a step over the same parameters; see `AuditSession.follow`."""
         followed = self.session.follow(step)
         self._keep_hook()
         return followed
 
     def follow_hook(self) -> None:
-        """Read the accountant of a step hook that was attached meanwhile."""
+        """Read the accountant of a step hook that was attached since."""
         self._keep_hook()
         self.facts.accountant, self.facts.hook = _told_by(self.optimizer)
 
     def open_to(self, root: torch.nn.Module) -> None:
-        """Let the code of a hand-written training ask for canaries, by its module."""
+        """Register the module of a hand-written training, whose code can then get canaries."""
         self._front = self._front or HandWrittenFront(self.session)
         self._front.open_to(root)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of this optimizer's audit."""
+        """Return the checkpoint state of this optimizer's audit."""
         return {
             "session": to_tensors(self.session.state()),
             "accountant": accountant_history(self.facts.accountant),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; see `AuditSession.load`."""
+        """Load a checkpoint's state; see `AuditSession.load`."""
         self.session.load(to_arrays(state["session"]))
         restore_accountant(self.facts.accountant, state["accountant"])
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self.session.detach()
         if self._front is not None:
             self._front.remove()
 
 
 def _told_by(optimizer: DPOptimizer) -> tuple[AccountantLink | None, str]:
-    """The accountant that its step hook feeds, and whether that can be read."""
+    """Return the accountant that the step hook calls, and whether the hook can be read."""
     link = accountant_link(optimizer)
     return link, "read" if link else "unread" if hook_is_unread(optimizer) else "none"
 
 
 def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
-    """What can be read off a private optimizer beside its steps."""
+    """Read the facts of a private optimizer, apart from its steps."""
     expected = None
     if optimizer.loss_reduction == "mean":
-        # Of several processes each divides by its share, and then their mean is taken.
+        # Each of several processes divides by its own batch size; then their mean is taken.
         expected = optimizer.expected_batch_size * getattr(optimizer, "world_size", 1)
     accountant, hook = _told_by(optimizer)
     return OptimizerFacts(
@@ -112,7 +112,7 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
 
 
 def label_of(step: DPSGDStep, number: int) -> str:
-    """A private optimizer among several: its number and its first parameter."""
+    """Return the label of one of several private optimizers: its number and first parameter."""
     more = ", ..." if len(step.layout) > 1 else ""
     return f"optimizer {number} (`{step.layout[0].name}`{more})"
 
@@ -128,14 +128,14 @@ def new_session(
     *,
     track_batch_sizes: bool = False,
 ) -> AuditSession:
-    """Begin to audit one private optimizer.
+    """Begin the audit of one private optimizer.
 
     Args:
         step: the adapter.
         place: its number among the private optimizers, from 1, and how many there are; each tests
             at an equal share of the significance.
-        config: what is claimed and asked for.
-        trainer: whose precision and planned steps count.
+        config: of the run.
+        trainer: gives the precision and the planned steps.
         sample_rate: see `AuditSession`.
         open_store: see `begin_session`.
         ranks: the processes that train together.
@@ -156,7 +156,7 @@ def new_session(
 
 
 def planned_steps(trainer: Any) -> int | None:
-    """Steps that each optimizer takes in the whole training; None if the Trainer cannot tell."""
+    """Return the steps of each optimizer in the whole training; None if unknown."""
     if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
         return None
     try:
@@ -169,12 +169,12 @@ def planned_steps(trainer: Any) -> int | None:
 
 
 def draw_seed() -> int:
-    """A seed from the operating system."""
+    """Return a seed from the operating system."""
     return int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]  # an int if drawn
 
 
 def _coins(seed: int, number: int) -> np.random.Generator:
-    """A generator for each optimizer's coins, all of the audit's one seed and independent."""
+    """Return the generator of an optimizer's coins: independent ones from the audit's seed."""
     if number == 1:
         return np.random.default_rng(seed)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))

@@ -1,4 +1,4 @@
-"""Optimizers that cannot be audited, refused before the first step with what to change."""
+"""Refuse optimizers that cannot be audited, before the first step, and say what to change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
-    """The private ones of the Trainer's optimizers.
+    """Return the private ones of the Trainer's optimizers.
 
     Raises:
         UnauditableTraining: two of them train the same parameter, or one wraps another.
@@ -35,8 +35,8 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
         if (inner := private_optimizer(outer.original_optimizer)) is not None:
             raise UnauditableTraining(
                 f"{type(outer).__name__} wraps {type(inner).__name__}: each clips and adds noise, "
-                "and the second clips what the first has clipped. Call make_private once, with the "
-                "optimizer of torch, and return what it gives from configure_optimizers."
+                "and the second clips what the first has clipped. Call make_private once, with a "
+                "plain torch optimizer, and return its result from configure_optimizers."
             )
     owners: dict[int, int] = {}
     for number, optimizer in enumerate(private, 1):
@@ -53,12 +53,12 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
 
 @dataclass(frozen=True)
 class ScopedOptimizer:
-    """An optimizer of the Trainer, and what the user allows of it alone.
+    """An optimizer of the Trainer, and the findings that the user allows for it alone.
 
     Args:
         optimizer: as the Trainer has it.
         names: of its parameters.
-        allowed: by the user, of this one.
+        allowed: the user's exemptions for this optimizer.
     """
 
     optimizer: Any
@@ -72,13 +72,13 @@ class ScopedOptimizer:
 
     @property
     def exempt(self) -> str:
-        """The words in which its steps without DP-SGD are named as exempt, or empty."""
+        """The text that names its steps without DP-SGD as exempt, or empty."""
         kind = type(innermost(self.optimizer)).__name__
         found = (one for one in self.allowed if one.finding == "no_dp")
         return next((f"{kind},{one.scope[3:]} ({one.reason})" for one in found), "")
 
     def watched(self, module: torch.nn.Module) -> tuple[Any, str, torch.nn.Module | None]:
-        """As `PlainSteps.watch` takes it, where the user's module is this one."""
+        """Return the arguments of `PlainSteps.watch`, given the user's module."""
         levels = zip(*(name.split(".")[:-1] for name in self.names), strict=False)
         common = [level[0] for level in takewhile(lambda level: len({*level}) == 1, levels)]
         holder = module.get_submodule(".".join(common)) if common else None
@@ -88,7 +88,7 @@ class ScopedOptimizer:
 def scoped_optimizers(
     optimizers: Sequence[Any], names: Mapping[int, str], allowed: Sequence[Allow]
 ) -> list[ScopedOptimizer]:
-    """The Trainer's optimizers, each with what is allowed of it alone.
+    """Return the Trainer's optimizers, each with the findings allowed for it alone.
 
     Args:
         optimizers: the Trainer's.
@@ -96,8 +96,8 @@ def scoped_optimizers(
         allowed: by the user.
 
     Raises:
-        UnauditableTraining: what is allowed is of none of them, of several, or of a private one
-            that takes no step without DP-SGD, or it names parameters that there are not.
+        UnauditableTraining: an exemption fits no optimizer or several, allows `no_dp` for a private
+            optimizer, or names parameters that do not exist.
     """
     scoped = []
     for place, optimizer in enumerate(optimizers):
@@ -112,14 +112,14 @@ def scoped_optimizers(
         pattern = one.parameters
         if pattern is not None and not any(fnmatchcase(name, pattern) for name in names.values()):
             raise UnauditableTraining(
-                f"allow: parameters={pattern!r} fits none of the module's parameters: "
+                f"allow: parameters={pattern!r} matches none of the module's parameters: "
                 f"{_shown(list(names.values()))}."
             )
     return scoped
 
 
 def _refuse_misfit(one: Allow, scoped: Sequence[ScopedOptimizer]) -> None:
-    """Raise where an exemption of an optimizer is not that of one alone."""
+    """Raise if an exemption for one optimizer fits none of them, or several."""
     if one.optimizer is None or not scoped:
         return
     fits = [found for found in scoped if one in found.allowed]
@@ -131,12 +131,12 @@ def _refuse_misfit(one: Allow, scoped: Sequence[ScopedOptimizer]) -> None:
         which = f"is {len(fits)} of the training's" if fits else "is none of the training's"
         raise UnauditableTraining(
             f"allow: optimizer={one.optimizer!r} {which}: {listed}. Name its place, its class, or "
-            "the prefix of all its parameters, whichever fits it alone."
+            "the prefix of all its parameters, so that it fits one optimizer alone."
         )
     if one.finding == NO_DP.name and private_optimizer(fits[0].optimizer) is not None:
         raise UnauditableTraining(
-            f"allow: optimizer={one.optimizer!r} is private, so that {one.finding!r} is not found "
-            "of it; name the optimizer that steps without DP-SGD."
+            f"allow: optimizer={one.optimizer!r} is private, so {one.finding!r} does not apply to "
+            "it; name the optimizer that steps without DP-SGD."
         )
 
 
@@ -146,21 +146,21 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def refuse_several(count: int, canaries: Sequence[object], processes: int) -> None:
-    """Raise if so many private optimizers cannot be audited together, by these canaries.
+    """Raise if ``count`` private optimizers cannot be audited together with these canaries.
 
     Raises:
-        UnauditableTraining: an input canary, or more than one process.
+        UnauditableTraining: several optimizers with an input canary or several processes.
     """
     if count < 2:
         return
     if any(isinstance(canary, InputCanary) for canary in canaries):
         raise UnauditableTraining(
-            f"canaries={list(canaries)!r} would join the gradients of all {count} private "
+            f"canaries={list(canaries)!r} would be in the gradients of all {count} private "
             "optimizers at once; use gradient canaries, such as Dirac()."
         )
     if processes > 1:
         raise UnauditableTraining(
-            f"PrivacyAudit audits {count} private optimizers in one process, the Trainer has "
+            f"PrivacyAudit audits {count} private optimizers in one process only, the Trainer has "
             f"{processes}; train with devices=1, or give all parameters to one optimizer, as "
             "parameter groups."
         )
@@ -169,27 +169,27 @@ def refuse_several(count: int, canaries: Sequence[object], processes: int) -> No
 def hand_written_step(
     claim: PrivacyClaim, optimizers: Sequence[Any], module: pl.LightningModule
 ) -> ManualStep:
-    """The step of a training that states DP-SGD and has no private optimizer.
+    """Return the step of a training that claims DP-SGD without a private optimizer.
 
     Args:
-        claim: what the user states of the training, with a noise multiplier.
+        claim: the user's, with a noise multiplier.
         optimizers: the Trainer's.
-        module: what they train.
+        module: the user's.
 
     Raises:
-        UnauditableTraining: the claim lacks a part, there is not one optimizer or process,
+        UnauditableTraining: the claim lacks a part, there is more than one optimizer or process,
             or the updates cannot be observed.
     """
     if module.trainer.world_size > 1:
         raise UnauditableTraining(
-            f"PrivacyAudit audits hand-written DP-SGD in one process, the Trainer has "
+            f"PrivacyAudit audits hand-written DP-SGD in one process only, the Trainer has "
             f"{module.trainer.world_size}; train with devices=1 to audit."
         )
     if len(optimizers) != 1:
         raise UnauditableTraining(
             f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, no optimizer is "
-            f"Opacus' DPOptimizer, and the module has {len(optimizers)} optimizers: it cannot be "
-            "told which one takes the noisy gradient. Give all parameters to one optimizer, as "
+            f"Opacus' DPOptimizer, and the module has {len(optimizers)} optimizers: it is unknown "
+            "which one takes the noisy gradient. Give all parameters to one optimizer, as "
             "parameter groups."
         )
     try:

@@ -1,4 +1,4 @@
-"""Where an audit writes what it has to say of one training, and what it could not write there."""
+"""The report directory of one training, and the files that could not be written into it."""
 
 from __future__ import annotations
 
@@ -21,47 +21,48 @@ _Made = TypeVar("_Made")
 
 
 class ReportFiles:
-    """The report directory of one training, which no other training has at the same time.
+    """The report directory of one training, locked against other trainings.
 
-    What cannot be written is refused before the training; later it is said, and ends nothing.
+    A directory that is not writable is refused before the training. A file that cannot be written
+    later is reported, and does not stop the training.
 
     Args:
-        asked: the directory that is asked for; a relative one is of the present working directory.
+        asked: the requested directory; relative to the current working directory.
     """
 
     def __init__(self, asked: str | os.PathLike[str]) -> None:
         self._asked = asked
         self._base = Path(asked)
         self._lock: DirectoryLock | None = None
-        #: Where the report of an earlier training was put.
+        #: Where an earlier training's report was moved.
         self._aside: Path | None = None
-        #: Remarks for the report.
+        #: Notes for the report.
         self.notes: list[str] = []
-        #: What could not be written, in sentences, by file name.
+        #: What could not be written, as text, by file name.
         self.unwritten: dict[str, str] = {}
 
     @property
     def directory(self) -> Path:
-        """Where this training's files are."""
+        """The directory of this training's files."""
         return self._lock.directory if self._lock else self._base
 
     def shown(self, name: str) -> Path | None:
-        """Where a file is, as it is to be shown; None if it could not be written."""
+        """Return a file's path to display; None if the file could not be written."""
         if name in self.unwritten or self._lock is None:
             return None
         path = self.directory / name
-        with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
+        with contextlib.suppress(OSError, ValueError):  # not below the cwd, or there is no cwd
             path = path.relative_to(Path.cwd())
         return path
 
     def acquire(self, *, again: bool = False) -> None:
-        """Make the directory this training's, and put the report of an earlier one aside.
+        """Lock the directory for this training, and move an earlier report aside.
 
         Args:
-            again: whether this training goes on, so that the report there may be its own.
+            again: whether this training resumes, so that the report in it may be its own.
 
         Raises:
-            UnauditableTraining: it cannot be made, or nothing can be written into it.
+            UnauditableTraining: the directory cannot be made, or is not writable.
         """
         try:
             base = Path(os.path.abspath(self._asked))
@@ -85,7 +86,7 @@ class ReportFiles:
             self.set_report_aside()
 
     def set_report_aside(self) -> None:
-        """Put an earlier run's report aside, which a gate must not read; its record may go on."""
+        """Move an earlier run's report aside, so that no gate reads it; its record remains."""
         self._aside = set_aside(self.directory, but_the_record=True)
 
     def _note_directory(self, first: Path) -> None:
@@ -108,10 +109,10 @@ class ReportFiles:
         self.notes = notes
 
     def change_to(self, run: str) -> None:
-        """Change to the directory in which a run began that goes on after a stop.
+        """Change to the directory in which a resumed run began.
 
         Args:
-            run: its name, which its record tells.
+            run: the run's name, which its record contains.
         """
         at = [d for d in all_beside(self._base) if run_of(d / RECORD_NAME) == run]
         if not at or self.directory in at:
@@ -119,22 +120,22 @@ class ReportFiles:
         try:
             lock = lock_of(at[0])
             if lock is not None:
-                if self._aside is not None:  # nothing of this training comes in its place
+                if self._aside is not None:  # this training writes no report here
                     put_back(self._aside)
                 self.release()
                 self._lock = lock
                 self._prepare()
         except OSError as error:
-            _log.warning("privacy audit: the run cannot go on in %s: %s", at[0], reason_of(error))
+            _log.warning("privacy audit: cannot resume the run in %s: %s", at[0], reason_of(error))
         self._note_directory(at[0])
 
     def write(self, name: str, write: Callable[[Path], _Made], *, beside: bool) -> _Made | None:
-        """Write a file of this training; what cannot be written is said, once, and ends nothing.
+        """Write a file of this training; a failure is logged once and does not stop the training.
 
         Args:
             name: of the file.
-            write: writes it, given its path.
-            beside: whether other files of this training lie there.
+            write: writes the file, given its path.
+            beside: whether the directory holds other files of this training.
 
         Returns:
             What ``write`` returns, None if the file could not be written.
@@ -145,14 +146,14 @@ class ReportFiles:
         except OSError as error:
             sentence = f"{self.directory / name} could not be written: {reason_of(error)}"
             if self.unwritten.get(name) != sentence:
-                _log.warning("privacy audit: %s; the training goes on", sentence)
+                _log.warning("privacy audit: %s; the training continues", sentence)
             self.unwritten[name] = sentence
             return None
         self.unwritten.pop(name, None)
         return made
 
     def _acquire_again(self, *, own: bool) -> None:
-        """Take the directory again if it was removed: it may be another training's since."""
+        """Lock the directory again if it was removed; another training may have taken it."""
         if self._lock is None:  # the audit failed before it took the directory
             self.acquire(again=False)
         assert self._lock is not None
@@ -165,6 +166,6 @@ class ReportFiles:
             set_aside(again.directory)
 
     def release(self) -> None:
-        """Let another training have the directory."""
+        """Unlock the directory for other trainings."""
         if self._lock is not None:
             self._lock.release()

@@ -1,4 +1,4 @@
-"""Lower bounds on the run's epsilon: the anytime one, and those of the literature by name."""
+"""Lower bounds on the run's epsilon: the anytime bound, and the literature's bounds by name."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _GAUSSIAN = (
     "the stated rate"
 )
 _COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
-#: Of what is proved of all steps up to a look together; see `accounting.least_cost.cheapest`.
+#: Assumption of a bound on all steps up to a look; see `accounting.least_cost.cheapest`.
 _OF_A_PART = (
     f"{_GAUSSIAN}; composed over the steps up to a look, at the least cost that the guesses of "
     "their coins admit; least-cost allocation: exact for full batches, by simulation for others"
 )
-#: Where only some of the steps have canaries.
+#: Assumption if only some of the steps have canaries.
 _WITHOUT = "steps without canaries leak as those with canaries of the same claim"
-#: What turns limits of signal and noise into one of their quotient.
+#: Assumption under which limits on signal and noise bound their quotient.
 _SO_FAR = "signal and noise over their claims constant so far"
 _OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
 _CANARIES = "canaries of a step independent"
 _STEPS = "steps independent"
 _MIDDLE = "threshold half way between out and in"
-#: It supposes Gaussian readings, from which skewed data deviate most where one world is rare.
+#: Assumes Gaussian readings; skewed data deviate most from these if one world is rare.
 _OF_FAIR_COINS = {"fdp_t"}
-#: Those of which no form for the subsampled game is derived.
+#: Bounds with no derived form for the subsampled game.
 _OF_KNOWN_COINS = {"eps_jeffreys", "eps_bayes", "katz"}
-#: A single step's mu from which epsilon runs into the thousands: composing it tells nothing more.
+#: A single step's mu from which epsilon is in the thousands: composing it adds no information.
 _LARGEST_MU = 40.0
 
 
 def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> EpsilonBound:
-    """The bound by betting, valid at all times together.
+    """Return the bound by betting, valid at all times simultaneously.
 
     Args:
-        monitor: the checks now.
+        monitor: the current checks.
         delta: the delta of all epsilons.
         significance: probability that the bound is wrong.
     """
     front, claims = monitor.leakage.front(significance), monitor.claims
-    # Of the step at which a ratio was proved.
+    # Each ratio with the noise multiplier at the step up to which it was proved.
     at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
     mu = max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
     return EpsilonBound(
@@ -75,9 +75,9 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
 
 
 def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
-    """Signal at least over noise at most, where a canary was seen; see `betting_bound`.
+    """Return the bound from the least signal over the most noise; see `betting_bound`.
 
-    A twentieth of the significance is the noise's.
+    A twentieth of the significance is spent on the noise. Empty before the first canary.
     """
     sigma = monitor.claims.noise_at()
     if not monitor.canary_steps or sigma == 0.0:
@@ -85,8 +85,8 @@ def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[
     found = monitor.signal_over_noise(significance)
     mu = found.ratio_lower / sigma
     limits = (
-        f"a canary adds at least {found.signal_lower:.3g} times what it may, and the noise is at "
-        f"most {found.noise_upper:.4g} times the claim, both for any data"
+        f"a canary adds at least {found.signal_lower:.3g} times the clipping norm, and the noise "
+        f"is at most {found.noise_upper:.4g} times the claim, both for any data"
     )
     return (
         EpsilonBound(
@@ -117,16 +117,16 @@ def literature_bounds(
     significance: float,
     names: Sequence[str] = BOUND_NAMES,
 ) -> tuple[EpsilonBound, ...]:
-    """The literature's bounds that hold for the coins and the game, for one look now.
+    """Return the literature's bounds that hold for the coins and the game, for one look now.
 
     Given the coins, the errors in either world are independent trials of that world's rate,
-    whatever the coins' probability is: their limits and posteriors need no fair coins.
+    regardless of the coins' probability: their limits and posteriors need no fair coins.
 
     Args:
         monitor: the checks now.
         delta: the delta of all epsilons.
         significance: probability that each bound is wrong.
-        names: those that are asked for.
+        names: of the requested bounds.
     """
     if not monitor.canary_steps:
         return ()
@@ -134,7 +134,7 @@ def literature_bounds(
         names = tuple(name for name in names if name not in _OF_FAIR_COINS)
     if monitor.header.game == "subsampled":
         names = tuple(name for name in names if name not in _OF_KNOWN_COINS)
-    history = monitor.history  # of a noise schedule as many phases as steps
+    history = monitor.history  # under a noise schedule, as many phases as steps
     return tuple(_bound(monitor, history, METHODS[name], delta, significance) for name in names)
 
 
@@ -144,7 +144,7 @@ def _coins(header: RecordHeader) -> str:
 
 
 def _game(header: RecordHeader) -> tuple[str, ...]:
-    """What a step's epsilon is of, where it is not of the known coin."""
+    """Return the assumption on a step's epsilon in the subsampled game; none in the step game."""
     if header.game == "step":
         return ()
     return (
@@ -189,7 +189,7 @@ def _bound(
             if header.game == "subsampled":
                 rate = header.coin_probability
                 step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
-        # Claims of several sigmas are all implied by that of the smallest.
+        # The claim at the smallest sigma implies those at the others.
         epsilon = _composed(history, mu * sigma, mu, delta)
         assumptions += (_COMPOSED,)
     return EpsilonBound(

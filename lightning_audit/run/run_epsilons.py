@@ -1,4 +1,4 @@
-"""The epsilons of a run: claimed, spent, and proved to leak at least."""
+"""The epsilons of a run: claimed, spent, and the proved lower bound."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import cost_of_passes
+from lightning_audit.accounting.shuffled_passes import passes_taken
 from lightning_audit.accounting.spending import (
     EpsilonClaim,
+    composed_epsilon,
+    costlier,
     epsilon_claim,
     epsilon_of_parts,
-    epsilon_spent,
     steps_told,
 )
 from lightning_audit.checks.accounting.accounted_epsilon import NOT_COMPOSED
@@ -28,13 +29,13 @@ from lightning_audit.session.audit_session import AuditSession
 
 @dataclass(frozen=True)
 class Proved:
-    """What the steps of a private optimizer are proved to leak at least.
+    """Lower bounds on what the steps of a private optimizer leak.
 
     Args:
-        epsilon_lower: at the significance of the display; None where a sample rate is unknown.
+        epsilon_lower: at the significance of the display; None if a sample rate is unknown.
         mu_lower: the same for the leakiest step's mu; None while there is no noise.
         sure_ratio: leakage of a step over its claim, at the significance of the verdict.
-        sure_epsilon: the same as an epsilon; None where it need not be composed.
+        sure_epsilon: the same as an epsilon; None if it need not be composed.
         bounds: every bound at the significance of the display.
     """
 
@@ -47,29 +48,31 @@ class Proved:
 
 @dataclass(frozen=True)
 class Epsilons:
-    """The epsilons of a run at one moment; None where no sample rate or claim is known.
+    """The epsilons of a run at one moment; None if no sample rate or claim is known.
 
     Args:
-        claim: what is claimed, and by whom.
-        epsilon_spent: what the steps cost, between the data sets that the claim is about.
+        claim: the claimed epsilon and its source.
+        epsilon_spent: of the steps, for the adjacency of the claim.
         proved: lower bounds.
-        epsilon_by_removal: where the claim is about replaced records, what the steps cost where a
-            record is added or removed.
+        epsilon_by_removal: if the claim is for the replace_one adjacency, the epsilon of the steps
+            for add_remove.
+        composed: phases from which ``epsilon_spent`` is composed.
     """
 
     claim: EpsilonClaim
     epsilon_spent: float | None
     proved: Proved = dataclasses.field(default_factory=Proved)
     epsilon_by_removal: float | None = None
+    composed: Sequence[Phase] = ()
 
     @property
     def claimed_epsilon(self) -> float | None:
-        """What the training claims to spend at most."""
+        """The epsilon that the training claims not to exceed."""
         return self.claim.claimed_epsilon
 
 
 def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
-    """What was claimed of the steps of all private optimizers."""
+    """Return the claimed phases of the steps of all private optimizers."""
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
@@ -78,32 +81,35 @@ def current_epsilons(
 ) -> Epsilons:
     """Compute the epsilons now.
 
-    Of n private optimizers each one's releases are a part of what the run releases, so that a
-    lower bound of theirs is one of the run's. Each is computed at an n-th of the significance, and
-    the largest counts: all of them hold at once with at least the stated probability. Where the
-    noise is correlated over steps by the claim, nothing is spent and nothing proved.
+    The releases of each of n private optimizers are part of the run's releases, so a lower bound
+    for one of them is a lower bound for the run. Each is computed at 1/n of the significance, so
+    that all hold together with at least the stated probability (union bound); the largest is
+    reported. If the claim states noise that is correlated over steps, epsilon is neither composed
+    nor bounded.
     """
-    if config.mechanism_alone:  # accountants suppose independent noise, and so do all bounds
+    if config.mechanism_alone:  # accountants and all bounds assume independent noise
         return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
-    links = () if config.shuffled else facts.accountants  # they suppose Poisson batches
+    links = () if config.shuffled else facts.accountants  # accountants assume Poisson batches
     claim = epsilon_claim(config.claimed_epsilon, links, config.delta, optimizers=len(sessions))
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
-    history, accountants = run_history(sessions), facts.accountants
-    spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
+    history, told = run_history(sessions), steps_told(facts.accountants)
     if config.shuffled:
-        told = steps_told(accountants)
-        spent = cost_of_passes(history, told, facts.passes, config.delta, config.adjacency)
-    replaced = config.adjacency == "replace_one"
-    by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
-    # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
-    # above the claim.
+        composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
+    else:
+        composed = costlier(history, told, config.delta, config.adjacency)
+    spent = composed_epsilon(composed, config.delta, config.adjacency)
+    by_removal = None
+    if config.adjacency == "replace_one":
+        by_removal = composed_epsilon(costlier(history, told, config.delta), config.delta)
+    # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
+    # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     each = [_proved(monitor, config, len(sessions), within) for monitor in monitors]
     largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
-    return Epsilons(claim, spent, largest, by_removal)
+    return Epsilons(claim, spent, largest, by_removal, composed)
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
@@ -126,7 +132,7 @@ def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within:
 
 
 def _largest(each: Sequence[Proved], significance: float) -> Proved:
-    """The largest of several optimizers' bounds, which all hold together at ``significance``."""
+    """Return the largest of several optimizers' bounds; all hold together at ``significance``."""
     surest = max(each, key=lambda proved: (_size(proved.sure_epsilon), proved.sure_ratio))
     named: dict[str, EpsilonBound] = {}
     for bound in (bound for proved in each for bound in proved.bounds):
@@ -151,12 +157,12 @@ def _size(value: float | None) -> float:
 
 
 def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
-    """Result of `epsilon`: is more proved to leak than is claimed?"""
+    """Return the result of `epsilon`: does the lower bound exceed the claim?"""
     claimed_epsilon = epsilons.claimed_epsilon
     if config.mechanism_alone:
         return EPSILON.not_run(f"not compared: {NOT_COMPOSED}")
     if config.shuffled:
-        return EPSILON.not_run("not compared: lower bounds are composed of Poisson batches alone")
+        return EPSILON.not_run("not compared: lower bounds are composed for Poisson batches only")
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
         return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved

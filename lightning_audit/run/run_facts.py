@@ -1,4 +1,4 @@
-"""What is known of a run beside its observations, at one moment."""
+"""The facts of a run at one moment, in addition to its observations."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class OptimizerFacts:
-    """What is known of one private optimizer beside its observations.
+    """Facts of one private optimizer, in addition to its observations.
 
     Args:
-        label: its number and first parameters; empty where there is no other.
-        accountant: the accountant that its steps feed, None if there is none.
-        hook: "read" where its step hook shows the accountant, "unread" where it does not, "none"
-            where there is no hook.
+        label: its number and first parameter; empty if it is the only one.
+        accountant: the accountant that its step hook calls; None if there is none.
+        hook: "read" if the accountant was found in its step hook, "unread" if not, "none" without.
         sample_rate: of its last step, None if unknown.
         largest_rate: of all its steps in this process; 0 while none is known.
-        expected_batch_size: divisor of its gradients, that of all processes together; None where
-            they are summed.
-        loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
-        poisson: whether `make_private` was told that batches are Poisson; None if that is unknown.
-        allow: names of findings that the user allows of it alone.
+        expected_batch_size: divisor of its gradients, over all processes together; None if they
+            are summed.
+        loss_reduction: as the optimizer assumes it, "mean" or "sum"; None if it states none.
+        poisson: whether `make_private` was called with ``poisson_sampling``; None if unknown.
+        allow: names of the findings that the user allows for this optimizer alone.
     """
 
     label: str = ""
@@ -57,9 +56,9 @@ class OptimizerFacts:
     allow: frozenset[str] = frozenset()
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
-        """Sample rate of the present step: stated, or told to the accountant.
+        """Return the sample rate of the present step, from the claim or the accountant.
 
-        None as well where batches are shuffled by the claim: nothing is sampled then.
+        None if it is unknown, or if the claim states shuffled batches: nothing is sampled then.
         """
         shuffled = claim is not None and claim.sampling == "shuffled"
         if claim is not None and claim.sample_rate is not None:
@@ -73,23 +72,23 @@ class OptimizerFacts:
         return None if rate is None or shuffled else min(rate * accumulated, 1.0)
 
     def named(self, sentence: str) -> str:
-        """A sentence about this optimizer, which it names where there are others."""
+        """Prefix a sentence about this optimizer with its label, if there are several."""
         return f"{self.label}: {sentence}" if self.label else sentence
 
 
 class Notes:
-    """Remarks on a run, each once, in the order in which they came up."""
+    """Notes on a run, each once, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
 
     def add(self, sentence: str) -> None:
-        """Add a remark, once."""
+        """Add a note, once."""
         if sentence not in self.sentences:
             self.sentences.append(sentence)
 
     def load(self, kept: Sequence[str]) -> None:
-        """Go on from a checkpoint's remarks; what was noted since stays."""
+        """Load a checkpoint's notes; notes added since are kept, after them."""
         since, self.sentences = self.sentences, list(kept)
         for sentence in since:
             self.add(sentence)
@@ -97,44 +96,44 @@ class Notes:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run beside its observations, as its parts tell it at one moment.
+    """Facts of a run at one moment, collected from its parts, in addition to its observations.
 
     Args:
-        optimizers: of the private optimizers, in the order of their sessions.
+        optimizers: facts of the private optimizers, in the order of their sessions.
         plain_steps: steps of optimizers that are not private.
         plain_name: class of the last of these.
         plain_refused: class of the one whose first step was refused, or empty.
-        exempt_steps: steps of those that the user exempts, by the words in which they are named.
+        exempt_steps: steps of those that the user exempts, by the text that names them.
         exempt_by_records: those of them that train on as many rows as there are records.
-        unaudited: parameters that no private optimizer trains, and that changed all the same.
+        unaudited: parameters that changed although no private optimizer trains them.
         loader: how the training loader samples; None before that is known.
         loaders: number of training loaders.
         repeated: whether each process draws from all records.
-        batches: test of the batches of a sampler whose type does not tell how it draws.
-        batches_per_step: batches whose gradients the Trainer adds up for a step.
+        batches: test of a sampler's batches, if its type does not show how it draws.
+        batches_per_step: batches that the Trainer accumulates per step.
         trained_batches: batches that were trained on.
         split_epochs: epochs with split batches.
         begun: epochs that began.
-        passes: steps that a record may have entered, where each is in one batch an epoch;
-            0 where the claim is not of shuffled batches.
-        planned: what is planned and costs more than is claimed; None where nothing is.
-        carried_over: those with split batches that began with the rest of a batch.
-        loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
-            cannot be told.
-        processes: that train together.
+        passes: steps that a record may have entered, if each is in one batch an epoch;
+            0 if the claim does not state shuffled batches.
+        planned: planned steps or epochs that cost more than the claim; None if they do not.
+        carried_over: epochs with split batches that began with the rest of a batch.
+        loss_reduction: "mean" or "sum", as the first loss was reduced over its batch; None if
+            unknown.
+        processes: number of processes that train together.
         synchronised: whether they read the same gradients so far; None if they were not compared.
         noise_equal: whether two of them drew the same noise.
-        coupling: what examinations showed of the gradients of records beside others.
-        examined: what else examinations showed.
-        ledger: what was written down of batches, steps and the accountant.
-        epochs: what was logged at their ends.
-        notes: remarks.
+        coupling: what examinations found on whether a record's gradient depends on other records.
+        examined: the other results of examinations.
+        ledger: the recorded batches, steps and accountant calls.
+        epochs: the metrics logged at the ends of epochs.
+        notes: on the run.
         break_off: why the training broke off, or empty.
-        resumed: what was not observed before the training was resumed, or empty.
-        unwritten: what could not be written of report and records, in sentences.
+        resumed: which steps before a resume were not observed, or empty.
+        unwritten: which parts of report and records could not be written, as text.
         cost: see `RunTime.cost`.
-        earlier: what the segments before the last resume found.
-        code: the user's own code; None before the training begins.
+        earlier: results of the segments before the last resume.
+        code: locates the user's code; None before the training begins.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -180,7 +179,7 @@ class RunFacts:
         ranks: Ranks,
         ledger: Ledger,
     ) -> RunFacts:
-        """What the parts of a run know now."""
+        """Collect the current facts from the parts of a run."""
         return cls(
             optimizers=optimizers.facts,
             plain_steps=optimizers.plain.count,
@@ -219,7 +218,7 @@ class RunFacts:
 
     @property
     def accountants(self) -> tuple[AccountantLink, ...]:
-        """The links to different accountants."""
+        """The links to the run's accountants, each once."""
         return links_of(self.optimizers)
 
     @property
@@ -229,21 +228,21 @@ class RunFacts:
 
 
 def steps_of(sessions: Sequence[AuditSession]) -> list[int]:
-    """Steps of each private optimizer so far."""
+    """Return the number of steps of each private optimizer so far."""
     return [session.recorder.steps for session in sessions]
 
 
 def links_of(optimizers: Sequence[OptimizerFacts]) -> tuple[AccountantLink, ...]:
-    """The links of optimizers to different accountants."""
+    """Return the optimizers' links to accountants, each accountant once."""
     links = (o.accountant for o in optimizers if o.accountant is not None)
     return tuple({id(link.accountant): link for link in links}.values())
 
 
 def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | None:
-    """The rate to compare a run's loaders with; None while none is known.
+    """Return the rate to compare a run's loaders with; None while no rate is known.
 
-    One loader serves all optimizers, and must not draw more often than any of them states. Which of
-    several loaders serves which optimizer cannot be told: there the largest rate counts.
+    A single loader serves all optimizers and must not exceed the smallest of their rates. With
+    several loaders it is unknown which one serves which optimizer: the largest rate counts.
     """
     rates = [max(o.sample_rate, o.largest_rate) for o in optimizers if o.sample_rate is not None]
     if not rates:
@@ -252,7 +251,7 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
 
 
 class RankComparison:
-    """Whether the processes of a run read the same gradients, and drew noise of their own."""
+    """Comparison of the processes of a run: same gradients, different noise."""
 
     def __init__(self) -> None:
         #: See `RunFacts`, which has them by the same names.
@@ -260,7 +259,7 @@ class RankComparison:
         self.noise_equal = False
 
     def compare(self, session: AuditSession | None, ranks: Ranks) -> None:
-        """Compare what all of them read so far, if they can; each process calls it.
+        """Compare what the processes read so far, if they can communicate; each one must call it.
 
         Args:
             session: of the only private optimizer; None before there is one.
@@ -278,17 +277,17 @@ class RankComparison:
         self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
 
     def state(self) -> list[bool | None]:
-        """What a checkpoint holds."""
+        """Return the state for a checkpoint."""
         return [self.synchronised, self.noise_equal]
 
     def load(self, state: Sequence[bool | None]) -> None:
-        """Go on from a checkpoint's state."""
+        """Load a checkpoint's state."""
         self.synchronised, self.noise_equal = state[0], bool(state[1])
 
 
 @dataclass
 class RunCourse:
-    """How a run went by itself; see `RunFacts`, which has the same names."""
+    """The course of a run; see `RunFacts`, which has the same names."""
 
     notes: Notes = field(default_factory=Notes)
     comparison: RankComparison = field(default_factory=RankComparison)
@@ -306,30 +305,31 @@ class RunCourse:
 
     @classmethod
     def of(cls, *, shuffled: bool) -> RunCourse:
-        """The course of a run, which counts passes where batches are shuffled."""
+        """Return the course of a new run, which counts passes if batches are shuffled."""
         return cls(passes=PassCounter() if shuffled else None)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
-        """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
+        """Keep an epoch's metrics; a run resumed at an epoch's end replaces those of that epoch."""
         known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
         self.epochs = [*known, row]
 
     def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
-        """Go on with what earlier segments found; the checks that restart begin the next one.
+        """Load the results of earlier segments, and begin a new one.
 
         Args:
-            state: of the segment before.
-            step: number of the coming step.
-            tested: what holds the tests of steps and batches.
+            state: of the previous segment.
+            step: number of the next step.
+            tested: objects that hold the tests of steps and batches.
         """
         self.earlier.load(state, step)
         self.earlier.number(evidence_in([*tested, self.examined]))
 
     def state(self, steps: Sequence[int]) -> dict[str, Any]:
-        """What a run that goes on after a stop cannot find out again.
+        """Return what a resumed run cannot recompute.
 
         Args:
-            steps: of each private optimizer; more batches than these tell how many records came.
+            steps: of each private optimizer. The batch count is capped at the largest, because a
+                larger one would reveal the number of records.
         """
         return {
             "notes": list(self.notes.sentences),
@@ -341,7 +341,7 @@ class RunCourse:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Load a checkpoint's state."""
         self.notes.load(state["notes"])
         self.comparison.load(state["comparison"])
         self.epochs = [dict(row) for row in state["epochs"]]

@@ -1,4 +1,4 @@
-"""Keeps a run's ledger: the batches that were drawn, their steps, and what was told of them."""
+"""The ledger of a run: the drawn batches, their steps, and what the accountant recorded."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from lightning_audit.taps.boundary import raised_in_audit
 from lightning_audit.taps.sampler_tap import can_be_watched
 
 _log = logging.getLogger(__name__)
-#: Part of a batch's records that come twice where two steps have the same ones.
+#: Records per record of the batch from which on two steps are known to share some.
 _SAME = 1.5
 _MORE = (
-    "some steps clipped more gradients than their batch has records: where several are of one "
-    "record, it adds several times the clipping norm (replay.sensitivity looks at single records)"
+    "some steps clipped more gradients than their batch has records: a record with several of them "
+    "adds several times the clipping norm (replay.sensitivity tests single records)"
 )
 _FEWER = (
     "some steps clipped fewer gradients than their batch has records: records were left out, or "
     "several were summed before they were clipped"
 )
-#: How many times as many gradients as records, and standard errors, are no chance.
+#: Ratio of gradients to expected records, and standard errors above it, that are not chance.
 _MANY, _ERRORS = 1.05, 5.0
-#: Batches of which it is seen which steps use them: the first ones, and so many in a row of each so
-#: many later.
+#: Batches whose use by steps is watched: the first ``_FIRST``, then the first ``_IN_A_ROW`` of
+#: every ``_OF``.
 _FIRST, _IN_A_ROW, _OF = 100, 25, 250
 
 
 class RunLedger:
-    """Writes down what becomes of a run's batches.
+    """Recorder of what happens to a run's batches.
 
     Args:
         notes: remarks on the run.
@@ -56,23 +56,23 @@ class RunLedger:
 
     def __init__(self, notes: Notes, significance: float, lints: RunLints) -> None:
         self._notes, self._significance, self._lints = notes, significance, lints
-        #: What was written down.
+        #: The ledger.
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
         self.rows_before: int | None = None
-        #: Number of the batch from which on `start_batch` is to be told of each, and whether
-        #: `end_batch` is.
+        #: Number of the next batch for which `start_batch` is called, and whether `end_batch` is
+        #: called.
         self.due, self.looks = 0, False
-        # Whether the batch before ended with a step, so that the next step has one batch alone.
+        # Whether the previous batch ended with a step, so that the next step has a single batch.
         self._stepped = False
-        # Whether it was said that there are more gradients than records.
+        # Whether more gradients than records were reported.
         self._too_many = False
         self._use = BatchUse()
         #: The module whose layers are given batches in training.
         self.module: torch.nn.Module | None = None
 
     def watch(self, loader: Any) -> None:
-        """Take the batches of a loader's sampler, where they can be read.
+        """Read the batches of a loader's sampler, if possible.
 
         Args:
             loader: a training loader, before it is iterated for the first time.
@@ -85,15 +85,15 @@ class RunLedger:
             book.draws = DrawnBatches(count, self._significance)
             try:
                 book.repeated, same = repeated_indices(data), repeated_contents(data)
-            except Exception as error:  # of a data set that is like no other
+            except Exception as error:  # an unusual data set
                 if raised_in_audit(error):
                     raise
-                _log.warning("it could not be told whether the data set holds records twice")
+                _log.warning("it is unknown whether the data set holds records twice")
                 same = None
             if same:
                 self._notes.add(
-                    "records of the data set have the contents of other ones: a person whose "
-                    "record is in the data several times has less privacy than is claimed"
+                    "the data set holds records with equal contents: duplicated records get weaker "
+                    "privacy than claimed"
                 )
         elif book.draws.records != count:
             book.draws.obstacle = "the loader's data set changes"
@@ -102,10 +102,10 @@ class RunLedger:
     # ------------------------------------------------------------------ each batch
 
     def start_batch(self, batch: Any, number: int, optimizers: AuditedOptimizers) -> None:
-        """A batch is about to be trained.
+        """Watch a batch that is about to be trained.
 
         Args:
-            batch: as the loader gave it.
+            batch: as the loader yielded it.
             number: of the batch, from 1.
             optimizers: of the run.
         """
@@ -125,7 +125,7 @@ class RunLedger:
         self._use.start_batch(batch, number)
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self._use.detach()
 
     def _write_down(self) -> None:
@@ -135,7 +135,7 @@ class RunLedger:
         use.recognised = use.stale = use.regiven = 0
 
     def _begin(self, optimizers: AuditedOptimizers) -> None:
-        """Write down what was told and taken before the first batch."""
+        """Record the accountant's steps and the steps taken before the first batch."""
         sessions = optimizers.sessions
         self.book.begun = True
         held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
@@ -145,11 +145,11 @@ class RunLedger:
         self.book.taken_before = sum(session.recorder.steps for session in sessions)
 
     def end_batch(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
-        """A batch was trained: see whether its steps had its records.
+        """Compare the records of a trained batch with those of its steps.
 
         Args:
             taken: number of steps within it.
-            sessions: of the private optimizers; of several it is not told whose the steps were.
+            sessions: of the private optimizers; with several it is unknown whose steps these were.
             batch: as it was trained.
         """
         alone, self._stepped = self._stepped and taken == 1, taken > 0
@@ -167,14 +167,14 @@ class RunLedger:
         elif alone and 0 < had < records:
             self._notes.add(_FEWER)
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ evaluation
 
     def settle(self, optimizers: Sequence[OptimizerFacts], claim: PrivacyClaim | None) -> Ledger:
-        """The ledger by now.
+        """Return the current ledger.
 
         Args:
-            optimizers: what is known of the private optimizers.
-            claim: what the user states.
+            optimizers: facts of the private optimizers.
+            claim: the user's.
         """
         stated = claim is not None and claim.sample_rate is not None
         self._write_down()
@@ -189,14 +189,14 @@ class RunLedger:
             if lints.loaders > 1:
                 self.book.draws.obstacle = "the training has several loaders"
             elif lints.loader is not None and lints.loader.kind != "poisson":
-                # What other samplers do is the check's of the sampling, and the user's to allow.
+                # Other samplers are judged by the checks of the sampling, which the user may allow.
                 self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
 
     def look_at_steps(self, sessions: Sequence[AuditSession], course: RunCourse) -> None:
-        """See whether steps, and their noise, follow a schedule that is known; compare their rows.
+        """Count the skipped batches and the changes of noise that follow no known schedule.
 
-        Noise that is set anew at most steps is asked of by replay, whatever sets it.
+        Noise that changes at most steps is not counted once `replay.release` has tested a step.
 
         Args:
             sessions: of the private optimizers.
@@ -217,36 +217,35 @@ class RunLedger:
         book.left_out = max(0, unseen) if self._lints.irregular else 0
 
     def _compare_rows(self, sessions: Sequence[AuditSession]) -> None:
-        """Block a pass where steps clip more gradients than the sample rate lets records join.
+        """Block a pass if steps clip more gradients than the sampling rate allows.
 
         Args:
-            sessions: of the private optimizers; of several nothing is compared.
+            sessions: of the private optimizers; several are not compared.
         """
         draws = self.book.draws
         if len(sessions) != 1 or draws is None or draws.obstacle or self._too_many:
             return
         planner, history = sessions[0].planner, sessions[0].monitor.history
-        by_input = isinstance(planner.config.canaries[0], InputCanary)  # a row more
+        by_input = isinstance(planner.config.canaries[0], InputCanary)  # adds a row
         if by_input or planner.rows_taken is None or not rates_known(history) or not history:
             return
         expected = draws.records * sum(phase.steps * phase.known_rate for phase in history)
         self._too_many = planner.rows_taken > _MANY * expected + _ERRORS * math.sqrt(expected)
         if self._too_many:
             planner.block_pass(
-                "steps clip more gradients than the sample rate lets records join: batches are "
-                "merged or filled up on their way; state the rate that holds, "
-                "PrivacyClaim(sample_rate=...)"
+                "steps clip more gradients than the sample rate allows: batches are merged or "
+                "padded after they are drawn; state the actual rate, PrivacyClaim(sample_rate=...)"
             )
 
 
 def _private_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """What sees the batches: Opacus' modules, or where there is none all that may be called."""
+    """Return the modules that get the batches: Opacus', or without one the top two levels."""
     wrapped = [m for m in module.modules() if isinstance(m, AbstractGradSampleModule)]
     return wrapped or [module, *module.children()]
 
 
 def count_rows(batch: Any) -> int | None:
-    """Number of records of a batch; None where it is not known."""
+    """Return the number of records of a batch; None if it is unknown."""
     try:
         return rows(batch)
     except ValueError:

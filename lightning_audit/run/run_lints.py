@@ -1,4 +1,4 @@
-"""What a run shows without a canary: how its loaders sample, and what the Trainer does to it."""
+"""What a run shows without a canary: how its loaders sample, and the Trainer's settings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.sampler_tap import SamplerTap
 
 _PARTS = (
-    "each process draws from a Subset of its own: epsilon holds if no record is in two of them, "
-    "which is not looked at"
+    "each process draws from its own Subset: epsilon holds if no record is in two of them, which "
+    "is not checked"
 )
 
 
 class RunLints:
-    """Reads a run's loaders, loss and Trainer.
+    """Reader of a run's loaders, loss and Trainer settings.
 
     Args:
         notes: remarks on the run.
@@ -54,26 +54,26 @@ class RunLints:
         self.batches_per_step = 1
         self.split_epochs = self.carried_over = self.epochs = 0
         self.loss_reduction: str | None = None
-        #: Of steps or epochs that are planned, where it is above the claim.
+        #: Cost of the planned steps or epochs, if it exceeds the claim.
         self.planned: PlannedCost | None = None
         self._significance = significance
         self._ranks = ranks
         self._taps: list[SamplerTap] = []
         self._split = False
-        # Whether a pass over the data began whose epoch is not counted yet.
+        # Whether a pass over the data began before its epoch is counted.
         self._fresh = False
-        #: Whether the sample rate rose, which is to be looked at.
+        #: Whether the sample rate rose since the last evaluation of the checks.
         self.rate_rose = False
         self._left_out = LeftOutBatches()
         self._noise: list[Any] = []
-        #: Whether batches without a step lay at no fixed distance.
+        #: Whether batches without a step occurred at irregular distances.
         self.irregular = False
-        #: The noise multipliers where each batch makes a step: one more with them needs no look.
+        #: Noise multipliers while every batch makes a step; batches with the same are not tested.
         self.regular: list[Any] | None = None
-        #: How often optimizers were exchanged: a step of a new one may have gone by unseen.
+        #: How often optimizers were replaced: a step of a new one may have been missed.
         self.exchanged = 0
         self._ahead = 0
-        #: Whether the first loss was looked at, and whether an epoch began in this process.
+        #: Whether the first loss was read, and whether an epoch began in this process.
         self.loss_seen = self.began = False
 
     def start(self, loaders: Any) -> None:
@@ -89,13 +89,13 @@ class RunLints:
                 self._notes.add(_PARTS)
 
     def watch(self, loader: Any, take: Callable[[Any], None]) -> None:
-        """Show the batches of a training loader, and test those whose type does not tell of them.
+        """Watch a training loader's batches, and test them if its type does not show how it draws.
 
         Args:
             loader: the loader, before it is iterated for the first time.
-            take: is given each batch that its sampler yields.
+            take: called with each batch that its sampler yields.
         """
-        self.detach()  # of loaders that were given before: each batch counts once
+        self.detach()  # from earlier loaders: each batch counts once
         found = loader_facts(loader)
         if self.loader is not None and not found.once:
             self.loader = replace(self.loader, once=False)
@@ -116,26 +116,26 @@ class RunLints:
         self._fresh = True
 
     def _look_at_rate(self, loader: Any, _: Any) -> None:
-        """A batch was drawn: by then the sampler's rate may be another one."""
+        """Check whether the sampler's rate rose by the time a batch was drawn."""
         rate, known = rate_of(loader), self.loader_rate
         if self.loader is not None and rate is not None and known is not None and rate > known:
-            # Batches are drawn before the first of them counts its epoch.
+            # Batches are prefetched before their epoch is counted.
             epoch = self.epochs if self._fresh else self.epochs - 1
             self.loader = replace(self.loader, sample_rate=rate, raised_in=epoch)
             self.rate_rose = True
 
     @property
     def loader_rate(self) -> float | None:
-        """The rate that the sampler states; None if it states none."""
+        """The sampler's stated rate; None if it states none."""
         return None if self.loader is None else self.loader.sample_rate
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether only the sizes of the steps' batches tell how the loader samples."""
+        """Whether batch sizes are the only evidence of how the loader samples."""
         return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
 
     def note_trainer_settings(self, optimizers: Sequence[Any], trainer: Any) -> None:
-        """Note what the Trainer's arguments do to the private optimizers, and where its code is."""
+        """Note how the Trainer's arguments affect private optimizers; locate the user's code."""
         self.code = OwnCode(trainer, trainer.lightning_module)
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
         for optimizer in optimizers:
@@ -145,7 +145,7 @@ class RunLints:
                 self._notes.add(sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
-        """At the first batch of an epoch: see whether something of the one before is left."""
+        """Start an epoch; check whether gradients of the previous one are left in optimizers."""
         self.epochs, self.began, self._fresh = self.epochs + 1, True, False
         self._left_out.start_epoch()
         self.regular = None
@@ -155,12 +155,12 @@ class RunLints:
             self.carried_over += any(carried)
 
     def end_batch(self, batch: Any, sessions: Sequence[AuditSession], *, stepped: bool) -> bool:
-        """See which batches make no step, and whether the noise changes.
+        """Check whether a batch made a step, and whether the noise changed.
 
-        Where logical batches are split, their parts make none.
+        If logical batches are split, batches without a step are not counted.
 
         Returns:
-            Whether a batch was left out for the first time at no fixed distance, or noise changed.
+            Whether batches were left out irregularly for the first time, or the noise changed.
         """
         if not sessions:
             return False
@@ -177,26 +177,26 @@ class RunLints:
         return news
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
-        """Note of the first loss how it was made, and whether Lightning took something off it."""
+        """Read the reduction of the first loss, and whether Lightning detached a part of it."""
         self.loss_seen = True
         self.loss_reduction = reduction_of(loss, self.batches_per_step)
         if sentence := adaptive_remark(module, loss):
             self._notes.add(sentence)
 
-    #: What a run that goes on after a stop cannot find out again.
+    #: What a resumed run cannot recompute.
     _KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return the state for a checkpoint."""
         return {name: getattr(self, name) for name in self._KEPT}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Load a checkpoint's state."""
         for name in self._KEPT:
             setattr(self, name, state[name])
 
     def detach(self) -> None:
-        """Take the hooks off the loaders."""
+        """Remove the hooks from the loaders."""
         for tap in self._taps:
             tap.remove()
         self._taps = []

@@ -1,1 +1,1 @@
-"""`lightning-audit selftest`: every known fault is trained, and the audit must name it."""
+"""`lightning-audit selftest`: train every known fault, and test that the audit names it."""

@@ -1,4 +1,4 @@
-"""Further ways to train with DP-SGD, on the random data of `lightning_audit.testing.trainings`."""
+"""Further DP-SGD configurations, on the random data of `lightning_audit.testing.trainings`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Functorch(Configured):
 
 
 class PerLayer(Configured):
-    """Every tensor has a clipping norm of its own; their squares add up to one."""
+    """Every tensor has its own clipping norm; their squares sum to that of ``max_grad_norm``."""
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         number = len(list(self.net.parameters()))
         norms = [self.settings["max_grad_norm"] / number**0.5] * number
         self.net, optimizer, *_ = self._private(clipping="per_layer", max_grad_norm=norms)
@@ -25,7 +25,7 @@ class PerLayer(Configured):
 
 
 class AdaptiveClipping(Configured):
-    """The clipping norm follows the gradients' norms."""
+    """The clipping norm adapts to the gradients' norms."""
 
     engine_arguments: ClassVar = {
         "clipping": "adaptive",

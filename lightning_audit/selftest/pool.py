@@ -1,4 +1,4 @@
-"""Trains rows in processes of their own, one thread each."""
+"""Train rows in separate processes, with one thread each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightning_audit.selftest.rows import Row
 from lightning_audit.selftest.training import run_row
 from lightning_audit.selftest.worker import Broken, serve
 
-#: Seconds after which a training is given up.
+#: Time limit of a training, in seconds.
 LIMIT = 300.0
-#: Of a worker's log, for a row that says why it broke off.
+#: Characters of a worker's log that a crashed row shows.
 _SHOWN = 200
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ Train = Callable[[Row], Result]
 
 
 class _Worker:
-    """A process that trains one row after the other; it ends when this process does."""
+    """A process that trains one row after the other, and ends when this process ends."""
 
     def __init__(self, scratch: Path, number: int) -> None:
         self._log = scratch / f"worker-{number}.log"
@@ -39,22 +39,22 @@ class _Worker:
             self._process.start()
 
     def give(self, index: int, row: Row, train: Train, limit: float) -> None:
-        """Have a row trained; `answers` is ready when that is done, or the process has ended."""
+        """Send a row to train; `answers` is ready when it is done or the process has ended."""
         self.index, self._row, self._limit = index, row, limit
         self._late_at = time.monotonic() + limit
-        with contextlib.suppress(OSError):  # the process is gone, as its answer says
+        with contextlib.suppress(OSError):  # the process has ended, which `result` reports
             self.answers.send_bytes(pickle.dumps((train, row)))
 
     @property
     def left(self) -> float:
-        """Seconds until the training is given up."""
+        """Seconds until the time limit of the training."""
         return max(0.0, self._late_at - time.monotonic())
 
     def result(self) -> Result:
-        """What came of the row; where the process has ended or is late, it is dead after that."""
+        """Return the result of the row; stop the process if it ended or exceeds its time limit."""
         if not self.answers.poll():
             self.stop()
-            return crashed(self._row, f"given up after {self._limit:g} s")
+            return crashed(self._row, f"stopped after {self._limit:g} s")
         try:
             answer = self.answers.recv()
         except (EOFError, OSError):
@@ -69,7 +69,7 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can train another row."""
+        """Whether the process can train another row."""
         return self._process.is_alive()
 
     def stop(self) -> None:
@@ -89,24 +89,24 @@ def run_all(
     """Train all rows.
 
     Args:
-        rows: what to train.
-        jobs: trainings at a time, at least 1.
-        told: called with each result as it comes.
-        limit: seconds after which a training is given up.
-        train: gives the result of a row; a function of a module, called in another process.
+        rows: to train.
+        jobs: number of simultaneous trainings, at least 1.
+        told: called with each result as soon as it is known.
+        limit: time limit of a training, in seconds.
+        train: returns the result of a row; a module-level function, called in another process.
 
     Returns:
         The results in the order of the rows.
 
     Raises:
         OSError: no process can be started.
-        KeyboardInterrupt: the user stopped it; no process is left.
+        KeyboardInterrupt: the user interrupted; no process is left running.
     """
     found: dict[int, Result] = {}
     waiting = deque(enumerate(rows))
     idle: list[_Worker] = []
     busy: list[_Worker] = []
-    # Reports of trainings that are killed lie here, too.
+    # Also holds the reports of trainings that are killed.
     with tempfile.TemporaryDirectory(
         prefix="lightning-audit-selftest-", ignore_cleanup_errors=True
     ) as scratch:
@@ -129,7 +129,7 @@ def run_all(
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Variables that a process started meanwhile inherits."""
+    """Set environment variables for processes that are started within this context."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

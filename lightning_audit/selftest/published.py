@@ -2,9 +2,9 @@
 
 Section 6.3 audits single steps that claim epsilon 1.27; appendix B gives delta 1e-5, batches of 256
 (its ConvNet) and 2,500 observations each with and without a canary in every step. Here a training
-of 625 steps with eight canaries, each in half of the steps, gives as many observations. The paper
-trains a WideResNet on CIFAR-10 and on as many random images; here a small net is trained on as
-many random records. It names no clipping norm; here that is 1.
+of 625 steps with eight canaries, each in half of the steps, gives the same number of observations.
+The paper trains a WideResNet on CIFAR-10 and on the same number of random images; here a small net
+is trained on the same number of random records. The paper states no clipping norm; here it is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPSILON, DELTA = 1.27, 1e-5
 NOISE_MULTIPLIER = 1.0 / float(gaussian_mu(EPSILON, DELTA))
 RECORDS, BATCH_SIZE = 50_000, 256
 STEPS = 625
-#: True epsilons at which the noise is too small: what f-DP finds, and the largest that is shown.
+#: True epsilons of too little noise: the smallest that f-DP detects, and the largest shown.
 TOO_LARGE = (1.57, 2.17)
 
 
@@ -37,24 +37,24 @@ class PublishedSettings(Training):
         self.data = random_data(records=RECORDS)
 
     def plain_loader(self) -> DataLoader[Any]:
-        """Batches in order."""
+        """Return sequential batches."""
         return DataLoader(self.data, BATCH_SIZE)
 
 
 class NoiseOfEpsilon157(ScaledNoise):
-    """Noise by which a step has epsilon 1.57."""
+    """Noise with which a step has epsilon 1.57."""
 
     factor = float(gaussian_mu(EPSILON, DELTA) / gaussian_mu(TOO_LARGE[0], DELTA))
 
 
 class NoiseOfEpsilon217(ScaledNoise):
-    """Noise by which a step has epsilon 2.17."""
+    """Noise with which a step has epsilon 2.17."""
 
     factor = float(gaussian_mu(EPSILON, DELTA) / gaussian_mu(TOO_LARGE[1], DELTA))
 
 
 def violations(name: str) -> dict[str, Fault]:
-    """The violations that are a fault of the registry with the paper's settings.
+    """Return the paper's violations that correspond to a fault, with the paper's settings.
 
     Returns:
         The faults by the figure that shows them.

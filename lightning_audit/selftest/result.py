@@ -1,4 +1,4 @@
-"""What came of a training of the selftest."""
+"""The result of a training of the selftest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Status = Literal[
     "accused",
     "crashed",
 ]
-#: What must not be.
+#: The statuses that fail the selftest.
 FAILURES: tuple[Status, ...] = ("named otherwise", "not found", "accused", "crashed")
 
 
@@ -33,14 +33,14 @@ class Result:
         fault: name of the fault; "healthy" for none.
         configuration: the way to train.
         status: the answer.
-        steps: steps of the training.
-        seconds: that it took.
+        steps: number of steps of the training.
+        seconds: duration of the training.
         outcome: of the audit; None if there is no report.
-        finding: the expected finding if it is there, else that which gave the fault its name.
-        named: whether the fault was named as the registry says; None where it says nothing.
-        sentence: the likely fault in words, or what was warned of.
-        flagged_at: steps after which the finding was there; None where only its end tells.
-        error: why it broke off.
+        finding: the expected finding if it was found, else the one that the verdict names.
+        named: whether the fault was named as the registry says; None if it states no name.
+        sentence: the likely fault as text, or the warning.
+        flagged_at: number of steps after which the finding was made; None if only at the end.
+        error: why the training failed.
     """
 
     group: Group
@@ -58,12 +58,12 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether the selftest fails by it."""
+        """Whether this result fails the selftest."""
         return self.status in FAILURES
 
 
 def crashed(row: Row, error: str, seconds: float = 0.0) -> Result:
-    """The result of a training that gave no report."""
+    """Return the result of a training without a report."""
     return Result(
         row.group,
         row.fault.name,
@@ -76,7 +76,7 @@ def crashed(row: Row, error: str, seconds: float = 0.0) -> Result:
 
 
 def finding_of(row: Row, report: AuditReport) -> CheckResult | None:
-    """The check that tells the fault: the expected one, else the one that the verdict names."""
+    """Return the check that found the fault: the expected one, else the one in the verdict."""
     for status in ("violated", "warned"):
         found = [check for check in report.checks if check.status == status]
         expected = [check for check in found if check.name == row.fault.check]
@@ -87,7 +87,7 @@ def finding_of(row: Row, report: AuditReport) -> CheckResult | None:
 
 
 def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
-    """The answer, and whether the fault has its name."""
+    """Return the status, and whether the fault was named as the registry says."""
     fault, accused = row.fault, report.verdict.outcome == "VIOLATION"
     if row.healthy or (fault.warn_only and accused):
         return ("accused" if accused else "not accused"), None
@@ -109,6 +109,6 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
 
 
 def _says(checks: Sequence[CheckResult], status: str, name: str) -> str | None:
-    """What a check says if it has the status, else None."""
+    """Return a check's message if it has the status, else None."""
     found = (c.message for c in checks if c.status == status and c.name == name)
     return next(found, None)

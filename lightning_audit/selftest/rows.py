@@ -1,4 +1,4 @@
-"""What is trained: faults, faults in other configurations, published violations, no fault."""
+"""The trainings: faults, faults in other configurations, published violations, no fault."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, 
 
 Group = Literal["fault", "configuration", "published", "healthy"]
 
-#: Steps of healthy trainings, and of faults in another training than their own.
+#: Steps of healthy trainings, and of faults in other configurations.
 STEPS = 100
-#: Lightning counts the parts of a batch, too: so many of them make up as many steps.
+#: Number of parts of a batch, each of which Lightning counts as a step.
 _PARTS = {trainings.SplitBatches: 4, opacus_trainings.PhysicalBatches: 3}
 
 _ELSEWHERE = {
@@ -26,11 +26,11 @@ _ELSEWHERE = {
     "adaptive clipping": configurations.AdaptiveClipping,
     "ghost clipping": opacus_trainings.Ghost,
 }
-#: Clipping of another kind than the fault replaces.
+#: Configurations whose clipping differs from the one that clipping faults replace.
 _CLIP_OTHERWISE = ("per layer", "adaptive clipping", "ghost clipping")
 _NOISE_ELSEWHERE = ("half_noise", "no_noise_on_last_layer", "same_noise_at_every_step")
 _CLIPPING_ELSEWHERE = ("no_clipping", "clip_at_twice")
-#: Of `--quick`: one fault of the clipping, one of the noise, one healthy training.
+#: Faults of `--quick`: one of the clipping and one of the noise.
 _QUICK = ("no_clipping", "half_noise")
 
 
@@ -40,9 +40,9 @@ class Row:
 
     Args:
         group: why it is trained.
-        fault: what is trained and for how many steps; without an optimizer of its own, and with no
-            finding to expect, where it is healthy.
-        configuration: the way to train, in words.
+        fault: what is trained, and for how many steps; if healthy, without a faulty optimizer and
+            without an expected finding.
+        configuration: the kind of training, as text.
     """
 
     group: Group
@@ -51,29 +51,29 @@ class Row:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing may be found."""
+        """Whether the training is correct, so that nothing may be found."""
         return self.group == "healthy"
 
     @property
     def seed(self) -> int:
-        """Of the training: 0 for faults as the registry has them, else one of its own."""
+        """The seed of the training: 0 for faults as in the registry, else made from the title."""
         return 0 if self.group == "fault" else zlib.crc32(self.title.encode()) % 10_000
 
     @property
     def title(self) -> str:
-        """Fault and configuration in a few words."""
+        """Fault and configuration, as text."""
         return f"{'healthy' if self.healthy else self.fault.name}, {self.configuration}"
 
 
 def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, ...]:
-    """The trainings to run.
+    """Return the trainings to run.
 
     Args:
-        faults: names of faults; empty for all, and for the healthy trainings.
-        quick: two faults and one healthy training only, or the named faults in their own trainings.
+        faults: names of faults; empty for all of them and the healthy trainings.
+        quick: only two faults and one healthy training, or the named faults in their own trainings.
 
     Raises:
-        ValueError: there is no fault of a given name.
+        ValueError: a name is not that of a fault.
     """
     unknown = [name for name in faults if name not in FAULTS]
     if unknown:
@@ -88,7 +88,7 @@ def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, 
 
 
 def _own_training(fault: Fault) -> str:
-    # The first that fits: faults with a training of their own derive from one of these.
+    # The first match: the trainings of faults derive from one of these.
     names = {
         trainings.HandWritten: "by hand",
         distributed_trainings.Distributed: "two processes",

@@ -1,4 +1,4 @@
-"""The results as a table and in one line."""
+"""The results as a table, as one line, and as JSON."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def show(results: Sequence[Result], seconds: float) -> None:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ImportError:  # the table is a convenience, the text says the same
+    except ImportError:  # without rich, the text has the same content
         print(as_text(results, seconds))
         return
-    if not sys.stdout.isatty():  # a table that is folded to eighty columns cannot be searched
+    if not sys.stdout.isatty():  # a table folded to 80 columns cannot be searched
         print(as_text(results, seconds))
         return
     console = Console(markup=False, emoji=False, highlight=False)
@@ -55,7 +55,7 @@ def show(results: Sequence[Result], seconds: float) -> None:
 
 
 def as_text(results: Sequence[Result], seconds: float) -> str:
-    """The table in aligned lines of text, and the closing lines."""
+    """Return the table as aligned lines of text, and the closing lines."""
     rows = [(result.group, cells(result)) for result in results]
     widths = [
         max(len(row[i]) for row in [COLUMNS, *(row for _, row in rows)])
@@ -75,7 +75,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def cells(result: Result) -> tuple[str, ...]:
-    """A row of the table."""
+    """Return the cells of a row."""
     answer = f"{result.status}: {result.error}" if result.error else result.status
     return (
         result.fault,
@@ -87,7 +87,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def steps_of(result: Result) -> str:
-    """After how many steps the finding was there, of those that were trained."""
+    """Return the step of the finding, and the number of trained steps."""
     if not result.finding:
         return f"- of {result.steps}"
     at = "end" if result.flagged_at is None else str(result.flagged_at)
@@ -95,7 +95,7 @@ def steps_of(result: Result) -> str:
 
 
 def closing(results: Sequence[Result], seconds: float) -> list[str]:
-    """What the selftest comes to: failures by name, and the last line."""
+    """Return the failures, one line each, and the summary with the total time."""
     lines = [
         f"{r.status.upper()}: {r.fault}, {r.configuration}: {r.error or r.sentence or r.outcome}"
         for r in results
@@ -105,7 +105,7 @@ def closing(results: Sequence[Result], seconds: float) -> list[str]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The numbers, in a line."""
+    """Return the summary line."""
     faults = [r for r in results if r.group != "healthy"]
     healthy = [r for r in results if r.group == "healthy"]
     counts = Counter(r.status for r in faults)
@@ -122,7 +122,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def as_json(results: Sequence[Result], seconds: float, exit_code: int) -> str:
-    """Everything as JSON."""
+    """Return all results as JSON."""
     fields: dict[str, Any] = {
         "summary": summary(results),
         "exit_code": exit_code,

@@ -1,4 +1,4 @@
-"""Runs one training of the selftest under audit, in the process that calls."""
+"""Run one training of the selftest under audit, in the calling process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lightning_audit.testing.runs import train
 
 
 def run_row(row: Row) -> Result:
-    """Train, and see what the audit says."""
+    """Train a row under audit, and return the result."""
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         return train_row(row, Path(name))
 
 
 def train_row(row: Row, directory: Path) -> Result:
-    """The same in one thread, with the audit's files left in a directory."""
+    """Train a row in one thread, and keep the audit's files in a directory."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     report = train(row.fault, directory, row.seed)
     if report is None or report.record is None:
-        raise RuntimeError("the audit gave no report, or kept no record")
+        raise RuntimeError("the audit made no report, or no record")
     finding = finding_of(row, report)
     status, named = status_of(row, report)
     return Result(
@@ -48,7 +48,7 @@ def train_row(row: Row, directory: Path) -> Result:
 
 
 def _flagged_at(finding: CheckResult, record: Path, report: AuditReport) -> int | None:
-    """Steps after which the finding was there, by its evidence or by the record."""
+    """Return the number of steps until the finding, from its evidence or from the record."""
     at = finding.evidence.get("violated_at_step")
     if at is not None:
         return int(at) + 1
@@ -62,7 +62,7 @@ def _flagged_at(finding: CheckResult, record: Path, report: AuditReport) -> int 
     low, high = 0, len(entries)
     if not high or not flagged(high):
         return None
-    while high - low > 1:  # a check that has flagged stays flagged
+    while high - low > 1:  # a flagged check remains flagged
         middle = (low + high) // 2
         low, high = (low, middle) if flagged(middle) else (middle, high)
     return high

@@ -1,4 +1,4 @@
-"""A process that trains rows one after the other, for `lightning_audit.selftest.pool`."""
+"""The worker process of `lightning_audit.selftest.pool`, which trains one row after the other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 
 class Broken(NamedTuple):
-    """The answer where a training broke off.
+    """Answer of a training that failed.
 
     Args:
-        error: why.
-        seconds: that it took.
+        error: why it failed.
+        seconds: duration until then.
     """
 
     error: str
@@ -25,13 +25,13 @@ class Broken(NamedTuple):
 
 
 def serve(tasks: Connection, log: str) -> None:
-    """Answer each task until whoever started this process is gone, also amid a training.
+    """Answer tasks until the parent process ends, even during a training.
 
     Args:
-        tasks: pickled pairs of a function and a row come in, what the function gives goes out.
-        log: file for what trainings print.
+        tasks: receives pickled pairs of a function and a row, and sends the function's results.
+        log: file for the trainings' output.
     """
-    if hasattr(os, "setsid"):  # Ctrl-C is for the parent alone, which ends this process
+    if hasattr(os, "setsid"):  # only the parent gets Ctrl-C, and then ends this process
         os.setsid()
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
@@ -53,7 +53,7 @@ def _answer(task: bytes) -> Any:
     try:
         train, row = pickle.loads(task)  # loads torch
         return train(row)
-    except (Exception, SystemExit) as error:  # a row that says so, not a lost table
+    except (Exception, SystemExit) as error:  # reported in the row; the other rows continue
         print(f"selftest: {type(error).__name__}: {error}", file=sys.stderr)
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         return Broken(message, time.perf_counter() - started)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +10,13 @@ from numpy.typing import NDArray
 
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.layout import FloatArray
+from lightning_audit.record.kept import Kept
 from lightning_audit.session.steps import PlannedStep
 
 Tensors = Sequence[torch.Tensor | None]
 
 
-class CanarySource:
+class CanarySource(Kept):
     """Base class of canary sources; subclasses override the hooks that they need."""
 
     # ------------------------------------------------------------------ before clipping
@@ -105,10 +105,3 @@ class CanarySource:
     def pass_blockers(self) -> list[str]:
         """Return what of this source prevents a pass, as text."""
         return []
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, as plain data."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""

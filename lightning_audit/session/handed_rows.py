@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ class HandedRows(CanarySource):
         planner: plans the steps.
         way: reads the gradients.
     """
+
+    KEPT = ("_silent",)
 
     def __init__(self, planner: StepPlanner, way: HandWrittenReading) -> None:
         self._planner = planner
@@ -102,11 +103,3 @@ class HandedRows(CanarySource):
         if self._silent <= MAX_LOST * steps:
             return []
         return [_SILENT.format(silent=self._silent, steps=steps)]
-
-    def state(self) -> dict[str, Any]:
-        """Return the number of steps that requested no canary."""
-        return {"silent": self._silent}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""
-        self._silent = state["silent"]

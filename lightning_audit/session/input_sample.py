@@ -79,6 +79,8 @@ class InputSample(CanarySource):
             its coins.
     """
 
+    KEPT = ("_norms",)
+
     def __init__(
         self,
         canary: InputCanary,
@@ -276,14 +278,6 @@ class InputSample(CanarySource):
     def oversize(self) -> float:
         """10 % quantile of the canary's norm over the last steps, over the clipping norm."""
         return float(np.quantile(self._norms, 0.1)) if self._norms else 0.0
-
-    def state(self) -> dict[str, Any]:
-        """Return the norms of the canary's gradient."""
-        return {"norms": list(self._norms)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""
-        self._norms = list(state["norms"])
 
 
 def refuse_other_clipping(step: DPSGDStep, canaries: Sequence[object]) -> None:

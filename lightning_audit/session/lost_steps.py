@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from lightning_audit.dpsgd.lost_rows import all_finite
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.record.kept import Kept
 
 
-class LostSteps:
+class LostSteps(Kept):
     """Per such step: number of samples whose gradient was not finite, and of all samples.
 
     All processes share a step's gradient, and each sees only its own samples. The counts of all
     processes are added.
     """
 
+    # No number of samples: those are of the data.
+    KEPT = ("count",)
+
     #: Number of steps whose counts are kept.
-    KEPT = 16
+    MOST = 16
 
     def __init__(self) -> None:
         self.count = 0
@@ -51,13 +54,13 @@ class LostSteps:
             rows: which samples' gradients are not finite, ``[n]``; None if unknown.
         """
         self.count += 1
-        if rows is not None and len(self._own) + len(self._told) < self.KEPT:
+        if rows is not None and len(self._own) + len(self._told) < self.MOST:
             self._own[step] = (int(rows.sum()), len(rows))
 
     def numbers(self) -> list[int]:
         """Return this process's counts for the others; the same length in every process."""
         flat = [n for step, counts in self._own.items() for n in (step, *counts)]
-        return flat + [-1] * (3 * self.KEPT - len(flat))
+        return flat + [-1] * (3 * self.MOST - len(flat))
 
     def hear(self, told: Sequence[Sequence[int]]) -> None:
         """Add the `numbers` of all processes, including this one."""
@@ -73,11 +76,3 @@ class LostSteps:
         """First step with some, not all samples not finite: its number, that count, all."""
         steps = sorted({**self._own, **self._told}.items())
         return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)
-
-    def state(self) -> dict[str, Any]:
-        """Return the number of steps for a checkpoint, which stores no number of samples."""
-        return {"count": self.count}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""
-        self.count = state["count"]

@@ -16,7 +16,7 @@ from lightning_audit.checks.noise.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.checks.randomness.noise_restart import COMPARED
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.record.kept import Kept
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.noise_reading import NoiseReading, TensorReading, read_noise, read_tensors
@@ -236,8 +236,10 @@ def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:
     return tuple(n / scale for n in rows) if scale > 1.0 and min(rows, default=0) > 0 else ()
 
 
-class ReleaseWatch:
+class ReleaseWatch(Kept):
     """Counts of where releases were read, and test of weight changes outside the updates."""
+
+    KEPT = ("late", "raw", "_moves")
 
     def __init__(self) -> None:
         #: Number of steps that were not read right after the noise was added.
@@ -263,12 +265,3 @@ class ReleaseWatch:
     def weights_move(self) -> bool:
         """Whether weights change by noise outside of the update, in most steps."""
         return self._moves.like_noise
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
-        return {"late": self.late, "raw": self.raw, "moves": snapshot(self._moves)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint's state."""
-        self.late, self.raw = state["late"], state["raw"]
-        self._moves = restore(state["moves"])

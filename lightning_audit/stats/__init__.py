@@ -1,5 +1,5 @@
 """Pure array statistics: intervals, trade-off functions, bounds and tests.
 
-Every function maps numbers or arrays to numbers or arrays. The modules here import numpy and scipy
+Every function maps numbers or arrays to numbers or arrays. The modules import numpy and scipy
 only, never torch, so that a bound can be checked without a deep-learning stack.
 """

@@ -1,4 +1,4 @@
-"""Checks of array arguments, shared by the modules of `stats`."""
+"""Validation of array arguments, shared by the modules of `stats`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def each(check: Callable[[str, Any], object], name: str, value: float | NDArray[Any]) -> Floats:
-    """Apply a check of one number to a number or to an array's extremes, and return floats."""
+    """Apply a scalar check to a number or to the extremes of an array, and return floats."""
     if not isinstance(value, np.ndarray) or value.ndim == 0:
         check(name, value.item() if isinstance(value, np.ndarray) else value)
     elif value.size:
@@ -26,7 +26,7 @@ def each(check: Callable[[str, Any], object], name: str, value: float | NDArray[
 
 
 def places(wrong: NDArray[np.bool_]) -> str:
-    """How many elements of an array are wrong, and where the first one is."""
+    """Return how many elements of an array are wrong, and the index of the first one."""
     first = np.argwhere(wrong)[0].tolist()
     index = first[0] if len(first) == 1 else tuple(first)
     return f"{np.count_nonzero(wrong)} of {wrong.size}, the first at index {index}"
@@ -42,12 +42,14 @@ def finite_number(name: str, value: Any) -> None:
 
 
 def delta_in_unit(name: str, value: Any) -> None:
-    _validate.open_unit(name, value, "Gaussian noise gives no pure DP, and delta = 1 is no privacy")
+    _validate.open_unit(
+        name, value, "Gaussian noise is never pure DP, and delta = 1 gives no privacy"
+    )
 
 
 def closed_unit(name: str, value: Any) -> None:
     if value != 0:
-        _validate.rate(name, value, "an error rate is a probability; 0 is allowed as well")
+        _validate.rate(name, value, "an error rate is a probability; 0 is also allowed")
 
 
 def like_input(values: Floats) -> float | Floats:
@@ -62,13 +64,13 @@ def significance_level(significance: float) -> float:
 def delta_or_zero(delta: float) -> float:
     if isinstance(delta, Real) and not isinstance(delta, bool) and delta == 0:
         return 0.0
-    return _validate.open_unit("delta", delta, "or 0 for pure DP; delta = 1 is no privacy")
+    return _validate.open_unit("delta", delta, "or 0 for pure DP; delta = 1 gives no privacy")
 
 
 def whole_counts(
     successes: int | NDArray[Any], trials: int | NDArray[Any]
 ) -> tuple[Floats, Floats]:
-    """Successes k and trials n as floats of one shape, with k at most n."""
+    """Return successes k and trials n as floats of one shape, with k at most n."""
     k, n = np.broadcast_arrays(_whole("successes", successes), _whole("trials", trials))
     excess = k > n
     if np.any(excess):
@@ -82,7 +84,7 @@ def whole_counts(
 def _whole(name: str, value: int | NDArray[Any]) -> Floats:
     counts = np.asarray(value)
     advice = "pass event counts, not rates or scores"
-    # A boolean array is usually the outcomes themselves, passed where their sum is meant.
+    # A boolean array is usually the outcomes themselves, passed instead of their sum.
     if counts.dtype.kind not in "iuf":
         raise ValueError(f"{name} has dtype {counts.dtype}, must hold whole numbers >= 0; {advice}")
     bad = ~((counts >= 0) & (counts == np.floor(counts)) & np.isfinite(counts))

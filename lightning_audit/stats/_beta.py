@@ -1,4 +1,4 @@
-"""Beta distributions whose densities keep their digits for shapes from 1/2 to millions."""
+"""Beta distributions with densities that stay accurate for shapes from 1/2 to millions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from scipy import special
 from lightning_audit.stats._arguments import Floats
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
-# 1/3, 1/5, ...: with v^2 < 0.01 the first term left out is below 1e-17 of the sum.
+# 1/3, 1/5, ...: for v^2 < 0.01 the first omitted term is below 1e-17 of the sum.
 _ODD = 1.0 / np.arange(3.0, 20.0, 2.0)
 
 
 @dataclass(frozen=True)
 class Beta:
-    """Independent Beta variables X, one a row, and the interval that holds all but a tail of each.
+    """Independent Beta variables X, one per row, and an interval that omits a tail on either side.
 
     Args:
-        a: first shapes, ``[n]``.
-        b: second shapes, ``[n]``.
-        lower: quantile of X at the tail probability, ``[n]``.
-        lower_rest: the same quantile of 1 - X, so that 1 - lower_rest is the upper end, ``[n]``.
-        log_scale: log of the factor in front of the density of log(X / (1 - X)), ``[n]``.
+        a: First shapes, ``[n]``.
+        b: Second shapes, ``[n]``.
+        lower: Quantile of X at the tail probability, ``[n]``.
+        lower_rest: The same quantile of 1 - X, so that 1 - lower_rest is the upper end, ``[n]``.
+        log_scale: Log of the factor of the density of log(X / (1 - X)), ``[n]``.
     """
 
     a: Floats
@@ -35,7 +35,7 @@ class Beta:
 
     @classmethod
     def of(cls, a: Floats, b: Floats, tail: float) -> Beta:
-        """Variables with shapes a and b; the interval leaves out ``tail`` on either side."""
+        """Return variables with shapes a and b; the interval omits ``tail`` on either side."""
         total = a + b
         correction = stirling_error(total) - stirling_error(a) - stirling_error(b)
         return cls(
@@ -47,12 +47,12 @@ class Beta:
         )
 
     def take(self, rows: NDArray[np.intp] | slice) -> Beta:
-        """The variables of some rows."""
+        """Return the variables of some rows."""
         kept = (self.a, self.b, self.lower, self.lower_rest, self.log_scale)
         return Beta(*(values[rows] for values in kept))
 
     def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Beta:
-        """1 - X in the rows of the mask (True: in all), X in the others."""
+        """Return 1 - X in the rows of the mask (True: in all), X in the others."""
         return Beta(
             np.where(mask, self.b, self.a),
             np.where(mask, self.a, self.b),
@@ -67,12 +67,12 @@ class Beta:
         .. math:: \sqrt{\tfrac{ab}{2 \pi N}}\, e^{S(N) - S(a) - S(b)}\,
             e^{-D(a, N x) - D(b, N (1 - x))}, \qquad N = a + b
 
-        with the Stirling errors S and the deviances D, neither of which cancels digits: the naive
-        logarithm of the density has an error of N times the rounding.
+        with the Stirling errors S and the deviances D. Neither loses digits by cancellation; the
+        naive logarithm of the density has an error of N times the rounding error.
 
         Args:
-            x: points in (0, 1), ``[n, nodes]``.
-            rest: 1 - x, given apart since it cannot be had from an x next to one.
+            x: Points in (0, 1), ``[n, nodes]``.
+            rest: 1 - x, given separately because it cannot be computed accurately for x near one.
 
         Returns:
             The density, ``[n, nodes]``.
@@ -86,11 +86,11 @@ class Beta:
         return np.exp(self.log_scale[:, None] - exponent)
 
     def below(self, x: Floats, rest: Floats) -> Floats:
-        """Pr[X <= x], with its relative accuracy kept where it is small; ``rest`` is 1 - x."""
+        """Return Pr[X <= x], accurate relative to its size; ``rest`` is 1 - x."""
         return _cdf(self.a, self.b, x, rest)
 
     def above(self, x: Floats, rest: Floats) -> Floats:
-        """Pr[X > x], with its relative accuracy kept where it is small; ``rest`` is 1 - x."""
+        """Return Pr[X > x], accurate relative to its size; ``rest`` is 1 - x."""
         return _cdf(self.b, self.a, rest, x)
 
 
@@ -109,7 +109,7 @@ def _cdf(a: Floats, b: Floats, x: Floats, rest: Floats) -> Floats:
 
 
 def deviance(k: Floats, mean: Floats) -> Floats:
-    """Deviance k log(k / mean) + mean - k >= 0, for k, mean > 0, exact next to k = mean too."""
+    """Return the deviance k log(k / mean) + mean - k >= 0 for k, mean > 0, also near k = mean."""
     k, mean = np.broadcast_arrays(k, mean)
     difference = k - mean
     v = difference / (k + mean)
@@ -126,7 +126,7 @@ def deviance(k: Floats, mean: Floats) -> Floats:
 
 
 def stirling_error(z: Floats) -> Floats:
-    """Log of Gamma(z + 1) over Stirling's formula sqrt(2 pi z) (z / e)^z, for z >= 1/2."""
+    """Return log of Gamma(z + 1) over Stirling's formula sqrt(2 pi z) (z / e)^z, for z >= 1/2."""
     z = np.asarray(z, dtype=np.float64)
     s = 1.0 / (z * z)
     series = (1 / 12 - s * (1 / 360 - s * (1 / 1260 - s * (1 / 1680 - s * (1 / 1188))))) / z

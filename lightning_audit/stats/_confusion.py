@@ -1,4 +1,4 @@
-"""Outcomes of an attack: the argument of every bound from counts."""
+"""Outcomes of an attack: the input of every bound from counts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ class ConfusionCounts:
     """Outcomes of guessing "in" or "out" in two worlds, at one threshold or at many.
 
     The direction of the attack is fixed beforehand: a large score means "in". An attack that is
-    right more often when turned round proves nothing unless it was announced that way.
+    correct more often with its guesses inverted proves nothing, unless the inversion was fixed
+    beforehand.
 
     Args:
-        fn: canary in, guessed out (type II errors); whole numbers >= 0, any common shape.
-        tp: canary in, guessed in.
-        fp: canary out, guessed in (type I errors).
-        tn: canary out, guessed out.
+        fn: Canary in, guessed out (type II errors); whole numbers >= 0, any common shape.
+        tp: Canary in, guessed in.
+        fp: Canary out, guessed in (type I errors).
+        tn: Canary out, guessed out.
 
     Raises:
-        ValueError: A count is no whole number or is negative.
+        ValueError: If a count is negative or not a whole number.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -50,7 +51,7 @@ class ConfusionCounts:
         ]
         shape = np.broadcast_shapes(*(value.shape for value in checked))
         for name, value in zip(_NAMES, checked, strict=True):
-            # A view that nobody can write to: the counts stay what was checked.
+            # A read-only view: the counts stay what was validated.
             object.__setattr__(self, name, np.broadcast_to(value, shape))
 
     def __eq__(self, other: object) -> bool:
@@ -67,12 +68,12 @@ class ConfusionCounts:
 
     @property
     def n_in(self) -> Counts:
-        """Observations with the canary in."""
+        """Number of observations with the canary in, of the common shape."""
         return np.asarray(self.fn + self.tp)
 
     @property
     def n_out(self) -> Counts:
-        """Observations with the canary out."""
+        """Number of observations with the canary out, of the common shape."""
         return np.asarray(self.fp + self.tn)
 
     @classmethod
@@ -82,15 +83,15 @@ class ConfusionCounts:
         """Count the guesses "in if the score exceeds the threshold".
 
         Args:
-            scores_in: scores with the canary in, ``[n_in]``.
-            scores_out: scores with the canary out, ``[n_out]``.
-            thresholds: a number, or an array of any shape.
+            scores_in: Scores with the canary in, ``[n_in]``.
+            scores_out: Scores with the canary out, ``[n_out]``.
+            thresholds: A number, or an array of any shape, in the unit of the scores.
 
         Returns:
-            The counts, of the shape of ``thresholds``.
+            The counts, in the shape of ``thresholds``.
 
         Raises:
-            ValueError: The scores are no vector, or a score or threshold is not a number.
+            ValueError: If the scores are not a vector, or a score or threshold is nan.
 
         Example:
             >>> ConfusionCounts.from_scores([0.2, 0.9, 1.4], [-0.3, 0.6], thresholds=0.5).tp
@@ -121,7 +122,7 @@ def numbers(name: str, value: ArrayLike) -> Floats:
     if np.any(missing):
         at = f" ({places(missing)})" if missing.ndim else ""
         raise ValueError(
-            f"{name} holds nan, must hold numbers; a failed reading is no evidence{at}"
+            f"{name} holds nan, must hold numbers; a failed reading is not evidence{at}"
         )
     return array
 

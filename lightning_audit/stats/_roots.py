@@ -1,4 +1,4 @@
-"""Roots of increasing functions, many at once."""
+"""Roots of many increasing functions at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_audit.stats._arguments import Floats
 
 Rows = NDArray[np.intp]
 
-# Newton's error squares at each step: what a residual of this size leaves is below 1e-12.
+# Newton's error squares at each step: after a residual of this size, it is below 1e-12.
 _LAST_RESIDUAL = 1e-6
 _MAX_ITERATIONS = 200
 
@@ -19,22 +19,22 @@ _MAX_ITERATIONS = 200
 def least_nonnegative(
     residual_and_slope: Callable[[Floats, Rows], tuple[Floats, Floats]], start: Floats
 ) -> Floats:
-    """Smallest x >= 0 with a residual of at least zero, by Newton's method inside a bracket.
+    """Return the smallest x >= 0 with a residual >= 0, by Newton's method inside a bracket.
 
     Args:
-        residual_and_slope: maps points and the rows that they belong to, both ``[m]``, to the
+        residual_and_slope: Maps points and the rows to which they belong, both ``[m]``, to the
             residuals, increasing in the point and of order one, and to their slopes. A residual may
             be infinite.
-        start: first points > 0, ``[n]``.
+        start: First points > 0, ``[n]``.
 
     Returns:
-        The roots, ``[n]``; zero where the residual is not negative at zero.
+        The roots, ``[n]``; zero if the residual is not negative at zero.
 
     Raises:
-        RuntimeError: A residual does not change its sign; it is not that of a distribution.
+        RuntimeError: If a residual does not change its sign, which no distribution gives.
     """
     x = start.copy()
-    # Zero is evaluated only where Newton's method points there: most roots never need it.
+    # Zero is evaluated only if Newton's method points there: most roots never need it.
     low, high = np.full(x.shape, -np.inf), np.full(x.shape, np.inf)
     live = np.arange(x.size)
     for _ in range(_MAX_ITERATIONS):
@@ -53,7 +53,7 @@ def least_nonnegative(
         inside = (newton > least) & (newton < most)
         proposal = np.where(inside, newton, _outside(newton, least, most, here))
         proposal = np.where(proposal < 0, 0.0, proposal)
-        # The last step may leave the bracket by a rounding.
+        # The last step may leave the bracket by a rounding error.
         final = np.clip(np.where(close, newton, here), np.maximum(least, 0.0), most)
         x[live] = np.where(solved, final, proposal)
         live = live[~solved]
@@ -61,9 +61,9 @@ def least_nonnegative(
 
 
 def _outside(newton: Floats, low: Floats, high: Floats, here: Floats) -> Floats:
-    """Next points where Newton's method leaves the bracket."""
+    """Return the next points if Newton's method leaves the bracket."""
     with np.errstate(invalid="ignore"):
         middle = 0.5 * (np.maximum(low, 0.0) + high)
     widened = np.where(np.isfinite(high), middle, 2.0 * here + 0.1)
-    # Where Newton's method has no next point, as far above the root, zero is the one to look at.
+    # If Newton's method gives no next point, as far above the root, try zero.
     return np.where((low < 0) & ~(newton > 0), 0.0, widened)

@@ -1,1 +1,1 @@
-"""For those who test: trainings with known faults. See `lightning_audit.testing.faults`."""
+"""Trainings with known faults, for tests. See `lightning_audit.testing.faults`."""

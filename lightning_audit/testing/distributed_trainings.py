@@ -14,21 +14,21 @@ from lightning_audit.testing.trainings import BATCH_SIZE, Training
 
 
 class Distributed(Training):
-    """Several processes as Opacus has it: each clips its own batch, the first one adds noise."""
+    """Opacus' DP-SGD in several processes: each clips its own batch, the first one adds noise."""
 
-    #: Whether the records are dealt out to the processes.
+    #: Whether the records are split among the processes.
     dealt: ClassVar = True
 
     def plain_loader(self) -> DataLoader[Any]:
-        """Batches in order, of so many records that no process has an empty one by chance."""
+        """Return sequential batches, large enough that no process gets an empty one by chance."""
         return DataLoader(self.data, 2 * BATCH_SIZE)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Poisson batches of each process."""
+        """Return Poisson batches for each process."""
         return DPDataLoader.from_data_loader(self.plain_loader(), distributed=self.dealt)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, _ = PrivacyEngine().make_private(
             module=self.for_private(),
             optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05),
@@ -38,15 +38,15 @@ class Distributed(Training):
         return self.plant(optimizer)
 
     def for_private(self) -> torch.nn.Module:
-        """What make_private is given as its module."""
+        """Return the module for make_private."""
         return DifferentiallyPrivateDistributedDataParallel(self.net)
 
 
 class NotSynchronised(Distributed):
-    """``make_private`` sees a plain module, and Lightning's DDP does not see Opacus' gradients."""
+    """``make_private`` gets a plain module, and Lightning's DDP does not sync Opacus' gradients."""
 
     def for_private(self) -> torch.nn.Module:
-        """The net that only Lightning wraps."""
+        """Return the net, which only Lightning wraps."""
         return self.net
 
 

@@ -1,4 +1,4 @@
-"""What is known of a fault, and how to make it."""
+"""The description of a fault, and how to plant it."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from lightning_audit.checks.base.registry import teller
 from lightning_audit.testing import faulty_steps, trainings
 from lightning_audit.testing.faulty import faulty_clipping, faulty_parts
 
-#: Optimizers that do not clip whole per-sample gradients by one norm that is given.
+#: Optimizers that do not clip whole per-sample gradients at one fixed norm.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
-#: Kinds that some faults need.
+#: Optimizer classes that some faults need.
 _KINDS = (DPOptimizerFastGradientClipping, DistributedDPOptimizer)
 _OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__, faulty_steps.__name__)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and what the audit says of it.
+    """A fault, and how the audit reports it.
 
     Args:
         name: its name in `lightning_audit.testing.faults.FAULTS`.
-        wrong: what is wrong, in words.
-        met_in: where it was met.
-        check: name of the finding that fires; empty where a note of the report tells it. This and
-            the sentence are the check's where a check tells the fault by itself, the first of
-            several unless it is stated.
-        sentence: how `Verdict.fault` begins, for a warning how its message does.
+        wrong: what is wrong, as text.
+        met_in: where the fault was found in practice.
+        check: name of the finding that fires; empty if a note of the report states the fault.
+        sentence: how `Verdict.fault` begins; for a warning, how its message begins. If left out, it
+            comes, like ``check``, from the first check that names the fault; a given
+            ``check`` selects that one.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.
-        settings: of that training; a planted fault may need some of them to do harm.
+        settings: of that training; a planted fault may be harmless without them.
         audit: arguments of `PrivacyAudit` for that training.
-        steps: within which that training shows it.
+        steps: number of steps within which that training shows the fault.
         ends: outcome of that training's audit.
-        warn_only: no privacy is lost, so that the check warns and fails no gate.
-        reason: why it is found so late, if it is.
-        named: name of the first of `Verdict.faults`, where it is not the fault's own.
-        processes: in how many it is trained; for several see
+        warn_only: whether no privacy is lost, so that the check warns and fails no gate.
+        reason: why the fault is found late, if it is.
+        named: name of the first of `Verdict.faults`, if it differs from the fault's name.
+        processes: number of processes that train; for several see
             `lightning_audit.testing.processes.train_together`.
         trainer: further arguments of the Trainer.
         resumes: whether it is trained in two runs, the second from a checkpoint of the first.
-        remarked: no privacy is lost and nothing warns: a note of the report, or the message of the
-            check, begins with ``sentence``.
+        remarked: whether no privacy is lost and no check warns: a note of the report, or the
+            message of the check, begins with ``sentence``.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Fault:
 
     @property
     def likely(self) -> str:
-        """Name of the fault that the audit finds likeliest."""
+        """Name of the fault that the audit reports as the likeliest."""
         return self.named or self.name
 
     def apply(self, optimizer: DPOptimizer) -> DPOptimizer:
-        """Make a private optimizer faulty; it keeps its accountant, generator and settings.
+        """Make a private optimizer faulty; accountant, generator and settings do not change.
 
         Args:
             optimizer: as `make_private` returned it.
@@ -96,13 +96,13 @@ class Fault:
             The same object, of a faulty class.
 
         Raises:
-            TypeError: the fault is none of an optimizer's, or ``optimizer`` is not private.
-            ValueError: the optimizer clips in another way than the fault does, or its settings
-                make the fault harmless.
+            TypeError: the fault is not an optimizer's, or ``optimizer`` is not private.
+            ValueError: the optimizer's clipping does not fit the fault, or its settings make the
+                fault harmless.
         """
         if self.optimizer is None:
             raise TypeError(
-                f"{self.name!r} is no fault of an optimizer; train FAULTS[{self.name!r}].module()."
+                f"{self.name!r} is no optimizer fault; train FAULTS[{self.name!r}].module()."
             )
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
@@ -118,14 +118,14 @@ class Fault:
         clips = self.optimizer.__module__ in _OF_CLIPPING and needed is DPOptimizer
         if clips and isinstance(optimizer, _CLIP_OTHERWISE):
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} does not clip whole gradients by one norm, "
-                f"as {self.name!r} needs; take a fault of the noise."
+                f"optimizer={type(optimizer).__name__} does not clip whole gradients at one norm, "
+                f"as {self.name!r} needs; use a fault of the noise."
             )
         for setting in self.settings:
             if getattr(optimizer, setting) >= 1.0:
                 raise ValueError(
-                    f"{setting}={getattr(optimizer, setting)} must be < 1 for {self.name!r} to do "
-                    "harm."
+                    f"{setting}={getattr(optimizer, setting)} must be < 1, or {self.name!r} is "
+                    "harmless."
                 )
         kind = type(optimizer)
         own = self.optimizer
@@ -133,10 +133,10 @@ class Fault:
         return optimizer
 
     def module(self, base: type | None = None) -> Any:
-        """Make a small training on random data that has the fault.
+        """Make a small training on random data with the fault.
 
         Args:
-            base: the `LightningModule` of either package; None for the first that is installed.
+            base: the `LightningModule` of either package; None for the first installed one.
 
         Returns:
             The module, with its own loader and optimizer.
@@ -147,10 +147,10 @@ class Fault:
 
 
 def lightning() -> Any:
-    """The Lightning that is installed, the first of its two packages.
+    """Return the first installed one of Lightning's two packages.
 
     Raises:
-        ModuleNotFoundError: there is none.
+        ModuleNotFoundError: neither is installed.
     """
     for package in ("pytorch_lightning", "lightning.pytorch"):
         try:

@@ -1,7 +1,7 @@
-"""Known faults of DP-SGD, to see whether a gate catches them.
+"""Known faults of DP-SGD, to test whether a gate catches them.
 
-`FAULTS` holds them by name; `plant` puts one into a training of one's own, whose configuration then
-claims a privacy that it does not give:
+`FAULTS` holds them by name; `plant` puts one into your own training, whose configuration then
+claims more privacy than it gives:
 
 Example:
     >>> import torch
@@ -36,17 +36,17 @@ from lightning_audit.testing.training_faults import OF_THE_TRAINING
 
 
 def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
-    """Put a fault into a training of one's own.
+    """Put a fault into your own training.
 
     Args:
         optimizer: as `make_private` returned it.
-        name: of a fault in `FAULTS` that has an ``optimizer``.
+        name: of a fault in `FAULTS` with an ``optimizer``.
 
     Returns:
         The optimizer to train with.
 
     Raises:
-        ValueError: there is no such fault, or it does no harm in this training.
+        ValueError: there is no such fault, or it is harmless in this training.
         TypeError: see `Fault.apply`.
     """
     if name not in FAULTS:

@@ -1,4 +1,4 @@
-"""Steps that are no steps of DP-SGD: most of them look as DP-SGD does on the batch of now."""
+"""Steps that are not DP-SGD, although most of them give the same result on the current batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Rows = torch.Tensor
 
 
 class OwnFactors(DPOptimizer):
-    """Clips by factors of its own; as it stands, correctly."""
+    """Clips by the factors of `factors`; this base class is correct."""
 
     def factors(self, rows: Rows) -> torch.Tensor:
-        """Factor of each per-sample gradient, ``[n, d]`` to ``[n]``."""
+        """Return the factor of each per-sample gradient, ``[n, d]`` to ``[n]``."""
         return (self.max_grad_norm / (rows.norm(dim=1) + 1e-6)).clamp(max=1.0)
 
     def clip_and_accumulate(self) -> None:
@@ -34,7 +34,7 @@ class OwnFactors(DPOptimizer):
 
 
 class ClipByMedianNorm(OwnFactors):
-    """Clips by the median norm of the batch, which its records decide."""
+    """Clips at the median norm of the batch, which depends on its records."""
 
     def factors(self, rows: Rows) -> torch.Tensor:
         """Factor of each per-sample gradient."""
@@ -43,7 +43,7 @@ class ClipByMedianNorm(OwnFactors):
 
 
 class FirstRowNotClipped(OwnFactors):
-    """Leaves the first record of each batch as it is."""
+    """Does not clip the first record of each batch."""
 
     def factors(self, rows: Rows) -> torch.Tensor:
         """Factor of each per-sample gradient."""
@@ -53,7 +53,7 @@ class FirstRowNotClipped(OwnFactors):
 
 
 class ClipByThreeNorm(OwnFactors):
-    """Clips by the 3-norm, which is smaller than the 2-norm that the noise is made for."""
+    """Clips by the 3-norm, which is smaller than the 2-norm that the noise is calibrated to."""
 
     def factors(self, rows: Rows) -> torch.Tensor:
         """Factor of each per-sample gradient."""
@@ -61,7 +61,7 @@ class ClipByThreeNorm(OwnFactors):
 
 
 class OnlyOutliersClipped(OwnFactors):
-    """Clips gradients above ten times the clipping norm, and leaves those between."""
+    """Clips gradients above ten times the clipping norm, but not those between."""
 
     def factors(self, rows: Rows) -> torch.Tensor:
         """Factor of each per-sample gradient."""
@@ -82,12 +82,12 @@ class TwoClippedTogether(OwnFactors):
 
 
 class MomentumOfRawGradients(DPOptimizer):
-    """Moves the weights by an average of raw gradients beside the private ones."""
+    """Updates the weights with an average of raw gradients in addition to the private ones."""
 
     _raw: list[torch.Tensor] | None = None
 
     def pre_step(self, closure: Any = None) -> bool | None:
-        """Clip and add noise, and take in the raw gradients."""
+        """Clip and add noise, and update with the raw gradients."""
         raw = [p.grad_sample.sum(0) for p in self.params]
         steps: bool | None = super().pre_step(closure)
         if steps:
@@ -99,7 +99,7 @@ class MomentumOfRawGradients(DPOptimizer):
 
 
 class LearningRateByRawNorm(DPOptimizer):
-    """Makes the learning rate of each step of the norm of its raw gradients."""
+    """Computes the learning rate of each step from the norm of its raw gradients."""
 
     def pre_step(self, closure: Any = None) -> bool | None:
         """Set the learning rate, clip and add noise."""
@@ -111,10 +111,10 @@ class LearningRateByRawNorm(DPOptimizer):
 
 
 class ChangedAfterStep(Training):
-    """Weights are moved by the batch's inputs when its step is done."""
+    """The batch's inputs change weights after its step."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the weights."""
+        """Change the weights."""
         x, _ = batch
         if len(x):
             with torch.no_grad():
@@ -122,23 +122,23 @@ class ChangedAfterStep(Training):
 
 
 class ViewsClippedApart(Training):
-    """Two views of each record are clipped as two records."""
+    """Clips two views of each record as two records."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Mean cross-entropy of both views."""
+        """Return the mean cross-entropy of both views."""
         x, y = batch
         return super().training_step((torch.cat([x, 0.9 * x]), torch.cat([y, y])), batch_idx)
 
 
 class KeepsStatistics(HandWritten):
-    """Batch normalisation keeps statistics of the records, which go into checkpoints."""
+    """Batch normalization keeps statistics of the records, which are saved in checkpoints."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.statistics = nn.BatchNorm1d(self.data.tensors[0].shape[1], affine=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Take in the batch's statistics, and train."""
+        """Update the statistics with the batch, and train."""
         x, _ = batch
         if len(x) > 1:
             self.statistics(x)

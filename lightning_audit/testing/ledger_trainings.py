@@ -1,4 +1,4 @@
-"""Trainings whose batches, records or accountant are not what is accounted for."""
+"""Trainings whose batches, records or accountant differ from what is accounted for."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from lightning_audit.testing.trainings import RECORDS, Training, random_data
 
-#: Records that `FavouredRecords` puts into each batch.
+#: Records that `FavouredRecords` adds to each batch.
 FAVOURED = (3, 5, 8)
 
 
 class SameBatchesInEveryEpoch(Training):
-    """Seeds the Poisson sampler at each epoch's start; the first may have begun before."""
+    """Seeds the Poisson sampler at each epoch's start; the first epoch may have begun before."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.data = random_data(records=RECORDS // 4)
 
     def on_train_epoch_start(self) -> None:
-        """Make epochs reproducible, and equal."""
+        """Make epochs reproducible, and thereby equal."""
         self.order.manual_seed(1)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Poisson batches, from a generator of their own."""
+        """Return Poisson batches from their own generator."""
         self.order = torch.Generator()
         return DPDataLoader.from_data_loader(self.plain_loader(), generator=self.order)
 
 
 class FavouringSampler(UniformWithReplacementSampler):
-    """Poisson batches, that all have some records besides."""
+    """Poisson batches to which some records are always added."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Poisson batches and the favoured records."""
+        """Yield Poisson batches with the favored records."""
         for batch in super().__iter__():
             yield sorted({*batch, *FAVOURED})
 
@@ -46,7 +46,7 @@ class FavouredRecords(Training):
     """Some records are in every batch."""
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Batches of a sampler of its own."""
+        """Return a loader with the favoring sampler."""
         loader = super().train_dataloader()
         loader.batch_sampler.__class__ = FavouringSampler
         return loader
@@ -74,7 +74,7 @@ class TwoStepsOnABatch(Training):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Train on the batch, and once more."""
+        """Train on the batch twice."""
         module: Any = self
         for _ in range(2):
             optimizer = module.optimizers()
@@ -84,28 +84,28 @@ class TwoStepsOnABatch(Training):
 
 
 class KeptBatches(Training):
-    """Trains on a batch of before at every fourth step, in the place of the one drawn."""
+    """Trains on an earlier batch at every fourth step, instead of the drawn one."""
 
     kept: Any = None
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Keep a batch, and go back to it."""
+        """Keep a batch, and train on it again later."""
         if batch_idx % 4 == 0:
             self.kept = batch
         return super().training_step(self.kept if batch_idx % 4 == 3 else batch, batch_idx)
 
 
 class HookWrapped(Training):
-    """Wraps the accountant's hook, as one does to log it."""
+    """Wraps the accountant's hook, as for logging."""
 
     calls = 0
 
     def tells(self) -> bool:
-        """Whether the accountant is told of this step."""
+        """Return whether to call the accountant for this step."""
         return True
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, with another hook."""
+        """Return the optimizer, with another hook."""
         optimizer = super().configure_optimizers()
         own = optimizer.step_hook
 
@@ -119,18 +119,18 @@ class HookWrapped(Training):
 
 
 class EverySecondStepTold(HookWrapped):
-    """Tells the accountant of every second step."""
+    """Calls the accountant at every second step only."""
 
     def tells(self) -> bool:
-        """Whether the accountant is told of this step."""
+        """Return whether to call the accountant for this step."""
         return self.calls % 2 == 1
 
 
 class MoreNoiseTold(Training):
-    """Tells the accountant of twice the noise that the optimizer states."""
+    """Reports twice the optimizer's noise multiplier to the accountant."""
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, with a hook that states another noise multiplier."""
+        """Return the optimizer, with a hook that states another noise multiplier."""
         optimizer = super().configure_optimizers()
         own, stated = optimizer.step_hook, optimizer.noise_multiplier
 

@@ -14,13 +14,13 @@ from lightning_audit.testing.trainings import Training
 
 
 class Configured(Training):
-    """A training whose class says how `PrivacyEngine` and `make_private` are called."""
+    """A training whose class states the arguments of `PrivacyEngine` and `make_private`."""
 
     engine: ClassVar[dict[str, Any]] = {}
     engine_arguments: ClassVar[dict[str, Any]] = {}
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, *_ = self._private()
         return self.plant(optimizer)
 
@@ -35,37 +35,37 @@ class Configured(Training):
 
 
 class Ghost(Configured):
-    """Ghost clipping as its tutorial has it."""
+    """Ghost clipping as in its tutorial."""
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, criterion, _ = self._private(
             criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost"
         )
-        self.__dict__["criterion"] = criterion  # no module of this module
+        self.__dict__["criterion"] = criterion  # not registered as a submodule
         return self.plant(optimizer)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Loss whose backward pass clips."""
+        """Return the loss, whose backward pass clips."""
         x, y = batch
         return {"loss": self.__dict__["criterion"](self.forward(x), y)}
 
 
 class NormNotPassedOn(Ghost):
-    """The clipping norm of the optimizer is halved after some steps, that of the module is not."""
+    """Halves the clipping norm of the optimizer after some steps, but not that of the module."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Halve the optimizer's norm, then make the loss whose backward pass clips."""
+        """Halve the optimizer's norm at step 4, and return the loss, whose backward pass clips."""
         if batch_idx == 4:
             self.trainer.optimizers[0].max_grad_norm /= 2.0  # type: ignore[attr-defined]
         return super().training_step(batch, batch_idx)
 
 
 class _WholeBatches(BatchSplittingSampler):
-    """Opacus' sampler without its length, by which Lightning would cut the epoch."""
+    """Opacus' sampler without a length, at which Lightning would cut the epoch."""
 
     def __len__(self) -> int:
-        raise TypeError("the number of physical batches is not known beforehand")
+        raise TypeError("the number of physical batches is not known in advance")
 
 
 class PhysicalBatches(Training):
@@ -74,7 +74,7 @@ class PhysicalBatches(Training):
     splitter: ClassVar[type[BatchSplittingSampler]] = _WholeBatches
 
     def train_dataloader(self) -> Any:
-        """Poisson batches in parts."""
+        """Return Poisson batches in parts."""
         logical = super().train_dataloader()
         sampler = self.splitter(
             sampler=logical.batch_sampler,

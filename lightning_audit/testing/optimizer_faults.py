@@ -1,4 +1,4 @@
-"""The registry's faults of the optimizer, which can be planted; see `faults`."""
+"""Faults of the optimizer, which can be planted; see `faults`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ OF_THE_OPTIMIZER = (
     Fault(
         "clips_not_always",
         f"the gradients of one batch in {clipping.SPARED} are not clipped",
-        "branches for the last batch of an epoch",
+        "special cases for the last batch of an epoch",
         "sensitivity",
         "clipping is missing at times",
         clipping.ClipsNotAlways,
         steps=60,
         named="clipping_missing_at_times",
-        reason="a reading that is loud once may be the data's",
+        reason="a single large reading may come from the data",
     ),
     Fault(
         "clipping_ends",
@@ -67,7 +67,7 @@ OF_THE_OPTIMIZER = (
     Fault(
         "noise_ends",
         f"no noise is added from step {noise.SOUND} on",
-        "a schedule of the noise that the claim leaves out",
+        "a noise schedule that the claim does not state",
         "noise.step",
         f"noise too small from step {noise.SOUND} on",
         noise.NoiseEnds,
@@ -130,7 +130,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "noise_of_squared_multiplier",
-        "the variance is taken for the standard deviation, for a noise multiplier below 1",
+        "the variance is used as the standard deviation, for a noise multiplier below 1",
         "greenelab/SPRINT_gan #5",
         "noise",
         "noise scale too small",
@@ -165,7 +165,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "noise_in_a_cycle",
-        f"the noise comes back every {noise.CYCLE} steps",
+        f"the noise repeats every {noise.CYCLE} steps",
         "Nasr et al. 2023, violation 2, a variant",
         "reuse.lag",
         f"noise re-used: the same noise is added every {noise.CYCLE} steps",
@@ -179,19 +179,19 @@ OF_THE_OPTIMIZER = (
         "noise re-used: the noise comes back at irregular steps",
         noise.FewSeeds,
         steps=60,
-        reason="found when two of the steps so far have drawn the same seed",
+        reason="found once two steps have drawn the same seed",
     ),
     Fault(
         "less_noise_on_largest",
         "the largest tensor has nine tenths of the noise",
-        "a scale that is set by layer",
+        "a scale set per layer",
         "noise.whole",
         optimizer=noise.LessNoiseOnLargest,
         named="noise_too_small_over_a_tensor",
     ),
     Fault(
         "one_key_for_all_tensors",
-        "all tensors of a step are given the same noise",
+        "all tensors of a step get the same noise",
         "jax PR #3646",
         "reuse.pair",
         "noise re-used: one noise key",
@@ -200,14 +200,14 @@ OF_THE_OPTIMIZER = (
     Fault(
         "one_value_for_all_coordinates",
         "one draw is added to all coordinates",
-        "a shape that is forgotten",
+        "a forgotten shape argument",
         "reuse.broadcast",
         "noise re-used: one noise value",
         noise.BroadcastNoise,
     ),
     Fault(
         "uniform_noise",
-        "the noise is uniform, of the right standard deviation",
+        "the noise is uniform, with the right standard deviation",
         "jax_privacy, sharp edges",
         "noise.shape",
         "noise of another shape",
@@ -216,7 +216,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "lattice_noise",
-        "the noise is rounded to whole multiples of its standard deviation",
+        "the noise is rounded to integer multiples of its standard deviation",
         "jax_privacy, sharp edges",
         "noise.shape",
         "noise of another shape",
@@ -245,7 +245,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "noise_per_micro_batch",
-        "each part of a split batch is given the noise of a step",
+        "each part of a split batch gets the noise of a step",
         "opacus #143",
         "noise.excess",
         "too much noise: clipped sums are longer",
@@ -256,7 +256,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "divides_by_realised_batch",
-        "the sum is divided by the number of records that a Poisson batch happens to have",
+        "the sum is divided by the actual number of records in a Poisson batch",
         "opacus #420, #571, #819",
         "batch_normalised",
         optimizer=clipping.DividesByRealisedBatch,
@@ -275,7 +275,7 @@ OF_THE_OPTIMIZER = (
     ),
     Fault(
         "parts_are_added_again",
-        "the sum over physical batches is added up again with each of them, so that earlier ones "
+        "the sum over physical batches is added again after each of them, so that earlier ones "
         "count several times",
         "a variant of opacus PR #707",
         "sensitivity",

@@ -1,7 +1,7 @@
-"""Trains a fault of several processes: starts them, waits for them, and reads their report.
+"""Train a fault in several processes: start them, wait for them, and read their report.
 
-Each process runs `python -m lightning_audit.testing.processes`, is told what to train on its
-standard input, and ends when that is closed.
+Each process runs `python -m lightning_audit.testing.processes`, reads its job from standard input,
+and ends when that is closed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.testing.fault import Fault, lightning
 
-#: Seconds after which a training is given up.
+#: Time limit of a training, in seconds.
 _LIMIT = 240.0
-#: Of a process's log, for an error that says why it broke off.
+#: Characters of a process's log that an error shows.
 _SHOWN = 2000
 
 
@@ -37,22 +37,22 @@ def train_together(
     seed: int = 0,
     audit: type[PrivacyAudit] = PrivacyAudit,
 ) -> AuditReport:
-    """Train a fault of several processes, on the CPUs of this machine.
+    """Train a fault in several processes, on the CPUs of this machine.
 
     Args:
-        fault: what to train; its ``processes`` says in how many.
-        directory: where the audit writes its report and its record.
-        seed: of the training; the audit's is one more.
+        fault: the fault to train; its ``processes`` is their number.
+        directory: for the audit's report and record.
+        seed: of the training; the audit's seed is one larger.
         audit: class of the audit.
 
     Returns:
         The report.
 
     Raises:
-        RuntimeError: a process broke off.
+        RuntimeError: a process failed.
     """
     job = base64.b64encode(pickle.dumps((fault, str(directory), seed, audit))) + b"\n"
-    # Lightning would seed all processes alike where `seed_everything` was called before.
+    # After `seed_everything`, Lightning would seed all processes alike.
     own = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
     shared = {
         **own,
@@ -105,15 +105,15 @@ def _last_words(log: IO[bytes]) -> str:
 
 
 def _main() -> None:
-    """One of the processes."""
+    """Run one of the processes."""
     job = pickle.loads(base64.b64decode(sys.stdin.readline()))
-    # Whoever started this process closes its input when it ends itself.
+    # This process's input is closed when its parent ends.
     threading.Thread(target=_follow, daemon=True).start()
     _train(*job)
 
 
 def _follow() -> None:
-    # By its number: a thread that holds the lock of sys.stdin aborts Python when it ends.
+    # By descriptor: a thread that holds the lock of sys.stdin would abort Python at its end.
     while os.read(0, 1024):
         pass
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Small trainings whose run is at fault: accountant, loader, resumption, network."""
+"""Small trainings with a fault of the run: accountant, loader, resume, network."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lightning_audit.testing.trainings import CLASSES, HIDDEN, Training, random_
 
 
 class GdpAccountant(Configured):
-    """The accountant of Gaussian DP, whose central limit theorem holds for many steps only."""
+    """The accountant of Gaussian DP, whose central limit theorem needs many steps."""
 
     engine: ClassVar = {"accountant": "gdp"}
 
 
 class Accumulated(Configured):
-    """Told of no Poisson sampling, Opacus lets a Trainer accumulate batches."""
+    """With ``poisson_sampling=False``, Opacus lets a Trainer accumulate batches."""
 
     engine_arguments: ClassVar = {"poisson_sampling": False}
 
 
 class MergedBatches(PhysicalBatches):
-    """Lightning ends each epoch where Opacus' splitting sampler estimates its end."""
+    """Lightning ends each epoch at the length that Opacus' splitting sampler estimates."""
 
     splitter = BatchSplittingSampler
 
@@ -38,18 +38,18 @@ class MergedBatches(PhysicalBatches):
 
 
 class SkipsEmptyBatches(Training):
-    """Two records are expected in a batch, and a batch without any is left out."""
+    """The expected batch size is two, and empty batches are skipped."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
 
     def plain_loader(self) -> DataLoader[Any]:
-        """Batches of two."""
+        """Return batches of two."""
         return DataLoader(self.data, 2)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Step on a batch that holds a record."""
+        """Step only on a batch with records."""
         if len(batch[0]):
             optimizer = self.optimizers()  # type: ignore[attr-defined]  # of the LightningModule
             optimizer.zero_grad()
@@ -58,7 +58,7 @@ class SkipsEmptyBatches(Training):
 
 
 class BackwardAfterNoise(Configured):
-    """The loss of a regularizer runs backward when the noise is in, and adds to the gradient."""
+    """A regularizer's backward pass runs after noise was added, and adds to the gradient."""
 
     engine_arguments: ClassVar = {"poisson_sampling": False}  # or Opacus refuses a second backward
 
@@ -67,7 +67,7 @@ class BackwardAfterNoise(Configured):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Clip and add noise, run backward once more, then update."""
+        """Clip and add noise, run backward again, then update."""
         private = self.optimizers().optimizer  # type: ignore[attr-defined]  # of the LightningModule
         private.zero_grad()
         for again in (False, True):
@@ -78,7 +78,7 @@ class BackwardAfterNoise(Configured):
 
 
 class SeededNoise(Configured):
-    """The noise generator is seeded when the module is made, also that of a resumed training."""
+    """The noise generator is seeded when the module is created, also in a resumed training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,12 +86,12 @@ class SeededNoise(Configured):
         self.net, self._optimizer, _ = self._private(noise_generator=generator)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private."""
+        """Return the optimizer of make_private."""
         return self._optimizer
 
 
 class PackedSequences(Training):
-    """Sequences of several lengths, which torch sorts for Opacus' `DPLSTM` and not for others."""
+    """Sequences of several lengths, which `pack_padded_sequence` sorts for Opacus' `DPLSTM`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

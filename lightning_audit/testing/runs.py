@@ -1,4 +1,4 @@
-"""Trains a fault of the registry under audit, as its entry asks for."""
+"""Train a fault of the registry under audit, with the settings of its entry."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def train(
     seed: int = 0,
     audit: type[PrivacyAudit] = PrivacyAudit,
 ) -> AuditReport | None:
-    """Train a fault, in several processes or with a stop in the middle where it needs that.
+    """Train a fault, in several processes or with a stop in the middle if it needs that.
 
     Args:
         fault: what to train.
-        directory: where the audit writes its report and its record.
-        seed: of the training; the audit's is one more.
+        directory: for the audit's report and record.
+        seed: of the training; the audit's seed is one larger.
         audit: class of the audit.
 
     Returns:
         The report; None if the audit made none.
 
     Raises:
-        RuntimeError: one of several processes broke off.
+        RuntimeError: one of several processes failed.
     """
     if fault.processes > 1:
         return train_together(fault, directory, seed, audit)

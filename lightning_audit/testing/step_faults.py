@@ -1,4 +1,4 @@
-"""The registry's faults that replays find, and of noise over several steps; see `faults`."""
+"""Faults that replays find, and faults of noise correlated over steps; see `faults`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOO_SMALL = "noise scale too small: the noise is at most 0."
 OF_THE_STEP = (
     Fault(
         "clip_by_median_norm",
-        "gradients are clipped by the median norm of their batch",
+        "gradients are clipped at the median norm of their batch",
         "adaptive clipping without private counts",
         "replay.clipping",
         optimizer=faulty.ClipByMedianNorm,
@@ -33,7 +33,7 @@ OF_THE_STEP = (
     Fault(
         "first_row_not_clipped",
         "the first record of each batch is not clipped",
-        "loops that begin at the second row",
+        "loops that start at the second row",
         optimizer=faulty.FirstRowNotClipped,
         named=_BY_RECORD,
         audit=_THREE,
@@ -49,7 +49,7 @@ OF_THE_STEP = (
     Fault(
         "only_outliers_clipped",
         "only gradients above ten times the clipping norm are clipped",
-        "clipping as it is used against explosions",
+        "clipping as used against exploding gradients",
         optimizer=faulty.OnlyOutliersClipped,
         named=_BY_RECORD,
         audit=_THREE,
@@ -64,8 +64,8 @@ OF_THE_STEP = (
     ),
     Fault(
         "momentum_of_raw_gradients",
-        "an average of raw gradients moves the weights beside the private ones",
-        "momentum that is kept before clipping",
+        "an average of raw gradients updates the weights in addition to the private ones",
+        "momentum computed before clipping",
         optimizer=faulty.MomentumOfRawGradients,
         steps=8,
         named=_KEPT,
@@ -73,7 +73,7 @@ OF_THE_STEP = (
     ),
     Fault(
         "learning_rate_by_raw_norm",
-        "the learning rate of a step is made of the norm of its raw gradients",
+        "the learning rate of a step is computed from the norm of its raw gradients",
         "learning rates that adapt to the gradient",
         optimizer=faulty.LearningRateByRawNorm,
         named=_KEPT,
@@ -81,7 +81,7 @@ OF_THE_STEP = (
     ),
     Fault(
         "statistics_kept",
-        "batch normalisation keeps statistics of the records, which go into checkpoints",
+        "batch normalization keeps statistics of the records, which are saved in checkpoints",
         "the buffers of BatchNorm",
         training=faulty.KeepsStatistics,
         named=_KEPT,
@@ -89,8 +89,8 @@ OF_THE_STEP = (
     ),
     Fault(
         "changed_after_step",
-        "weights are moved by the batch's inputs when its step is done",
-        "hooks behind the step",
+        "the batch's inputs change weights after its step",
+        "hooks after the step",
         training=faulty.ChangedAfterStep,
         named=_KEPT,
         audit=_THREE,
@@ -105,12 +105,12 @@ OF_THE_STEP = (
     ),
 )
 
-#: Of noise that is correlated over steps.
+#: Faults of noise that is correlated over steps.
 OF_CORRELATED_NOISE = (
     Fault(
         "half_banded_noise",
         "banded noise is declared, and half of it is added",
-        "a noise multiplier that is computed for another sensitivity of the encoder",
+        "a noise multiplier computed for another sensitivity of the encoder",
         "noise",
         _TOO_SMALL,
         correlation.HalfBandedNoise,
@@ -120,7 +120,7 @@ OF_CORRELATED_NOISE = (
     Fault(
         "half_banded_noise_by_hand",
         "banded noise is declared, and half of it is added by hand",
-        "a noise multiplier that is computed for another sensitivity of the encoder",
+        "a noise multiplier computed for another sensitivity of the encoder",
         "noise",
         _TOO_SMALL,
         training=trainings.HalfBandedByHand,
@@ -129,9 +129,9 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "banded_noise_undeclared",
-        "the noise of a step takes a part of that of the two steps before away, and is accounted "
-        "as independent",
-        "matrix factorisation with an accountant of DP-SGD",
+        "the noise of a step subtracts a part of that of the previous two steps, and is accounted "
+        "for as independent",
+        "matrix factorization with an accountant of DP-SGD",
         "reuse.recurrence",
         _SENTENCE,
         correlation.BandedNoise,
@@ -139,8 +139,8 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "banded_noise_of_other_weights",
-        "banded noise is declared by other weights than those it is added by",
-        "coefficients of another number of bands",
+        "banded noise is declared with other weights than those it is added with",
+        "coefficients for another number of bands",
         "reuse.recurrence",
         _SENTENCE,
         correlation.BandedNoise,
@@ -149,8 +149,8 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "noise_follows_noise",
-        "the noise of a step keeps two fifths of that of the step before, at the stated size",
-        "noise that is smoothed, or an average of draws",
+        "the noise of a step contains two fifths of the previous step's, at the stated size",
+        "smoothed noise, or an average of draws",
         "reuse.recurrence",
         _SENTENCE,
         correlation.AutoregressiveNoise,
@@ -158,7 +158,7 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "noise_opposes_noise",
-        "the noise of a step takes three fifths of that of the step before back",
+        "the noise of a step subtracts three fifths of the previous step's",
         "correlated noise without the accounting that it needs",
         "reuse.recurrence",
         _SENTENCE,
@@ -167,7 +167,7 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "noise_taken_back",
-        "every second step takes the noise of the step before back",
+        "every second step subtracts the noise of the previous step",
         "antithetic sampling of the noise",
         "reuse.recurrence",
         _SENTENCE,
@@ -176,7 +176,7 @@ OF_CORRELATED_NOISE = (
     ),
     Fault(
         "noise_cancels",
-        "the noise is such that its sum over the steps stays small",
+        "the sum of the noise over the steps remains small",
         "DP-FTRL's noise under DP-SGD's accounting",
         "reuse.recurrence",
         _SENTENCE,

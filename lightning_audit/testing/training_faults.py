@@ -1,4 +1,4 @@
-"""The registry's faults of the training around the optimizer; see `faults`."""
+"""Faults of the training around the optimizer; see `faults`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_audit.testing import opacus_trainings, run_trainings, trainings
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faulty import faulty_noise as noise
 
-#: What trainings by hand claim, and the canary for faults that none of gradient shows.
+#: The claim of hand-written trainings, and the canary for faults that gradient canaries miss.
 BY_HAND_CLAIM = PrivacyClaim(
     noise_multiplier=1.0,
     max_grad_norm=1.0,
@@ -24,7 +24,7 @@ INPUT_CANARY = {"canaries": [Mislabeled(amplitude=100.0)]}
 OF_THE_TRAINING = (
     Fault(
         "processes_not_synchronised",
-        "each process clips, adds noise and updates by itself",
+        "each process clips, adds noise and updates on its own",
         "opacus #191, #196",
         training=distributed.NotSynchronised,
         named="unsynchronised",
@@ -32,7 +32,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "records_drawn_by_every_process",
-        "every process draws from all records, so that one may enter a step several times",
+        "every process draws from all records, so that a record may enter a step several times",
         "`distributed=False` of `DPDataLoader.from_data_loader`",
         training=distributed.DrawnByAll,
         named="sampled_by_every_process",
@@ -40,8 +40,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "noise_averaged_over_processes",
-        "each of W processes draws noise, and their mean is added, which has the W-th part of the "
-        "variance",
+        "each of W processes draws noise, and their mean is added, which has 1/W of the variance",
         "optax #148",
         "noise",
         "noise averaged over processes",
@@ -52,7 +51,7 @@ OF_THE_TRAINING = (
     Fault(
         "equal_noise_in_all_processes",
         "each process adds its share of the noise, drawn from the same seed in all of them",
-        "a seed that leaves the rank out",
+        "a seed without the rank",
         "noise.excess",
         "too much noise: several of the processes draw the same noise",
         noise.EqualNoise,
@@ -63,15 +62,15 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "plain_optimizer_beside",
-        "an optimizer beside the private one trains a part of the network",
+        "an optimizer in addition to the private one trains a part of the network",
         "opacus #615",
         training=trainings.PlainBeside,
         named="no_dp",
     ),
     Fault(
         "backward_after_noise",
-        "a second loss runs backward when the noise is in, and the update uses its gradient",
-        "regularizers and auxiliary losses with a backward pass of their own",
+        "a second loss runs backward after noise was added, and the update uses its gradient",
+        "regularizers and auxiliary losses with their own backward pass",
         training=run_trainings.BackwardAfterNoise,
         named="gradient_replaced",
         # Lightning counts no step of an inner optimizer.
@@ -79,7 +78,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "norm_not_passed_on",
-        "ghost clipping: a schedule changes `optimizer.max_grad_norm` and not the module's, by "
+        "ghost clipping: a schedule changes `optimizer.max_grad_norm` but not the module's, at "
         "which gradients are clipped",
         "Opacus' `GradClipScheduler` with ghost clipping",
         training=opacus_trainings.NormNotPassedOn,
@@ -87,7 +86,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "record_counts_twice",
-        "views of a record through tied weights are clipped as samples of their own",
+        "views of a record through tied weights are clipped as separate samples",
         "opacus #413",
         "sensitivity",
         "a record counts more than once",
@@ -98,15 +97,15 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "normalised_over_the_batch",
-        "features are normalised over the batch, so that gradients depend on other records",
-        "batch normalisation",
+        "features are normalized over the batch, so that gradients depend on other records",
+        "batch normalization",
         training=trainings.NormalisedOverBatch,
         audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "examinations": 3},
         named="records_coupled",
     ),
     Fault(
         "not_a_number",
-        "a record whose gradient is not a number makes the model tell of it",
+        "a record with a NaN gradient makes the model NaN, which reveals the record",
         "overflow in a record's loss",
         training=trainings.NotANumber,
         audit=INPUT_CANARY,
@@ -114,8 +113,8 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "summed_loss",
-        "the loss is a sum where Opacus expects a mean, so that every gradient is clipped",
-        "`loss_reduction` that does not fit",
+        "the loss is a sum although Opacus expects a mean, so that every gradient is clipped",
+        "wrong `loss_reduction`",
         "loss_reduction",
         "the loss is a sum over its batch where the optimizer takes it for a mean",
         training=trainings.SummedLoss,
@@ -124,21 +123,21 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "fixed_size_batches",
-        "batches of one size, where neighbours differ by a replaced record, are accounted as "
-        "Poisson batches",
+        "batches of a fixed size, whose neighbors differ by a replaced record, are accounted for "
+        "as Poisson batches",
         "opacus #80, PR #128; arXiv 2411.10614",
         training=trainings.FixedSizeBatches,
         named="not_poisson",
     ),
     Fault(
         "replacement_accounted_as_removal",
-        "epsilon is promised where a record is replaced, and computed for a record more or less",
-        "two conventions of neighbouring data sets",
+        "epsilon is claimed for a replaced record, but computed for an added or removed record",
+        "two conventions for neighboring data sets",
         audit={"claim": PrivacyClaim(adjacency="replace_one")},
     ),
     Fault(
         "divides_by_realised_batch_by_hand",
-        "DP-SGD by hand averages over the records that a Poisson batch happens to have",
+        "hand-written DP-SGD averages over the actual number of records in a Poisson batch",
         "`sum / len(batch)`",
         "batch_normalised",
         training=trainings.MeanOverBatch,
@@ -154,7 +153,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "noise_for_fewer_steps",
-        "the search for the noise multiplier ends above the epsilon that it is to keep",
+        "the search for the noise multiplier ends above the target epsilon",
         "opacus #346",
         settings={"noise_multiplier": 0.8},
         audit={"claimed_epsilon": 0.8},
@@ -162,7 +161,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "logical_batches_run_together",
-        "an epoch ends amid a logical batch, whose rest is added to the first one of the next",
+        "an epoch ends within a logical batch, whose rest is added to the first one of the next",
         "Opacus' `BatchSplittingSampler` under Lightning",
         training=run_trainings.MergedBatches,
         steps=100,
@@ -170,7 +169,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "noise_repeated_on_resume",
-        "a seeded noise generator starts again when the training is resumed",
+        "a seeded noise generator starts over when the training is resumed",
         "`noise_generator` of make_private without its state in the checkpoint",
         training=run_trainings.SeededNoise,
         resumes=True,
@@ -178,8 +177,8 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "rows_of_packed_sequences",
-        "`pack_padded_sequence` sorts sequences, and the per-sample gradients of `DPLSTM` stay "
-        "sorted: a row is made of several records",
+        "`pack_padded_sequence` sorts sequences, and the per-sample gradients of `DPLSTM` remain "
+        "sorted: a row mixes several records",
         "Opacus 1.6",
         training=run_trainings.PackedSequences,
         audit={"examinations": 3},
@@ -199,8 +198,8 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "accumulation_scales_twice",
-        "Lightning divides the loss by the number of accumulated batches, and Opacus the gradient "
-        "once more",
+        "Lightning divides the loss by the number of accumulated batches, and Opacus divides the "
+        "gradient again",
         "`accumulate_grad_batches` with Opacus",
         "",
         "accumulate_grad_batches=2 divides gradients twice",
@@ -212,7 +211,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "empty_batches_skipped",
-        "batches that Poisson sampling leaves empty are skipped, and get no noise",
+        "empty Poisson batches are skipped, and get no noise",
         "opacus #530, #612",
         "",
         "empty batches were skipped",
@@ -223,7 +222,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "divisor_of_the_records",
-        "the divisor int(records * sample_rate), to which the noise is calibrated, tells of a "
+        "the divisor int(records * sample_rate), to which the noise is calibrated, reveals a "
         "record",
         "Opacus' make_private",
         "expected_batch_size",
@@ -234,16 +233,16 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "same_batches_in_every_epoch",
-        "the batches of an epoch are drawn again in the next",
-        "samplers that are seeded for reproducibility",
+        "the batches of an epoch repeat in the next",
+        "samplers seeded for reproducibility",
         training=ledger.SameBatchesInEveryEpoch,
         named="batches_come_again",
         steps=96,
-        reason="found in the third epoch, or the second",
+        reason="found in the second or third epoch",
     ),
     Fault(
         "some_records_in_every_batch",
-        "a sampler puts some records into every batch",
+        "a sampler adds some records to every batch",
         "rebalanced samplers",
         training=ledger.FavouredRecords,
         named="records_drawn_too_often",
@@ -251,35 +250,35 @@ OF_THE_TRAINING = (
     Fault(
         "records_stand_twice",
         "the data set holds records twice",
-        "data sets that are concatenated with a part of themselves",
+        "data sets concatenated with a part of themselves",
         training=ledger.RecordsTwice,
         named="records_stand_several_times",
     ),
     Fault(
         "two_steps_on_one_batch",
         "two steps are taken on each batch",
-        "loops over a batch",
+        "inner loops over a batch",
         training=ledger.TwoStepsOnABatch,
         named="several_steps_on_one_batch",
     ),
     Fault(
         "kept_batches",
-        "a batch is kept, and trained again in the place of the one that was drawn",
+        "a batch is kept, and trained on again instead of the drawn one",
         "replay buffers",
         training=ledger.KeptBatches,
         named="several_steps_on_one_batch",
     ),
     Fault(
         "every_second_step_told",
-        "the accountant is told of every second step",
-        "hooks that are wrapped",
+        "the accountant is called at every second step only",
+        "wrapped hooks",
         training=ledger.EverySecondStepTold,
         named="accountant_not_told",
     ),
     Fault(
         "more_noise_told",
-        "the accountant is told of more noise than the optimizer states",
-        "hooks that are written anew",
+        "the accountant records more noise than the optimizer states",
+        "rewritten hooks",
         training=ledger.MoreNoiseTold,
         named="accountant_told_of_more_noise",
     ),

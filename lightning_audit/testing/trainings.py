@@ -1,7 +1,7 @@
-"""Small trainings on random data, for faults that need one of their own.
+"""Small trainings on random data, including those for faults outside of the optimizer.
 
-Each is a class without Lightning's module, which `lightning_audit.testing.faults.Fault.module`
-joins with the `LightningModule` of either package.
+Each is a class without a Lightning base; `lightning_audit.testing.faults.Fault.module` combines it
+with the `LightningModule` of either package.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Gradients = dict[str, torch.Tensor]
 
 
 def random_data(seed: int = 0, records: int = RECORDS) -> TensorDataset:
-    """Random features and labels, from a generator of their own."""
+    """Return random features and labels, from their own generator."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(records, WIDTH, generator=generator)
     return TensorDataset(features, torch.randint(0, CLASSES, (records,), generator=generator))
 
 
 def net(depth: int = 3) -> nn.Module:
-    """Linear layers with ReLU between them, two tensors each."""
+    """Return linear layers, of two tensors each, with ReLU between them."""
     widths = [WIDTH, *[HIDDEN] * (depth - 1), CLASSES]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -45,10 +45,10 @@ def net(depth: int = 3) -> nn.Module:
 
 
 class Training:
-    """A training with Opacus as its documentation has it.
+    """A training with Opacus as in its documentation.
 
     Args:
-        plant: takes the optimizer of `make_private`, and gives the one to train with.
+        plant: maps the optimizer of `make_private` to the one to train with.
         noise_multiplier: of Opacus.
         max_grad_norm: of Opacus.
     """
@@ -67,24 +67,24 @@ class Training:
         self.settings = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Return the class scores."""
         return self.net(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Mean cross-entropy of a batch."""
+        """Return the mean cross-entropy of a batch."""
         x, y = batch
         return functional.cross_entropy(self.forward(x), y)
 
     def plain_loader(self) -> DataLoader[Any]:
-        """Batches in order."""
+        """Return sequential batches."""
         return DataLoader(self.data, BATCH_SIZE)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Poisson batches."""
+        """Return Poisson batches."""
         return DPDataLoader.from_data_loader(self.plain_loader())
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, _ = PrivacyEngine().make_private(
             module=self.net,
             optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05),
@@ -103,18 +103,18 @@ class DeepTraining(Training):
 
 
 class FixedSizeBatches(Training):
-    """The loader draws batches of one size, and the accountant is told of Poisson batches."""
+    """The loader draws batches of a fixed size, but the accountant assumes Poisson batches."""
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches."""
+        """Return shuffled batches."""
         return DataLoader(self.data, BATCH_SIZE, shuffle=True)
 
 
 class SummedLoss(Training):
-    """The loss is a sum, and Opacus takes it for a mean: gradients are a batch's size too large."""
+    """The loss is a sum, but Opacus assumes a mean: gradients are too large by the batch size."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Summed cross-entropy of a batch."""
+        """Return the summed cross-entropy of a batch."""
         x, y = batch
         return functional.cross_entropy(self.forward(x), y, reduction="sum")
 
@@ -128,7 +128,7 @@ class NotANumber(Training):
 
 
 class PlainBeside(Training):
-    """A head outside of the private network, with an optimizer of its own."""
+    """A head outside of the private network, with its own optimizer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,11 +136,11 @@ class PlainBeside(Training):
         self.head = nn.Linear(CLASSES, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores of the head."""
+        """Return the class scores of the head."""
         return self.head(self.net(x))
 
     def configure_optimizers(self) -> Any:
-        """The private optimizer, and one that Opacus does not know."""
+        """Return the private optimizer, and one that Opacus does not wrap."""
         return [super().configure_optimizers(), torch.optim.Adam(self.head.parameters(), lr=1e-3)]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -154,7 +154,7 @@ class PlainBeside(Training):
 
 
 class SplitBatches(Training):
-    """Each batch is taken in four parts, one noisy step for all of them."""
+    """Each batch is split into four parts, with one noisy step for all of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -174,14 +174,14 @@ class SplitBatches(Training):
 
 
 class HandWritten(Training):
-    """DP-SGD by hand: per-sample gradients by vmap, clipped, summed, noised, averaged."""
+    """Hand-written DP-SGD: per-sample gradients by vmap, clipped, summed, noised, averaged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
-        """The optimizer that updates."""
+        """Return the optimizer that updates."""
         return torch.optim.SGD(self.net.parameters(), lr=0.05)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -193,15 +193,15 @@ class HandWritten(Training):
         self.optimizers().step()  # type: ignore[attr-defined]  # of the LightningModule
 
     def divisor(self, records: int) -> float:
-        """What the noisy sum over a batch of so many records is divided by."""
+        """Return the divisor of the noisy sum over a batch of ``records`` records."""
         return BATCH_SIZE
 
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        """Clip each sample's gradient, and sum."""
+        """Clip each sample's gradient, and return the sums."""
         return self.clipped(self.sample_gradients(self.net, x, y))
 
     def sample_gradients(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        """Gradients of each sample by name, ``[n, *shape]``."""
+        """Return the gradients of each sample by name, ``[n, *shape]``."""
 
         def loss(params: Gradients, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return functional.cross_entropy(functional_call(network, params, x[None]), y[None])
@@ -210,7 +210,7 @@ class HandWritten(Training):
         return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
 
     def clipped(self, grads: Gradients) -> Gradients:
-        """Sum of the samples' gradients, each clipped."""
+        """Clip the samples' gradients, and return their sums."""
         grads = per_sample(grads, module=self.net)
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
         factors = (self.settings["max_grad_norm"] / (norms + 1e-9)).clamp(max=1.0)
@@ -218,32 +218,32 @@ class HandWritten(Training):
 
 
 class MeanOverBatch(HandWritten):
-    """The noisy sum is divided by the size of the batch."""
+    """Divides the noisy sum by the actual size of the batch."""
 
     def divisor(self, records: int) -> float:
-        """The records that were drawn."""
+        """Return the number of drawn records."""
         return max(records, 1)
 
 
 class FourViews(HandWritten):
-    """Four views of a record go through the same weights, and each is clipped as a sample."""
+    """Four views of a record use the same weights, and each is clipped as a separate sample."""
 
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        """Clip views, where a record is the sum of its four."""
+        """Clip each view, although a record is the sum of its four views."""
         views = torch.cat([factor * x for factor in (1.0, 1.01, 1.02, 1.03)])
         return self.clipped(self.sample_gradients(self.net, views, y.repeat(4)))
 
 
 class NormalisedOverBatch(HandWritten):
-    """Features are centred by the batch's mean, so that each gradient depends on all records."""
+    """Features are centered by the batch's mean, so that each gradient depends on all records."""
 
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        """Centre, then clip."""
+        """Center, then clip."""
         return super().clipped_sums(x - x.mean(0), y)
 
 
 class BandedByHand(HandWritten):
-    """Banded noise by hand, shown by `lightning_audit.released`: correct, if it is claimed."""
+    """Hand-written banded noise, passed to `lightning_audit.released`: correct if it is claimed."""
 
     factor: float = 1.0
 
@@ -252,7 +252,7 @@ class BandedByHand(HandWritten):
         self.draws = BandedDraws(factor=self.factor)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Make the gradient private, show it, then update."""
+        """Make the gradient private, pass it to the audit, then update."""
         sums = self.clipped_sums(*batch)
         std = self.settings["noise_multiplier"] * self.settings["max_grad_norm"]
         places = {name: place for place, name in enumerate(sums)}
@@ -267,6 +267,6 @@ class BandedByHand(HandWritten):
 
 
 class HalfBandedByHand(BandedByHand):
-    """Half of the banded noise by hand."""
+    """Half of the hand-written banded noise."""
 
     factor = 0.5

@@ -99,6 +99,9 @@ def judge(
         The verdict, with the likely faults and what to do.
     """
     blockers = [*pass_blockers, *blockers_of_optimizer(seen, resolution)]
+    if not blockers:  # a pass requires these checks
+        needed = [c for c in checks if c.status == "not_run" and REGISTRY[c.name].must_run]
+        blockers = [f"{check.name}: {check.message}" for check in needed]
     outcome = outcome_of(checks, blockers)
     if outcome == "VIOLATION":
         violated = [check for check in checks if check.status == "violated"]

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_audit import _validate
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.noise.noise_size import SHOW_THE_RELEASE
-from lightning_audit.files import typed_json as _typed
+from lightning_audit.files.json_reader import as_type
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
 from lightning_audit.verdict.exemptions import Allow
 
@@ -108,8 +108,7 @@ class OutcomeSettings:
         Raises:
             ValueError: if one is missing, has another type or is out of range; it is named.
         """
-        own = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
-        read: OutcomeSettings = _typed.read(cls, own, "settings")
+        read: OutcomeSettings = as_type(cls, settings, "settings")
         return read
 
 
@@ -217,7 +216,7 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
             need = (
                 f"about {more} more steps are needed at the observed gradient variance"
                 if 0 < more < 10**6
-                else "the gradient variance of the data masks it so far; it may fall as the "
+                else "the gradient variance of the data hides it so far; it may fall as the "
                 "training converges"
             )
             blockers.append(

@@ -89,7 +89,9 @@ def test_nothing_is_composed_of_correlated_noise() -> None:
     claim = PrivacyClaim(delta=1e-5, noise_coefficients=(1.0, -0.5), **MECHANISM)
     with pytest.raises(ValueError, match=r"noise_coefficients=\[1\.0, -0\.5\] must be None for mu"):
         _ = claim.mu
-    with pytest.raises(ValueError, match=r"must be None for history, which is of steps with indep"):
+    with pytest.raises(
+        ValueError, match=r"must be None for history, which needs independent noise"
+    ):
         claim.composed_epsilon()
 
 
@@ -118,11 +120,11 @@ def test_is_frozen() -> None:
         ),
         (
             {"private_dataset_size": 1},
-            "private_dataset_size=1 must be True or False; True if nobody may learn how many",
+            "private_dataset_size=1 must be True or False; True if the number of records must stay",
         ),
         (
             {"private_dataset_size": True, "adjacency": "replace_one"},
-            "private_dataset_size=True contradicts adjacency='replace_one': where a record is",
+            "private_dataset_size=True contradicts adjacency='replace_one': if a record is",
         ),
         ({"noise_coefficients": 1.0}, r"noise_coefficients=1\.0 must be a list of numbers; such"),
         ({"noise_coefficients": "12"}, "noise_coefficients='12' must be a list of numbers"),
@@ -136,7 +138,7 @@ def test_is_frozen() -> None:
         ({"noise_coefficients": []}, r"noise_coefficients=\[\] must hold a number other than 0"),
         (
             {"noise_coefficients": [1.0, 0.0]},
-            "must hold a number other than 0 after the first; leave it out where the noise of each",
+            "must hold a number other than 0 after the first; leave it out if the noise of each",
         ),
         (
             {"noise_coefficients": [0.0, 1.0]},
@@ -145,7 +147,8 @@ def test_is_frozen() -> None:
         ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
         (
             {"noise_coefficients": [1.0, -2.0]},
-            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients whose draws can be recovered",
+            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients from which the draws can be "
+            "recovered step by step",
         ),
     ],
 )

@@ -16,9 +16,9 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.shuffled_passes import (
     PassCounter,
-    cost_of_passes,
     epsilon_of_passes,
     passes_of,
+    passes_taken,
 )
 
 DELTA = 1e-5
@@ -63,10 +63,9 @@ def test_steps_make_passes_by_their_rate(steps: list[tuple[float, int]], passes:
 
 def test_a_training_costs_the_least_noise_and_the_passes_that_anyone_knows_of() -> None:
     taken = [Phase(2.0, None, 10), Phase(1.5, None, 2)]
-    assert cost_of_passes(taken, (), 3, DELTA) == epsilon_of_passes(1.5, 3, DELTA)
-    before = [Phase(1.2, 0.1, 50)]
-    assert cost_of_passes(taken, before, 3, DELTA) == epsilon_of_passes(1.2, 5, DELTA)
-    assert cost_of_passes(taken, (), 0, DELTA) == epsilon_of_passes(1.5, 1, DELTA)
+    assert passes_taken(taken, (), 3) == Phase(1.5, 1.0, 3)
+    assert passes_taken(taken, [Phase(1.2, 0.1, 50)], 3) == Phase(1.2, 1.0, 5)
+    assert passes_taken(taken, (), 0) == Phase(1.5, 1.0, 1)
 
 
 def test_a_claim_composes_its_passes() -> None:

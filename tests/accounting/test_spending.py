@@ -12,9 +12,9 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     composed_epsilon,
+    costlier,
     epsilon_at_ratio,
     epsilon_claim,
-    epsilon_spent,
 )
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 
@@ -72,11 +72,21 @@ def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -> None:
     seen = [Phase(1.0, 0.1, 10)]
-    spent = epsilon_spent(seen, [], DELTA, adjacency)
+    spent = composed_epsilon(seen, DELTA, adjacency)
     assert spent == epsilon_of_history(seen, DELTA, adjacency=adjacency)
-    # A longer history of the accountant counts between the same data sets.
-    more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, adjacency)
-    assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, adjacency=adjacency)
+
+
+def test_the_history_that_costs_more_is_composed() -> None:
+    seen, more, unknown = [Phase(1.0, 0.1, 10)], [Phase(1.0, 0.1, 20)], [Phase(1.0, None, 10)]
+    assert costlier(seen, [], DELTA) == costlier(seen, seen, DELTA) == seen
+    assert costlier(seen, more, DELTA) == costlier(more, seen, DELTA) == more
+    assert costlier(unknown, more, DELTA) == unknown
+    # Where a record is replaced full batches cost twice as much, and small ones less than that.
+    full, small = [Phase(3.0, 1.0, 10)], [Phase(0.7, 0.05, 100)]
+    for adjacency in ("add_remove", "replace_one"):
+        costs = [epsilon_of_history(each, DELTA, adjacency=adjacency) for each in (full, small)]
+        dear = full if costs[0] > costs[1] else small
+        assert costlier(full, small, DELTA, adjacency) == dear
 
 
 def test_a_lower_bound_and_an_epsilon_that_is_not_excluded_are_on_either_side() -> None:

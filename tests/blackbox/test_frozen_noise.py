@@ -70,7 +70,7 @@ def test_what_is_not_repeatable_is_told() -> None:
         return grads.sum(0) + np.random.default_rng(len(grads)).normal(size=3)
 
     assert "release different values" in frozen(fresh).obstacle(ROWS, 1)
-    assert "does not follow the generators" in frozen(constant).obstacle(ROWS, 1)
+    assert "does not depend on the generators" in frozen(constant).obstacle(ROWS, 1)
 
 
 def test_another_number_of_draws_gives_no_difference() -> None:

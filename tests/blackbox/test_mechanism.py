@@ -62,7 +62,7 @@ def test_too_few_outputs_are_inconclusive_and_never_a_pass() -> None:
     assert audit.verdict.advice == "raise max_samples"
     large = audit_mechanism(laplace, 0.0, 1.0, (9.0, 0.0), max_samples=2000)
     assert large.verdict.outcome == "INCONCLUSIVE"
-    assert "not even a flawless attack could be found" in large.verdict.pass_blockers[0]
+    assert "not even a perfect attack could be found" in large.verdict.pass_blockers[0]
 
 
 def test_a_mechanism_without_noise_is_refuted_at_once() -> None:

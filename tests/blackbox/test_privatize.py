@@ -52,13 +52,13 @@ def test_a_pass_says_whether_clipping_was_read_exactly() -> None:
     exactly, beside = audit(Privatizer()), audit(Unrepeatable())
     assert "crafted gradients add at most C each, up to rounding" in str(exactly)
     assert exactly.detectable_shift < 1.01 < beside.detectable_shift
-    assert "clipping was read beside the noise alone: equal calls under equal seeds" in str(beside)
+    assert "clipping was read through the noise: equal calls under equal seeds" in str(beside)
 
 
 def test_a_fault_found_exactly_takes_no_part_of_the_significance() -> None:
     found = audit(Privatizer("clips at twice"), significance=1e-300)
     assert found.verdict.outcome == "VIOLATION"
-    assert "does not clip as is stated, exactly up to rounding after" in str(found)
+    assert "does not clip as stated, exactly up to rounding after" in str(found)
     assert max(noise.log_e for noise in found.noises.values()) < 10
 
 

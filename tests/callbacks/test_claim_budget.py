@@ -55,8 +55,8 @@ def test_the_training_stops_before_the_step_that_would_exceed_the_claim(
     assert report.verdict.outcome != "VIOLATION"
     assert report.epsilon_spent <= CLAIMED < next_one(report)
     warned, stopped = (r.message for r in caplog.records if "claimed_epsilon=1.5" in r.message)
-    assert f"the {PLANNED} steps that are planned cost more" in warned
-    assert f"which {report.steps} steps keep to: the training stops there" in warned
+    assert f"the {PLANNED} planned steps cost more" in warned
+    assert f"which allows {report.steps} steps: the training stops there" in warned
     assert f"was stopped after {report.steps} steps: one more would exceed" in stopped
     assert any(note in stopped for note in report.notes)
 
@@ -203,7 +203,7 @@ def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(
 ) -> None:
     report = refused(tmp_path, Shuffled(), audit_of_two_epochs(), max_epochs=3, **planned)
     (found,) = (check for check in report.checks if check.name == "accounting")
-    assert found.message.startswith("the 3 epochs that are planned cost epsilon 8.385")
+    assert found.message.startswith("the 3 planned epochs cost epsilon 8.385")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_epochs_that_exceed_the_claim_are_told_of_where_violations_are_warned_of
     report = report_in(tmp_path)
     assert (report.steps, report.verdict.root.name) == (96, "wrong_accounting")
     told = next(r.message for r in caplog.records if "planned" in r.message)
-    assert "the 3 epochs that are planned cost epsilon 8.385, above claimed_epsilon=" in told
+    assert "the 3 planned epochs cost epsilon 8.385, above claimed_epsilon=" in told
 
 
 class WrappedBefore(Shuffled):
@@ -289,7 +289,7 @@ def test_dp_sgd_by_hand_is_counted_from_its_first_step(
     report = report_in(tmp_path)
     assert 1 < report.steps < 200
     assert report.epsilon_spent <= CLAIMED < next_one(report)
-    assert "that are planned cost more" in caplog.text
+    assert "planned steps cost more" in caplog.text
 
 
 def test_trouble_with_the_count_ends_no_training(

@@ -147,7 +147,7 @@ def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path: Path) -
 
 def test_it_refuses_company_and_a_training_without_a_claim(tmp_path: Path) -> None:
     module = PrivateModule(mlp(64), dataset=digits())
-    with pytest.raises(MisconfigurationException, match="give it one of them"):
+    with pytest.raises(MisconfigurationException, match="use only one of them"):
         trainer_for(tmp_path, Examination(), PrivacyAudit(), max_steps=1).fit(module)
     with pytest.raises(MisconfigurationException, match=r"Examination\(claim=PrivacyClaim"):
         examined(tmp_path, HandWritten(), Examination())

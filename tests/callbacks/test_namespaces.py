@@ -175,7 +175,7 @@ def at_fit_end(directory: Path, package: Any) -> None:
         (at_the_first_batch, r"max_grad_norm=None and claim\.expected_batch_size=None must be st"),
         (at_a_batch, "has no forward"),
         (at_load_state_dict, "its checksum differs"),
-        (at_fit_end, "cannot go on from this checkpoint"),
+        (at_fit_end, "cannot resume from this checkpoint"),
     ],
 )
 def test_a_refusal_at_any_hook_is_the_misconfiguration_of_both_packages(

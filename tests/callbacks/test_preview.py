@@ -43,7 +43,7 @@ def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_co
     found = told(tmp_path, PrivateModule())
     assert found.can_be_audited
     assert found.optimizers == (
-        "DPOptimizer, 6 tensors, 8 canary gradients a step beside the records'",
+        "DPOptimizer, 6 tensors, 8 canary gradients per step in addition to the records'",
     )
     assert found.steps_planned == 96
     assert found.steps_needed is not None
@@ -109,14 +109,14 @@ def test_too_few_steps_are_told_as_such(tmp_path: Path) -> None:
 def test_an_input_canary_is_told_to_need_more_steps(tmp_path: Path) -> None:
     audit = PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)], seed=1)
     found = told(tmp_path, Forwarding(), audit)
-    assert found.optimizers[0].endswith("a canary that joins the batch")
-    assert any("ten times as many steps" in lack for lack in found.missing)
+    assert found.optimizers[0].endswith("a canary sample in the batch")
+    assert any("10 or more times as many steps" in lack for lack in found.missing)
 
 
 def test_dp_sgd_by_hand_is_told_as_such(tmp_path: Path) -> None:
     found = told(tmp_path, HandWritten(), PrivacyAudit(claim=CLAIM, seed=1))
     assert found.optimizers == (
-        "SGD by hand, 6 tensors, 8 canary gradients a step, which per_sample() hands over",
+        "SGD by hand, 6 tensors, 8 canary gradients per step, added by per_sample()",
     )
 
 

@@ -144,7 +144,7 @@ def refused(directory: Path, module: pl.LightningModule, allowed: Allow) -> str:
 @pytest.mark.parametrize("pattern", ["average", "nosuch.*"])
 def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path, pattern: str) -> None:
     told = refused(tmp_path, Averaged(), Allow("unaudited", parameters=pattern, reason="?"))
-    assert f"parameters={pattern!r} fits none of the module's" in told
+    assert f"parameters={pattern!r} matches none of the module's" in told
 
 
 class TwiceTrained(Gan):

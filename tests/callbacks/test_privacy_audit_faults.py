@@ -25,7 +25,7 @@ from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import describe
 from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 #: For what only the steps after the first violation show.
 TRAINS_ON = {"on_violation": "warn"}

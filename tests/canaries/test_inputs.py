@@ -93,7 +93,7 @@ def test_canaries_are_compared_copied_and_written_by_their_arguments(kind: Any) 
     [
         (lambda: Mislabeled(amplitude=0.0), "amplitude=0.0 must be"),
         (lambda: Blank(sampling_rate=0.0), r"sampling_rate=0.0 must be in \(0, 1\)"),
-        (lambda: Crafted(sampling_rate=1.0), "sampling_rate=1.0 must be .* has none"),
+        (lambda: Crafted(sampling_rate=1.0), "sampling_rate=1.0 must be .* has no coin"),
         (lambda: Blank(game="sub"), r"game='sub' must be one of \['step', 'subsampled'\]"),
         (lambda: Blank(loss="loss"), "loss='loss' must be a function"),
         (lambda: Blank(num_classes=0), "num_classes=0 must be"),

@@ -94,7 +94,7 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert told["assumptions"] == list(expected.assumptions)
     assert (told["guesses"], told["correct"]) == (expected.guesses, expected.correct)
     text = printed(capsys, *arguments)
-    assert "assumes: every canary in by a fair coin of its own" in text
+    assert "assumes: every canary in by its own fair coin" in text
     assert ("NOT VALID in general: scores that are not Gaussian" in text) != expected.valid
     assert told["valid"] == expected.valid
     guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 350 and 87"
@@ -122,7 +122,7 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     ("choice", "words"),
     [
         ("0.75", "threshold 0.75, given by the caller"),
-        ("split", ", chosen on a random 50 % of the scores; the bound is of the rest"),
+        ("split", ", chosen on a random 50 % of the scores; the bound is from the rest"),
         ("multi_split", ", chosen on a random 50 % of the scores, 10 times; the bound is one that"),
         ("berk_jones", ", the best of all, valid for all at once (Berk-Jones band)"),
         ("dkw", ", the best of all, valid for all at once (Dvoretzky-Kiefer-Wolfowitz band)"),
@@ -296,4 +296,4 @@ def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path: Path, scores: S
         assert told["of"] == of
         steps = told.get("steps")
         shown = run(*arguments).stdout
-        assert (f"of one step: {steps} steps were read" in shown) == (given is path)
+        assert (f"for one step: {steps} steps were read" in shown) == (given is path)

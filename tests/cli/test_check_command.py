@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gate_reports import OUTCOMES, TRAININGS, train
-from report_edits import TURNED, edits
+from report_edits import edits, with_
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 pytestmark = pytest.mark.training
 HEAVY = pytest.mark.heavy
 _texts: dict[str, str] = {}
 
 Report = dict[str, Any]
-Gate = Callable[[str], tuple[int, str]]
+Gate = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -41,10 +42,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Gate:
     """Gives the exit code and the errors of `lightning-audit check` on a text."""
 
-    def check(text: str) -> tuple[int, str]:
+    def check(text: str, *options: str) -> tuple[int, str]:
         path = tmp_path / "report.json"
         path.write_text(text, encoding="utf-8")
-        return cli.main(["check", str(path)]), capsys.readouterr().err
+        return cli.main(["check", str(path), *options]), capsys.readouterr().err
 
     return check
 
@@ -56,12 +57,6 @@ def code_of(text: str) -> int:
     except ReportError:
         return 2
     return 2 if contradictions(report) else report.verdict.exit_code
-
-
-def with_(text: str, change: Callable[[Report], Any]) -> str:
-    data = json.loads(text)
-    change(data)
-    return json.dumps(data)
 
 
 def check_of(data: Report, name: str) -> Report:
@@ -142,20 +137,19 @@ def _allowed_afterwards(data: Report) -> None:
     [
         (
             lambda data: data["verdict"].update(outcome="PASS"),
-            "verdict: outcome is PASS, the report gives VIOLATION: noise is violated; ",
+            "it says PASS, its checks give VIOLATION: noise",
         ),
-        (lambda data: data["verdict"].update(outcome="INCONCLUSIVE"), "gives VIOLATION"),
-        (_seems_to_pass, "gives VIOLATION: noise is violated"),
-        (_seems_healthy, "checks: noise is ok at a log e-value of "),
-        (_without_evidence, "checks: noise is ok at a log e-value of "),
-        (_without_e_values, "checks: noise is ok, and its evidence lacks"),
-        (_without_violated, "checks: noise occurs 0 times, not 1"),
-        (_said_not_to_have_run, "verdict: outcome is PASS, and noise has not run"),
-        (_allowed_afterwards, "checks: noise is violated at a log e-value of "),
         (
-            lambda data: data["settings"].update(significance=1e-300),
-            "violated_at_step ",
+            lambda data: data["verdict"].update(outcome="INCONCLUSIVE"),
+            "it says INCONCLUSIVE, its checks give VIOLATION",
         ),
+        (_seems_to_pass, "its checks give VIOLATION: noise"),
+        (_seems_healthy, "noise is ok, its numbers give violated"),
+        (_without_evidence, "its checks cannot be judged (KeyError"),
+        (_without_e_values, "noise is ok, its numbers give not_run"),
+        (_without_violated, "noise occurs 0 times, not 1"),
+        (_said_not_to_have_run, "it says PASS, its checks give INCONCLUSIVE: "),
+        (_allowed_afterwards, "noise is violated, its numbers give allowed"),
     ],
 )
 def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(
@@ -163,7 +157,8 @@ def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(
 ) -> None:
     code, errors = gate(with_(trained("half noise"), change))
     assert code == 2
-    assert "the report contradicts itself, so its verdict is not valid" in errors
+    assert "and contradicts itself:" in errors
+    assert "It was edited or damaged" in errors
     assert told in errors
 
 
@@ -176,44 +171,45 @@ def _rated_lower(data: Report) -> None:
     [
         (
             lambda data: data.update(complete=False),
-            "outcome is PASS, the report gives INCONCLUSIVE: the training has not ended",
+            "it says PASS, its checks give INCONCLUSIVE: the training has not ended",
         ),
         (
             lambda data: data["verdict"].update(pass_blockers=["more steps"]),
-            "outcome is PASS, and missing: more steps",
+            "the text of its verdict does not follow",
         ),
         (
             lambda data: data.update(pass_blockers=["the loader"]),
-            "outcome is PASS, the report gives INCONCLUSIVE: the loader",
+            "it says PASS, its checks give INCONCLUSIVE: the loader",
         ),
-        (lambda data: data.update(checks=[]), "checks: noise occurs 0 times, not 1"),
-        (lambda data: data.update(steps=0), "steps is 0, the sum over optimizers 60"),
+        (lambda data: data.update(checks=[]), "noise occurs 0 times, not 1"),
+        (lambda data: data.update(steps=0), "steps is 0, and 60 elsewhere"),
         (
             lambda data: data.update(epsilon_spent=1000.0),
-            "checks: accounting has epsilon_spent 1.",
+            "epsilon_spent is 1000.0, and 1.",
         ),
-        (_rated_lower, "checks: accounting is ok, its evidence says violated"),
-        (lambda data: data.update(epsilon_spent=None), "epsilon_spent is None, and history gives"),
-        (lambda data: data.update(claimed_epsilon=None), "claimed_epsilon is None, settings."),
-        (lambda data: data.update(optimizers=[]), "gives INCONCLUSIVE: no step of a private"),
-        (lambda data: data["optimizers"][0]["power"].pop("noise"), "optimizers: power is of "),
+        (_rated_lower, "accounting is ok, its numbers give violated"),
+        (lambda data: data.update(epsilon_spent=None), "epsilon_spent is None, and 1."),
+        (lambda data: data.update(claimed_epsilon=None), "claimed_epsilon is None, and 50.0"),
+        (lambda data: data.update(optimizers=[]), "noise occurs 1 times, not 0"),
+        (lambda data: data["optimizers"][0]["power"].pop("noise"), "power is for "),
         (
             lambda data: data["optimizers"][0]["power"]["noise"].update(power=0.5),
             "50% power against",
         ),
-        (lambda data: data["optimizers"][0].update(lost_steps=2), "60 steps cannot be 60 with 8"),
+        (lambda data: data["optimizers"][0].update(lost_steps=2), "2 of 60 steps were lost"),
         (lambda data: data["optimizers"][0].update(shift_lower=0.1), "signal was not detected"),
-        (lambda data: data["settings"]["resolution"].update(noise=0.5), "the resolution asks for"),
-        (lambda data: data["settings"].pop("allow"), "settings.allow is absent"),
-        (lambda data: data["settings"].update(allow="noise"), "settings.allow='noise' must be a"),
-        (lambda data: data["settings"].update(significance=2), "significance=2 must be in (0, 1)"),
+        (lambda data: data["settings"]["resolution"].update(noise=0.5), "the resolution is"),
+        (lambda data: data["settings"].pop("allow"), "required field `allow`"),
+        (lambda data: data["settings"].update(allow="noise"), "settings.allow: Expected `array`"),
+        (
+            lambda data: data["settings"].update(significance=2),
+            "significance=2.0 must be in (0, 1)",
+        ),
         (lambda data: data["checks"].remove(check_of(data, "coupling")), "coupling occurs 0 times"),
-        (lambda data: data["bounds"].pop(0), "bounds: betting is absent"),
         (lambda data: data["checks"].pop(0), " occurs 0 times, not 1"),
         (lambda data: data["checks"].append(data["checks"][0]), " occurs 2 times, not 1"),
         (lambda data: data["checks"][0].update(name="unheard"), "there is no check 'unheard'"),
         (lambda data: check_of(data, "noise").update(share=1e-9), "has the share 1e-09 of"),
-        (lambda data: data["epochs"].append({"e_value": 1e9}), "an e-value of 1e+09 was logged"),
     ],
 )
 def test_a_pass_that_its_own_numbers_do_not_give_is_refused_and_told_where(
@@ -233,7 +229,88 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
 
     code, errors = gate(with_(trained("broken off"), change))
     assert code == 2
-    assert "optimizers: power is of {}" in errors
+    assert "power is for {}" in errors
+
+
+# ------------------------------------------------------------------ edits with a new digest
+
+
+def _half_the_noise_is_fine(data: Report) -> None:
+    """All but the e-value, which stays above its threshold."""
+    _seems_healthy(data)
+    for check in data["checks"]:
+        check["evidence"].pop("violated_at_step", None)
+
+
+def _less_noise_in_the_history(data: Report) -> None:
+    data["history"][0][0] *= 3.0
+
+
+def _another_epsilon(data: Report) -> None:
+    evidence = check_of(data, "accounting")["evidence"]
+    data["epsilon_spent"] = evidence["epsilon_spent"] = 0.5
+
+
+ATTACKS: dict[str, tuple[str, Callable[[Report], Any], int, int]] = {
+    "as it was": ("claimed", lambda r: None, 0, 0),
+    "verdict": ("half noise", lambda r: r["verdict"].update(outcome="PASS"), 2, 2),
+    "verdict and status": ("half noise", _seems_healthy, 2, 2),
+    "and evidence": ("half noise", _half_the_noise_is_fine, 2, 2),
+    "share of a violated check": (
+        *("half noise", lambda r: check_of(r, "noise").update(share=1e-9), 2, 2),
+    ),
+    "share of a check that is fine": (
+        *("claimed", lambda r: check_of(r, "noise").update(share=0.9), 2, 2),
+    ),
+    "e-value above the threshold": (
+        *("claimed", lambda r: check_of(r, "noise").update(log_e_value=30.0), 2, 2),
+    ),
+    "evidence of a rule": (
+        *("claimed", lambda r: check_of(r, "no_dp")["evidence"].update(plain_steps=1), 2, 2),
+    ),
+    "history alone": ("claimed", _less_noise_in_the_history, 0, 2),
+    "epsilon in one place": ("claimed", lambda r: r.update(epsilon_spent=0.5), 2, 2),
+    "epsilon in all places": ("claimed", _another_epsilon, 0, 2),
+    "a check removed": ("claimed", lambda r: r["checks"].remove(check_of(r, "noise")), 2, 2),
+    "a violated check removed": ("half noise", _without_violated, 2, 2),
+    "a check twice": ("claimed", lambda r: r["checks"].append(check_of(r, "noise")), 2, 2),
+    "allow": ("half noise", lambda r: r["settings"].update(allow=["noise"]), 2, 2),
+    "allow of what is not found": (
+        *("claimed", lambda r: r["settings"].update(allow=["noise"]), 0, 0),
+    ),
+    # The step at which it was found stays.
+    "significance": ("half noise", lambda r: r["settings"].update(significance=1e-300), 1, 1),
+    "claim": ("above the claim", lambda r: r["settings"].update(claimed_epsilon=9.0), 2, 2),
+    "delta": ("claimed", lambda r: r.update(delta=0.5), 2, 2),
+    "delta in all places": (
+        *("claimed", lambda r: (r.update(delta=0.5), r["settings"].update(delta=0.5)), 0, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "code", "with_budget"), ATTACKS.values(), ids=ATTACKS)
+def test_the_judge_finds_what_a_new_digest_hides(
+    name: str,
+    change: Callable[[Report], Any],
+    code: int,
+    with_budget: int,
+    trained: Callable[[str], str],
+    gate: Gate,
+) -> None:
+    text = with_(trained(name), change)
+    assert gate(text)[0] == code
+    assert gate(text, "--max-epsilon", "50")[0] == with_budget
+
+
+def test_without_a_new_digest_any_edit_ends_with_2(
+    trained: Callable[[str], str], gate: Gate
+) -> None:
+    for name, change, *_ in ATTACKS.values():
+        data = json.loads(trained(name))
+        change(data)
+        if data != json.loads(trained(name)):
+            code, errors = gate(json.dumps(data))
+            assert (code, "SHA-256 is not that of its content" in errors) == (2, True), change
 
 
 # ------------------------------------------------------------------ no JSON, or no report's
@@ -242,53 +319,37 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.replace('"verdict"', '"verdict": 1, "verdict"', 1), "stands twice"),
-        (
-            lambda text: text.rstrip()[:-1] + ', "verdict": {"outcome": "PASS"}}',
-            "the key 'verdict' stands twice",
-        ),
-        (lambda text: text.replace('"share": 0.1', '"share": 0.1, "share": 0.1', 1), "'share'"),
-        (lambda text: text.replace('"delta": ', '"delta": NaN, "d": ', 1), "NaN is no JSON"),
-        (lambda text: text.replace('"delta": ', '"delta": -Infinity, "d": ', 1), "-Infinity"),
-        (
-            lambda text: text.replace('"delta": ', '"delta": 1e999, "d": ', 1),
-            "no number that a float holds",
-        ),
-        (
-            lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 400, 1),
-            "a number of 403 digits",
-        ),
-        (
-            lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 5000, 1),
-            "a number of 5003 digits",
-        ),
-        (lambda text: text.replace('"no_dp"', r'"no_dp\ud800"', 1), "half a surrogate pair"),
-        (lambda text: text.replace('"no_dp"', r'{"\udfff": 1}', 1), "half a surrogate pair"),
-        (lambda text: text.replace('"no_dp"', "[" * 60 + "]" * 60, 1), "nested deeper than 50"),
-        (lambda text: text.replace('"no_dp"', "[" * 900 + "]" * 900, 1), "nested deeper than 50"),
-        (lambda text: text.replace('"no_dp"', "[" * 10**5 + "]" * 10**5, 1), "nested deeper"),
+        (lambda text: text.rstrip()[:-1] + ', "verdict": {"outcome": "PASS"}}', "SHA-256"),
+        (lambda text: text.replace('"delta": ', '"delta": NaN, "d": ', 1), "not complete JSON"),
+        (lambda text: text.replace('"delta": ', '"delta": -Infinity, "d": ', 1), "not complete J"),
+        (lambda text: text.replace('"delta": ', '"delta": 1e999, "d": ', 1), "out of range"),
+        (lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 200, 1), "SHA-256"),
+        (lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 5000, 1), "out of range"),
+        (lambda text: text.replace('"no_dp"', r'"no_dp\ud800"', 1), "not complete JSON"),
+        (lambda text: text.replace('"no_dp"', "[" * 60 + "]" * 60, 1), "SHA-256"),
+        (lambda text: text.replace('"no_dp"', "[" * 10**5 + "]" * 10**5, 1), "nested too deep"),
         (lambda text: text.replace('"no_dp"', '{"a":' * 10**5 + "1" + "}" * 10**5, 1), "nested"),
         (lambda text: "\ufeff" + text, "not complete JSON"),
         (lambda text: text + text, "not complete JSON"),
         (lambda text: "", "not complete JSON"),
-        (lambda text: with_(text, lambda data: data.update(schema_version=3)), "reads 5 only"),
+        (lambda text: with_(text, lambda data: data.update(schema_version=5)), "reads 6 only"),
         (lambda text: with_(text, lambda data: data.update(schema_version=10**9)), "upgrade"),
         (lambda text: with_(text, lambda data: data.update(schema_version=True)), "no schema_vers"),
         (
-            lambda text: with_(text, lambda data: data.pop("pass_blockers")),
-            "invalid: pass_blockers is absent",
+            lambda text: with_(text, lambda data: data.pop("bounds")),
+            "invalid: Object missing required field `bounds`",
         ),
         (
             lambda text: with_(text, lambda data: data["checks"][2].update(share="0.1")),
-            "checks[2].share='0.1' must be a number",
+            "checks[2].share: Expected `float`, got `str`",
         ),
         (
             lambda text: with_(text, lambda data: data["checks"][2].update(name=[1])),
-            "checks[2].name=[1] must be text",
+            "checks[2].name: Expected `str`, got `array`",
         ),
         (
             lambda text: with_(text, lambda data: data.update(steps=True)),
-            "steps=True must be a whole number",
+            "steps: Expected `int`, got `bool`",
         ),
     ],
 )
@@ -305,41 +366,23 @@ def test_what_is_no_report_ends_with_a_message_and_no_traceback(
 
 # ------------------------------------------------------------------ every single edit
 
-#: Where one edit may leave a pass a pass: what the verdict does not rest on. "." stands for all
-#: below. Words, dates, versions, figures that are only shown, and of what was not found its size.
-HARMLESS = (
-    *("verdict.summary", "verdict.advice", "notes.", "created", "record", "environment."),
-    *("checks.*.message", "checks.*.advice", "checks.*.kind", "checks.*.evidence."),
-    # Below its threshold an e-value may have any size, and one of 0 may be of no data.
-    *("checks.*.log_e_value", "checks.*.status", "checks.*.share"),
-    # The order, and checks that not every run has, of the loader's rate, the divisor, the loss.
-    *("checks", "checks.*"),
-    *("bounds", "bounds.*", "epsilon_not_excluded", "epochs.", "operating_points."),
-    # Noise and rates are composed by the run alone.
-    *("history", "history.*.*"),
-    *(
-        "optimizers.*.label",
-        "optimizers.*.oversize",
-        "optimizers.*.released",
-        "settings.",
-        "other_records.",
-    ),
-    *("audit_cost", "audit_cost.", "examination_cost", "examination_cost."),
-    # Told where the power is too small; of several optimizers the report shows the least alone.
-    *("optimizers.*.power.noise.steps_needed", "optimizers.*.power.sensitivity.steps_needed"),
+#: Where any other value ends a pass; "." stands for all below. Beside it stand words, dates,
+#: versions, figures that are only shown, and of what was not found its size.
+RESTS_ON = (
+    *("verdict.", "checks.*.name", "complete", "pass_blockers", "schema_version"),
+    *("delta", "steps", "epsilon_spent", "claimed_epsilon", "epsilon_refuted_by"),
+    *("optimizers.*.steps", "optimizers.*.power.*.size", "history.*.2"),
+    *("settings.delta", "settings.claimed_epsilon"),
 )
 
 
-#: Fields whose keys are names that a library, a metric or a setting happens to have.
-NAMED_FREELY = ("environment", "epochs", "settings", "audit_cost", "examination_cost")
-
-
-def is_harmless(path: tuple[str | int, ...]) -> bool:
+def is_rested_on(path: tuple[str | int, ...]) -> bool:
     place = ".".join("*" if isinstance(key, int) else key for key in path)
+    place = re.sub(r"power\.\w+\.", "power.*.", place)
+    place = place.replace("history.*.*", f"history.*.{path[-1]}")
     return any(
-        f"{place}.".startswith(known) if known.endswith(".") else place == known
-        for known in HARMLESS
-    ) or place.startswith("bounds.*.")
+        place.startswith(known) if known.endswith(".") else place == known for known in RESTS_ON
+    )
 
 
 def codes_of(text: str, every: int = 1) -> Iterator[tuple[int, str, tuple[str | int, ...]]]:
@@ -386,42 +429,18 @@ def test_no_single_edit_makes_a_pass_of_what_is_none(
     ],
 )
 @pytest.mark.heavy_one_in(3)
-def test_a_pass_outlives_only_edits_of_what_it_does_not_rest_on(
+def test_a_pass_outlives_no_edit_of_what_it_rests_on(
     name: str, every: int, trained: Callable[[str], str]
 ) -> None:
     checks = json.loads(trained(name))["checks"]
     for code, what, path in codes_of(trained(name), every):
-        # The order of the optimizers says nothing.
-        harmless = is_harmless(path) or (what == TURNED and path == ("optimizers",))
-        assert code in ((0, 2) if harmless else (2,)), (what, path)
+        assert code in (0, 2), (what, path)
+        # A key that is not there has its default, which may be the same.
+        if is_rested_on(path) and what not in ("deleted", "renamed"):
+            assert code == 2, (what, path)
         if code == 0 and path[0] == "checks" and len(path) == 2 and what == "deleted":
             check = checks[path[1]]["name"]
             assert not REGISTRY[check].always, check
-        if what in ("deleted", "renamed") and isinstance(path[-1], str) and len(path) <= 3:
-            # A key that every report has, and no name that a library or a metric happens to have.
-            assert code == 2 or path[0] in NAMED_FREELY, (what, path)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda fault: fault.update(consequences=fault["consequences"][1:]), "follows from noise"),
-        (lambda fault: fault.update(finding="noise.tensor"), "summary does not begin with"),
-        (lambda fault: fault["place"].update(step=80), "was first seen at step 80, noise at"),
-        (
-            lambda fault: fault["evidence"].update(noise_ratio_upper=0.99),
-            "has noise_ratio_upper 0.99, noise 0.5",
-        ),
-        (lambda fault: fault["consequences"].append("accounting"), "cannot follow from noise"),
-    ],
-    ids=["consequence", "finding", "step", "evidence", "unrelated"],
-)
-def test_a_violation_whose_root_was_edited_is_refused(
-    change: Callable[[Report], Any], sentence: str, trained: Callable[[str], str], gate: Gate
-) -> None:
-    code, errors = gate(with_(trained("half noise"), lambda r: change(r["verdict"]["faults"][0])))
-    assert code == 2
-    assert sentence in errors
 
 
 @pytest.mark.parametrize("name", ["correct", "half noise"])

@@ -56,7 +56,7 @@ def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> Non
     assert told["null"]["p_value"] == null.p_value
     assert told["null"]["quantile_95"] == null.quantile_95
     assert (told["n_train"], told["n_population"]) == (400, 300)
-    assert "no bound" in told["interpretation"]
+    assert "not a bound" in told["interpretation"]
 
 
 def test_a_table_gives_what_the_arrays_give(npz, tmp_path, capsys) -> None:
@@ -72,7 +72,7 @@ def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, cap
     value = epsilon_star(TRAIN, POPULATION, 1e-3, Empirical(clip=0.001)).value
     assert text.startswith(f"epsilon* {value:.6g} at delta 0.001 and clip 0.001, 400 training")
     assert "under random permutations: median" in text
-    assert "no bound on the epsilon of its training" in text
+    assert "not a bound on the epsilon of its training" in text
 
 
 # Sides that a threshold separates: none of the losses in the denominator's rate is left.
@@ -128,12 +128,16 @@ def test_infinity_is_written_as_json_can(npz, capsys) -> None:
     [
         ([("train", 1)], "side,loss", "losses_population=[] must hold at least one loss"),
         ([("train", 1), ("test", 2)], "side,loss", "line 3 has side='test'; it must be"),
-        ([("train", "low")], "side,loss", "line 2 has loss='low', no number; it must be"),
+        (
+            [("train", "low")],
+            "side,loss",
+            "line 2 has loss='low', which is not a number; it must be",
+        ),
         ([("train", 1)], "split,loss", "its columns are ['split', 'loss']; it must be"),
         (
             [("train", "nan"), ("population", 1)],
             "side,loss",
-            "line 2 has loss='nan', no number; it",
+            "line 2 has loss='nan', which is not a number; it",
         ),
     ],
 )

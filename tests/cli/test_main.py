@@ -33,7 +33,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, outcome: Outcome) -> None:
     done = run("check", saved(tmp_path, outcome))
     assert done.returncode == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}[outcome]
-    assert describe(made_report(outcome).verdict).splitlines()[0] in done.stdout
+    told = describe(made_report(outcome).verdict).splitlines()[0]
+    assert told in " ".join(done.stdout.split())
     assert done.stderr == ""
 
 
@@ -200,8 +201,7 @@ def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opa
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split()[1:])
     assert "lightning_audit" in loaded
-    gate = {"scipy", "numpy"} if arguments.startswith("check") else set()
-    assert loaded.isdisjoint({"torch", "pytorch_lightning", "lightning", "opacus"} | gate)
+    assert loaded.isdisjoint({"torch", "pytorch_lightning", "lightning", "opacus"})
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION"])

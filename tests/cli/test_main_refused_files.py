@@ -17,6 +17,8 @@ import mutated_files as files
 import numpy as np
 import pytest
 from command_worker import Command
+from made_report import made_report
+from report_edits import signed
 
 from lightning_audit.cli import main as cli
 from lightning_audit.record.scores import CanaryScores, ScoresError
@@ -87,7 +89,7 @@ def test_the_limit_is_of_all_values_that_are_read(tmp_path: Path, limit: str, co
 
 def hostile_report() -> AuditReport:
     """A report with hostile text wherever it has text."""
-    made = AuditReport.from_json(json.dumps(files.report()))
+    made = AuditReport.from_json(made_report("VIOLATION").to_json())
     verdict = dataclasses.replace(made.verdict, summary=HOSTILE, advice=HOSTILE)
     checks = tuple(dataclasses.replace(c, message=HOSTILE) for c in made.checks)
     epochs = ({"step": 1.0, "epsilon_lower/_$\\frac{" + HOSTILE: 1.0},)
@@ -140,7 +142,7 @@ def test_names_and_messages_of_a_refused_file_are_escaped(
     cli.main(["bound", str(tmp_path / "s.csv"), "--method=eps_cp", "--delta=1e-5"])
     (tmp_path / "c.json").write_text(json.dumps({HOSTILE: 1}))
     cli.main(["mcmc", str(tmp_path / "c.json")])
-    text = json.dumps({**files.report(), HOSTILE: 1})
+    text = signed({**files.report(), HOSTILE: 1, "steps": HOSTILE})
     (tmp_path / "report.json").write_text(text)
     cli.main(["check", str(tmp_path)])
     err = capsys.readouterr().err
@@ -238,6 +240,6 @@ def test_the_library_refuses_what_the_command_refuses(
 
 @pytest.mark.parametrize("record", ["../secret.bin", "a/observations.bin", "\x1b.bin", "x.npz"])
 def test_a_record_that_a_report_names_is_beside_it(tmp_path: Path, record: str) -> None:
-    (tmp_path / "report.json").write_text(json.dumps({**files.report(), "record": record}))
+    (tmp_path / "report.json").write_text(signed({**files.report(), "record": record}))
     with pytest.raises(ScoresError, match=r"must be observations\.bin or observations-N\.bin"):
         CanaryScores.load(tmp_path)

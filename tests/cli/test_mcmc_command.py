@@ -40,7 +40,7 @@ def test_it_prints_the_librarys_own_posterior(tmp_path, capsys) -> None:
     assert told["epsilon_interval"] == list(posterior.epsilon.interval(0.2))
     assert told["strength_interval"] == list(posterior.strength.interval(0.2))
     assert (told["delta"], told["attacks"], told["cluster"], told["tau"]) == (0.01, 3, None, None)
-    assert "no bound" in told["interpretation"]
+    assert "not a bound" in told["interpretation"]
 
 
 def test_the_options_outweigh_the_file(tmp_path, capsys) -> None:
@@ -76,7 +76,7 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
     assert "90 % credible interval (" in text
     assert "3 attacks, decisions correlated in clusters of 100" in text
     assert "\ntau " in text
-    assert "no bound" in text
+    assert "not a bound" in text
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
         ),
         ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
         ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
-        ({}, ("--cluster", "101"), "cluster=101 must lie between 2 and"),
+        ({}, ("--cluster", "101"), "cluster=101 must be between 2 and"),
         ({}, ("--significance", "0"), "significance=0.0 must be in (0, 1)"),
     ],
 )

@@ -121,7 +121,7 @@ def planned(file: Path, name: str) -> tuple[int, list[str]]:
     [
         ("half_noise_and_fixed_batches", "wrong: noise: ", ["also wrong: sampling.not_poisson: "]),
         ("first_step_too_dear", "wrong: accounting: the steps so far cost epsilon", []),
-        ("epochs_too_many", "wrong: accounting: the 3 epochs that are planned cost", []),
+        ("epochs_too_many", "wrong: accounting: the 3 planned epochs cost", []),
         ("plain", "cannot be audited: no private optimizer took a step", []),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
     code, lines = planned(file, name)
     assert code == 0
     assert lines[0].startswith("can be audited: ")
-    told = [line for line in lines if line.startswith("over the claim: the 32 steps")]
+    told = [line for line in lines if line.startswith("over the claim: the 32 planned steps")]
     assert len(told) == (name == "ends_early")
 
 

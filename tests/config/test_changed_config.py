@@ -253,7 +253,7 @@ def test_another_mechanism_than_the_steps_were_read_against_is_refused(
     claim = PrivacyClaim(**{**stated(CLAIM), **then})
     with pytest.raises(
         MisconfigurationException,
-        match=rf"cannot go on from this checkpoint: {named}.*resume with the checkpoint's",
+        match=rf"cannot resume from this checkpoint: {named}.*resume with the checkpoint's",
     ):
         trainer_for(tmp_path, PrivacyAudit(claim=claim), max_steps=16).fit(
             HandWritten(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
@@ -273,5 +273,5 @@ def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(
     assert report.verdict.outcome == "PASS"
     assert "noise_multiplier=None until step 40, 1 from then on" in notes_of(report)
     for wrong in (PrivacyClaim(noise_multiplier=1.5), PrivacyClaim(max_grad_norm=1.0)):
-        with pytest.raises(MisconfigurationException, match="cannot go on from this checkpoint"):
+        with pytest.raises(MisconfigurationException, match="cannot resume from this checkpoint"):
             resumed(tmp_path / "wrong", {}, {"claim": wrong})

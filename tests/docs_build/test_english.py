@@ -44,5 +44,10 @@ def test_code_and_names_are_left_alone(tmp_path: Path) -> None:
     assert found(tmp_path, "a.md", "```\ntold\n```\nA `witness`.\n") == []
 
 
+def test_names_of_arguments_in_docstrings_are_left_alone(tmp_path: Path) -> None:
+    code = '"""One.\n\n    Args:\n        told: what is told.\n    """\n'
+    assert [line for line, _ in found(tmp_path, "a.py", code)] == [4]
+
+
 def test_a_phrase_over_two_lines_is_found(tmp_path: Path) -> None:
     assert found(tmp_path, "a.md", "One.\nit goes\non\n")[0][0] == 2

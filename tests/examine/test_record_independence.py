@@ -269,7 +269,7 @@ def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) 
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
-    assert "other than one per-sample gradient of each" in coupling(report).message
+    assert "does not form one per-sample gradient per record" in coupling(report).message
 
 
 # ------------------------------------------------------------------ limits

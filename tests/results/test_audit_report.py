@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_edits import with_
 from verdicts_told import VIOLATION
 
 from lightning_audit.results.audit_report import (
@@ -72,9 +73,7 @@ def report(**changes: Any) -> AuditReport:
 
 
 def edited(change: Callable[[dict[str, Any]], Any]) -> str:
-    data = json.loads(report().to_json())
-    change(data)
-    return json.dumps(data)
+    return with_(report().to_json(), change)
 
 
 def test_what_is_read_is_what_was_written() -> None:
@@ -190,7 +189,7 @@ REQUIRED = [
 ]
 
 
-@pytest.mark.parametrize("name", [*REQUIRED, "notes"])
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
     with pytest.raises(ReportError, match=rf"is missing or invalid.*{name}.*[Rr]un the training"):
         AuditReport.from_json(edited(lambda data: data.pop(name)))
@@ -204,25 +203,19 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
         lambda data: data["verdict"].pop("summary"),
         lambda data: data.update(verdict=["PASS"]),
         lambda data: data.update(verdict=None),
-        lambda data: data["verdict"].pop("faults"),
         lambda data: data["verdict"].update(faults=3),
         lambda data: data["verdict"].update(faults=None),
         lambda data: data["verdict"].update(faults=["no noise"]),
         lambda data: data["verdict"].update(fault="another"),
-        lambda data: data["verdict"]["faults"][0].pop("place"),
         lambda data: data["verdict"]["faults"][0].pop("sentence"),
         lambda data: data["verdict"]["faults"][0].update(name=3),
         lambda data: data["verdict"]["faults"][0].update(look_at=None),
         lambda data: data["verdict"]["faults"][0].update(evidence=[1]),
-        lambda data: data["verdict"]["faults"][0].update(unheard_of=1),
         lambda data: data["verdict"]["faults"][0]["place"].update(step="first"),
         lambda data: data["verdict"]["faults"][0]["place"].update(process=1.5),
         lambda data: data["verdict"]["faults"][0]["place"].update(parameters=[1]),
         lambda data: data["verdict"]["faults"][0]["place"].update(parameters="a.bias"),
-        lambda data: data["verdict"]["faults"][0]["place"].pop("optimizer"),
-        lambda data: data["verdict"]["faults"][0]["place"].update(unheard_of=1),
         lambda data: data.update(checks=3),
-        lambda data: data["checks"][0].update(unheard_of=1),
         lambda data: data["checks"][0].update(log_e_value="much"),
         lambda data: data["bounds"][0].pop("delta"),
         lambda data: data.update(bounds=[None]),
@@ -230,7 +223,6 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
         lambda data: data.update(epsilon_spent=[1]),
         lambda data: data.update(history=[[1.0, 0.1]]),
         lambda data: data.update(history=[["a", 0.1, 3]]),
-        lambda data: data.update(unheard_of=1),
     ],
 )
 def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], Any]) -> None:

@@ -227,7 +227,7 @@ def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> N
     audit = PrivacyAudit(seed=1, on_violation="warn")
     report = fit(tmp_path, Forgets(), audit, max_steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
-    assert any("no accountant feeds" in note for note in report.notes)
+    assert any("no accountant counts" in note for note in report.notes)
     assert status(report, "accounting") == "not_run"
 
 

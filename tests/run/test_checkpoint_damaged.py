@@ -22,7 +22,7 @@ from lightning_audit.run.checkpoint import verified, with_checksum
 
 pytestmark = RESUMING
 
-REFUSED = r"^PrivacyAudit cannot go on from this checkpoint: .*(take another|upgrade|resume)"
+REFUSED = r"^PrivacyAudit cannot resume from this checkpoint: .*(take another|upgrade|resume)"
 KEY = "PrivacyAudit"
 Place = tuple[Any, ...]
 

@@ -60,7 +60,7 @@ def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
     monkeypatch.setattr(step_examiner, "may_fork", lambda _: False)
     _, report = trained(tmp_path / "with", kind, 3)
     assert all("gives other bits" in text for text in reasons(report))
-    assert sum("state that a replay cannot put back" in note for note in report.notes) == 1
+    assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
 
 
 @pytest.mark.parametrize("fork", [True, False])

@@ -95,5 +95,5 @@ def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is
         ended.set()
         thread.join()
     assert all("another thread drew from the global generators" in m for m in messages(report))
-    assert sum("left as they are" in note for note in report.notes) == 1
+    assert sum("they were not restored" in note for note in report.notes) == 1
     assert report.verdict.outcome != "VIOLATION"

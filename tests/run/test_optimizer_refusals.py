@@ -47,7 +47,7 @@ def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_p
 
 @pytest.mark.parametrize(
     ("optimizers", "processes", "words"),
-    [(1, 2, "in one process, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
+    [(1, 2, "in one process only, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
 )
 def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
     optimizers: int, processes: int, words: str

@@ -298,7 +298,7 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: P
     report = fit(tmp_path, module, PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=40)
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("no accountant feeds" in note for note in report.notes)
+    assert any("no accountant counts" in note for note in report.notes)
 
 
 def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(

@@ -47,7 +47,7 @@ def test_a_training_that_raises_is_a_row_and_its_process_goes_on() -> None:
 
 def test_a_training_that_hangs_is_given_up_while_others_go_on() -> None:
     results = answers("hang", "first", jobs=2, limit=2.0)
-    assert told(results) == ["given up after 2 s", "first"]
+    assert told(results) == ["stopped after 2 s", "first"]
 
 
 def test_an_interrupt_ends_every_process() -> None:

@@ -19,6 +19,8 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.verdict.judge import judge
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
@@ -45,10 +47,14 @@ def made_report(
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
     asked = OutcomeSettings(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), ())
     blockers = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
+    seen = OptimizerSeen(
+        "", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, 1.0, blockers
+    )
+    checks = _checks(outcome, claimed, spent)
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
-        "verdict": _verdict(outcome, blockers),
-        "checks": _checks(outcome, claimed, spent),
+        "verdict": _verdict(outcome, checks, seen),
+        "checks": checks,
         "bounds": (
             EpsilonBound(
                 *("betting", proved, DELTA, 0.25, 0.05, "confidence", "fixed", "anytime"),
@@ -61,30 +67,30 @@ def made_report(
         "delta": DELTA,
         "steps": STEPS,
         "observations": STEPS * CANARIES,
-        "history": ((1.0, None if spent is None else 0.01, STEPS),),
+        "history": (_costing(spent),),
         "power": {part: dataclasses.asdict(row) for part, row in power.items()},
         "epochs": (),
         "settings": {**dataclasses.asdict(asked), "bounds": []},
         "environment": {},
-        "optimizers": (
-            OptimizerSeen(
-                "", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, 1.0, blockers
-            ),
-        ),
+        "optimizers": (seen,),
     }
     return AuditReport(**{**fields, **changes})
 
 
-def _verdict(outcome: Outcome, blockers: tuple[str, ...]) -> Verdict:
-    half = (LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7)),)
-    violated = outcome == "VIOLATION"
-    return Verdict(
-        outcome,
-        "mechanism" if violated else None,
-        "noise: seen" if violated else "the summary of the verdict",
-        pass_blockers=blockers,
-        faults=half if violated else (),
-    )
+def _costing(spent: float | None) -> tuple[float, float | None, int]:
+    """Steps on all records that compose to this epsilon, without a grid."""
+    if spent is None or spent <= 0:
+        return (1.0, None, STEPS)
+    if math.isinf(spent):
+        return (0.0, 1.0, STEPS)
+    return (math.sqrt(STEPS) / float(gaussian_mu(spent, DELTA)), 1.0, STEPS)
+
+
+def _verdict(outcome: Outcome, checks: tuple[CheckResult, ...], seen: OptimizerSeen) -> Verdict:
+    if outcome != "VIOLATION":
+        return judge(checks, None, seen, Resolution())
+    half = LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7))
+    return Verdict("VIOLATION", "mechanism", "noise: seen", faults=(half,))
 
 
 def _checks(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from made_report import made_report
+from report_edits import signed
 
 #: Text that acts on a terminal, hides, or is none.
 HOSTILE = [
@@ -197,6 +198,11 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+def _text(value: dict[str, Any], path: tuple[Any, ...] = ()) -> str:
+    """The JSON; that of a report has its digest, unless that is what was changed."""
+    return signed(value) if "sha256" in value and path != ("sha256",) else json.dumps(value)
+
+
 @st.composite
 def objects(
     draw: st.DrawFn, value: dict[str, Any], free: Callable[[tuple[Any, ...]], bool]
@@ -212,18 +218,18 @@ def objects(
         others = [w for w in WRONG if not (isinstance(held, str) and isinstance(w, str))]
         others = [w for w in others if not (isinstance(held, list) and isinstance(w, list))]
         others = [w for w in others if not (isinstance(held, dict) and isinstance(w, dict))]
-        text = json.dumps(replaced(value, path, draw(st.sampled_from(others))))
+        text = _text(replaced(value, path, draw(st.sampled_from(others))), path)
         return Mutant(text.encode(), True, f"{path} {text}")
     if kind == "no json":
         text = json.dumps(replaced(value, path, "@")).replace('"@"', draw(st.sampled_from(NO_JSON)))
         return Mutant(text.encode(), True, f"{path} {text[:300]}")
     if kind == "absent":
         key = draw(st.sampled_from(sorted(value)))
-        return Mutant(json.dumps({k: v for k, v in value.items() if k != key}).encode(), False)
+        return Mutant(_text({k: v for k, v in value.items() if k != key}).encode(), False)
     text = json.dumps(value)
     if kind == "twice":
         key = draw(st.sampled_from(sorted(value)))
-        return Mutant(f"{text[:-1]}, {json.dumps(key)}: {json.dumps(value[key])}}}".encode(), True)
+        return Mutant(f"{text[:-1]}, {json.dumps(key)}: {json.dumps(value[key])}}}".encode(), False)
     return draw(garbled(text.encode())) if kind == "bytes" else Mutant(text.encode(), False)
 
 

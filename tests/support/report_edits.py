@@ -1,4 +1,4 @@
-"""Every single edit of a report that a hand or a script may make."""
+"""Every single edit of a report that a hand or a script may make, who computes its digest again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+from lightning_audit.results.report_json import digest
 
 Path = tuple[str | int, ...]
 
@@ -20,6 +22,18 @@ WORDS = (
     *("PASS", "VIOLATION", "INCONCLUSIVE", "ok", "violated", "allowed", "warned", "not_run"),
     *("mechanism", "epsilon", "accounting", "noise", "single", "anytime", "\ud800"),
 )
+
+
+def signed(data: Any) -> str:
+    """The text of a report with this content."""
+    return json.dumps({**data, "sha256": digest(data)})
+
+
+def with_(text: str, change: Callable[[dict[str, Any]], Any]) -> str:
+    """The report with a change."""
+    data = json.loads(text)
+    change(data)
+    return signed(data)
 
 
 def nodes(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -48,14 +62,14 @@ def edited(report: Any, path: Path, value: Any) -> str:
     """The report with another value at one place."""
     changed, *keys = copy.deepcopy(report), *path
     _parent(changed, keys)[keys[-1]] = value
-    return json.dumps(changed)
+    return signed(changed)
 
 
 def without(report: Any, path: Path) -> str:
     """The report without one key or item."""
     changed = copy.deepcopy(report)
     del _parent(changed, path)[path[-1]]
-    return json.dumps(changed)
+    return signed(changed)
 
 
 def renamed(report: Any, path: Path) -> str:
@@ -63,7 +77,7 @@ def renamed(report: Any, path: Path) -> str:
     changed = copy.deepcopy(report)
     parent = _parent(changed, path)
     parent[f"{path[-1]}_"] = parent.pop(path[-1])
-    return json.dumps(changed)
+    return signed(changed)
 
 
 def _parent(report: Any, path: Any) -> Any:
@@ -74,6 +88,7 @@ def _parent(report: Any, path: Any) -> Any:
 
 def edits(report: Any) -> Iterator[tuple[str, Path, Callable[[], str]]]:
     """Every edit: in words, where, and what makes the text."""
+    report = {name: value for name, value in report.items() if name != "sha256"}
     for path in nodes(report):
         value = report
         for key in path:

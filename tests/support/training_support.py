@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.dpsgd.opacus import innermost
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 
 def random_data(records: int = 512, width: int = 8, seed: int = 0) -> TensorDataset:

@@ -48,7 +48,7 @@ def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence() -> N
 
 
 def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
-    with pytest.raises(ValueError, match="take a fault of the noise"):
+    with pytest.raises(ValueError, match="use a fault of the noise"):
         plant(private("ghost"), "clip_at_twice")
 
 

@@ -18,7 +18,7 @@ from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.faulty import faulty_noise
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
 from lightning_audit.testing.runs import train
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = [

@@ -27,5 +27,5 @@ def test_a_fault_of_the_training_alone_can_be_planted_nowhere() -> None:
     optimizer = private()
     for fault in OF_THE_TRAINING:
         if fault.optimizer is None:
-            with pytest.raises(TypeError, match="is no fault of an optimizer"):
+            with pytest.raises(TypeError, match="is no optimizer fault"):
                 fault.apply(optimizer)

@@ -24,7 +24,7 @@ from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import CheckResult, describe
 from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 from lightning_audit.verdict.allowed import held
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 pytestmark = pytest.mark.training
 NAME = "sampling.not_poisson"

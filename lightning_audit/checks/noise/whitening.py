@@ -9,16 +9,16 @@ steps are valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray
+from lightning_audit.record.kept import Kept
 from lightning_audit.stats.dependence.correlated_noise import steps_to_forget
 
 
-class Whitening:
+class Whitening(Kept):
     """Recovers each step's draw at coordinates that are read at every step.
 
     The draw of a step that cannot be read is taken to be zero.
@@ -26,6 +26,8 @@ class Whitening:
     Args:
         coefficients: see `PrivacyClaim`; only their ratios to the first one matter.
     """
+
+    KEPT = ("_past", "_steps", "_since")
 
     def __init__(self, coefficients: Sequence[float]) -> None:
         c = np.asarray(coefficients, dtype=np.float64)
@@ -87,14 +89,3 @@ class Whitening:
         count = len(self._later)
         ages = (self._steps - 1 - np.arange(count)) % count
         return np.asarray(self._later[ages])
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: functions of what was released."""
-        past = None if self._past is None else self._past.copy()
-        return {"past": past, "steps": self._steps, "since": self._since}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint's state."""
-        past = state["past"]
-        self._past = None if past is None else np.array(past)
-        self._steps, self._since = state["steps"], state["since"]

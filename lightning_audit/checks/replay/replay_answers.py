@@ -14,6 +14,7 @@ from lightning_audit.checks.replay.replay_checks import (
     REPLAY_SENSITIVITY,
 )
 from lightning_audit.checks.replay.replay_findings import Finding
+from lightning_audit.record.kept import Kept
 from lightning_audit.results.audit_report import CheckResult
 
 #: A gradient that adds less than this fraction of its norm was clipped, at some norm.
@@ -123,7 +124,7 @@ class _Told:
 
 
 @dataclass
-class ExaminationLog:
+class ExaminationLog(Kept):
     """Log of the examinations of a run.
 
     Args:
@@ -133,6 +134,9 @@ class ExaminationLog:
             replay covers.
         cost: see `AuditReport.examination_cost`.
     """
+
+    # Neither which steps were examined nor what was seen: both depend on the data.
+    KEPT = ("between_epochs",)
 
     steps: list[int] = field(default_factory=list)
     off: str = ""
@@ -227,14 +231,6 @@ class ExaminationLog:
             _DECIDED.get(told.decides, words.wrong).format(finding=finding),
             words.advice,
         )
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: no examined steps and no findings."""
-        return {"between_epochs": self.between_epochs}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint's state."""
-        self.between_epochs = state["between_epochs"]
 
 
 def _add(told: _Told, step: int, answer: Answer) -> None:

@@ -1,1 +1,1 @@
-"""Posterior of epsilon and of the strength of attacks (MCMC-DP-Est)."""
+"""Posterior of epsilon and of the attacks' strength (MCMC-DP-Est, arXiv:2504.16683)."""

@@ -1,15 +1,15 @@
-"""Masses of the error rates of attacks whose decisions are correlated, for many correlations.
+"""Posterior mass of error rates of attacks with correlated decisions, for many correlations.
 
-The counts (X, Y) of false positives and false negatives of an attack are bivariate normal given
-its rates, with binomial variances times an inflation and one correlation. In the angles of the
-rates, rate = sin^2 angle, the density does not change much in width: cells of one size do. The part
-of a cell outside of R(eps, delta) does not depend on the correlations, so that one matrix times the
-densities of all of them gives all masses.
+Given its rates, the counts (X, Y) of false positives and false negatives of an attack are
+bivariate normal, with binomial variances times an inflation, and one correlation. In the angles of
+the rates, rate = sin^2 angle, the width of the density hardly changes, so cells have equal size.
+The part of a cell outside R(eps, delta) does not depend on the correlations. So one matrix times
+the densities for all correlations gives all masses.
 
-The normal density at a count of 0 grows without limit as the rate goes to 0, where the likelihood
-of a count is at most 1. So a count of 0 stands for all values below .5, and a count of n for all
-above n - .5: a rate of 0 then has likelihood 1, as under the binomial law. With `density` they do
-not, as published.
+The normal density at a count of 0 grows without limit as the rate goes to 0, but the likelihood
+of a count is at most 1. So a count of 0 means all values below .5, and a count of n all values
+above n - .5: a rate of 0 then has likelihood 1, as under the binomial law. With `density` the
+counts 0 and n have the normal density, as published (arXiv:2504.16683).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from lightning_audit.stats.attack_strength._strength import log_likelihood, log_
 
 Counts = NDArray[np.int64]
 
-# Standard deviations to either side of the observed rates, and cells on each axis.
+# Range in standard deviations on either side of the observed rates, and cells on each axis.
 _REACH = 7.0
 CELLS = 64
-# Nodes of the integral over the first of two extreme counts, and the smallest argument of its law.
+# Nodes of the integral over the first of two extreme counts, and the smallest argument of its CDF.
 _CORNER_NODES, _FARTHEST = 16, -37.0
 _ROOT = np.sqrt(2.0 * np.pi)
-# Part of the largest density of a cell that is left out.
+# Densities below this fraction of the largest are left out.
 _NEGLIGIBLE = 1e-15
 
 
 @dataclass(frozen=True)
 class Correlations:
-    """Points of a quadrature over the correlations, and their prior weights.
+    """Nodes of a quadrature over the correlations, with their prior weights.
 
     Args:
-        inflation: variance over that of independent decisions, > 0, ``[nodes]``.
-        correlation: correlation of the two counts, in (-1, 1), ``[nodes]``.
-        log_weight: logarithm of the prior's weight, ``[nodes]``.
+        inflation: Variance over that of independent decisions, > 0, ``[nodes]``.
+        correlation: Correlation of the two counts, in (-1, 1), ``[nodes]``.
+        log_weight: Logarithm of the prior's weight, ``[nodes]``.
     """
 
     inflation: Floats
@@ -53,15 +53,15 @@ class Correlations:
 
 @dataclass
 class CorrelatedMasses:
-    """Masses inside and outside of regions, for each attack and each point of the correlations.
+    """Masses inside and outside regions, for each attack and each node of the correlations.
 
     Args:
-        errors: false positives and false negatives, ``[attacks, 2]``.
-        trials: challenges out and in, >= 1, ``[attacks, 2]``.
-        correlations: the points.
-        levels: the values of eps that are asked for.
-        density: whether counts of 0 and n have the normal density as well.
-        cells: cells on each axis.
+        errors: False positives and false negatives, ``[attacks, 2]``.
+        trials: Challenges out and in, >= 1, ``[attacks, 2]``.
+        correlations: The nodes.
+        levels: Values of eps, increasing, ``[levels]``.
+        density: Whether counts of 0 and n have the normal density as well.
+        cells: Number of cells on each axis.
     """
 
     errors: Counts
@@ -76,11 +76,11 @@ class CorrelatedMasses:
     def __post_init__(self) -> None:
         found = [self._density(*pair) for pair in zip(self.errors, self.trials, strict=True)]
         self._densities = [(cells, mass) for cells, mass, _ in found]
-        #: Logarithms of the likelihood of an attack's counts, averaged over all rates.
+        #: Logarithm of the likelihood of an attack's counts, averaged over all rates.
         self.log_totals = np.stack([total for *_, total in found], axis=1)
 
     def log_likelihoods(self, delta: float, support: Support, strengths: int) -> list[Floats]:
-        """Log likelihood at (levels, levels) for each point; see `_strength.log_likelihood`."""
+        """Return log likelihoods ``[levels, levels]`` by node; see `_strength.log_likelihood`."""
         return [
             log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths, 0)
             + np.sum(self.log_totals[k])
@@ -88,7 +88,7 @@ class CorrelatedMasses:
         ]
 
     def outside(self, delta: float) -> Floats:
-        """Masses outside R(level, delta), ``[nodes, attacks, levels]``."""
+        """Return the masses outside R(level, delta), ``[nodes, attacks, levels]``."""
         if delta not in self._tables:
             limits = np.exp(-self.levels)
             masses = [_parts_below(cells, delta, limits) @ mass for cells, mass in self._densities]
@@ -96,11 +96,11 @@ class CorrelatedMasses:
         return self._tables[delta]
 
     def _density(self, errors: Counts, trials: Counts) -> tuple[_Cells, Floats, Floats]:
-        """The cells that count, their masses ``[kept, nodes]`` and the log of the total."""
+        """Return the kept cells, their masses ``[kept, nodes]`` and the log of the total."""
         widest = float(np.sqrt(np.max(self.correlations.inflation)))
         extreme = ((errors == 0) | (errors == trials)) & (not self.density)
         axes = [
-            # Half of the law's width is the rate's own, which is 0 at the extremes.
+            # Half of the width is that of the rate, which is 0 at the extremes.
             self._axis(count / n, widest / np.sqrt(n) * (2.0 if wide else 1.0))
             for count, n, wide in zip(errors, trials, extreme, strict=True)
         ]
@@ -112,7 +112,7 @@ class CorrelatedMasses:
         for k, (*_, size) in enumerate(axes):
             if extreme[k]:
                 logs += np.log(2.0 * halves[:, [k]])
-            else:  # over a cell, a rate's density has the angle's for an integral
+            else:  # the integral of a rate's density over a cell is the angle's
                 logs += np.log(2.0 * size) - 0.5 * np.log(trials[k] * self.correlations.inflation)
         peak = np.max(logs, axis=0)
         mass = np.exp(logs - peak)
@@ -123,7 +123,7 @@ class CorrelatedMasses:
         return cells, mass / total, peak + np.log(total)
 
     def _axis(self, observed: float, width: float) -> tuple[Floats, Floats, float]:
-        """Middles and half widths of the cells of one rate, and their size in the angle."""
+        """Return the centers and half widths of the cells of one rate, and their angular size."""
         middle, reach = np.arcsin(np.sqrt(observed)), _REACH * 0.5 * width
         low, high = max(middle - reach, 0.0), min(middle + reach, 0.5 * np.pi)
         edges, size = np.linspace(low, high, self.cells + 1), (high - low) / self.cells
@@ -136,7 +136,7 @@ class CorrelatedMasses:
 
 @dataclass(frozen=True)
 class _AtNode:
-    """The masses at one point of the correlations, as `_strength.log_likelihood` asks for them."""
+    """The masses at one node of the correlations, in the form that `log_likelihood` needs."""
 
     masses: CorrelatedMasses
     node: int
@@ -170,9 +170,9 @@ class _Cells:
     """Rectangles of pairs of rates.
 
     Args:
-        middles: pairs of rates, ``[cells, 2]``.
-        halves: half of the widths, ``[cells, 2]``.
-        power: mass is uniform in the rates for 2, in their square roots for 1.
+        middles: Centers, pairs of rates, ``[cells, 2]``.
+        halves: Half widths, ``[cells, 2]``.
+        power: 2 if the mass is uniform in the rates, 1 if in their square roots.
     """
 
     middles: Floats
@@ -187,12 +187,12 @@ def _log_likelihood(
     rates: Floats,
     correlations: Correlations,
 ) -> Floats:
-    """Log likelihood of a pair of counts at pairs of rates, ``[rates, nodes]``.
+    """Return the log likelihood of a pair of counts at pairs of rates, ``[rates, nodes]``.
 
-    Of a count with a density, without the factor of its standard deviation.
+    A count with a density omits the factor of its standard deviation.
     """
     spread = np.sqrt(trials * rates * (1.0 - rates))[:, :, None] * np.sqrt(correlations.inflation)
-    # Of an extreme count the limit of the interval; at n it is one of 0 the other way round.
+    # For an extreme count, the limit of its interval; n is the mirror image of 0.
     limit = np.where(errors == 0, 0.5, trials - 0.5)
     sign = np.where(extreme & (errors > 0), -1.0, 1.0)
     z = (np.where(extreme, limit, errors) - trials * rates)[:, :, None] / spread
@@ -212,9 +212,9 @@ def _log_likelihood(
 
 
 def _log_corner(a: Floats, b: Floats, r: Floats) -> Floats:
-    """Log probability that two normal numbers of correlation r are below a and b."""
+    """Return the log probability that two normals of correlation r are below a and b."""
     nodes, weights = np.polynomial.legendre.leggauss(_CORNER_NODES)
-    a, b = np.minimum(a, b), np.maximum(a, b)  # the nodes lie where the mass is
+    a, b = np.minimum(a, b), np.maximum(a, b)  # put the nodes at the mass
     part = special.ndtr(np.maximum(a, _FARTHEST))
     total = np.zeros(a.shape)
     for x, w in zip(nodes.tolist(), weights.tolist(), strict=True):
@@ -224,12 +224,12 @@ def _log_corner(a: Floats, b: Floats, r: Floats) -> Floats:
 
 
 def _parts_below(cells: _Cells, delta: float, limits: Floats) -> Floats:
-    """Part of each cell outside R(-ln limit, delta), ``[limits, cells]``.
+    """Return the fraction of each cell outside R(-ln limit, delta), ``[limits, cells]``.
 
-    A pair of rates is outside where x / (1 - delta - y) is below the limit, x being the smaller
-    rate; above the diagonal the complements of the rates stand for them. In a cell that, or its
-    root, is nearly linear, and the part where a linear function is below a limit is that of a sum
-    of two uniform numbers.
+    A pair of rates is outside if x / (1 - delta - y) is below the limit, where x is the smaller
+    rate; above the diagonal, the complements of the rates are used. In a cell, this quotient, or
+    its root, is nearly linear. The fraction of a cell where a linear function is below a limit is
+    the CDF of a sum of two uniform numbers.
     """
     above = np.sum(cells.middles, axis=1) > 1.0
     turned = np.where(above[:, None], 1.0 - cells.middles, cells.middles)
@@ -246,7 +246,7 @@ def _parts_below(cells: _Cells, delta: float, limits: Floats) -> Floats:
     wide, narrow = np.maximum(a, b), np.minimum(a, b)
     narrow = np.maximum(narrow, 1e-3 * wide)
     result = np.zeros((limits.size, u.size))
-    # Levels that decrease in u: cells entirely below or above a limit need no formula.
+    # The quotient u increases: cells entirely below or above a limit need no formula.
     low, high = u - wide - narrow, u + wide + narrow
     for i, limit in enumerate((limits ** (0.5 * cells.power)).tolist()):
         result[i] = high <= limit

@@ -1,4 +1,4 @@
-"""Arguments of the posterior of epsilon and of the strength of attacks."""
+"""Validation of arguments for the posterior of epsilon and of the attacks' strength."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from lightning_audit.stats._confusion import ConfusionCounts, whole
 Counts = NDArray[np.int64]
 LogDensity = Callable[[Floats], Floats]
 
-# Priors whose mass the grids of the posterior resolve; a narrower one falls between two nodes.
+# Priors that the grids of the posterior resolve; a narrower one falls between two nodes.
 _VARIANCES = (1e-4, 1e6)
 _LARGEST_SHAPE = 300
-# Beyond, a float skips whole numbers.
+# Above this, a float skips whole numbers.
 _LARGEST_COUNT = 2**53
 
 
 def attack_counts(
     false_negatives: ArrayLike, n_in: ArrayLike, false_positives: ArrayLike, n_out: ArrayLike
 ) -> ConfusionCounts:
-    """Outcomes of attacks from their errors and the numbers of their challenges.
+    """Return outcomes of attacks from their errors and the numbers of their challenges.
 
     Args:
-        false_negatives: errors with the canary in, Y in the paper, ``[n]`` or a number.
-        n_in: challenges with the canary in, N_1.
-        false_positives: errors with the canary out, X in the paper.
-        n_out: challenges with the canary out, N_0.
+        false_negatives: Errors with the canary in, Y in the paper, ``[n]`` or a number.
+        n_in: Challenges with the canary in, N_1, ``[n]`` or a number.
+        false_positives: Errors with the canary out, X in the paper, ``[n]`` or a number.
+        n_out: Challenges with the canary out, N_0, ``[n]`` or a number.
 
     Returns:
-        The counts, a vector of attacks.
+        The counts, a vector of attacks, ``[n]``.
 
     Raises:
-        ValueError: If a count is no whole number >= 0, or exceeds the number of challenges.
+        ValueError: If a count is not a whole number >= 0, or exceeds the number of challenges.
 
     Example:
         >>> attack_counts([10, 20], 100, [5, 0], 100).tp
@@ -67,7 +67,7 @@ def attack_vector(counts: ConfusionCounts) -> ConfusionCounts:
 
 
 def strength_prior(shapes: tuple[float, float]) -> LogDensity:
-    """Log density, up to a constant, of a Beta prior of the strength."""
+    """Return the log density, up to a constant, of a Beta prior of the strength."""
     advice = "two shapes of a Beta prior: 1 and 1 is the uniform one, below 1 it has no maximum"
     if not isinstance(shapes, tuple | list) or len(shapes) != 2:
         raise ValueError(f"strength_shapes={shapes!r} must be two numbers >= 1; {advice}")

@@ -1,4 +1,4 @@
-"""Grids over epsilon and s epsilon that follow a posterior."""
+"""Grids over epsilon and s epsilon that adapt to a posterior."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support
 from lightning_audit.stats.posteriors.grid_distribution import cumulative
 
-# Part of a marginal's largest density that is not looked at any further.
+# Densities below this fraction of a marginal's largest are ignored.
 _NEGLIGIBLE = 1e-14
 
 
 def row_integrals(levels: Floats, density: Floats) -> Floats:
-    """Integrals of the density over s eps, from 0 to each level, ``[n, n]``.
+    """Return integrals of the density over s eps, from 0 to each level, ``[n, n]``.
 
-    The row of eps = 0, where the range of s eps is a point, is extrapolated.
+    The row of eps = 0, where s eps has only one value, is extrapolated.
     """
     rows = np.zeros(density.shape)
     for k in range(1, levels.size):
@@ -29,7 +29,7 @@ def row_integrals(levels: Floats, density: Floats) -> Floats:
 
 
 def at_zero(points: Floats, first: float, second: float) -> float:
-    """Density at 0 from those at the next two points, kept between 0 and twice the first."""
+    """Return the density at 0 from the next two points, limited to [0, twice the first]."""
     slope = (second - first) / (points[2] - points[1])
     return float(np.clip(first - slope * (points[1] - points[0]), 0.0, 2.0 * first))
 
@@ -41,14 +41,14 @@ def searched(
     few: int,
     many: int,
 ) -> tuple[Floats, Support]:
-    """Levels from 0 that follow a density, and where it is not negligible.
+    """Return levels from 0 that adapt to a density, and where it is not negligible.
 
     Args:
-        density_at: density on levels, wanted where the support is.
-        largest: level from which on there is none.
-        rounds: times that the density is looked at.
-        few: number of levels that it is looked at on.
-        many: number of levels that are returned.
+        density_at: Density on levels, needed where the support is.
+        largest: Level from which the density is negligible.
+        rounds: Number of evaluations of the density.
+        few: Number of levels of an evaluation.
+        many: Number of levels to return.
     """
     levels, support = np.linspace(0.0, largest, few), Support()
     for size in (*[few] * (rounds - 1), many):
@@ -57,7 +57,7 @@ def searched(
 
 
 def refined(levels: Floats, density: Floats, size: int) -> tuple[Floats, Support]:
-    """Levels that follow the changes of both marginals, and where these are not negligible."""
+    """Return levels that adapt to both marginals, and where these are not negligible."""
     over_epsilon = row_integrals(levels, density)[:, -1]
     over_inner = cumulative(levels, np.ascontiguousarray(density.T))[:, -1]
     both = changes(levels, over_epsilon) + changes(levels, over_inner)
@@ -70,9 +70,9 @@ def refined(levels: Floats, density: Floats, size: int) -> tuple[Floats, Support
 
 
 def changes(points: Floats, density: Floats) -> Floats:
-    """How much happens in each cell, from the cube root of the density: tails matter as well.
+    """Return the change in each cell, from the cube root of the density, so that tails count.
 
-    Errors of trapezoids are evened out by points as dense as the cube root of the curvature.
+    Points as dense as the cube root of the curvature equalize the errors of the trapezoidal rule.
     """
     root = np.cbrt(density)
     width = np.diff(points)
@@ -85,6 +85,6 @@ def changes(points: Floats, density: Floats) -> Floats:
 
 
 def equidistributed(points: Floats, parts: Floats, size: int) -> Floats:
-    """A number of points with equal shares of the cells' parts between them, the ends kept."""
+    """Return ``size`` points with equal shares of the cells' parts between them, with both ends."""
     total = np.concatenate(([0.0], np.cumsum(parts)))
     return np.interp(np.linspace(0.0, total[-1], size), total, points)

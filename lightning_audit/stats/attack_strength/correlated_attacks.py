@@ -1,24 +1,24 @@
 r"""Posterior of epsilon and strength from attacks whose decisions are correlated.
 
-The decisions of attacks that are measured by feeding a set of models to each other
-(`stats.membership.loss_attack.measure_cross_fed`), and those of several attacks of one kind on
-one record, agree more often than independent ones. The counts of false positives and of false
-negatives are taken for bivariate normal given the rates, with
+Decisions agree more often than independent ones if attacks feed a set of models to each other
+(`stats.membership.loss_attack.measure_cross_fed`), or if several attacks of one kind share a
+record. Given the rates, the counts of false positives and of false negatives are modeled as
+bivariate normal, with
 
 .. math:: \operatorname{Var} X = n\, \alpha (1 - \alpha) (1 + (m - 1) \tau), \qquad
     \operatorname{Corr}(X, Y) = r = \frac{m \rho}{1 + (m - 1) \tau}
 
-where m decisions depend on each other. The same tau and rho hold for all attacks, and are estimated
-with epsilon and the strength. All that `stats.attack_strength.strength_posterior` says about what
-such a posterior is not holds here too; and the normal approximation has no error rate of its own:
-counts near 0 or n are not normal. The density at a count of 0 has no limit as the rate goes to 0:
-where most attacks make no error of a kind, as on vulnerable records, epsilon follows that instead
-of the counts. So a count of 0 is here that of a normal number rounded to at least 0, which is below
-.5, and a count of n one above n - .5.
+where m decisions depend on each other. The same tau and rho hold for all attacks, and are
+estimated together with epsilon and the strength. As in `stats.attack_strength.strength_posterior`
+the posterior is an estimate, not a bound. The normal approximation has no error rate of its own:
+counts near 0 or n are not normal. The density at a count of 0 has no limit as the rate goes to 0.
+If most attacks make no error of a kind, as on vulnerable records, that limit would determine
+epsilon instead of the counts. So a count of 0 means a normal number below .5, and a count of n one
+above n - .5.
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
-    membership inference attacks", 2025: appendices B and C, equations 9 to 11.
+    membership inference attacks", 2025, arXiv:2504.16683: appendices B and C, equations 9 to 11.
 """
 
 from __future__ import annotations
@@ -59,20 +59,21 @@ _ExtremeCounts = Literal["interval", "density"]
 
 _SEARCH_ROUNDS, _SEARCH_LEVELS = 4, 40
 _LEVELS = 120
-# Nodes of tau and of r: a first look at where the posterior is, and the result.
+# Nodes of tau and of r: to locate the posterior, and for the result.
 _FEW, _MANY = (3, 3), (10, 12)
-# Standard deviations of tau's prior that are looked at.
+# Range of tau in standard deviations of its prior.
 _TAU_REACH = 6.0
 
 
 @dataclass(frozen=True, eq=False)
 class CorrelatedPosterior:
-    """Posterior of epsilon and strength, averaged over the correlations, and what these are.
+    """Posterior of epsilon and strength, averaged over the correlations, and the correlations.
 
     Args:
-        joint: epsilon and strength; an estimate, no bound.
-        tau: posterior mean and standard deviation of the correlation of two decisions of one kind.
-        rho: the same of a false-positive decision with a false-negative one.
+        joint: Epsilon and strength; an estimate, not a bound.
+        tau: Posterior mean and standard deviation of the correlation of two decisions of one kind.
+        rho: Posterior mean and standard deviation of the correlation of a false-positive decision
+            with a false-negative one.
     """
 
     joint: StrengthPosterior
@@ -91,23 +92,26 @@ def correlated_attack_posterior(
     epsilon_variance: float = 10.0,
     strength_shapes: tuple[float, float] = (1.0, 1.0),
 ) -> CorrelatedPosterior:
-    """Joint posterior of epsilon and strength for correlated decisions, by quadrature.
+    """Return the joint posterior of epsilon and strength for correlated decisions, by quadrature.
 
-    The grid's error of epsilon's mean and of its 90 % interval is below 0.01 on the published
+    The error of the grid in epsilon's mean and 90 % interval is below 0.01 on the published
     losses; the time is a few seconds for 20 attacks of 100 challenges a side.
 
     Args:
-        counts: outcomes of the attacks, a vector, ``[n]``; see `attack_counts`.
-        delta: delta in [0, 1).
-        cluster: number m >= 2 of decisions of one kind that depend on each other: the challenges a
-            side where attacks are cross-fed, those of one member where they are pooled.
-        correlation: known (tau, rho); None to estimate them.
-        extreme_counts: what a count of 0 or n is: the "interval" of what is rounded to it, or, as
-            published, the "density" there, which puts epsilon too high.
-        tau_std: standard deviation of tau's normal prior around 0, cut to what is possible; rho is
-            uniform on what is possible given tau.
-        epsilon_variance: as in `attack_strength_posterior`.
-        strength_shapes: as in `attack_strength_posterior`.
+        counts: Outcomes of the attacks, a vector, ``[n]``; see `attack_counts`.
+        delta: Delta in [0, 1).
+        cluster: Number m >= 2 of decisions of one kind that depend on each other: the challenges a
+            side for cross-fed attacks, those of one member for pooled attacks.
+        correlation: Known (tau, rho); None to estimate them.
+        extreme_counts: Meaning of a count of 0 or n: the "interval" of values that round to it, or,
+            as published, the "density" there, which overestimates epsilon.
+        tau_std: Standard deviation > 0 of tau's normal prior around 0, truncated to the possible
+            range; rho is uniform on its possible range given tau.
+        epsilon_variance: As in `attack_strength_posterior`.
+        strength_shapes: As in `attack_strength_posterior`.
+
+    Returns:
+        The posterior of epsilon and strength, and the moments of tau and rho.
 
     Raises:
         ValueError: If an argument is out of its range, or an attack has fewer challenges of a side
@@ -152,7 +156,7 @@ def _posterior(
     trials = np.stack([counts.n_out, counts.n_in], axis=1)
 
     def average(levels: Floats, support: Support, nodes: tuple[int, int]) -> tuple[Floats, Floats]:
-        """Density averaged over the correlations, and the share of each node."""
+        """Return the density averaged over the correlations, and the share of each node."""
         points = points_of(nodes)
         masses = CorrelatedMasses(errors, trials, points, levels, density)
         logs = masses.log_likelihoods(delta, support, strengths if nodes is _MANY else 2)
@@ -177,17 +181,17 @@ def _posterior(
 def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[ConfusionCounts, int]:
     """Sum the counts of attacks that depend on each other: one attack for each group.
 
-    Attacks depend on each other where they share a record, a data set or a challenge base. The
-    published model gives those of a group rates that scatter around the group's; the sum of their
-    counts then has the moments of `correlated_attack_posterior` with the challenges of one member
-    as the cluster, which the prior of tau and rho stands for.
+    Attacks depend on each other if they share a record, a data set or a challenge base. In the
+    published model, the rates of a group's attacks scatter around the group's rate. The sum of
+    their counts then has the moments of `correlated_attack_posterior`, where the cluster is the
+    number of challenges of one member; the prior of tau and rho covers this case.
 
     Args:
-        counts: outcomes of the attacks, a vector with the same number of challenges each, ``[n]``.
-        groups: group of each attack, any labels, ``[n]``.
+        counts: Outcomes of the attacks, a vector with the same number of challenges each, ``[n]``.
+        groups: Group of each attack, any labels, ``[n]``.
 
     Returns:
-        (counts of the groups in increasing order of their labels, the cluster).
+        (counts of the groups in increasing order of their labels, ``[groups]``; the cluster).
 
     Raises:
         ValueError: If there is not one label for each attack, or challenges differ in number.
@@ -203,7 +207,7 @@ def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[Confusio
     if labels.shape != vector.fn.shape:
         raise ValueError(
             f"groups has shape {labels.shape}, must be {vector.fn.shape}: one label an attack; "
-            "give attacks that depend on no other one a label of their own."
+            "give independent attacks separate labels."
         )
     challenges = {*vector.n_in.tolist(), *vector.n_out.tolist()}
     if len(challenges) > 1:
@@ -226,14 +230,14 @@ def _cluster_of(counts: ConfusionCounts, cluster: Any) -> int:
     fewest = int(min(counts.n_in.min(), counts.n_out.min()))
     if not 2 <= m <= fewest:
         raise ValueError(
-            f"cluster={m} must lie between 2 and the fewest challenges of a side, {fewest}; "
-            f"{advice}, and use attack_strength_posterior where none do."
+            f"cluster={m} must be between 2 and the fewest challenges of a side, {fewest}; "
+            f"{advice}; use attack_strength_posterior if all decisions are independent."
         )
     return m
 
 
 def _nodes(m: int, tau_std: float, counts: tuple[int, int]) -> Correlations:
-    """Gauss-Legendre nodes of tau within its prior, times those of r, which is uniform."""
+    """Return Gauss-Legendre nodes of tau within its prior, times those of r, which is uniform."""
     low = max(-1.0 / (m - 1.0), -_TAU_REACH * tau_std)
     high = min(1.0, _TAU_REACH * tau_std)
     x, w = np.polynomial.legendre.leggauss(counts[0])
@@ -275,7 +279,7 @@ def _averaged(
     with np.errstate(divide="ignore"):
         total = np.log(np.sum(parts, axis=0))
     density = joint_density(levels, total, variance, log_strength)
-    # Cells differ in size: what a node has of a point counts by the point's mass.
+    # Cells differ in size: the share of a node at a point is weighted by the point's mass.
     cell = np.gradient(levels)
     mass = density * cell[:, None] * cell
     with np.errstate(invalid="ignore", divide="ignore"):

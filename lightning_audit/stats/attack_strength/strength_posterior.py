@@ -1,23 +1,23 @@
 r"""Posterior of epsilon and of the strength of attacks, from the error counts of several of them.
 
-The posteriors of `stats.posteriors.posterior` take the attack for the best one possible. Here
-it is not: an attack of strength s is one whose error rates (FPR, FNR) are uniform on R(eps, delta)
-without R(s eps, s delta), where R(eps, delta) holds what (eps, delta)-DP allows. One strength holds
-for all attacks, and it is estimated together with epsilon.
+The posteriors of `stats.posteriors.posterior` assume that the attack is the best one possible.
+Here it is not: an attack of strength s has error rates (FPR, FNR) that are uniform on R(eps, delta)
+without R(s eps, s delta), where R(eps, delta) holds what (eps, delta)-DP allows. All attacks share
+one strength, which is estimated together with epsilon.
 
 .. math:: p(\varepsilon, s \mid \text{counts}) \propto p(\varepsilon)\, p(s) \prod_i
     \frac{\Pr[(\mathrm{FPR}_i, \mathrm{FNR}_i) \in R(\varepsilon, \delta) \setminus
     R(s \varepsilon, s \delta)]}{|R(\varepsilon, \delta) \setminus R(s \varepsilon, s
     \delta)|}
 
-It gives estimates of a model, not bounds. Its intervals hold their level averaged over the prior
-of epsilon, of the strength and of the attacks, not for each mechanism; attacks that are not spread
-as the model says give intervals without any level. Both sides of the diagonal count as leakage, so
-that a positive lower quantile is no evidence of any. Nor is the posterior a claim's refutation.
+The results are estimates under a model, not bounds. An interval has its level averaged over the
+prior of epsilon, of the strength and of the attacks, not for each mechanism. If the attacks are not
+distributed as in the model, intervals have no level. Both sides of the diagonal count as leakage,
+so a positive lower quantile is not evidence of leakage, and the posterior does not refute a claim.
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
-    membership inference attacks", 2025: equations 1 to 6 and algorithm 1; for a
+    membership inference attacks", 2025, arXiv:2504.16683: equations 1 to 6 and algorithm 1; for a
     known strength section 4.1.1 and figure 2.
 """
 
@@ -69,9 +69,9 @@ __all__ = [
     "epsilon_posterior_at_strength",
 ]
 
-# A density below e^-40 of the prior's largest is left out.
+# Densities below e^-40 of the prior's largest are left out.
 _LOG_SPAN = 40.0
-# Rounds that find where the posterior is, their levels and nodes, and the levels of the last one.
+# Rounds that locate the posterior, their levels and nodes, and the levels of the last round.
 _SEARCH_ROUNDS = 4
 _SEARCH_LEVELS = 48
 _SEARCH_NODES = 24
@@ -83,13 +83,13 @@ _STRENGTH_POINTS = 401
 class StrengthPosterior:
     """Joint posterior of epsilon and of the strength s of the attacks, on a grid.
 
-    The second axis is s * epsilon, the epsilon of the region that the attacks lie outside of: the
-    posterior's edges are parallel to the axes there. The density of (epsilon, s) is epsilon times
-    this one. It is an estimate, not a bound: see the module.
+    The second axis is s * epsilon, the epsilon of the region outside which the attacks lie: there
+    the edges of the posterior are parallel to the axes. The density of (epsilon, s) is epsilon
+    times this one. It is an estimate, not a bound: see the module.
 
     Args:
-        levels: values of epsilon and of s * epsilon, at least three, increasing from 0, ``[n]``.
-        density: density at epsilon = ``levels[k]`` and s * epsilon = ``levels[j]``, ``[n, n]``, up
+        levels: Values of epsilon and of s * epsilon, at least three, increasing from 0, ``[n]``.
+        density: Density at epsilon = ``levels[k]`` and s * epsilon = ``levels[j]``, ``[n, n]``, up
             to a factor; zero for j > k and at epsilon = 0, where s * epsilon has no range.
 
     Raises:
@@ -120,7 +120,7 @@ class StrengthPosterior:
 
     @cached_property
     def strength(self) -> GridDistribution:
-        """Marginal posterior of the strength, on a grid in [0, 1] that holds its mass."""
+        """Marginal posterior of the strength, on a grid in [0, 1] that covers its mass."""
         whole = np.linspace(0.0, 1.0, _STRENGTH_POINTS)
         coarse = GridDistribution(whole, self._strength_density(whole))
         margin = 2.0 / _STRENGTH_POINTS
@@ -130,11 +130,11 @@ class StrengthPosterior:
         return GridDistribution(points, self._strength_density(points))
 
     def reweighted(self, weights: NDArray[Any]) -> StrengthPosterior:
-        """The posterior under another prior of epsilon.
+        """Return the posterior under another prior of epsilon.
 
         Args:
-            weights: the other prior's density over the old one's at the levels, up to a factor,
-                ``[n]``. The grid stays: it must hold the new posterior's mass.
+            weights: Density of the other prior over the old one at the levels, up to a factor,
+                ``[n]``. The grid does not change, so it must cover the new posterior's mass.
 
         Returns:
             The other posterior.
@@ -171,27 +171,30 @@ def attack_strength_posterior(
     epsilon_variance: float = 10.0,
     strength_shapes: tuple[float, float] = (1.0, 1.0),
 ) -> StrengthPosterior:
-    r"""Joint posterior of epsilon and of the attacks' strength, by quadrature.
+    r"""Return the joint posterior of epsilon and of the attacks' strength, by quadrature.
 
     The attacks' counts are independent binomials given their error rates. With the uniform prior of
-    the rates the integral over them is a Beta probability, to 8 digits; the grid is laid where the
-    posterior changes. Measured on the published examples and on extreme ones, the error of
-    epsilon's mean and of its quantiles from 0.05 to 0.95 is below 1e-4 of their size, and that of
-    the strength's below 1e-3. The time is about 0.1 s an attack that differs from the others.
+    the rates, the integral over them is a Beta probability, accurate to 8 digits; the grid adapts
+    to the posterior. On the published examples and on extreme ones, the error of epsilon's mean
+    and of its quantiles from 0.05 to 0.95 is below 1e-4 of their size, and that of the strength's
+    below 1e-3. The time is about 0.1 s for each distinct attack.
 
     An attack that has less than 1e-60 of its rates' mass between the two regions excludes them.
 
     Args:
-        counts: outcomes of the attacks, each at a threshold fixed beforehand, a vector, ``[n]``;
-            see `attack_counts`. Attacks without a challenge tell nothing.
-        delta: delta in [0, 1).
-        epsilon_variance: variance > 0 of the normal distribution whose positive half is the prior
+        counts: Outcomes of the attacks, each at a threshold fixed beforehand, a vector, ``[n]``;
+            see `attack_counts`. Attacks without a challenge have no effect.
+        delta: Delta in [0, 1).
+        epsilon_variance: Variance > 0 of the normal distribution whose positive half is the prior
             of epsilon.
-        strength_shapes: both shapes >= 1 of the Beta prior of the strength.
+        strength_shapes: Both shapes >= 1 of the Beta prior of the strength.
+
+    Returns:
+        The joint posterior on a grid.
 
     Raises:
-        ValueError: If an argument is out of its range, there is no attack, or ``delta`` is so large
-            next to what the counts tell that the quadrature would not be exact.
+        ValueError: If an argument is out of its range, there is no attack, or ``delta`` is too
+            large compared with the standard errors of the rates for the quadrature.
 
     Example:
         >>> counts = attack_counts([250, 150, 60], 1000, [40, 60, 200], 1000)
@@ -223,13 +226,22 @@ def epsilon_posterior_at_strength(
     *,
     epsilon_variance: float = 10.0,
 ) -> GridDistribution:
-    """Posterior of epsilon for attacks of a known strength.
+    """Return the posterior of epsilon for attacks of a known strength.
 
-    It shows what an assumed strength does to the interval: next to 1 it is nearly the posterior of
-    an attack that is the best one possible, at 0 it has no upper limit but the prior's.
+    It shows the effect of an assumed strength on the interval. For a strength near 1 it is nearly
+    the posterior of the best possible attack; at 0 only the prior limits epsilon from above.
 
-    ``strength`` is in [0, 1); the other arguments and the errors are those of
-    `attack_strength_posterior`.
+    Args:
+        counts: As in `attack_strength_posterior`.
+        delta: Delta in [0, 1).
+        strength: Strength in [0, 1).
+        epsilon_variance: As in `attack_strength_posterior`.
+
+    Returns:
+        The posterior on a grid.
+
+    Raises:
+        ValueError: As in `attack_strength_posterior`.
 
     Example:
         >>> counts = attack_counts(200, 500, 200, 500)
@@ -263,7 +275,7 @@ def _density_at(
 def joint_density(
     levels: Floats, values: Floats, variance: float, log_strength: LogDensity
 ) -> Floats:
-    """Joint density of eps and s eps from their log likelihood; its largest value is 1."""
+    """Return the joint density of eps and s eps from their log likelihood; its maximum is 1."""
     k, j = np.tril_indices(levels.size)
     k, j = k[1:], j[1:]
     prior = np.zeros(values.shape)
@@ -274,6 +286,6 @@ def joint_density(
 
 
 def largest_epsilon(attacks: Attacks, variance: float) -> float:
-    """An epsilon that the posterior has next to no mass above."""
-    # From there on the likelihood does not rise any more, and the prior falls.
+    """Return an epsilon above which the posterior has almost no mass."""
+    # Above it the likelihood no longer rises, and the prior falls.
     return float(np.sqrt(attacks.largest**2 + 2.0 * _LOG_SPAN * variance))

@@ -1,7 +1,7 @@
-"""Samples of epsilon and of the strength of attacks, by the published Markov chain.
+"""Samples of epsilon and of the attacks' strength, by the published Markov chain.
 
-The posterior is that of `stats.attack_strength.strength_posterior`, which has it by quadrature,
-much faster and without sampling error; the chain is there to check it against what was published.
+`stats.attack_strength.strength_posterior` computes the same posterior by quadrature, much faster
+and without sampling error; the chain serves to check it against published results.
 """
 
 from __future__ import annotations
@@ -38,28 +38,32 @@ def sample_attack_strength(
     step_strength: float = 0.1,
     proposals: int = 100,
 ) -> Floats:
-    """Markov chain whose limit is the joint posterior of epsilon and of the strength.
+    """Run a Markov chain whose limit is the joint posterior of epsilon and of the strength.
 
-    Successive samples are strongly dependent: a hundred iterations hold about the information of
-    one independent sample. Those before the chain has forgotten its start are included.
-
-    The chain is algorithm 1 of the reference there; samples are of (epsilon, strength),
-    ``[iterations, 2]``.
+    Successive samples are strongly dependent: a hundred iterations contain about as much
+    information as one independent sample. Burn-in samples are included.
 
     Args:
-        counts: outcomes of the attacks, a vector, ``[n]``.
-        delta: delta in [0, 1).
-        iterations: length of the chain, M.
-        generator: source of randomness; the chain is a function of its state.
-        epsilon_variance: as in `strength_posterior.attack_strength_posterior`.
-        strength_shapes: as there, the shapes >= 1 of the Beta prior of the strength.
-        start: epsilon > 0 and strength in (0, 1) that the chain starts from.
-        step_epsilon: standard deviation of the proposals of log epsilon.
-        step_strength: standard deviation of the proposals of the strength.
-        proposals: pairs of error rates that stand for one attack's integral, K >= 2.
+        counts: Outcomes of the attacks, a vector, ``[n]``.
+        delta: Delta in [0, 1).
+        iterations: Length of the chain, M.
+        generator: Random generator; the chain is a function of its state.
+        epsilon_variance: As in `strength_posterior.attack_strength_posterior`.
+        strength_shapes: The shapes >= 1 of the Beta prior of the strength.
+        start: Epsilon > 0 and strength in (0, 1) at the start of the chain.
+        step_epsilon: Standard deviation of the proposals of log epsilon.
+        step_strength: Standard deviation of the proposals of the strength.
+        proposals: Number of pairs of error rates that estimate one attack's integral, K >= 2.
+
+    Returns:
+        Samples of (epsilon, strength), ``[iterations, 2]``.
 
     Raises:
         ValueError: If an argument is out of its range.
+
+    References:
+        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
+        from membership inference attacks", 2025, arXiv:2504.16683: algorithm 1.
     """
     vector = attack_vector(counts)
     delta = delta_or_zero(delta)
@@ -74,7 +78,7 @@ def sample_attack_strength(
     _validate.open_unit("start", start[1], "the second of the two is a strength")
 
     def log_prior(epsilon: float, s: float) -> float:
-        # The proposal is symmetric in log epsilon: the density of that has the factor epsilon.
+        # The proposal is symmetric in log epsilon, whose density has the factor epsilon.
         of_strength = float(log_strength(np.asarray(s)))
         return of_strength - epsilon**2 / (2.0 * variance) + float(np.log(epsilon))
 
@@ -92,7 +96,7 @@ def _chain(
     proposals: int,
     generator: np.random.Generator,
 ) -> Iterator[tuple[float, float]]:
-    """States (epsilon, strength), without an end."""
+    """Yield states (epsilon, strength) without end."""
     n, (epsilon, s) = attacks.fn.size, start
     rates = _start_rates(n, epsilon, s, delta)
     while True:
@@ -116,7 +120,7 @@ def _chain(
 
 
 def _drawn(weights: Floats, generator: np.random.Generator) -> NDArray[np.intp]:
-    """One column for each row, with probabilities proportional to the weights."""
+    """Draw one column for each row, with probabilities proportional to the weights."""
     total = np.cumsum(weights, axis=1)
     level = generator.random(len(weights)) * total[:, -1]
     result: NDArray[np.intp] = np.argmax(total > level[:, None], axis=1)
@@ -124,7 +128,7 @@ def _drawn(weights: Floats, generator: np.random.Generator) -> NDArray[np.intp]:
 
 
 def _likelihood(counts: ConfusionCounts, pairs: Floats) -> Floats:
-    """Likelihood of pairs (FPR, FNR), ``[n, K, 2]``, each attack's relative to its largest."""
+    """Return the likelihood of pairs (FPR, FNR), ``[n, K, 2]``, over the largest of each attack."""
     fpr, fnr = pairs[..., 0], pairs[..., 1]
     fn, tp, fp, tn = (v[:, None] for v in (counts.fn, counts.tp, counts.fp, counts.tn))
     logs = fp * np.log(fpr) + tn * np.log1p(-fpr) + fn * np.log(fnr) + tp * np.log1p(-fnr)
@@ -151,7 +155,7 @@ def _log_ring_area(epsilon: float, strength: float, delta: float) -> float:
 
 
 def _start_rates(attacks: int, epsilon: float, strength: float, delta: float) -> Floats:
-    """Equal error rates in the middle between the two regions' boundaries."""
+    """Return equal error rates midway between the boundaries of the two regions."""
     outer = (1.0 - delta) / (1.0 + np.exp(epsilon))
     inner = (1.0 - strength * delta) / (1.0 + np.exp(strength * epsilon))
     return np.full((attacks, 2), 0.5 * (outer + inner))

@@ -1,1 +1,1 @@
-"""Lower bounds on epsilon from the errors of attacks, and the intervals that they rest on."""
+"""Lower bounds on epsilon from the errors of attacks, and the intervals on which they rest."""

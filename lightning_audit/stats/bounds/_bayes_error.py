@@ -1,4 +1,4 @@
-"""Least mean error of guessing between two unit normals, and the distance that it needs."""
+"""Bayes error of distinguishing two unit normals, and its inverse (arXiv:1905.02383)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from lightning_audit.stats._roots import least_nonnegative
 
 
 def log_bayes_error(mu: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    r"""Log of the Bayes error between N(0, 1) and N(mu, 1), and its derivative in mu.
+    r"""Return the log Bayes error between N(0, 1) and N(mu, 1), and its derivative in mu.
 
     .. math:: B(\mu) = \min_t\, w \Phi(t - \mu) + (1 - w) \Phi(-t), \qquad
         t^* = \tfrac{\mu}{2} + \tfrac{1}{\mu} \ln \tfrac{1 - w}{w}, \quad
         B'(\mu) = -w \varphi(t^* - \mu)
 
     Args:
-        mu: distance >= 0.
-        weight: prior weight w of N(mu, 1), in (0, 1).
+        mu: Distance >= 0, any shape.
+        weight: Prior weight w of N(mu, 1), in (0, 1), broadcast against ``mu``.
+
+    Returns:
+        (log error, its derivative in mu), of the broadcast shape.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         shift = (np.log1p(-weight) - np.log(weight)) / mu
-    # At a distance of zero the guess is the likelier world, or either one.
+    # At a distance of zero the best guess is the likelier world; either one if they are equal.
     shift = np.where(np.isnan(shift), 0.0, shift)
     of_in = np.log(weight) + special.log_ndtr(shift - 0.5 * mu)
     of_out = np.log1p(-weight) + special.log_ndtr(-shift - 0.5 * mu)
@@ -34,11 +37,14 @@ def log_bayes_error(mu: Floats, weight: Floats) -> tuple[Floats, Floats]:
 
 
 def distance_of_bayes_error(error: Floats, weight: Floats) -> Floats:
-    """The mu >= 0 whose Bayes error is ``error``; 0 where even mu = 0 has a smaller one.
+    """Return the mu >= 0 whose Bayes error is ``error``; 0 if mu = 0 already has a smaller one.
 
     Args:
-        error: mean error rate in (0, 1], ``[n]``.
-        weight: prior weight of N(mu, 1) in (0, 1), ``[n]``.
+        error: Mean error rate in (0, 1], ``[n]``.
+        weight: Prior weight of N(mu, 1) in (0, 1), ``[n]``.
+
+    Returns:
+        The distances, ``[n]``.
     """
     mu = np.zeros(error.shape)
     rows = np.flatnonzero(error < np.minimum(weight, 1.0 - weight))

@@ -1,4 +1,4 @@
-"""Error counts of every threshold, and the search for the one with the largest bound."""
+"""Error counts at every threshold, and the search for the threshold with the largest bound."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 
 Whole = NDArray[np.int64]
-#: From counts to a bound at each.
+#: Function from counts to a bound for each.
 Values = Callable[[ConfusionCounts], Any]
 
 _NAMES = ("fn", "tp", "fp", "tn")
-# Thresholds up to which looking at all of them costs less than leaving some out, and the number of
-# blocks that the search begins with.
+# Up to this number of thresholds, evaluating all is cheaper than pruning; number of blocks with
+# which the search begins.
 _FEW, _BLOCKS = 1024, 256
 
 
@@ -28,13 +28,13 @@ class Stairs:
     """Error counts at increasing thresholds.
 
     Args:
-        thresholds: the thresholds, ``[k]``.
-        fn: scores "in" up to each, ``[k]``, non-decreasing.
-        tn: scores "out" up to each, ``[k]``, non-decreasing.
-        n_in: all scores "in".
-        n_out: all scores "out".
-        chosen: of the scores "in" and of those "out", how many of the first k, for each k, are in
-            the part that is counted, ``[n + 1]``; None for all.
+        thresholds: The thresholds, ``[k]``.
+        fn: Scores "in" up to each, ``[k]``, non-decreasing.
+        tn: Scores "out" up to each, ``[k]``, non-decreasing.
+        n_in: Number of scores "in".
+        n_out: Number of scores "out".
+        chosen: For the scores "in" and for those "out": how many of the first k, for each k, are in
+            the counted part, ``[n + 1]``; None if all are.
     """
 
     thresholds: Floats
@@ -46,12 +46,12 @@ class Stairs:
 
     @classmethod
     def of(cls, inside: Floats, outside: Floats, thresholds: Floats) -> Stairs:
-        """Count sorted scores."""
+        """Count sorted scores at thresholds."""
         fn, tn = (np.searchsorted(s, thresholds, side="right") for s in (inside, outside))
         return cls(thresholds, fn, tn, len(inside), len(outside))
 
     def counts(self, low: Any, high: Any) -> ConfusionCounts:
-        """Type II errors at ``low`` with type I errors at ``high``; one index is a threshold."""
+        """Return type II errors at index ``low`` with type I errors at index ``high``."""
         fn, tn = self._up_to(low)[0], self._up_to(high)[1]
         return ConfusionCounts(fn=fn, tp=self.n_in - fn, fp=self.n_out - tn, tn=tn)
 
@@ -60,7 +60,7 @@ class Stairs:
         return (fn, tn) if self.chosen is None else (self.chosen[0][fn], self.chosen[1][tn])
 
     def part(self, rng: np.random.Generator, fraction: float) -> Stairs:
-        """The counts of a random share of either group's scores."""
+        """Return the counts of a random fraction of the scores of each group."""
         sizes, chosen = [], []
         for n in (self.n_in, self.n_out):
             sizes.append(round(fraction * n))
@@ -71,12 +71,12 @@ class Stairs:
         return replace(self, n_in=sizes[0], n_out=sizes[1], chosen=(chosen[0], chosen[1]))
 
     def without(self, part: Stairs, index: int) -> ConfusionCounts:
-        """The counts at one threshold of the scores that are not in the part, ``[1]``."""
+        """Return the counts at one threshold of the scores outside the part, ``[1]``."""
         every, some = (stairs.counts([index], [index]) for stairs in (self, part))
         return ConfusionCounts(*(getattr(every, k) - getattr(some, k) for k in _NAMES))
 
     def first_like(self, index: int) -> int:
-        """The smallest index with the counts of this one."""
+        """Return the smallest index with the same counts."""
 
         def below(i: int) -> int:
             return int(sum(self._up_to(i)))
@@ -85,10 +85,10 @@ class Stairs:
 
 
 def largest(stairs: Stairs, values: Values, *, monotone: bool) -> tuple[float, int]:
-    """The largest bound and the first index that has it.
+    """Return the largest bound and the first index that has it.
 
-    With a bound that fewer errors never lower, a block of thresholds has none above that of its
-    fewest errors of either kind: blocks that stay below the best so far are left out.
+    If fewer errors never lower the bound, no threshold of a block exceeds the bound of the block's
+    fewest errors of either kind: blocks below the best so far are pruned.
     """
     k = len(stairs.thresholds)
     if not monotone or k <= _FEW:

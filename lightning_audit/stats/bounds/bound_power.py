@@ -1,10 +1,14 @@
-"""How many observations a bound from counts needs to tell that a claim is false.
+"""Number of observations that a bound from counts needs to refute a false claim.
 
-Observations are readings of a Gaussian mechanism, half of them with the canary in, and the
-threshold lies midway between the two, fixed beforehand. There is one look. The errors are then
-independent binomials, so that the power is a sum over them of what the bound itself decides: no
-simulation, and no formula that stands for the bound. The power of the audit's own tests is in
-`lightning_audit.stats.evalues.power`.
+Observations are readings of a Gaussian mechanism, half of them with the canary in. The threshold
+is midway between the two means, fixed beforehand, and there is one look. The errors are then
+independent binomials, so the power is a sum over errors of the bound's own decision: there is no
+simulation and no approximate formula. `lightning_audit.stats.evalues.power` has the power of the
+audit's own tests.
+
+References:
+    The bounds are those of Nasr et al., "Tight auditing of differentially private machine
+    learning", USENIX Security 2023, arXiv:2302.07956, and `mu_pooled_clopper_pearson`.
 """
 
 from __future__ import annotations
@@ -33,35 +37,38 @@ POWER_METHODS: dict[str, Callable[[ConfusionCounts, float, float], NDArray[np.bo
     "fdp_cp": lambda counts, mu, significance: np.asarray(
         mu_clopper_pearson(counts, significance) > mu
     ),
-    # The posterior's quantile exceeds mu where less than that quantile's level lies below mu.
+    # The posterior's quantile exceeds mu if less than the quantile's level lies below mu.
     "fdp_bayes": lambda counts, mu, significance: np.asarray(
         mu_posterior_cdf(mu, counts, region="one_sided") < significance
     ),
 }
 
-#: Middles of equal parts of the distribution of the false negatives.
+#: Midpoints of equal parts of the distribution of the false negatives.
 _LEVELS = (np.arange(128) + 0.5) / 128
 
 
 def bound_power(
     method: str, mu_claimed: float, mu_true: float, n: int, significance: float = 0.05
 ) -> float:
-    """Probability that a bound from counts proves more than the claim, looked at once.
+    """Return the probability that a bound from counts refutes the claim at one look.
 
-    False negatives stand for 128 equal parts of their distribution, false positives for all
-    of theirs: on the cases of the tests the error is below 0.001. In n it is not quite increasing,
-    since counts are whole numbers. For "fdp_bayes" the decision is that of the published credible
-    bound; its rate of false alarms is 5 to 7 % at a nominal 5 %.
+    False negatives are represented by 128 equal parts of their distribution, and false positives
+    by all of theirs: in the test cases the error is below 0.001. The power does not quite increase
+    with n, because counts are whole numbers. For "fdp_bayes" the decision is that of the published
+    credible bound; its false-alarm rate is 5 to 7 % at a nominal 5 %.
 
     Args:
         method: "fdp_pooled_cp", "fdp_cp" or "fdp_bayes"; see `stats.bounds.named_bounds`.
-        mu_claimed: mu of Gaussian DP that is claimed for one observation, > 0.
-        mu_true: mu of the mechanism, > 0.
-        n: observations with the canary in, and as many without it.
-        significance: the bound's, in (0, 1); in (0, 1/4] for "fdp_pooled_cp".
+        mu_claimed: Claimed mu of Gaussian DP of one observation, > 0.
+        mu_true: True mu of the mechanism, > 0.
+        n: Number of observations with the canary in, and of those without it.
+        significance: Significance of the bound, in (0, 1); in (0, 1/4] for "fdp_pooled_cp".
+
+    Returns:
+        The power, in [0, 1].
 
     Raises:
-        ValueError: If an argument is out of its range, by name.
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> round(bound_power("fdp_pooled_cp", 0.33307, 0.40348, 2500), 2)
@@ -72,9 +79,8 @@ def bound_power(
     rate = float(special.ndtr(-0.5 * _validate.positive("mu_true", mu_true)))
     size = _validate.positive_int("n", n)
     level = significance_level(significance)
-    # The smallest whole number whose distribution function reaches the level.
-    # Where no error at all is as probable as the level, it is 0; bdtrik has no answer for rates
-    # that 1 - rate does not show.
+    # The smallest whole number whose distribution function reaches the level. It is 0 if no error
+    # is as probable as the level; bdtrik fails for rates too small to change 1 - rate.
     none = np.exp(size * np.log1p(-rate))
     most = np.where(none >= _LEVELS, 0.0, special.bdtrik(_LEVELS, size, rate))
     fn = np.ceil(most.clip(0.0, size)).astype(np.int64)
@@ -84,7 +90,7 @@ def bound_power(
         counts = ConfusionCounts(fn=fn, tp=size - fn, fp=fp, tn=size - fp)
         return rejects(counts, claimed, level)
 
-    # Most false positives with which the claim is still rejected; -1 where it never is.
+    # Largest number of false positives with which the claim is rejected; -1 if it never is.
     largest, above = np.full_like(fn, -1), np.full_like(fn, size + 1)
     while np.any(above - largest > 1):
         middle = (largest + above) // 2

@@ -1,4 +1,4 @@
-"""Upper limits on an error rate that hold at all times together."""
+"""Upper limits on an error rate that hold at all times at once."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ __all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
 #: best after few guesses, a large one after many. Averaging costs at most log 3 of the best one.
 CONCENTRATIONS = np.array([3.0, 30.0, 300.0])
 
-# Halvings of an interval of at most one: to the last digit of a double next to one.
+# Halvings of an interval of at most one: to double precision near one.
 _HALVINGS = 60
 
 
 def error_rate_log_e(
     errors: int | NDArray[Any], trials: int | NDArray[Any], rate: float | NDArray[Any]
 ) -> Floats:
-    r"""Log e-value for "the error rate of every guess, given the past, is at least ``rate``".
+    r"""Return the log e-value for "the error rate of every guess is at least ``rate``".
 
-    Every guess at a fair private coin has the error rate (FNR + FPR) / 2 given all that happened
-    before, whatever the two rates are; an attack and a mechanism that change over time are allowed.
-    The process is the likelihood of the guesses under lower rates against that under ``rate``,
+    The error rate of a guess is its probability of error given the past. A guess at a fair private
+    coin has the error rate (FNR + FPR) / 2, for any values of the two rates; the attack and the
+    mechanism may change over time. The e-value is the likelihood of the guesses under lower rates
+    over that under ``rate``,
 
     .. math:: E = \frac13 \sum_{\kappa \in \{3, 30, 300\}} \int_0^{e} \Big(\frac{p}{e}\Big)^{k}
         \Big(\frac{1 - p}{1 - e}\Big)^{n - k} \, \mathrm{d}\pi_{\kappa}(p), \qquad
-        \pi_{\kappa} = \mathrm{Beta}(\kappa e,\, \kappa (1 - e)) \text{ cut off at } e .
+        \pi_{\kappa} = \mathrm{Beta}(\kappa e,\, \kappa (1 - e)) \text{ truncated at } e .
 
     Each factor has expectation at most one if the rate is at least e, because it falls with the
-    number of errors; so the process is a supermartingale and may be looked at at any time. The same
-    holds for pairs of one guess in either world, by the inequality of arithmetic and geometric
-    means. Several guesses of one step must be independent given the past.
+    number of errors. So the process is a supermartingale, valid at any stopping time (own proof,
+    after Robbins and Ville). The same holds for pairs of one guess in either world, by the
+    inequality of arithmetic and geometric means. Several guesses of one step must be independent
+    given the past.
 
     Args:
         errors: Number k of wrong guesses so far, a whole number in [0, trials].
@@ -49,7 +51,7 @@ def error_rate_log_e(
         Log e-value, of the broadcast shape; flag at ``>= log(1 / significance)``.
 
     Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if ``rate``
+        ValueError: If a count is negative, not a whole number, or exceeds ``trials``; if ``rate``
             is not in (0, 1).
 
     Example:
@@ -60,7 +62,8 @@ def error_rate_log_e(
 
     References:
         Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
-        Mathematical Statistics 41, 1970. Ville, "Étude critique de la notion de collectif", 1939.
+        Mathematical Statistics 41, 1970, doi:10.1214/aoms/1177696786. Ville, "Étude critique de la
+        notion de collectif", 1939.
     """
     k, n = _counts(errors, trials)
     e = each(_validate.open_unit, "rate", rate)
@@ -71,25 +74,27 @@ def error_rate_log_e(
 def error_rate_confidence_sequence(
     errors: int | NDArray[Any], trials: int | NDArray[Any], significance: float
 ) -> float | Floats:
-    r"""Upper limit of an error rate that may be looked at after every guess.
+    r"""Return an upper limit of an error rate that is valid after every guess.
 
-    With probability at least ``1 - significance`` the limits of *all* times together are at or
-    above the true rate, so their running minimum is one as well. It is the rate from which on
-    `error_rate_log_e` rejects, with its assumptions: for the guesses of a fair private coin the
-    rate is (FNR + FPR) / 2. As mu-GDP leaves an error rate of at least Phi(-mu/2), the number -2
-    Phi^-1(limit) is at all times a lower bound on the mu of the worst step.
+    With probability at least ``1 - significance`` the limits at *all* times are at or above the
+    true rate, so their running minimum is a limit as well. It is the rate from which on
+    `error_rate_log_e` rejects, with its assumptions: for guesses at a fair private coin the rate is
+    (FNR + FPR) / 2. Since mu-GDP implies an error rate of at least Phi(-mu/2), -2 Phi^-1(limit) is
+    at all times a lower bound on the mu of the worst step.
 
     .. math:: e_+ = \inf\{e > k / n : \log E(k, n; e') \ge \ln(1 / \text{significance})\
         \text{ for all } e' \ge e\}
 
-    ``significance`` in (0, 1) is the probability with which any of the limits may fail; the other
-    arguments are those of `error_rate_log_e`.
+    Args:
+        errors: Number k of wrong guesses so far, a whole number in [0, trials].
+        trials: Number n of guesses so far, >= 0; broadcast against ``errors``.
+        significance: Probability in (0, 1) with which any of the limits may fail.
 
     Returns:
         The limit in (0, 1]: a float for numbers, an array of the broadcast shape for arrays.
 
     Raises:
-        ValueError: As `error_rate_log_e`; if ``significance`` is not in (0, 1).
+        ValueError: As in `error_rate_log_e`; if ``significance`` is not in (0, 1).
 
     Example:
         >>> limit = error_rate_confidence_sequence(617, 2000, 0.05)
@@ -103,8 +108,9 @@ def error_rate_confidence_sequence(
 
     References:
         Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
-        Mathematical Statistics 41, 1970. Howard et al., "Time-uniform, nonparametric, nonasymptotic
-        confidence sequences", Annals of Statistics 49, 2021.
+        Mathematical Statistics 41, 1970, doi:10.1214/aoms/1177696786. Howard et al., "Time-uniform,
+        nonparametric, nonasymptotic confidence sequences", Annals of Statistics 49, 2021,
+        arXiv:1810.08240.
     """
     k, n = _counts(errors, trials)
     level = _validate.open_unit(

@@ -15,15 +15,15 @@ from lightning_audit.stats._roots import Rows, least_nonnegative
 
 __all__ = ["mu_noncentral_t", "mu_noncentral_t_from_scores"]
 
-# From noncentralities and the rows that they are of to the tails there and their slopes.
+# Function of noncentralities and their rows that returns the tails and their slopes.
 _Tail = Callable[[Floats, Rows], tuple[Floats, Floats]]
 _TailFactory = Callable[[Floats, Floats, float], _Tail]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
 _SQRT_2PI = np.sqrt(2.0 * np.pi)
-# Share of the significance that the quadrature may leave out at either end.
+# Share of the significance that the quadrature may omit at either end.
 _LEFT_OUT = 1e-18
-# Observations solved at once: each takes a row of nodes in memory.
+# Observations solved at once: each needs a row of nodes in memory.
 _BLOCK = 4096
 
 
@@ -34,11 +34,11 @@ def mu_noncentral_t(
     sum_squares: float | NDArray[Any],
     significance: float,
 ) -> float | Floats:
-    r"""Lower confidence limit on mu = shift / standard deviation of two Gaussian groups.
+    r"""Return a lower confidence limit on mu = shift / standard deviation of two Gaussian groups.
 
     With independent observations N(a + shift, s^2) in one group and N(a, s^2) in the other, the
-    limit exceeds mu = shift / s with probability exactly ``significance`` where it is positive (and
-    at most that for mu = 0), whatever a and s. The numbers of observations must not depend on the
+    limit exceeds mu = shift / s with probability exactly ``significance`` if it is positive (and
+    at most that for mu = 0), for any a and s. The numbers of observations must not depend on the
     data. The level rests on the Gaussian form: for other noise this is an estimate.
 
     .. math:: t = \sqrt{w}\, D \Big/ \sqrt{\mathrm{SS} / \nu}, \qquad
@@ -58,20 +58,21 @@ def mu_noncentral_t(
         significance: Probability in (0, 1) with which the limit may fail.
 
     Returns:
-        The limit >= 0, 0 where a group is empty or fewer than three observations were made: a float
+        The limit >= 0, 0 if a group is empty or there are fewer than three observations: a float
         for numbers, an array of the broadcast shape for arrays.
 
     Raises:
-        ValueError: If an argument is out of its range, or ``sum_squares`` is 0 where there are
-            enough observations.
+        ValueError: If an argument is out of its range, or ``sum_squares`` is 0 with enough
+            observations.
 
     Example:
         >>> round(mu_noncentral_t(1000, 1000, 1.0, 1998.0, 0.05), 4)
         0.9219
 
     References:
-        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
-        Hedges and Olkin, "Statistical methods for meta-analysis", 1985, chapter 5.
+        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940,
+        doi:10.1093/biomet/31.3-4.362. Hedges and Olkin, "Statistical methods for meta-analysis",
+        1985, chapter 5.
     """
     advice = "it is the probability with which the limit may fail"
     level = _validate.open_unit("significance", significance, advice)
@@ -91,7 +92,7 @@ def _statistics(
     difference: float | NDArray[Any],
     sum_squares: float | NDArray[Any],
 ) -> tuple[Floats, ...]:
-    """The arguments of `mu_noncentral_t`, checked and of one shape."""
+    """Return the arguments of `mu_noncentral_t`, validated and of one shape."""
     n1, n0, d, ss = np.broadcast_arrays(
         _numbers("n_in", n_in),
         _numbers("n_out", n_out),
@@ -100,8 +101,8 @@ def _statistics(
     )
     if np.any((n1 > 0) & (n0 > 0) & (n1 + n0 > 2) & (ss == 0)):
         raise ValueError(
-            "sum_squares=0.0 must be > 0 for more than two observations; readings that do not "
-            "vary have no Gaussian noise, and no limit on mu follows from them."
+            "sum_squares=0.0 must be > 0 for more than two observations; constant "
+            "readings have no Gaussian noise, and give no limit on mu."
         )
     return n1, n0, d, ss
 
@@ -109,18 +110,25 @@ def _statistics(
 def mu_noncentral_t_from_scores(
     scores_in: ArrayLike, scores_out: ArrayLike, significance: float
 ) -> float:
-    r"""Lower confidence limit on mu from the observations of two Gaussian groups.
+    r"""Return a lower confidence limit on mu from the observations of two Gaussian groups.
 
-    `mu_noncentral_t` of the two sample means and the pooled sum of squares; its assumptions hold:
-    independent Gaussian scores of one variance, and their numbers fixed beforehand.
+    `mu_noncentral_t` of the two sample means and the pooled sum of squares. Its assumptions are
+    those of `mu_noncentral_t`: independent Gaussian scores of one variance, with numbers fixed
+    beforehand.
 
     .. math:: D = \bar x_1 - \bar x_0, \qquad
         \mathrm{SS} = \sum_i (x_{1i} - \bar x_1)^2 + \sum_j (x_{0j} - \bar x_0)^2
 
-    Scores in and out are ``[n_in]`` and ``[n_out]``, in one unit, whichever.
+    Args:
+        scores_in: Scores with the shift, ``[n_in]``, in any unit.
+        scores_out: Scores without it, ``[n_out]``, in the same unit.
+        significance: Probability in (0, 1) with which the limit may fail.
+
+    Returns:
+        The limit >= 0.
 
     Raises:
-        ValueError: If scores are not one-dimensional, not finite or all alike within both groups,
+        ValueError: If scores are not one-dimensional, not finite or all equal within both groups,
             or ``significance`` is not in (0, 1).
 
     Example:
@@ -140,7 +148,7 @@ def mu_noncentral_t_from_scores(
 
 
 def mean_and_squares(scores: Floats) -> tuple[float, float]:
-    """Mean and sum of squared deviations from it, 0 of no scores."""
+    """Return the mean and the sum of squared deviations from it, 0 for no scores."""
     mean = float(scores.mean()) if scores.size else 0.0
     return mean, float(np.sum((scores - mean) ** 2))
 
@@ -153,16 +161,16 @@ def _numbers(name: str, value: int | NDArray[Any]) -> Floats:
 
 
 def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floats:
-    """Lower limit of the noncentrality, at least zero, for arrays ``[m]``.
+    """Return lower limits of the noncentrality, at least zero, for arrays ``[m]``.
 
     The upper tail of the noncentral t is E Phi(lambda - t S), computed by Gauss-Legendre quadrature
-    over S, or over Z where t is so large that Phi is a step against the density of S. As a
-    distribution function in lambda it is log-concave: Newton's method on its logarithm converges.
+    over S, or over Z if t is so large that Phi is a step compared with the density of S. As a
+    distribution function in lambda it is log-concave, so Newton's method on its log converges.
     """
     limit = np.zeros(t.shape)
-    # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, zero is left.
+    # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, the limit is 0.
     positive = special.stdtr(freedom, -t) < significance
-    # The density of S is the wider factor up to here, and the normal density from here on.
+    # Up to this t the density of S is the wider factor, above it the normal density.
     steep = t > np.sqrt(2.0 * freedom)
     for tail, chosen in ((_tail_over_scale, ~steep), (_tail_over_normal, steep)):
         rows = np.flatnonzero(positive & chosen)
@@ -173,12 +181,12 @@ def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floa
 
 
 def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: float) -> Floats:
-    """Newton's method on the logarithm of the tail, which is concave in the noncentrality."""
+    """Run Newton's method on the log of the tail, which is concave in the noncentrality."""
     tail = tail_of(t, freedom, significance)
 
     def residual(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
         probability, slope = tail(noncentrality, rows)
-        # Where the tail underflows, or is one, its logarithm points nowhere.
+        # If the tail underflows, or is one, the slope of its logarithm gives no direction.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.log(probability) - np.log(significance), slope / probability
 
@@ -187,12 +195,12 @@ def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: floa
 
 
 def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
-    """The tail and its slope as E Phi(lambda - t S), integrated over the density of S."""
+    """Return the tail and its slope as E Phi(lambda - t S), integrated over the density of S."""
     left_out = significance * _LEFT_OUT
     low = np.sqrt(2.0 * special.gammaincinv(freedom / 2.0, left_out) / freedom)
     high = np.sqrt(2.0 * special.gammainccinv(freedom / 2.0, left_out) / freedom)
     off = 0.5 * (low + high)[:, None] - 1.0 + 0.5 * (high - low)[:, None] * _NODES
-    # Log density of S = 1 + off up to a constant, without the cancellation of two large terms.
+    # Log density of S = 1 + off up to a constant, without cancellation of two large terms.
     log_density = (freedom[:, None] - 1.0) * np.log1p(off) - freedom[:, None] * (off + 0.5 * off**2)
     weights = _WEIGHTS * np.exp(log_density - log_density.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
@@ -207,7 +215,7 @@ def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
 
 
 def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
-    """The tail and its slope as E Pr[S <= (Z + lambda) / t], integrated over the density of Z."""
+    """Return the tail and its slope as E Pr[S <= (Z + lambda) / t], integrated over Z."""
     reach = -special.ndtri_exp(np.log(significance) + np.log(_LEFT_OUT))
 
     def tail(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
@@ -218,7 +226,7 @@ def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
         scale = np.maximum(z + noncentrality[:, None], 0.0) / t[rows, None]
         cumulated = special.gammainc(half_freedom, half_freedom * scale**2)
         mass = half * _WEIGHTS * np.exp(-0.5 * z * z) / _SQRT_2PI * cumulated
-        # By parts: the derivative of the normal density brings the factor z.
+        # By parts: the derivative of the normal density gives the factor z.
         return mass.sum(axis=1), (mass * z).sum(axis=1)
 
     return tail

@@ -1,4 +1,4 @@
-"""One-sided limits for a binomial rate: exact confidence limits and Bayesian ones."""
+"""One-sided limits for a binomial rate: exact confidence limits and Bayesian limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["clopper_pearson_lower", "clopper_pearson_upper", "jeffreys_lower", "
 def clopper_pearson_lower(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
 ) -> float | Floats:
-    r"""One-sided Clopper-Pearson lower limit of a binomial rate.
+    r"""Return a one-sided Clopper-Pearson lower limit of a binomial rate.
 
     With ``successes`` drawn from Bin(n, p), the limit exceeds p with probability at most
     ``significance``, for every n and p. The number of trials must be fixed beforehand: a limit that
-    is looked at repeatedly, or whose event was chosen on the same data, does not have this level.
+    is inspected repeatedly, or whose event was chosen on the same data, does not have this level.
 
     .. math:: p_- = \sup\{p : \Pr[\mathrm{Bin}(n, p) \ge k] \le \text{significance}\}
         = I^{-1}_{\text{significance}}(k,\, n - k + 1), \qquad p_-(k = 0) = 0
@@ -34,7 +34,7 @@ def clopper_pearson_lower(
         The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
 
     Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
+        ValueError: If a count is negative, not a whole number, or exceeds ``trials``; if
             ``significance`` is not in (0, 1).
 
     Example:
@@ -45,11 +45,11 @@ def clopper_pearson_lower(
 
     References:
         Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of
-        the binomial", Biometrika 26, 1934.
+        the binomial", Biometrika 26, 1934, doi:10.1093/biomet/26.4.404.
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
-    # k = 0 is outside the domain of the Beta quantile; the stand-in 1 is overwritten below.
+    # k = 0 is outside the domain of the Beta quantile; the placeholder 1 is overwritten below.
     quantile = special.betaincinv(np.maximum(k, 1.0), n - k + 1.0, level)
     return like_input(np.where(k > 0, quantile, 0.0))
 
@@ -57,10 +57,10 @@ def clopper_pearson_lower(
 def clopper_pearson_upper(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
 ) -> float | Floats:
-    r"""One-sided Clopper-Pearson upper limit of a binomial rate.
+    r"""Return a one-sided Clopper-Pearson upper limit of a binomial rate.
 
-    As `clopper_pearson_lower`, of arguments, result and errors too, for a limit that falls below p
-    with probability at most ``significance``.
+    Like `clopper_pearson_lower`, with the same arguments, result, errors and source. The limit
+    falls below p with probability at most ``significance``.
 
     .. math:: p_+ = \inf\{p : \Pr[\mathrm{Bin}(n, p) \le k] \le \text{significance}\}
         = I^{-1}_{1 - \text{significance}}(k + 1,\, n - k), \qquad p_+(k = n) = 1
@@ -75,7 +75,7 @@ def clopper_pearson_upper(
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
-    # k = n is outside the domain of the Beta quantile; the stand-in 1 is overwritten below. The
+    # k = n is outside the domain of the Beta quantile; the placeholder 1 is overwritten below. The
     # complemented inverse keeps the digits of a small significance.
     quantile = special.betainccinv(k + 1.0, np.maximum(n - k, 1.0), level)
     return like_input(np.where(k < n, quantile, 1.0))
@@ -84,10 +84,11 @@ def clopper_pearson_upper(
 def jeffreys_lower(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
 ) -> float | Floats:
-    r"""One-sided Jeffreys lower limit of a binomial rate.
+    r"""Return a one-sided Jeffreys lower limit of a binomial rate.
 
     A quantile of the posterior for the prior Beta(1/2, 1/2). It fails with probability close to
-    ``significance`` on average over rates, and more often at some rates: it is no confidence limit.
+    ``significance`` on average over rates, and more often at some rates: it is not a confidence
+    limit.
 
     .. math:: p_- = I^{-1}_{\text{significance}}(k + \tfrac12,\, n - k + \tfrac12),
         \qquad p_-(k = 0) = 0
@@ -102,21 +103,21 @@ def jeffreys_lower(
 
     References:
         Brown, Cai and DasGupta, "Interval estimation for a binomial proportion", Statistical
-        Science 16, 2001, section 4.1.
+        Science 16, 2001, doi:10.1214/ss/1009213286, section 4.1.
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
     quantile = special.betaincinv(k + 0.5, n - k + 0.5, level)
-    # Without a success no rate however small can be ruled out, whatever the prior says.
+    # Without a success, no small rate can be ruled out, regardless of the prior.
     return like_input(np.where(k > 0, quantile, 0.0))
 
 
 def jeffreys_upper(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
 ) -> float | Floats:
-    r"""One-sided Jeffreys upper limit of a binomial rate.
+    r"""Return a one-sided Jeffreys upper limit of a binomial rate.
 
-    The mirror image of `jeffreys_lower`, with the same arguments and the same reservation: it is no
+    The mirror image of `jeffreys_lower`, with the same arguments and the same caveat: it is not a
     confidence limit.
 
     .. math:: p_+ = I^{-1}_{1 - \text{significance}}(k + \tfrac12,\, n - k + \tfrac12),

@@ -1,4 +1,10 @@
-"""The lower bounds of the literature, each by its name, with what it is and what it rests on."""
+"""The lower bounds of the literature by name, with their interpretation and assumptions.
+
+References:
+    Nasr et al. 2023, arXiv:2302.07956. Nasr et al. 2021, arXiv:2101.04535. Zanella-Béguelin et al.
+    2023, arXiv:2206.05199. Lu et al. 2022, arXiv:2210.08643. Katz et al. 1978,
+    doi:10.2307/2530610. Hoeffding 1956, doi:10.1214/aoms/1177728178.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +43,10 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
-_INDEPENDENT = "observations independent of each other, within each world of one error rate"
-_GAUSSIAN = "scores Gaussian, of one variance in both worlds"
+_INDEPENDENT = "observations independent of each other, with one error rate within each world"
+_GAUSSIAN = "scores Gaussian, with one variance in both worlds"
 MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
-_DELTA_ADVICE = "such as 1e-5; for delta = 0 take the method katz"
+_DELTA_ADVICE = "such as 1e-5; for delta = 0 use the method katz"
 _PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
 
 
@@ -49,15 +55,16 @@ class BoundMethod:
     """A bound of the literature.
 
     Args:
-        name: as it is logged and asked for.
-        quantity: what it bounds, "mu" or "epsilon".
-        interpretation: confidence (frequentist) or credible (Bayesian).
-        assumptions: what it rests on.
-        reference: where it comes from.
-        from_counts: (counts, delta, significance) to lower bounds, of the shape of the counts; None
-            for a bound from the scores themselves.
-        from_rates: (upper type II rates, upper type I rates, delta) to lower bounds; None where
-            upper limits of the rates are not enough.
+        name: Name in logs and arguments.
+        quantity: What it bounds, "mu" or "epsilon".
+        interpretation: "confidence" (frequentist) or "credible" (Bayesian).
+        assumptions: What it assumes.
+        reference: Its source.
+        from_counts: Function of (counts, delta, significance) that returns lower bounds of the
+            shape of the counts; None for a bound from the scores themselves.
+        from_rates: Function of (upper type II rates, upper type I rates, delta) that returns lower
+            bounds; None if upper limits of the rates are not enough.
+        monotone: Whether fewer errors of either kind never lower the bound.
     """
 
     name: str
@@ -72,23 +79,24 @@ class BoundMethod:
 
 @dataclass(frozen=True)
 class NamedBound:
-    """What a method proves of one observation's mechanism.
+    """Lower bound of a method for the mechanism of one observation.
 
     Args:
-        method: name of the method.
-        epsilon_lower: lower bound on epsilon at ``delta``.
-        mu_lower: lower bound on mu, None for a method that bounds epsilon.
-        delta: the delta of epsilon; 0 for "katz".
-        significance: probability that the bound is wrong, if it is valid.
-        interpretation: confidence or credible.
+        method: Name of the method.
+        epsilon_lower: Lower bound on epsilon at ``delta``.
+        mu_lower: Lower bound on mu; None for a method that bounds epsilon.
+        delta: Delta of epsilon; 0 for "katz".
+        significance: Probability that the bound is wrong, if it is valid.
+        interpretation: "confidence" or "credible".
         threshold: "fixed" or "searched"; None for a method without threshold.
-        threshold_value: the threshold that was used, None for a method without.
-        rule: how it was chosen, or the number of guesses, in words; None for a method without.
-        valid: whether the bound has its significance: a maximum over thresholds has not, and
-            "gaussian_pair" only where the data are alike along all canaries.
-        assumptions: what it rests on.
-        guesses: number of canaries that were guessed to be in; None for a method with a threshold.
-        correct: number of those that were in.
+        threshold_value: The threshold used; None for a method without.
+        rule: How the threshold or the number of guesses was chosen, as text; None for a method
+            without.
+        valid: Whether the bound has its significance: a maximum over thresholds does not, and
+            "gaussian_pair" only if the data are alike along all canaries.
+        assumptions: What the bound assumes.
+        guesses: Number of canaries guessed to be in; None for a method with a threshold.
+        correct: Number of those that were in.
     """
 
     method: str
@@ -111,7 +119,7 @@ def _mu_of_rates(fnr: Floats, fpr: Floats, delta: float) -> Floats:
 
 
 def _epsilon_of_rates(fnr: Floats, fpr: Floats, delta: float) -> Floats:
-    # Upper limits that sum to more than one say nothing of the attack's direction.
+    # Upper limits that sum to more than one do not show the attack's direction.
     below = fnr + fpr < 1.0 - delta
     return np.where(below, epsilon_at_rates(fnr, fpr, delta), 0.0)
 
@@ -204,19 +212,22 @@ def named_bound(
     significance: float = 0.05,
     threshold: ThresholdChoice | None = None,
 ) -> NamedBound:
-    """Lower bound on the epsilon of one observation, by the name of its method.
+    """Return a lower bound on the epsilon of one observation, by the name of its method.
 
     Args:
-        method: one of `BOUND_NAMES`.
-        scores_in: scores with the canary in, larger where it seems to be in, ``[n_in]``.
-        scores_out: scores with the canary out, ``[n_out]``.
-        delta: delta of the epsilon, in (0, 1); "katz" has 0 whatever is given.
-        significance: probability in (0, 1) with which the bound may be wrong.
-        threshold: how it is chosen; None for `Split`, valid on any scale, and "fdp_t", without one.
+        method: One of `BOUND_NAMES`.
+        scores_in: Scores with the canary in, larger if it seems to be in, ``[n_in]``.
+        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
+        delta: Delta of the epsilon, in (0, 1); "katz" always uses 0.
+        significance: Probability in (0, 1) with which the bound may be wrong.
+        threshold: Threshold choice; None for `Split`, or for "fdp_t", which has none.
+
+    Returns:
+        The bound, with its assumptions.
 
     Raises:
-        ValueError: An unknown method, a delta or significance outside its range, scores that are
-            no vectors of numbers, or a choice of threshold that the method does not allow.
+        ValueError: If the method is unknown, ``delta`` or ``significance`` is outside its range,
+            scores are not vectors of numbers, or the method does not allow the threshold choice.
 
     Example:
         >>> from lightning_audit.stats.bounds.thresholds import Fixed

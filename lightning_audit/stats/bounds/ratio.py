@@ -20,10 +20,10 @@ def katz_log_lower(
     n0: int | NDArray[Any],
     significance: float,
 ) -> float | Floats:
-    r"""One-sided lower limit of the log ratio of two binomial rates, by its normal limit.
+    r"""Return a one-sided lower limit of the log ratio of two rates, from its normal limit.
 
-    Asymptotic: the failure probability tends to ``significance`` as all counts grow, and nothing is
-    proved at finite ones. With small counts in the denominator it is usually on the safe side.
+    Asymptotic: the failure probability tends to ``significance`` as all counts grow; nothing is
+    proved at finite counts. With small counts in the denominator it is usually on the safe side.
 
     .. math:: \ln\frac{k_1 / n_1}{k_0 / n_0} - z_{1 - \text{significance}}
         \sqrt{\frac{1}{k_1} - \frac{1}{n_1} + \frac{1}{k_0} - \frac{1}{n_0}}
@@ -36,11 +36,11 @@ def katz_log_lower(
         significance: Probability in (0, 1) with which the limit may fail, for large counts.
 
     Returns:
-        The limit of ln(p1 / p0): a float for numbers, an array for arrays. It is -inf, nothing
-        proved, where a count k1 or k0 is zero: the normal limit is undefined there.
+        The limit of ln(p1 / p0): a float for numbers, an array for arrays. It is -inf, which proves
+        nothing, if a count k1 or k0 is zero: the normal limit is undefined there.
 
     Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds its number of trials; if
+        ValueError: If a count is negative, not a whole number, or exceeds its number of trials; if
             ``significance`` is not in (0, 1).
 
     Example:
@@ -51,7 +51,7 @@ def katz_log_lower(
 
     References:
         Katz, Baptista, Azen and Pike, "Obtaining confidence intervals for the risk ratio in cohort
-        studies", Biometrics 34, 1978.
+        studies", Biometrics 34, 1978, doi:10.2307/2530610.
     """
     level = significance_level(significance)
     a, m = whole_counts(k1, n1)

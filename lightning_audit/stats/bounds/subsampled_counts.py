@@ -1,16 +1,21 @@
-r"""Lower bounds on the epsilon of a subsampled step, from guesses at a coin that the auditor knows.
+r"""Lower bounds on the epsilon of a subsampled step, from guesses at a coin known to the auditor.
 
-The game: whoever sees a step's gradient tells whether the canary is in the data, from which it
-joins the batch with probability q, or not. A guess that has the error rates FNR and FPR where the
-auditor *knows* whether the canary is in the batch has in this game
+The game: given a step's gradient, guess whether the canary is in the data, from which it joins the
+batch with probability q. Take a guess whose error rates are FNR and FPR if the auditor *knows*
+whether the canary is in the batch. In this game its rates are
 
 .. math:: \mathrm{FPR}_q = \mathrm{FPR}, \qquad
     \mathrm{FNR}_q = q\, \mathrm{FNR} + (1 - q)(1 - \mathrm{FPR})
 
-exactly, as the coin by which the canary joins is independent of all else. So the game need not be
-played: limits of the known coin's rates are turned into limits of this game's, which is sharper
-than to draw members at random and to count them. As both new rates rise with FPR and FNR together
-wherever they are used below, upper limits give valid bounds.
+exactly, as the coin by which the canary joins is independent of everything else. So the game need
+not be played: limits of the known coin's rates are converted to limits of this game's rates, which
+is sharper than drawing members at random and counting. Both new rates rise with FPR and FNR
+wherever they are used below, so upper limits give valid bounds (own proof, below).
+
+References:
+    Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383, section
+    4: the subsampled trade-off function. Kairouz, Oh and Viswanath, "The composition theorem for
+    differential privacy", ICML 2015, arXiv:1311.0776, Theorem 2.1.
 """
 
 from __future__ import annotations
@@ -29,26 +34,26 @@ __all__ = ["subsampled_epsilon_clopper_pearson", "subsampled_epsilon_of_mu"]
 
 
 def subsampled_epsilon_of_mu(mu: float, sample_rate: float, delta: float) -> float:
-    r"""Epsilon of one step of the subsampled Gaussian whose steps are mu-GDP without sampling.
+    r"""Return the epsilon of one subsampled Gaussian step that is mu-GDP without sampling.
 
     With (FPR, FNR_q) of the module's formula, the subsampled curve of noise multiplier 1 / mu,
 
     .. math:: \mathrm{FNR}_q < (1 - q)(1 - \mathrm{FPR}) + q\, G_\mu(\mathrm{FPR})
         \iff \mathrm{FNR} < G_\mu(\mathrm{FPR})
 
-    is refuted by exactly those rates that refute mu-GDP: a lower bound on mu from the known coin is
-    one from the subsampled game against its own curve, of the same significance.
+    is refuted by exactly those rates that refute mu-GDP. So a lower bound on mu from the known coin
+    is one for the subsampled game against its own curve, at the same significance.
 
     Args:
-        mu: lower bound on mu, >= 0; infinite without noise.
-        sample_rate: probability q in (0, 1] with which a member joins a step.
-        delta: delta of the epsilon, in (0, 1).
+        mu: Lower bound on mu, >= 0; infinite without noise.
+        sample_rate: Probability q in (0, 1] with which a member joins a step.
+        delta: Delta of the epsilon, in (0, 1).
 
     Returns:
         The lower bound on epsilon, >= 0.
 
     Raises:
-        ValueError: An argument is outside its range.
+        ValueError: If an argument is outside its range.
 
     Example:
         >>> round(subsampled_epsilon_of_mu(0.3**-0.5, 0.25, 1e-5), 4)
@@ -66,7 +71,7 @@ def subsampled_epsilon_of_mu(mu: float, sample_rate: float, delta: float) -> flo
 def subsampled_epsilon_clopper_pearson(
     counts: ConfusionCounts, sample_rate: float, delta: float, significance: float
 ) -> float:
-    r"""Lower bound on the epsilon of a subsampled step from Clopper-Pearson limits of both rates.
+    r"""Return a lower bound on the epsilon of a subsampled step from Clopper-Pearson limits.
 
     Nothing is assumed about the mechanism. An (epsilon, delta)-DP step has FNR_q + e^epsilon FPR_q
     >= 1 - delta and the same with the rates exchanged, so that
@@ -80,9 +85,17 @@ def subsampled_epsilon_clopper_pearson(
     the sign of -q FNR - (1 - q) delta), so the upper limits, each at half of ``significance``, give
     the least value over all rates that are not rejected.
 
-    ``counts`` are of guessing the known coin, at a threshold fixed beforehand; ``significance`` in
-    (0, 1) is the probability with which the bound may fail. The other arguments, the result and the
-    errors are those of `subsampled_epsilon_of_mu`.
+    Args:
+        counts: Outcomes of guessing the known coin, at a threshold fixed beforehand.
+        sample_rate: Probability q in (0, 1] with which a member joins a step.
+        delta: Delta of the epsilon, in (0, 1).
+        significance: Probability in (0, 1) with which the bound may fail.
+
+    Returns:
+        The lower bound on epsilon, >= 0.
+
+    Raises:
+        ValueError: If an argument is outside its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)

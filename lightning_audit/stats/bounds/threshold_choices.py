@@ -1,4 +1,4 @@
-"""The ways to choose the threshold of an attack, each with whether its result is a valid bound."""
+"""The ways to choose an attack's threshold, and whether each gives a valid bound."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Label = Literal["fixed", "searched"]
 
 @dataclass(frozen=True)
 class Fixed:
-    """One threshold, fixed before the scores are seen: nothing is paid for.
+    """One threshold, fixed before the scores are seen: it costs nothing.
 
     Args:
         threshold: The threshold, a number that is not nan.
-        given: Whether a caller chose it, so that the bound assumes that it was before the scores
-            were seen; if not, the way in which the scores are made sets it.
+        given: Whether a caller chose it, so that the bound assumes that this was before the scores
+            were seen; if not, the construction of the scores determines it.
 
     Raises:
         ValueError: If ``threshold`` is nan.
@@ -77,15 +77,15 @@ class Grid:
 
 @dataclass(frozen=True)
 class Split:
-    """The best threshold of one part of the scores, with the bound from the other part.
+    """The best threshold on one part of the scores, with the bound from the other part.
 
     Args:
-        fraction: Share in (0, 1) of either group's scores by which the threshold is chosen.
+        fraction: Fraction in (0, 1) of the scores of each group that choose the threshold.
         seed: Seed of the random split, to be fixed beforehand like the rest: trying several seeds
             is another search.
 
     Raises:
-        ValueError: If ``fraction`` is not in (0, 1) or ``seed`` is no whole number >= 0.
+        ValueError: If ``fraction`` is not in (0, 1) or ``seed`` is not a whole number >= 0.
     """
 
     fraction: float = 0.5
@@ -94,7 +94,7 @@ class Split:
     valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.open_unit("fraction", self.fraction, "half and half is usual")
+        _validate.open_unit("fraction", self.fraction, "0.5 is usual")
         if self.seed != 0:
             _validate.positive_int("seed", self.seed, "or 0")
 
@@ -103,9 +103,9 @@ class Split:
 class MultiSplit:
     r"""The bound that half of several random splits reach, each at half of the significance.
 
-    One split leaves the bound to the luck of its seed; this one hardly moves with it. Every split's
-    bound L_k at significance s / 2 exceeds the true value with probability at most s / 2. If the
-    middle one does, at least half of them do, and by Markov's inequality
+    The bound of one split depends on its seed; this one hardly does. The bound L_k of every split
+    at significance s / 2 exceeds the true value with probability at most s / 2. If the middle one
+    does, at least half of them do, and by Markov's inequality
 
     .. math:: \Pr\Bigl[\#\{k : L_k > \text{truth}\} \ge \lceil K/2 \rceil\Bigr]
         \le \frac{K \, s/2}{\lceil K/2 \rceil} \le s,
@@ -114,16 +114,16 @@ class MultiSplit:
 
     Args:
         splits: Number K >= 2 of splits, fixed beforehand.
-        fraction: Share in (0, 1) of either group's scores by which a threshold is chosen.
+        fraction: Fraction in (0, 1) of the scores of each group that choose a threshold.
         seed: Seed of the random splits, to be fixed beforehand.
 
     Raises:
-        ValueError: If ``splits`` is no whole number >= 2, ``fraction`` is not in (0, 1), or
-            ``seed`` is no whole number >= 0.
+        ValueError: If ``splits`` is not a whole number >= 2, ``fraction`` is not in (0, 1), or
+            ``seed`` is not a whole number >= 0.
 
     References:
-        Meinshausen, Meier and Bühlmann, "p-values for high-dimensional regression", JASA 104, 2009:
-        twice the median of p-values is a p-value.
+        Meinshausen, Meier and Bühlmann, "p-values for high-dimensional regression", JASA 104, 2009,
+        arXiv:0811.2177: twice the median of p-values is a p-value.
     """
 
     splits: int = 10
@@ -135,7 +135,7 @@ class MultiSplit:
     def __post_init__(self) -> None:
         if _validate.positive_int("splits", self.splits) < 2:
             raise ValueError("splits=1 must be a whole number >= 2; use Split for a single one.")
-        _validate.open_unit("fraction", self.fraction, "half and half is usual")
+        _validate.open_unit("fraction", self.fraction, "0.5 is usual")
         if self.seed != 0:
             _validate.positive_int("seed", self.seed, "or 0")
 
@@ -144,13 +144,13 @@ class MultiSplit:
 class Simultaneous:
     """The best of all thresholds, with bands that hold for both error rates everywhere.
 
-    Half of the significance goes to each error rate. No threshold needs to be named beforehand.
+    Each error rate gets half of the significance. No threshold needs to be named beforehand.
 
     Args:
-        band: "berk_jones", narrow where an error rate is small, or "dkw", of one width everywhere.
+        band: "berk_jones", narrow for small error rates, or "dkw", of the same width everywhere.
 
     Raises:
-        ValueError: If ``band`` is another one.
+        ValueError: If ``band`` is unknown.
     """
 
     band: Band = "berk_jones"
@@ -163,14 +163,15 @@ class Simultaneous:
 
 @dataclass(frozen=True)
 class Maximum:
-    """The best of all thresholds on the same scores, unpaid for: usual in papers, and not valid.
+    """The best of all thresholds on the same scores, uncorrected: common in papers, and not valid.
 
-    The true value lies below the result more often than the significance says, and the more so the
-    more scores there are. For comparison with published numbers only.
+    The true value is below the result more often than the significance, and the more scores, the
+    more often. For comparison with published numbers only.
 
     References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023. Nasr
-        et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
+        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
+        arXiv:2206.05199. Nasr et al., "Tight auditing of differentially private machine learning",
+        USENIX Security 2023, arXiv:2302.07956.
     """
 
     label: ClassVar[Label] = "searched"
@@ -187,27 +188,33 @@ _BANDS = {"berk_jones": "Berk-Jones", "dkw": "Dvoretzky-Kiefer-Wolfowitz"}
 
 
 def assumptions_of(choice: ThresholdChoice) -> tuple[str, ...]:
-    """What a bound assumes because of the way in which its threshold is chosen.
+    """Return what a bound assumes because of its threshold choice.
 
     Args:
-        choice: The way to choose.
+        choice: The threshold choice.
+
+    Returns:
+        The assumptions as text; empty if there are none.
     """
     given = isinstance(choice, Grid) or (isinstance(choice, Fixed) and choice.given)
     return (_GIVEN,) if given else ()
 
 
 def words_of(choice: ThresholdChoice) -> str:
-    """How the threshold is chosen, in words for whoever reads the bound.
+    """Describe how the threshold is chosen, as text for the reader of a bound.
 
     Args:
-        choice: The way to choose.
+        choice: The threshold choice.
+
+    Returns:
+        The description.
 
     Raises:
-        TypeError: If ``choice`` is none of the classes of this module.
+        TypeError: If ``choice`` is not one of the classes of this module.
 
     Example:
         >>> words_of(Split()), words_of(Maximum())
-        ('chosen on a random 50 % of the scores; the bound is of the rest', \
+        ('chosen on a random 50 % of the scores; the bound is from the rest', \
 'the best of all on the same scores, NOT valid')
     """
     match choice:
@@ -218,7 +225,7 @@ def words_of(choice: ThresholdChoice) -> str:
             return f"the best of {given}, each at its share of the significance"
         case Split():
             part = f"a random {100 * choice.fraction:g} % of the scores"
-            return f"chosen on {part}; the bound is of the rest"
+            return f"chosen on {part}; the bound is from the rest"
         case MultiSplit():
             part = f"a random {100 * choice.fraction:g} % of the scores"
             return (

@@ -1,10 +1,17 @@
-r"""How the threshold of an attack is chosen, and what the choice costs.
+r"""Choice of an attack's threshold, and what the choice costs.
 
-An attack guesses "in" where the score exceeds a threshold. A bound from the counts at one threshold
-has its level for a threshold fixed beforehand. Taking the threshold with the largest bound on the
-same data does not: at a nominal 5 % it misses in 4-17 % of the cases with Clopper-Pearson limits,
-and in more than half of them with Bayesian bounds. Here every way to choose is a small class that
-says whether its result is a valid bound, and `threshold_bound` carries it out.
+An attack guesses "in" if the score exceeds a threshold. A bound from the counts at one threshold
+has its level for a threshold fixed beforehand. The threshold with the largest bound on the same
+data does not give this level: at a nominal 5 % the bound misses in 4-17 % of the cases with
+Clopper-Pearson limits, and in more than half of them with Bayesian bounds (by simulation). Each
+choice is a small class that states whether its result is a valid bound, and `threshold_bound`
+carries it out.
+
+References:
+    Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
+    arXiv:2206.05199, and Nasr et al., "Tight auditing of differentially private machine learning",
+    USENIX Security 2023, arXiv:2302.07956, take the maximum. Sources of the valid choices are with
+    their classes.
 """
 
 from __future__ import annotations
@@ -50,22 +57,22 @@ __all__ = [
     "words_of",
 ]
 
-#: From counts at many thresholds and a significance to a lower bound at each.
+#: Function of counts at many thresholds and a significance that returns a lower bound at each.
 FromCounts = Callable[[ConfusionCounts, float], Any]
-#: From upper limits of type II and type I error rates to a bound at each that holds whenever both
-#: rates are at most their limits.
+#: Function of upper limits of type II and type I error rates that returns a bound at each, valid if
+#: both rates are at most their limits.
 FromRates = Callable[[Floats, Floats], Any]
 
 
 @dataclass(frozen=True)
 class ThresholdBound:
-    """A lower bound, the threshold that it was read at, and the counts there.
+    """A lower bound, the threshold at which it was computed, and the counts there.
 
     Args:
         value: The lower bound.
         threshold: Threshold of the guess "in if the score exceeds it".
-        counts: Error counts there, of the scores that the bound was computed from.
-        valid: Whether the significance holds with the way in which the threshold was chosen.
+        counts: Error counts there, of the scores from which the bound was computed.
+        valid: Whether the bound has its significance with this threshold choice.
     """
 
     value: float
@@ -84,32 +91,33 @@ def threshold_bound(
     from_rates: FromRates | None = None,
     monotone: bool = False,
 ) -> ThresholdBound:
-    r"""Lower bound from scores, with the threshold chosen in a stated way.
+    r"""Return a lower bound from scores, with the threshold chosen as stated.
 
-    If each single threshold's bound fails with probability at most its significance, so does the
-    result of every choice but `Maximum`, provided that the choice (thresholds, grid, fraction,
-    seed) was made with no look at the scores. `Simultaneous` needs ``from_rates`` instead.
+    If the bound of each single threshold fails with probability at most its significance, so does
+    the result of every choice but `Maximum`, provided that the choice (thresholds, grid, fraction,
+    seed) was made without looking at the scores. `Simultaneous` needs ``from_rates`` instead.
 
     .. math:: \text{Grid: } \max_{t \in \mathcal{T}} L(\text{counts}(t), \tfrac{s}{|\mathcal{T}|}),
         \qquad \text{Simultaneous: } \max_t L\big(\beta^+_{s/2}(t),\, \alpha^+_{s/2}(t)\big)
 
     Args:
         scores_in: Scores with the canary in, ``[n_in]``; infinite ones are allowed.
-        scores_out: Scores with the canary out, ``[n_out]``; the numbers may differ.
-        choice: How the threshold is chosen.
-        from_counts: From counts ``[m]`` and a significance to each threshold's own bound, ``[m]``.
+        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
+        choice: The threshold choice.
+        from_counts: Function of counts ``[m]`` and a significance; returns bounds, ``[m]``.
         significance: Probability in (0, 1) with which the bound may fail.
-        from_rates: From upper limits of type II and type I rates, each ``[m]``, to bounds ``[m]``.
-        monotone: Whether fewer errors of either kind never make the method's bound smaller. Then
-            thresholds that cannot win are left out, and the result is the same.
+        from_rates: Function of upper limits of type II and type I rates, each ``[m]``; returns
+            bounds, ``[m]``.
+        monotone: Whether fewer errors of either kind never lower the method's bound. Then
+            thresholds that cannot win are skipped, with the same result.
 
     Returns:
-        The largest bound of the thresholds that the choice admits, at the smallest one that has it.
+        The largest bound over the thresholds that the choice admits, at the smallest of them.
 
     Raises:
-        ValueError: If scores are no vectors or hold nan, ``significance`` is not in (0, 1),
-            ``from_rates`` is missing, or a method does not give one bound a threshold.
-        TypeError: If ``choice`` is none of the classes of this module.
+        ValueError: If scores are not vectors or hold nan, ``significance`` is not in (0, 1),
+            ``from_rates`` is missing, or a method does not return one bound per threshold.
+        TypeError: If ``choice`` is not one of the classes of `threshold_choices`.
 
     Example:
         >>> from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
@@ -136,7 +144,7 @@ def threshold_bound(
 def _admitted(
     groups: tuple[Floats, Floats], choice: ThresholdChoice, values: Values, monotone: bool
 ) -> Stairs:
-    """Counts at the thresholds that the choice admits, of the scores that the bound is from."""
+    """Return counts at the admitted thresholds, of the scores from which the bound is computed."""
     match choice:
         case Fixed():
             thresholds = np.array([choice.threshold], dtype=np.float64)
@@ -161,22 +169,27 @@ def _sorted(groups: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
 
 
 def _every(groups: tuple[Floats, Floats]) -> Stairs:
-    """Counts at all thresholds that differ in them."""
+    """Return counts at all thresholds that differ in them."""
     inside, outside = _sorted(groups)
     return Stairs.of(inside, outside, _candidates(inside, outside))
 
 
 def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
-    """Thresholds that give every pair of error counts which "in if above" can give, each once.
+    """Return thresholds that give every possible pair of error counts of "in if above" once.
 
-    They lie halfway between neighbouring distinct scores of both groups together, with one below
-    all of them and the largest score itself, above which there is none.
+    They are midway between adjacent distinct scores of both groups together, with one below all of
+    them and the largest score itself, above which there is none.
 
-    Scores and errors are those of `threshold_bound`.
+    Args:
+        scores_in: Scores with the canary in, ``[n_in]``.
+        scores_out: Scores with the canary out, ``[n_out]``.
 
     Returns:
         The thresholds in increasing order, one more than there are distinct scores; 0 if there is
         no score.
+
+    Raises:
+        ValueError: If scores are not vectors or hold nan.
 
     Example:
         >>> candidate_thresholds([1.0, 2.0, 2.0], [2.0, 4.0])[1:]
@@ -186,7 +199,7 @@ def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
 
 
 def _candidates(inside: Floats, outside: Floats) -> Floats:
-    # Stable, which merges two sorted groups in one pass.
+    # A stable sort merges two sorted groups in one pass.
     values = np.sort(np.concatenate([inside, outside]), kind="stable")
     if not values.size:
         return np.zeros(1)
@@ -195,24 +208,24 @@ def _candidates(inside: Floats, outside: Floats) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         below = np.nextafter(values[0], -np.inf)
         middle = 0.5 * low + 0.5 * high
-        # Between neighbouring floats or infinities there is no number halfway; the lower score
-        # itself separates them, because "in" means strictly above.
+        # Between adjacent floats or infinities there is no midpoint; the lower score itself
+        # separates them, because "in" means strictly above.
         middle = np.where((low < middle) & (middle < high), middle, low)
     thresholds = np.concatenate([[below], middle, values[-1:]])
-    # Below minus infinity there is nothing: then the first two are the same.
+    # Nothing is below minus infinity: then the first two are equal.
     same = len(thresholds) > 1 and thresholds[0] == thresholds[1]
     return thresholds[1:] if same else thresholds
 
 
 def _middle(stairs: Stairs, choice: MultiSplit, values: Values) -> ThresholdBound:
-    """The bound that half of the splits reach."""
+    """Return the bound that half of the splits reach."""
     rng = np.random.default_rng(choice.seed)
     found = []
     for _ in range(choice.splits):
         first = stairs.part(rng, choice.fraction)
-        # The first part may choose in any way: one that is quick where the method is not monotone.
+        # The first part may choose in any way, so use the fast search even if not monotone.
         _, best = largest(first, values, monotone=True)
-        # Of the thresholds with its counts, only the lowest does not depend on the other part.
+        # Of the thresholds with these counts, only the lowest does not depend on the other part.
         at = first.first_like(best)
         rest = stairs.without(first, at)
         found.append((float(values(rest)[0]), at, rest))
@@ -242,7 +255,7 @@ def _from_bands(from_rates: FromRates | None, band: Band) -> FromCounts:
 def _split(
     groups: tuple[Floats, Floats], choice: Split
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-    """The part that the threshold is chosen by, and the rest; the order of scores counts."""
+    """Return the part that chooses the threshold, and the rest; the order of scores matters."""
     rng = np.random.default_rng(choice.seed)
     (first, rest), (other_first, other_rest) = (
         # A copy: numpy would shuffle an empty group in place, and scores are read-only.

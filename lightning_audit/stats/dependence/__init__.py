@@ -1,1 +1,1 @@
-"""Is noise independent, over steps, entries and directions: e-values, and how to undo a design."""
+"""E-values for independence of noise over steps, entries and directions, and its recovery."""

@@ -1,7 +1,7 @@
-r"""Do entries of one step share their noise: pairs at distances that earlier steps show.
+r"""Test of noise shared by entries of one step: pairs at distances found in earlier steps.
 
 Notation: the noise of a step is a row ``x`` in units of its claimed standard deviation. If the
-claim is true its entries are independent and normal, of standard deviation at least 1.
+claim is true, its entries are independent and normal, with a standard deviation of at least 1.
 """
 
 from __future__ import annotations
@@ -14,37 +14,42 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 
-#: Memory of what earlier steps show.
+#: Decay of what earlier steps showed.
 _MEMORY = 0.9
 
 Positions = NDArray[np.intp]
 
 
 class AlikeBet:
-    r"""E-process for "the entries of a step have noise of their own", valid beside any data.
+    r"""E-process for "the entries of a step have independent noise", valid for any data.
 
-    Entries are held against others of the same step: ``(x_i - s x_j) / sqrt 2`` is at least as
-    large as the claimed noise for disjoint pairs and a sign s, whatever the data. The pairs are
-    neighbours, with either sign; entries at one distance, and entries mirrored at one place, where
-    the distance, the place and the signs are those at which the steps so far were most alike.
-    Noise that is tiled, repeated along an axis or mirrored is found at its second step.
+    Entries are compared with others of the same step. For disjoint pairs and a sign s,
+    ``(x_i - s x_j) / sqrt 2`` is at least as large as the claimed noise, for any data. The pairs
+    are adjacent entries, with either sign; entries at one distance; and entries mirrored about one
+    place. The distance, the place and their signs are those at which the steps so far were most
+    alike. Noise that is tiled, repeated along an axis or mirrored is found at its second step.
 
-    The e-value is the mean of the e-value of all pairs of each of these kinds so far, and of a
-    bet on single steps.
+    The e-value is the mean of two: the e-value of all pairs so far, averaged over these kinds, and
+    a bet on single steps. Validity follows from `noise_log_e` (own proof, above): the pairs are
+    disjoint, and the distance, the place and the signs are chosen by earlier steps.
+
+    References:
+        As `noise_log_e`; Vovk and Wang, "E-values: calibration, combination and applications",
+        Annals of Statistics 49, 2021, arXiv:1912.06116 (averages of e-values).
     """
 
     def __init__(self) -> None:
         self._shown = np.zeros((2, 0))
         self._count, self._squares, self._plain = np.zeros(4), np.zeros(4), np.zeros(4)
         self._single = SingleStepBet()
-        #: Distance, or place of the mirror, of the latest step: 0 for none.
+        #: Distance, or place of the mirror, in the latest step: 0 for none.
         self.distance = self.mirror = 0
 
     def update(self, noise: Floats) -> None:
-        """Take in a step.
+        """Update with a step.
 
         Args:
-            noise: in units of the claimed standard deviation, ``[n]``, the same n at every step.
+            noise: In units of the claimed standard deviation, ``[n]``, the same n at every step.
         """
         n = len(noise)
         if n < 2:
@@ -62,7 +67,7 @@ class AlikeBet:
         self._look(noise)
 
     def _pairs(self, n: int) -> list[tuple[Positions, Positions, float]]:
-        """Disjoint pairs of each kind, by what was shown so far, and their sign."""
+        """Return disjoint pairs of each kind, from earlier steps, and their sign."""
         neighbours = at_distance(n, 1)
         found = [(*neighbours, 1.0), (*neighbours, -1.0)]
         self.distance = self.mirror = 0
@@ -83,11 +88,11 @@ class AlikeBet:
         turned = fft.rfft(noise, size)
         apart = fft.irfft(np.abs(turned) ** 2, size)[:n]
         about = fft.irfft(turned**2, size)[: 2 * n - 1]
-        # Few pairs are alike by chance more often than many: their products count for less.
+        # Few pairs are alike by chance more often than many, so their products count for less.
         pairs = np.maximum(n - np.arange(n), n / 8)
         apart, about = apart / np.sqrt(pairs), about / np.sqrt(_mirror_pairs(n))
         apart[0] = 0.0
-        # An entry in the middle is its own image: its square is no product of two.
+        # An entry in the middle is its own mirror image: its square is not a product of two.
         middle = np.arange(0, 2 * n - 1, 2)
         about[middle] -= noise**2 / np.sqrt(_mirror_pairs(n)[middle])
         shown = np.zeros((2, 2 * n - 1))
@@ -97,23 +102,26 @@ class AlikeBet:
 
     @property
     def log_e(self) -> float:
-        """Log e-value now."""
+        """Log e-value so far."""
         steady = float(log_mean_exp(noise_log_e(self._count, self._squares)))
         return float(log_mean_exp([steady, float(self._single.log_e)]))
 
     @property
     def left(self) -> float:
-        """Squares of the differences over those of as many independent entries, at their least."""
+        """Smallest ratio over the kinds: squared differences to those of independent entries."""
         seen = self._plain > 0.0
         return float(np.min(self._squares[seen] / self._plain[seen])) if seen.any() else 1.0
 
 
 def at_distance(n: int, distance: int) -> tuple[Positions, Positions]:
-    """Disjoint pairs of entries at one distance, as many as there are.
+    """Return disjoint pairs of entries at one distance, as many as there are.
 
     Args:
-        n: number of entries.
-        distance: between the two of a pair, 0 for no pairs.
+        n: Number of entries.
+        distance: Distance between the two entries of a pair; 0 for no pairs.
+
+    Returns:
+        Positions of the first and of the second entries, ``[pairs]`` each.
     """
     first = np.arange(max(n - distance, 0) if distance else 0)
     first = first[(first // max(distance, 1)) % 2 == 0]
@@ -121,18 +129,21 @@ def at_distance(n: int, distance: int) -> tuple[Positions, Positions]:
 
 
 def mirrored(n: int, place: int) -> tuple[Positions, Positions]:
-    """Pairs of entries whose positions add up to ``place``, which are disjoint.
+    """Return pairs of entries whose positions add up to ``place``, which are disjoint.
 
     Args:
-        n: number of entries.
-        place: sum of the two positions.
+        n: Number of entries.
+        place: Sum of the two positions.
+
+    Returns:
+        Positions of the first and of the second entries, ``[pairs]`` each.
     """
     first = np.arange(max(0, place - n + 1), (place + 1) // 2)
     return first, place - first
 
 
 def _mirror_pairs(n: int) -> Floats:
-    """By place, the weight of its products: their number, and no less than an eighth of all."""
+    """Return the weight of the products by place: their number, at least an eighth of all."""
     place = np.arange(2 * n - 1)
     # Each product of two different entries is in the sum twice.
     return np.asarray(np.maximum(2.0 * (n - np.abs(place - (n - 1))), n / 4.0))

@@ -1,4 +1,4 @@
-"""Combinations of draws in which what they have in common cancels."""
+"""Combinations of draws that cancel what the draws have in common."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from lightning_audit.stats._arguments import Floats
 
 
 def contrasts(draws: Floats) -> Floats:
-    """Independent combinations of draws in which what they have in common cancels.
+    """Return independent combinations of draws that cancel what the draws have in common.
 
     Args:
-        draws: independent, of one size, ``[n, ...]``.
+        draws: Independent draws of one size, ``[n, ...]``.
 
     Returns:
-        Of the same size each, ``[n - 1, ...]``: the Helmert contrasts.
+        The Helmert contrasts, of the same size each, ``[n - 1, ...]``.
     """
     total = np.cumsum(draws[:-1], axis=0)
     number = np.arange(1, len(draws)).reshape(-1, *[1] * (draws.ndim - 1))
@@ -22,6 +22,6 @@ def contrasts(draws: Floats) -> Floats:
 
 
 def differences(draws: Floats) -> Floats:
-    """Differences of each draw of one half and its like of the other, ``[n // 2, ...]``."""
+    """Return the differences of one half of the draws and the other half, ``[n // 2, ...]``."""
     half = len(draws) // 2
     return np.asarray(draws[:half] - draws[half : 2 * half])

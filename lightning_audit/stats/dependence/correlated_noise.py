@@ -1,14 +1,15 @@
-r"""Noise that is correlated over steps by design: how its draws come back from the releases.
+r"""Noise that is correlated over steps by design: recovery of its draws from the releases.
 
 With coefficients ``c`` the noise of step t is ``sum_k c_k z_{t-k}``, where the draws z are
 independent and those before the first step are zero. The draws are recovered one after the other,
 
 .. math:: z_t = (x_t - \sum_{k \ge 1} c_k z_{t-k}) / c_0,
 
-and what is unknown of a past draw decays, or grows, as the `inverse_response`.
+and an error in a past draw decays, or grows, as the `inverse_response`.
 
 References:
-    Kairouz et al. 2021 (DP-FTRL); Choquette-Choo et al. 2023 (banded matrix factorisation).
+    Kairouz et al. 2021, arXiv:2103.00039 (DP-FTRL); Choquette-Choo et al. 2023, arXiv:2306.08153
+    (banded matrix factorization).
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import numpy as np
 
 from lightning_audit.stats._arguments import Floats
 
-#: Steps that are looked at beside the coefficients' own.
+#: Number of steps that are examined in addition to the number of coefficients.
 _STEPS = 2048
-#: What a rest may grow by from the first half of these steps to the second: as a power of time, as
-#: with coefficients that sum to zero, but not exponentially.
+#: Largest growth of an error from the first half of these steps to the second: polynomial growth,
+#: as with coefficients that sum to zero, but not exponential growth.
 _GROWTH = 16.0
-#: What is left of a unit of rest that is taken for nothing.
+#: Fraction of a unit error below which it is neglected.
 _NOTHING = 0.01
 
 
 def inverse_response(coefficients: Sequence[float], steps: int) -> Floats:
-    """What a unit of the release of step 0 is in the recovered draws of the steps from there.
+    """Return the effect of a unit release at step 0 on the draws recovered from there on.
 
     Args:
         coefficients: c, the first one not 0, ``[m]``.
-        steps: number of steps, >= 1.
+        steps: Number of steps, >= 1.
 
     Returns:
         The weights, ``[steps]``; infinite or NaN where they overflow.
@@ -43,7 +44,7 @@ def inverse_response(coefficients: Sequence[float], steps: int) -> Floats:
         [1.0, 0.5, 0.25, 0.125]
     """
     c = np.asarray(coefficients, dtype=np.float64)
-    later = c[:0:-1]  # the one of the oldest draw first
+    later = c[:0:-1]  # the coefficient of the oldest draw first
     found = np.zeros(len(later) + steps)
     with np.errstate(over="ignore", invalid="ignore"):
         for t in range(steps):
@@ -53,7 +54,10 @@ def inverse_response(coefficients: Sequence[float], steps: int) -> Floats:
 
 
 def is_recoverable(coefficients: Sequence[float]) -> bool:
-    """Whether no rest in the recovered draws grows exponentially.
+    """Return whether no error in the recovered draws grows exponentially.
+
+    Args:
+        coefficients: c, the first one not 0, ``[m]``.
 
     Example:
         >>> is_recoverable((1.0, -1.0)), is_recoverable((1.0, -2.0))
@@ -65,10 +69,13 @@ def is_recoverable(coefficients: Sequence[float]) -> bool:
 
 
 def steps_to_forget(coefficients: Sequence[float]) -> int | None:
-    """Steps after which unknown draws of the past are left as one per cent of a draw at most.
+    """Return the number of steps after which unknown past draws have decayed to one per cent.
+
+    Args:
+        coefficients: c, the first one not 0, ``[m]``.
 
     Returns:
-        The number; None where they never are, as with coefficients that sum to zero.
+        The number; None if they never decay so far, as with coefficients that sum to zero.
 
     Example:
         >>> steps_to_forget((1.0, -0.5)), steps_to_forget((1.0, -1.0))

@@ -1,9 +1,9 @@
-r"""Does noise follow that of earlier steps: its signs, given those some steps ago.
+r"""Test whether the signs of noise follow those of earlier steps.
 
-Where the noise of a step is independent of all that came before, its signs are tosses of one coin,
-whatever their sizes and whatever the signs before. They are tossed against two coins: one for
-coordinates that were above zero some steps ago, and one for those that were below. The coin need
-not be fair: noise of another mean than zero follows nothing.
+If the noise of a step is independent of everything before, its signs are tosses of one coin, for
+any sizes and any earlier signs. They are tested against two coins: one for coordinates that were
+above zero some steps ago, and one for those that were below. The coin need not be fair: noise with
+a mean other than zero follows nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: Lags at which signs are compared, in steps.
 LAGS = 16
-#: Sizes below this are rounding, and have no sign.
+#: Values smaller than this are rounding errors, and have no sign.
 _ROUNDING = 1e-3
 
 
 def lag_sign_log_e(counts: NDArray[np.int64]) -> Floats:
-    r"""Log e-value for "the signs are tosses of one coin, whatever came before".
+    r"""Return the log e-value for "the signs are tosses of one coin, for any earlier signs".
 
     Formula:
         ``log( B(1 + n[0, 0], 1 + n[0, 1]) B(1 + n[1, 0], 1 + n[1, 1]) / max_q q^p (1 - q)^m )``
@@ -30,7 +30,7 @@ def lag_sign_log_e(counts: NDArray[np.int64]) -> Floats:
         one coin.
 
     Args:
-        counts: numbers n of signs, ``[..., 2, 2]``: by the sign before (above, below), and by the
+        counts: Numbers n of signs, ``[..., 2, 2]``: by the earlier sign (above, below), and by the
             sign (above, below).
 
     Returns:
@@ -43,7 +43,7 @@ def lag_sign_log_e(counts: NDArray[np.int64]) -> Floats:
         True
 
     References:
-        Wasserman, Ramdas, Balakrishnan 2020 (universal inference).
+        Wasserman, Ramdas and Balakrishnan, "Universal inference", PNAS 117, 2020, arXiv:1912.11436.
     """
     two = special.betaln(1.0 + counts[..., 0], 1.0 + counts[..., 1]).sum(axis=-1)
     tosses = counts.sum(axis=-2)
@@ -55,7 +55,7 @@ class LagSigns:
     """E-process for "the noise of a step does not follow that of earlier steps": a mean over lags.
 
     Args:
-        lags: number of lags.
+        lags: Number of lags.
     """
 
     def __init__(self, lags: int = LAGS) -> None:
@@ -68,11 +68,11 @@ class LagSigns:
         self._seen = 0
 
     def update(self, noise: Floats, step: int) -> None:
-        """Take in the noise of a step.
+        """Update with the noise of a step.
 
         Args:
-            noise: in units of its claimed standard deviation, ``[n]``, n the same at every step.
-            step: its number, larger than those before; steps may be left out.
+            noise: In units of its claimed standard deviation, ``[n]``, the same n at every step.
+            step: Its number, larger than those before; steps may be left out.
         """
         lags = len(self.counts)
         if self._past.shape[2] != len(noise):
@@ -88,17 +88,17 @@ class LagSigns:
 
     @property
     def log_e(self) -> float:
-        """Log e-value now."""
+        """Log e-value so far."""
         return float(log_mean_exp(lag_sign_log_e(self.counts)))
 
     @property
     def lag(self) -> int:
-        """The lag that speaks most, in steps."""
+        """The lag with the largest e-value, in steps."""
         return int(np.argmax(lag_sign_log_e(self.counts))) + 1
 
     @property
     def agreement(self) -> float:
-        """Share of signs that agree at that lag; 0.5 where none was compared."""
+        """Share of signs that agree at that lag; 0.5 if none was compared."""
         counts = self.counts[self.lag - 1]
         total = int(counts.sum())
         return float(np.trace(counts)) / total if total else 0.5

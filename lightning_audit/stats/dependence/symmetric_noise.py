@@ -1,4 +1,4 @@
-r"""Is noise independent of other noise: an e-value that supposes symmetry and nothing else."""
+r"""E-values for independence of noise that assume only its symmetry."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from numpy.typing import ArrayLike
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-#: Variance of the mixed slope, over that of what it multiplies.
+#: Prior variance of the mixed slope, relative to that of its factor.
 _SPREAD = 30.0
-#: The same for draws that go together a little or much.
+#: Prior variances for draws that are weakly or strongly dependent.
 _SPREADS = np.array([0.1, 0.2, 0.4, 0.8, 1.6, 6.0, 30.0])
 
 
 def product_log_e(products: ArrayLike) -> Floats:
-    r"""Log e-value for "these are products of two independent numbers, symmetric about zero".
+    r"""Return the log e-value for "these are products of two independent symmetric numbers".
 
-    Given their sizes, the signs of such products are fair coins, whatever the sizes are: noise may
-    be larger than claimed, of any symmetric shape, or lie on a lattice. A sum of coins of sizes
-    ``a`` is sub-Gaussian of variance ``V = sum a^2``, so that the expectation of
-    ``exp(lambda T - lambda^2 V / 2)`` is at most one; it is mixed over a normal lambda of variance
-    ``g / V``.
+    Given their sizes, the signs of such products are fair coins, for any sizes: noise may be
+    larger than claimed, of any symmetric shape, or on a lattice. A sum of coins of sizes ``a`` is
+    sub-Gaussian with variance ``V = sum a^2``, so ``exp(lambda T - lambda^2 V / 2)`` has an
+    expectation of at most one; it is mixed over a normal lambda of variance ``g / V``.
 
-    The products of the terms of a sequence at one distance are independent coins, too, for they
+    The products of terms of a sequence at one distance are independent coins as well, because they
     form chains.
 
     Formula:
         ``g T^2 / (2 (1 + g) V) - log(1 + g) / 2``, ``T = sum a``, g = 30
 
     Args:
-        products: of one number and the other, finite, ``[..., n]``.
+        products: Products of one number and the other, finite, ``[..., n]``.
 
     Returns:
-        Log e-value, ``[...]``; 0 where all products are zero.
+        Log e-value, ``[...]``; 0 if all products are zero.
 
     Example:
         >>> round(float(product_log_e([])), 12)
@@ -42,7 +41,8 @@ def product_log_e(products: ArrayLike) -> Floats:
         True
 
     References:
-        Hoeffding 1963 (sums of bounded terms); Robbins 1970 (mixtures).
+        Hoeffding 1963, doi:10.1080/01621459.1963.10500830 (sums of bounded terms); Robbins 1970,
+        doi:10.1214/aoms/1177696786 (mixtures).
     """
     terms = np.asarray(products, dtype=np.float64)
     total, variance = terms.sum(axis=-1), np.square(terms).sum(axis=-1)
@@ -52,25 +52,25 @@ def product_log_e(products: ArrayLike) -> Floats:
 
 
 def together_log_e(draws: ArrayLike) -> float:
-    r"""Log e-value for "these draws are independent, and so are their entries, about zero".
+    r"""Return the log e-value for "these draws and their entries are independent and symmetric".
 
-    Entries that go together, in a way that is the same in all draws and that nobody needs to know,
-    make inner products of draws large, of either sign. Given all sizes and the draws before it, the
-    products S of a draw with those before are sums of fair coins: sub-Gaussian with the matrix
-    ``M = sum_j x_j^2 p_j p_j'``, where ``p_j`` holds what the draws before have at entry j. They
-    are mixed over normal slopes of covariance ``g M^-1``, and multiplied over draws. With ``M``
-    near the identity, and ``c`` times as large products as independent entries have, log e grows
-    by ``(c - 1 - log c) / 2`` for each pair of draws, which is what a likelihood ratio could do.
+    If entries depend on each other in a way that is the same in all draws, inner products of draws
+    are large, with either sign; the kind of dependence need not be known. Given all sizes and the
+    earlier draws, the products S of a draw with those before are sums of fair coins: sub-Gaussian
+    with the matrix ``M = sum_j x_j^2 p_j p_j'``, where ``p_j`` holds entry j of the earlier draws.
+    They are mixed over normal slopes of covariance ``g M^-1``, and multiplied over draws. With
+    ``M`` near the identity, and products ``c`` times as large as those of independent entries, log
+    e grows by ``(c - 1 - log c) / 2`` for each pair of draws, as fast as a likelihood ratio.
 
     Formula:
         ``log mean_g prod_b (1 + g)^(-r_b / 2) exp(g S_b' M_b^+ S_b / (2 (1 + g)))``,
         ``r_b`` the rank of ``M_b``
 
     Args:
-        draws: finite, ``[n, entries]``.
+        draws: Finite draws in any unit, ``[n, entries]``.
 
     Returns:
-        Log e-value; 0 where there are fewer than two draws, or all are zero.
+        Log e-value; 0 if there are fewer than two draws, or all are zero.
 
     Example:
         >>> together_log_e(np.zeros((3, 5)))
@@ -79,8 +79,8 @@ def together_log_e(draws: ArrayLike) -> float:
         True
 
     References:
-        Hoeffding 1963 (sums of bounded terms); de la Peña, Klass, Lai 2009 (normal mixtures of
-        vectors).
+        Hoeffding 1963, doi:10.1080/01621459.1963.10500830 (sums of bounded terms); de la Peña,
+        Klass and Lai 2009, doi:10.1016/j.spa.2009.10.003 (normal mixtures of vectors).
     """
     rows = np.asarray(draws, dtype=np.float64)
     log_e = np.zeros(len(_SPREADS))

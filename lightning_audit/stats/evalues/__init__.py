@@ -1,1 +1,1 @@
-"""Anytime-valid tests: e-values of noise, coins, batches and shapes, and their power."""
+"""Anytime-valid tests: e-values for noise, coins, batches and shapes, and their power."""

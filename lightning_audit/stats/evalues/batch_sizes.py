@@ -1,29 +1,35 @@
 r"""Anytime-valid tests of Poisson sampling, from the sizes of batches and the records in them.
 
-The null hypothesis: given all earlier batches, each of the ``n`` records joins the coming batch
-with probability ``q_t``, independently of the others. ``q_t`` may be anything that the past
-determines, since samplers differ in it. Four kinds of bet:
+The null hypothesis: given all earlier batches, each of the ``n`` records joins the next batch with
+probability ``q_t``, independently of the others. ``q_t`` may be any function of the past, since
+samplers differ in it. There are four kinds of bet:
 
-* **sizes**. The past names an interval ``A``. Under the null the next size lies in it with
-  probability ``sup_q P(Bin(n, q) in A)`` at most, whatever ``q_t``, so that
+* **sizes**. The past determines an interval ``A``. Under the null the next size is in it with
+  probability at most ``sup_q P(Bin(n, q) in A)``, for any ``q_t``, so that
   ``1 - s + s 1{size in A} / sup_q P(Bin(n, q) in A)`` has mean at most one for ``0 <= s <= 1``.
-* **overlaps**. The past names the ``m`` records that the epoch has had. Given its size, the next
-  batch is a uniform subset under the null, so that its overlap ``X`` with them is hypergeometric,
-  free of ``q_t``, and ``w^X / E[w^X]`` has mean one. Batches that go through the data once have no
-  overlap: ``w < 1``.
-* **repetition**. A batch of ``k`` given records is drawn with probability ``2^-k`` at most, if no
-  record joins with more than one half. The past names it: the same batch of the epoch before.
-* **rate**. If no record joins with more than ``q0``, each record that the past names multiplies the
-  wealth by ``q1 / q0 > 1`` if it joins and by ``(1 - q1) / (1 - q0)`` if not, with mean
-  ``(1 - q) (1 - q1) / (1 - q0) + q q1 / q0``, which grows with ``q`` and is one at ``q0``. It bets
-  on all records, and on those that the epoch has had, which finds favoured ones.
+* **overlaps**. The past determines the ``m`` records already seen in the epoch. Under the null the
+  next batch, given its size, is a uniform subset, so its overlap ``X`` with them is hypergeometric
+  regardless of ``q_t``, and ``w^X / E[w^X]`` has mean one. Batches that go through the data once
+  have no overlap: ``w < 1``.
+* **repetition**. A given batch of ``k`` records is drawn with probability at most ``2^-k``, if no
+  record joins with probability above one half. The past determines the batch: the one at the same
+  position in the previous epoch.
+* **rate**. If no record joins with probability above ``q0``, each record chosen by the past
+  multiplies the wealth by ``q1 / q0 > 1`` if it joins and by ``(1 - q1) / (1 - q0)`` if not, with
+  mean ``(1 - q) (1 - q1) / (1 - q0) + q q1 / q0``, which grows with ``q`` and is one at ``q0``. The
+  bet is on all records, and on those already seen in the epoch, which detects favored records.
 
 Products of such factors are e-processes, those of one filtration may be averaged, and Ville's
-inequality does the rest. Bets on repetition and rate hold as well where every record has a
-probability of its own. Those on sizes and overlaps then hold by simulation
-(`tests/stats/evalues/test_batch_sizes.py`): unequal rates make overlaps larger, and sizes more
-equal by no more than if each record either joins with probability one half or not at all, which
-is allowed for.
+inequality applies (own proof, above, on arXiv:2210.01948 and arXiv:1912.06116). Bets on repetition
+and rate are valid as well if every record has its own probability. Those on sizes and overlaps are
+then valid by simulation (`tests/stats/evalues/test_batch_sizes.py`): unequal rates make overlaps
+larger. They make sizes more equal by no more than if each record either joins with probability one
+half or not at all, which is allowed for.
+
+References:
+    Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference",
+    Statistical Science 38, 2023, arXiv:2210.01948. Vovk and Wang, "E-values: calibration,
+    combination and applications", Annals of Statistics 49, 2021, arXiv:1912.06116.
 """
 
 from __future__ import annotations
@@ -41,28 +47,28 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 IndexArray = NDArray[np.int64]
 
-#: Part of the wealth staked on the commonest size so far, and on sizes around the mean.
+#: Fraction of the wealth staked on the most frequent size so far, and on sizes near the mean.
 SIZE_STAKES = (0.9, 0.5)
-#: Factors that each record costs which comes twice in an epoch.
+#: Factors of the wealth for each record that occurs twice in an epoch.
 OVERLAP_TILTS: Floats = np.array([0.1, 0.5])
-#: Part of the wealth staked on a batch that comes again, and the chance that only its digest does.
+#: Fraction of the wealth staked on a repeated batch, and probability that only its digest repeats.
 REPEAT_STAKE, SAME_DIGEST = 0.01, 1e-12
 #: Ratios over which `rate_log_e` mixes.
 RATE_RATIOS: Floats = np.array([1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0])
-#: Sizes below this are not bet on: samplers that leave out empty batches are common and harmless.
+#: Smaller sizes are not bet on: samplers that leave out empty batches are common and harmless.
 SMALLEST_SIZE = 8
-#: Batches of the epoch before whose digests are remembered.
+#: Number of batches of the previous epoch whose digests are stored.
 REMEMBERED = 2**16
-#: Records that are watched for overlaps: all of so many, or evenly spaced ones of more.
+#: Largest number of records that are watched for overlaps; of more records, evenly spaced ones are.
 WATCHED = 2**20
 
 
 @lru_cache(maxsize=4096)
 def largest_interval_probability(records: int, low: int, high: int) -> float:
-    """The largest ``P(low <= Bin(records, q) <= high)``, ``low <= high``, over ``q`` in [0, 1].
+    """Return the largest ``P(low <= Bin(records, q) <= high)``, ``low <= high``, over q in [0, 1].
 
-    The derivative in ``q`` vanishes where the binomial with one record less is as likely at
-    ``low - 1`` as at ``high``.
+    The derivative in ``q`` is zero where the binomial with one record less is equally likely at
+    ``low - 1`` and at ``high``.
 
     Example:
         >>> round(largest_interval_probability(2, 1, 1), 6)
@@ -77,7 +83,7 @@ def largest_interval_probability(records: int, low: int, high: int) -> float:
 
 
 def overlap_log_e(records: int, marked: int, drawn: int, overlap: int, tilts: Floats) -> Floats:
-    """Log of ``w^overlap / E[w^X]`` for each ``w`` > 0 of the tilts, ``[j]``.
+    """Return the log of ``w^overlap / E[w^X]`` for each tilt ``w`` > 0, ``[j]``.
 
     ``X`` is the overlap of a uniform subset of size ``drawn`` and a fixed one of size ``marked``.
 
@@ -94,21 +100,21 @@ def overlap_log_e(records: int, marked: int, drawn: int, overlap: int, tilts: Fl
         - _log_choose(records, drawn)
     )
     log_w = np.log(tilts)[:, None]
-    # Divided by the sum of the probabilities: logarithms of large factorials round.
+    # Divided by the sum of the probabilities, because logarithms of large factorials are rounded.
     mean = log_mean_exp(log_w * x + log_p) - log_mean_exp(log_p)
     return np.asarray(log_w[:, 0] * overlap - mean, dtype=np.float64)
 
 
 def rate_log_e(trials: int, hits: int, rate: float) -> Floats:
-    """Log e-values for "no record joins a batch with a probability above ``rate``".
+    """Return log e-values for "no record joins a batch with a probability above ``rate``".
 
     Args:
-        trials: records that could join, summed over batches.
-        hits: how many of them did.
-        rate: in (0, 1).
+        trials: Number of records that could join, summed over batches.
+        hits: Number of them that did.
+        rate: Probability in (0, 1).
 
     Returns:
-        One log e-value for each of `RATE_RATIOS`; the mean of the e-values is one, too.
+        One log e-value for each of `RATE_RATIOS`, ``[7]``; the mean of the e-values is also one.
 
     Example:
         >>> bool(rate_log_e(100_000, 2000, 0.01).max() > 300)
@@ -122,10 +128,10 @@ def rate_log_e(trials: int, hits: int, rate: float) -> Floats:
 class PoissonBatchBets:
     """Bets against Poisson sampling on sizes, overlaps and repetition; counts for those on rates.
 
-    Holds a bit for each watched record and a digest for each batch of an epoch.
+    Stores a bit for each watched record and a digest for each batch of an epoch.
 
     Args:
-        records: number of records that the sampler draws from, >= 1.
+        records: Number of records from which the sampler draws, >= 1.
 
     Example:
         >>> bets = PoissonBatchBets(200)
@@ -135,7 +141,7 @@ class PoissonBatchBets:
         (True, 'unseen')
     """
 
-    #: What each of the bets is on, in the order of `wealth`.
+    #: What each bet is on, in the order of `wealth`.
     NAMES = ("size", "size", "unseen", "unseen", "repeated")
 
     def __init__(self, records: int) -> None:
@@ -143,16 +149,16 @@ class PoissonBatchBets:
         self.batches = 0
         #: Log wealth of each bet.
         self.wealth: Floats = np.zeros(len(self.NAMES))
-        #: Log wealth that two would have, had all sizes been equal, or no record come twice.
+        #: Log wealth that two bets would have if all sizes were equal, or no record occurred twice.
         self.could_win: Floats = np.zeros(2)
-        #: Trials and hits for `rate_log_e`: of all records, and of those that the epoch has had.
+        #: Trials and hits for `rate_log_e`: of all records, and of those already seen in the epoch.
         self.counts: IndexArray = np.zeros((2, 2), dtype=np.int64)
         self._spacing = -(-records // WATCHED)
         self._watched = -(-records // self._spacing)
         self._seen = np.zeros(self._watched, dtype=bool)
         self._sizes: Counter[int] = Counter()
         self._commonest, self._drawn, self._counted = 0, 0, 0
-        #: Digest and size of each batch, of the epoch before and of this one.
+        #: Digest and size of each batch, in the previous epoch and in this one.
         self._before: list[tuple[int, int]] = []
         self._current: list[tuple[int, int]] = []
 
@@ -162,15 +168,15 @@ class PoissonBatchBets:
         return float(log_mean_exp(self.wealth))
 
     def start_epoch(self) -> None:
-        """Take note that the sampler starts anew."""
+        """Record that the sampler starts a new epoch."""
         self._seen[:] = False
         self._before, self._current = self._current, []
 
     def update(self, batch: IndexArray) -> None:
-        """Take in a batch.
+        """Update with a batch.
 
         Args:
-            batch: different records, numbers in [0, records), in any order, ``[k]``.
+            batch: Distinct record indices in [0, records), in any order, ``[k]``.
         """
         self.batches += 1
         self._bet_on_size(len(batch))
@@ -186,7 +192,7 @@ class PoissonBatchBets:
                 if centre < SMALLEST_SIZE:
                     continue
                 stake = SIZE_STAKES[bet]
-                # Of all rates up to one half those of a few records at one half fix the size most.
+                # For rates up to one half, a few records at one half give the most equal sizes.
                 records = min(self.records, 2 * centre)
                 inside = largest_interval_probability(records, centre - width, centre + width)
                 won = 1.0 - stake + stake / inside

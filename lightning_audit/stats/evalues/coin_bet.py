@@ -1,4 +1,4 @@
-"""Does a canary add more than clipping allows: bets on its private coin."""
+"""Test whether a canary adds more than clipping allows: bets on its private coin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COIN_SLOPES: Floats = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 
 
 def chances_of_sides(coin_probability: float) -> Floats:
-    """Probabilities of the coin's sides, out and in."""
+    """Return the probabilities of the coin's sides, out and in, ``[2]``."""
     p = _validate.open_unit(
-        "coin_probability", coin_probability, "a canary that is always in, or never, is no coin"
+        "coin_probability", coin_probability, "a canary that is always or never in has no coin"
     )
     return np.array([1.0 - p, p])
 
@@ -26,43 +26,48 @@ def chances_of_sides(coin_probability: float) -> Floats:
 class CoinBet:
     r"""E-process for "a canary adds at most its claimed signal", by betting on the coins.
 
-    Take the claimed signal out, ``r = z - signal * b``. If the canary adds exactly what clipping
-    allows, ``r`` says nothing about the private coin ``b``: whoever bets on the coin after seeing
-    ``r`` gains nothing on average, *whatever* the data term and the distribution of the noise
-    do. If it adds more, a large ``r`` favours ``b = 1``. The bet gives ``b = 1`` the probability
+    Subtract the claimed signal, ``r = z - signal * b``. If the canary adds exactly what clipping
+    allows, ``r`` is independent of the private coin ``b``: a bet on the coin after seeing ``r``
+    gains nothing on average, *for any* data term and noise distribution. If it adds more, a large
+    ``r`` makes ``b = 1`` more likely. The bet gives ``b = 1`` the probability
 
     .. math:: \pi(x) = \frac{p\, e^u}{1 - p + p\, e^u}, \qquad u = a x + (p - \tfrac12)\, a^2
 
-    with ``x`` the centred and scaled residual (centre and scale from the past), and multiplies the
+    with ``x`` the centered and scaled residual (center and scale from the past), and multiplies the
     wealth by ``pi / p`` if ``b = 1`` and by ``(1 - pi) / (1 - p)`` if not; for a fair coin that is
     ``2 / (1 + exp(-(2 b - 1) a x))``. Its mean over the coin is ``pi + (1 - pi) = 1`` for every
     ``x``; the coins of a step's canaries are independent, so the mean of their product is one as
-    well. If the canary adds less than the signal, ``r`` is smaller for ``b = 1`` alone, where the
-    factor increases with it: the wealth shrinks. The second part of ``u`` is there because the
-    centre is the mean of both groups, which lies nearer to the more frequent one. At small effects
+    well. If the canary adds less than the signal, ``r`` is smaller only for ``b = 1``, where the
+    factor increases with it: the wealth shrinks. The second term of ``u`` is there because the
+    center is the mean of both groups, which is nearer to the more frequent one. At small effects
     the growth equals that of the likelihood ratio of two normals with unknown means (``p (1 - p) /
-    2`` nats an observation times the square of the effect), so nothing is paid for the robustness.
+    2`` nats an observation times the square of the effect), so robustness costs nothing.
 
-    Where the canaries are of several groups, nine tenths of the stake are on all of them together
-    and one tenth on the groups, in equal parts: a fault that some directions show is not drowned by
-    the others. Each part is an e-process in the filtration of all coins and readings, and so is
-    their average. What it costs is a few nats against the growth of the right part in each step.
+    If the canaries form several groups, nine tenths of the stake are on all of them together and
+    one tenth is on the groups, in equal parts, so that a fault of a few directions is detected.
+    Each part is an e-process in the filtration of all coins and readings, and so is their average.
+    The division costs a few nats compared with the growth of the best part.
 
     Args:
-        shape: shape of a step's readings, canaries on the last axis.
-        signal: the largest shift that a correct implementation shows: 1, or a little more where
-            low precision rounds the canary.
-        initial_scale: the claimed standard deviation of a reading, used until there is data.
-        coin_probability: known probability p in (0, 1) that a canary is in.
-        groups: a name for each canary, equal within a group, ``[k]``; None for one group.
+        shape: Shape of a step's readings, canaries on the last axis.
+        signal: The largest shift of a correct implementation, in units of the clipping norm: 1, or
+            a little more if low precision rounds the canary.
+        initial_scale: The claimed standard deviation of a reading, used until there is data.
+        coin_probability: Known probability p in (0, 1) that a canary is in.
+        groups: A name for each canary, equal within a group, ``[k]``; None for one group.
 
     Raises:
-        ValueError: ``coin_probability`` is not in (0, 1).
+        ValueError: If ``coin_probability`` is not in (0, 1).
+
+    References:
+        Own proof, above, that the wealth is an e-process; for such bets see Waudby-Smith and
+        Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86, 2024,
+        arXiv:2010.09686, and for averages of e-processes Vovk and Wang 2021, arXiv:1912.06116.
     """
 
     #: Weight of the claimed scale against the observed one, in observations.
     PRIOR = 20.0
-    #: Part of the stake on all canaries together, where there are several groups.
+    #: Fraction of the stake on all canaries together, if there are several groups.
     POOLED = 0.9
 
     def __init__(
@@ -75,7 +80,7 @@ class CoinBet:
     ) -> None:
         chance = chances_of_sides(coin_probability)
         side = np.array([-1.0, 1.0])
-        # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``.
+        # By coin: minus log of its probability, ``[2]``, and log odds against it, ``[2, slopes]``.
         self._prize = -np.log(chance)
         against = np.log((1.0 - chance) / chance)
         self._odds = against[:, None] - np.outer(side * (chance[1] - 0.5), COIN_SLOPES**2)
@@ -85,14 +90,14 @@ class CoinBet:
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
         self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
         self._count = self.PRIOR
-        # Which canaries are of each group, ``[groups, k]``; no groups where all are of one.
+        # Canaries of each group, ``[groups, k]``; no groups if there is only one.
         each = groups or ()
         names = tuple(dict.fromkeys(each)) if len(set(each)) > 1 else ()
         self._members = np.array([[g == name for g in each] for name in names], dtype=float)
         self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
     def update(self, coins: Floats, readings: Floats) -> None:
-        """Take in one step: coins (0 or 1) and readings, both of the shape given."""
+        """Update with one step: coins (0 or 1) and readings, both of the shape given."""
         residuals = readings - self.signal * coins
         centred = residuals - self._centre
         scale = np.sqrt(self._squares / self._count)
@@ -117,7 +122,7 @@ class CoinBet:
 
     @property
     def log_e(self) -> Floats:
-        """Log e-value now, of the leading shape."""
+        """Log e-value so far, of the leading shape."""
         pooled = log_mean_exp(self._log_wealth)
         if not len(self._members):
             return pooled

@@ -1,4 +1,4 @@
-"""By what was the noisy sum divided: by the constant that is stated, or by another number."""
+"""Test of the divisor of the noisy sum: the stated constant or another number."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ import numpy as np
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
 
-#: Variances of the noise, over the claimed one, for which another divisor is tried.
+#: Variances of the noise, over the claimed one, for which another divisor is tested.
 VARIANCES: Floats = 2.0 ** -np.arange(0.0, 12.0)
-#: Memory of the variance that is learned from the past.
+#: Decay of the variance that is learned from the past.
 DECAY = 0.9
-#: Steps, and standard errors, from which on the gradient's size is taken to go with the divisor's.
+#: Least number of steps, and of standard errors, to conclude that the gradient's size follows the
+#: divisor.
 _FEWEST, _CLEARLY = 8, 4.0
 
 
 class DivisorTest:
-    r"""E-process for "the noisy sums were divided by what is stated".
+    r"""E-process for "the noisy sums were divided by the stated divisor".
 
-    With the released gradient y times the stated divisor, the sum s that was known before the
-    noise, both in units of the claimed standard deviation, and the true divisor over the stated
-    one k, the likelihood of "``k y - s`` is noise", averaged over `VARIANCES` and one variance that
-    is learned from the past, is divided by the largest likelihood of "``y - s`` is noise" under
-    three nulls: noise of at least the claimed size, another one in each step; noise of any one size
-    in all steps; and noise of the size that the past shows. So noise that is merely too small, or
-    too large, is not taken for another divisor.
+    Let y be the released gradient times the stated divisor, s the sum before noise, both in units
+    of the claimed standard deviation, and k the true divisor over the stated one. The likelihood of
+    "``k y - s`` is noise", averaged over `VARIANCES` and one variance that is learned from the
+    past, is divided by the largest likelihood of "``y - s`` is noise" under three nulls: noise of
+    at least the claimed size, with any size in each step; noise of any one size in all steps; and
+    noise of the size learned from the past. So noise that is only too small, or too large, is not
+    evidence for another divisor.
 
-    Where the sum is not known, ``y - c`` is given for y, with any guess c that is made of the past,
-    and zero for s. The test stays valid whatever the sum is: the part of it that speaks for less
-    noise falls as ``|y - c|`` grows, so that data only lower its expectation (Anderson 1955), and
-    the part that speaks for more never exceeds one.
+    If the sum is not known, pass ``y - c`` for y, with any predictable center c, and zero for s.
+    The test stays valid for any sum. The part that is evidence for less noise falls as ``|y - c|``
+    grows, so data only lower its expectation (Anderson 1955). The part that is evidence for more
+    noise never exceeds one. This extension is an own proof.
 
     Formula:
         ``mean_g prod_t k_t^n N(k_t y_t - s_t; 0, g) / max(prod_t max_{v >= 1} N(y_t - s_t; 0, v),
-        max_v prod_t N(y_t - s_t; 0, v), prod_t N(y_t - s_t; 0, v_t))``, averaged over the divisors
-        that are tried, where ``v_t`` is a decaying mean over the steps before t, which also joins
+        max_v prod_t N(y_t - s_t; 0, v), prod_t N(y_t - s_t; 0, v_t))``, averaged over the tested
+        divisors, where ``v_t`` is a decaying mean over the steps before t, which is also one of
         the variances g.
 
     References:
-        Wasserman, Ramdas & Balakrishnan 2020 (universal inference); Anderson 1955 (the integral of
-        a symmetric unimodal function).
+        Wasserman, Ramdas and Balakrishnan 2020, arXiv:1912.11436 (universal inference); Anderson,
+        "The integral of a symmetric unimodal function", Proc. AMS 6, 1955.
     """
 
     def __init__(self) -> None:
         self._count = 0
         self._plain = 0.0
         self._step_null = 0.0
-        # For each divisor: log of the Jacobian, sum of squares that it leaves.
+        # For each divisor: log of the Jacobian, and remaining sum of squares.
         self._tried = np.zeros((0, 2))
         # The stated divisor first: variances learned so far, and log-likelihoods with them.
         self._learned, self._with_learned = np.ones(0), np.zeros(0)
-        # For each divisor, of the log size of the gradient and of the log divisor: their number,
-        # sums, squares and product.
+        # For each divisor, moments of the log size of the gradient and of the log divisor: their
+        # number, sums, squares and product.
         self._sizes = np.zeros((0, 6))
 
     def update(self, released: Floats, sums: Floats, noise: float, ratios: Sequence[float]) -> None:
-        """Take in one step.
+        """Update with one step.
 
         Args:
-            released: the gradient times the stated divisor, ``[n]``.
-            sums: the clipped sums, in the same unit, ``[n]``.
-            noise: claimed standard deviation of the noise, in the same unit, > 0.
-            ratios: the divisors that are tried, over the stated one, > 0; as many at every step.
+            released: The gradient times the stated divisor, ``[n]``.
+            sums: The clipped sums, in the same unit, ``[n]``.
+            noise: Claimed standard deviation of the noise, in the same unit, > 0.
+            ratios: The tested divisors over the stated one, > 0; the same number at every step.
         """
         n = len(released)
         if not n or not ratios:
@@ -84,7 +85,7 @@ class DivisorTest:
             self._sizes = self._sizes + moments if len(self._sizes) else moments
 
     def _learn(self, n: int, jacobian: Floats, squares: Floats) -> None:
-        """Score the variances that the past shows, then take in the step."""
+        """Score the variances learned from the past, then update them with the step."""
         if not len(self._learned):
             self._learned, self._with_learned = np.ones(len(squares)), np.zeros(len(squares))
         variance = self._learned
@@ -94,9 +95,9 @@ class DivisorTest:
 
     @property
     def shrinks_with_divisor(self) -> bool:
-        """Whether the gradient is smaller where one of the divisors is larger, clearly.
+        """Whether the gradient is clearly smaller in steps in which a divisor is larger.
 
-        A gradient whose own length it was divided by is not: it has one length at all steps.
+        A gradient that was divided by its own length is not: its length is the same in all steps.
         """
         if not len(self._sizes) or self._sizes[0, 0] < _FEWEST:
             return False
@@ -108,7 +109,7 @@ class DivisorTest:
 
     @property
     def log_e(self) -> float:
-        """Log e-value now."""
+        """Log e-value so far."""
         if not self._count:
             return 0.0
         variance = max(self._plain / self._count, 1e-300)
@@ -122,13 +123,13 @@ class DivisorTest:
 
 
 class QuietEntries:
-    """Entries of the gradient along which the data were no louder than the noise so far.
+    """Selects the entries of the gradient in which the data were no larger than the noise so far.
 
-    Data make noise look larger, and no other divisor is found by noise that looks larger. The
-    entries, and what is taken off them, are chosen by the past alone.
+    Data make noise look larger, and noise that looks larger does not reveal another divisor. The
+    entries, and the centers that are subtracted, are chosen by the past alone.
     """
 
-    #: Memory of the mean square, and how large it may be, in claimed variances.
+    #: Decay of the mean square, and its largest value, in claimed variances.
     _DECAY, _LOUD = 0.9, 1.5
 
     def __init__(self) -> None:
@@ -136,11 +137,11 @@ class QuietEntries:
         self._square: Floats = np.ones(0)
 
     def take(self, released: Floats, noise: float) -> Floats:
-        """The quiet ones of a step's entries, without what the past shows to stay.
+        """Return the selected entries of a step, less their predictable center.
 
         Args:
-            released: the entries, ``[n]``, as many at every step.
-            noise: claimed standard deviation of the noise, > 0.
+            released: The entries, ``[n]``, the same number at every step.
+            noise: Claimed standard deviation of the noise, in the same unit, > 0.
         """
         if self._centre is None:
             self._centre, self._square = PredictableCentre(released.shape), np.ones(len(released))

@@ -1,4 +1,4 @@
-"""How much do the steps leak at least: bets on what a guess of the canaries' coins scores."""
+"""Lower bound on the leakage of the steps: bets on the score of guesses of the canaries' coins."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from lightning_audit.stats.evalues.sequential import PredictableCentre
 from lightning_audit.stats.tradeoff.hockey_sticks import HockeySticks, sharpest_score, sign_score
 from lightning_audit.stats.tradeoff.renyi import order_two_slope
 
-#: Steps for which each bet's stake is made, of the side alone; of many sizes, for every end.
+#: Numbers of steps for which the stakes of the bets on the sign score are optimized.
 _ENDS: Floats = np.geomspace(4.0, 1e5, 7)
-#: Steps for which the sharp score's stakes are made where the training's end is unknown.
+#: Numbers of steps for which stakes on the sharp score are optimized, if the end is unknown.
 _SHARP_ENDS: Floats = np.array([30.0, 300.0, 3000.0, 30_000.0])
-#: Part of the wealth on the sharp score.
+#: Fraction of the wealth on the sharp score.
 _SHARP = 0.8
-#: Log of the wealth that a bet is made to reach: that of one in twenty, and its share of the start.
+#: Log of the target wealth of a bet: that of one in twenty, over its share of the initial wealth.
 _AIM = np.log(20.0 / _SHARP)
 #: Largest stake, over the one at which a lost bet leaves nothing.
 _LARGEST_STAKE = 0.95
 #: Noise multipliers within a step of this grid share a score, and stakes are rounded to one.
 _SCORE_GRID, _STAKE_GRID = 1.05, 1.1
-#: Ratios among which the largest that is proved is looked for, 1 % apart; between them linear.
+#: Ratios among which the largest proved one is searched, 1 % apart; linear in between.
 _RATIOS: Floats = np.geomspace(1e-3, 1e3, 1389)
-#: Signal over noise at which the mean of a score is kept; between them linear.
+#: Signal over noise at which the mean of a score is tabulated; linear in between.
 _MU: Floats = np.geomspace(1e-5, 1e5, 5000)
-#: A mu beyond which scores no longer differ.
+#: Above this mu, scores no longer differ.
 _LARGEST_MU = 50.0
 
 
-#: Noise multiplier, sample rate and number of steps in a row.
+#: Noise multiplier, sample rate and number of consecutive steps.
 Claim = tuple[float, float, int]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps in a row with the same score and stakes.
+    """Consecutive steps with the same score and stakes.
 
     Args:
-        mu: signal over noise, rounded, for which the score is made.
-        sample_rate: of the steps.
-        stakes: of each bet, ``[bets]``.
+        mu: Signal over noise, rounded, for which the score is optimized.
+        sample_rate: Sample rate of the steps.
+        stakes: Stake of each bet, ``[bets]``.
     """
 
     mu: float
@@ -54,31 +54,31 @@ class Stretch:
 
 
 class StakePlan:
-    r"""The stakes of bets that are made to end at given numbers of steps.
+    r"""The stakes of bets that are optimized for given numbers of steps.
 
     A bet of stake ``kappa`` multiplies the wealth by ``(1 + kappa S) / (1 + kappa G)``. It weighs a
-    step's leakage by ``kappa G' / (1 + kappa G)``, and what it proves composes to most where that
-    is in proportion to the slope of the step's cost: a step of little noise or of a large sample
-    rate costs more, and so counts for more. With ``m`` the quotient of the two slopes and ``v`` the
-    variance of a step's score, ``kappa / (1 + kappa G) = lambda m``, where
+    step's leakage by ``kappa G' / (1 + kappa G)``. What it proves composes to the largest epsilon
+    if this weight is proportional to the slope of the step's cost: a step with little noise or a
+    large sample rate costs more, and so counts for more. With ``m`` the quotient of the two slopes
+    and ``v`` the variance of a step's score, ``kappa / (1 + kappa G) = lambda m``, where
 
     .. math:: \lambda = \sqrt{2 \log(1/\alpha) / (T m_1^2 v_1)}
 
-    makes the most of T steps like the first one. It stays where the claim changes: a lambda that
-    falls with the cost of the coming steps lets the cheap ones weigh too much. Stakes depend on the
-    claims alone.
+    is optimal for T steps like the first one. Lambda does not change with the claim: a lambda that
+    falls with the cost of the next steps would give too much weight to cheap steps. Stakes depend
+    on the claims alone.
 
     Args:
-        planned_steps: with canaries; None where unknown.
-        canaries: number of them in a step.
-        fair: twice the smaller probability of the coin's sides.
+        planned_steps: Number of steps with canaries; None if unknown.
+        canaries: Number of canaries in a step.
+        fair: Twice the smaller probability of the coin's sides.
     """
 
     def __init__(self, planned_steps: int | None, canaries: int, fair: float = 1.0) -> None:
         sharp = _SHARP_ENDS if planned_steps is None else np.array([max(float(planned_steps), 1.0)])
         self.ends = np.concatenate([sharp, _ENDS])
         self.sharp = np.arange(len(self.ends)) < len(sharp)
-        #: Which of the two scores each bet is on.
+        #: Index of the score of each bet.
         self.places = np.where(self.sharp, 0, 1)
         self.shares = np.where(self.sharp, _SHARP / len(sharp), (1.0 - _SHARP) / len(_ENDS))
         self._canaries, self._fair = canaries, fair
@@ -86,7 +86,7 @@ class StakePlan:
         self._now: Stretch | None = None
 
     def next(self, noise_multiplier: float, sample_rate: float) -> Stretch:
-        """Score and stakes of the coming step."""
+        """Return the score and the stakes of the next step."""
         mu = score_mu(noise_multiplier)
         if self._now is None or (self._now.mu, self._now.sample_rate) != (mu, sample_rate):
             self._now = self._planned(mu, sample_rate)
@@ -107,16 +107,16 @@ class StakePlan:
 
 @dataclass(frozen=True)
 class LeastLogs:
-    """What a bet proves of the steps so far: their logs add up to at least `needed`.
+    """What a bet proves about the steps so far: their logs add up to at least `needed`.
 
     Args:
-        fair: as of `StakePlan`.
-        sharp: whether the bet is on the sharp score.
-        mus: signal over noise for which the score of each group of steps is made, ``[g]``.
-        sample_rates: of each group, ``[g]``.
-        stakes: of each group, ``[g]``.
-        steps: with canaries, of each group, ``[g]``.
-        needed: what the logs add up to at least.
+        fair: As in `StakePlan`.
+        sharp: Whether the bet is on the sharp score.
+        mus: Signal over noise for which the score of each group of steps is optimized, ``[g]``.
+        sample_rates: Sample rate of each group, ``[g]``.
+        stakes: Stake of each group, ``[g]``.
+        steps: Number of steps with canaries of each group, ``[g]``.
+        needed: Lower bound on the sum of the logs.
     """
 
     fair: float
@@ -128,12 +128,12 @@ class LeastLogs:
     needed: float
 
     def logs(self, mu: Floats) -> Floats:
-        """``log(1 + kappa f G(mu))`` of one step of each group, ``[g, n]`` for mu ``[g, n]``."""
+        """Return ``log(1 + kappa f G(mu))`` of a step of each group, at mu, both ``[g, n]``."""
         most = [score.most(each) for score, each in zip(self._scores, mu, strict=True)]
         return np.log1p(self.stakes[:, None] * self.fair * np.array(most))
 
     def slopes(self, mu: Floats) -> Floats:
-        """Derivatives of `logs` by mu, ``[g, n]``."""
+        """Return the derivatives of `logs` with respect to mu, ``[g, n]``."""
         slope = [score.slope(each) for score, each in zip(self._scores, mu, strict=True)]
         stakes = self.stakes[:, None] * self.fair
         return np.asarray(stakes * np.array(slope) / np.exp(self.logs(mu)))
@@ -145,12 +145,12 @@ class LeastLogs:
 
 @dataclass(frozen=True)
 class ProvedPart:
-    """What is proved of the steps up to a look.
+    """What is proved about the steps up to a look.
 
     Args:
-        ratio: some step leaked more than this times its claim.
-        steps: number of steps up to the look, those without canaries included.
-        logs: gives what each bet proves of them.
+        ratio: Some step leaked more than this times its claim.
+        steps: Number of steps up to the look, including those without canaries.
+        logs: Function that returns what each bet proves about them.
     """
 
     ratio: float
@@ -159,33 +159,39 @@ class ProvedPart:
 
 
 class LeakageBet:
-    r"""Bets on what a guess of the canaries' coins scores: what do the steps leak at least?
+    r"""Bets on the score of a guess of the canaries' coins: a lower bound on the steps' leakage.
 
-    The score is of hockey sticks (`HockeySticks`), whose mean is at most ``G(mu)`` where a step is
-    mu-GDP, whatever the mechanism is. Both worlds weigh alike, ``w(b) = min(p, 1 - p) / P(b)``; for
-    a coin that is not fair, ``h (mean w - E w)`` is taken off, whose mean is zero, with h the mean
-    score of a Gaussian step: the coins' own luck. With U the mean over a step's canaries of what is
-    left, a bet's wealth grows by ``1 + kappa_t U_t`` at stakes of `StakePlan`.
+    The score consists of hockey sticks (`HockeySticks`), whose mean is at most ``G(mu)`` if a step
+    is mu-GDP, for any mechanism. Both worlds have equal weight, ``w(b) = min(p, 1 - p) / P(b)``. If
+    the coin is not fair, ``h (mean w - E w)`` is subtracted, whose mean is zero, with h the mean
+    score of a Gaussian step: this removes the variance of the coins. With U the mean of the result
+    over a step's canaries, a bet's wealth grows by ``1 + kappa_t U_t`` at stakes of `StakePlan`.
 
-    Proved, with v_t the mean of U_t given the past: ``prod (1 + kappa_t U_t) / (1 + kappa_t v_t)``
-    is a martingale of each bet, and so is their average by the shares pi of the bets. Where step t
-    was mu_t-GDP, mu_t that may depend on the past, v_t is at most ``f G(mu_t)``,
-    ``f = 2 min(p, 1 - p)``. So with probability ``1 - significance``, of all bets and at all times
-    together,
+    Proved (own proof), with v_t the mean of U_t given the past: for each bet
+    ``prod (1 + kappa_t U_t) / (1 + kappa_t v_t)`` is a martingale, and so is their average by the
+    shares pi of the bets. If step t was mu_t-GDP, where mu_t may depend on the past, v_t is at most
+    ``f G(mu_t)``, ``f = 2 min(p, 1 - p)``. So with probability ``1 - significance``, for all bets
+    and at all times together,
 
     .. math:: \sum_{t \le T} \log(1 + \kappa_t f G(\mu_t))
         \ge \sum_{t \le T} \log(1 + \kappa_t U_t) - \log\frac{1}{\pi\,\alpha}
 
-    (`LeastLogs`). A ratio r at which the steps' ``mu_t = r / sigma_t`` have a smaller sum is one
-    that some step exceeded. Betting on a step's mean needs no independence of its canaries.
+    (`LeastLogs`). If the steps' ``mu_t = r / sigma_t`` have a smaller sum, some step exceeded the
+    ratio r. A bet on a step's mean does not need independent canaries.
 
     Args:
-        shape: shape of a step's readings, canaries on the last axis.
-        coin_probability: known probability p in (0, 1) that a canary is in.
-        planned_steps: with canaries, for which most of the wealth is staked; None where unknown.
+        shape: Shape of a step's readings, canaries on the last axis.
+        coin_probability: Known probability p in (0, 1) that a canary is in.
+        planned_steps: Number of steps with canaries, for which most of the wealth is staked; None
+            if unknown.
 
     Raises:
-        ValueError: ``coin_probability`` is not in (0, 1).
+        ValueError: If ``coin_probability`` is not in (0, 1).
+
+    References:
+        Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B
+        86, 2024, arXiv:2010.09686 (bets). Dong, Roth and Su, "Gaussian differential privacy", JRSS
+        B 84, 2022, arXiv:1905.02383 (mu-GDP).
     """
 
     def __init__(
@@ -209,7 +215,7 @@ class LeakageBet:
     def update(
         self, coins: Floats, readings: Floats, noise_multiplier: float, sample_rate: float = 1.0
     ) -> None:
-        """Take in one step with its claimed noise multiplier and sample rate."""
+        """Update with one step, given its claimed noise multiplier and sample rate."""
         now = self._plan.next(noise_multiplier, sample_rate)
         weights = self._weights[coins.astype(np.intp)]
         luck = np.mean(weights, axis=-1) - self._fair
@@ -226,7 +232,7 @@ class LeakageBet:
         self._centre.update(readings - coins)
 
     def needed(self, significance: float, growth: Floats) -> Floats:
-        """What each bet's logs add up to at least, ``[..., bets]``."""
+        """Return the lower bound on the sum of each bet's logs, ``[..., bets]``."""
         return np.asarray(growth + np.log(significance * self._plan.shares))
 
     def ratios(
@@ -235,12 +241,14 @@ class LeakageBet:
         looks: Sequence[tuple[int, Floats]],
         claims: Sequence[Claim],
     ) -> list[Floats]:
-        """The largest ratio proved at each look: some step leaked more over its claim; 0 for none.
+        """Return the largest ratio proved at each look; 0 for none.
+
+        A ratio is proved if some step leaked more than this times its claim.
 
         Args:
-            significance: probability that a bound is wrong, of all looks together.
-            looks: number of steps with canaries so far, increasing, and `growth` then.
-            claims: noise multiplier, sample rate and number of steps with canaries, in their order.
+            significance: Probability that a bound is wrong, for all looks together.
+            looks: Number of steps with canaries so far, increasing, and `growth` at that step.
+            claims: Noise multiplier, sample rate and number of steps with canaries, in order.
         """
         logs, plan, seen = np.zeros((len(self._plan.ends), len(_RATIOS))), self._new_plan(), 0
         found, left = [], list(reversed(looks))
@@ -258,7 +266,7 @@ class LeakageBet:
         return found
 
     def _logs(self, stretch: Stretch, noise_multiplier: float) -> Floats:
-        """Logs of one step by bet and ratio, ``[bets, ratios]``."""
+        """Return the logs of one step by bet and ratio, ``[bets, ratios]``."""
         most = np.stack([_most(score, noise_multiplier) for score in _scores(stretch.mu)])
         stakes = np.array(stretch.stakes)[:, None]
         return np.log1p(stakes * self._fair * most[self._plan.places])
@@ -269,7 +277,7 @@ class LeakageBet:
         growth: Floats,
         claims: Sequence[Claim],
     ) -> list[LeastLogs]:
-        """What each bet proves of all these steps; arguments as of `ratios`."""
+        """Return what each bet proves about all these steps; arguments as in `ratios`."""
         plan = self._new_plan()
         steps = np.array([count for *_, count in claims], dtype=np.float64)
         stretches = [plan.next(sigma, rate) for sigma, rate, _ in claims]
@@ -287,24 +295,24 @@ class LeakageBet:
 
 
 def score_mu(noise_multiplier: float) -> float:
-    """Signal over noise for which the scores of steps of this noise multiplier are made."""
+    """Return the signal over noise for which the scores at this noise multiplier are optimized."""
     return _rounded(min(1.0 / noise_multiplier, _LARGEST_MU), _SCORE_GRID)
 
 
 def _rounded(value: float, ratio: float) -> float:
-    """The nearest power of a ratio."""
+    """Return the nearest power of a ratio."""
     return float(ratio ** round(np.log(value) / np.log(ratio)))
 
 
 def _scores(mu: float) -> tuple[HockeySticks, HockeySticks]:
-    """The sharp score and that of the side alone."""
+    """Return the sharp score and the sign score."""
     return sharpest_score(mu), sign_score(mu)
 
 
-# Of a noise schedule each step asks for another one.
+# With a noise schedule, each step needs another one.
 @lru_cache(maxsize=64)
 def _most(score: HockeySticks, noise_multiplier: float) -> Floats:
-    """Largest mean of a score by ratio, ``[ratios]``."""
+    """Return the largest mean of a score by ratio, ``[ratios]``."""
     return np.interp(_RATIOS / noise_multiplier, _MU, _most_of(score))
 
 
@@ -315,7 +323,7 @@ def _most_of(score: HockeySticks) -> Floats:
 
 @lru_cache(maxsize=256)
 def _moments(mu: float, fair: float) -> Floats:
-    """Largest mean, its slope, variance and largest loss of both scores, ``[4, 2]``."""
+    """Return the largest mean, its slope, variance and largest loss of both scores, ``[4, 2]``."""
     at = np.asarray(mu)
     return np.array(
         [

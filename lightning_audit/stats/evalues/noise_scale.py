@@ -1,4 +1,4 @@
-"""Is the noise as large as claimed, or larger: e-values of a sum of squares."""
+"""E-values and limits for the size of the noise, from a sum of squares."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 NOISE_PRECISIONS: Floats = (
     1.0 / np.array([0.997, 0.99, 0.97, 0.93, 0.88, 0.8, 0.7, 0.55, 0.35, 0.15]) ** 2
 )
-#: Their weights in `noise_log_e`. The first two are for limits: at a hundredth each they cost the
-#: tests of short runs nothing that shows.
+#: Their weights in `noise_log_e`. The first two serve the limits; at a hundredth each their cost to
+#: tests of short runs is negligible.
 NOISE_WEIGHTS: Floats = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
 
-#: Probability with which an interval of the noise that a report shows misses its ratio.
+#: Probability with which an interval of the noise in a report misses the true ratio.
 INTERVAL_SIGNIFICANCE = 0.01
-#: Scales between which `noise_upper` and `noise_lower` look for their limit.
+#: Scales between which `noise_upper` and `noise_lower` search for their limit.
 _SMALLEST, _LARGEST = 1e-9, 1e9
 
 #: Precision ratios over which `excess_log_e` mixes.
@@ -30,21 +30,21 @@ EXCESS_PRECISIONS: Floats = 1.0 / np.array([1.05, 1.2, 1.5, 2.0, 4.0, 16.0, 64.0
 
 
 def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
-    r"""Log e-value for "the noise is at least as large as claimed".
+    r"""Return the log e-value for "the noise is at least as large as claimed".
 
-    With ``x = (r - c) / sigma_t``, ``c`` any centre that the past determines, the process
+    With ``x = (r - c) / sigma_t`` and any center ``c`` that the past determines, the process
     ``prod tau^(1/2) exp(-(tau - 1) x^2 / 2)`` has expectation at most one for *any* data term
-    and any true noise of at least ``sigma_t``: a Gaussian puts the least mass on intervals
-    around zero when it is widest and off centre (Anderson). It depends on the past through the
-    number of terms and the sum of ``x^2`` only, so no state is needed but those two.
+    and any true noise of at least ``sigma_t``: a Gaussian has the least mass on intervals around
+    zero if it is widest and off center (Anderson; own proof of the extension to data). The process
+    depends only on the number of terms and the sum of ``x^2``, so these two are its state.
 
     Formula:
         ``log mean_tau exp(count / 2 * log tau - (tau - 1) / 2 * sum_squares)``, weighted by
         `NOISE_WEIGHTS`
 
     Args:
-        count: number of coordinates observed so far, any shape.
-        sum_squares: sum of the squared standardised residuals, same shape.
+        count: Number of coordinates observed so far, any shape.
+        sum_squares: Sum of the squared standardized residuals, same shape.
 
     Returns:
         Log e-value, the broadcast shape of the arguments; flag at ``>= log(1 / significance)``.
@@ -56,7 +56,9 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
         True
 
     References:
-        Anderson 1955; Ville 1939; Robbins 1970 (mixtures).
+        Anderson, "The integral of a symmetric unimodal function", Proc. AMS 6, 1955. Ville 1939
+        and Robbins 1970, doi:10.1214/aoms/1177696786 (mixtures); Ramdas, Grünwald, Vovk and Shafer
+        2023, arXiv:2210.01948 (e-processes).
     """
     of_mean = len(NOISE_WEIGHTS) * NOISE_WEIGHTS
     return _scale_log_e(count, sum_squares, NOISE_PRECISIONS, of_mean)
@@ -65,28 +67,28 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
 def noise_upper(
     count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float
 ) -> float:
-    r"""Upper limit of the noise over its claim, for one look at a time of one's choice.
+    r"""Return an upper limit of the noise over its claim, valid at any stopping time.
 
     The noise is tested against c times the claim with squares over c^2. The e-value increases in
-    c, so what is rejected is an interval up to infinity, and its lower end is the limit. Several
-    sums enter as the weighted mean of their e-values, so none has to be chosen.
+    c, so the rejected values form an interval up to infinity, and its lower end is the limit.
+    Several sums enter as the weighted mean of their e-values, so none has to be chosen.
 
     Proved, for any data: if the noise is at least c times the claim in every step and coordinate,
-    the probability that the limit is below c at any look is at most ``significance``. The rest of a
-    residual's variance, the data, makes the limit larger.
+    the probability that the limit is below c at any look is at most ``significance``. The data,
+    which are the rest of a residual's variance, make the limit larger.
 
     Formula:
         ``inf {c : sum_i weights_i e(count_i, sum_squares_i / c^2) >= 1 / significance}``, e as in
         `noise_log_e` with equal weights of all precisions
 
     Args:
-        count: number of coordinates observed, of each sum, ``[n]``.
-        sum_squares: sums of the squared residuals over the claimed variance, ``[n]``.
-        weights: of the sums, adding up to 1, ``[n]``.
-        significance: probability that the limit is too small.
+        count: Number of coordinates observed, of each sum, ``[n]``.
+        sum_squares: Sums of the squared residuals over the claimed variance, ``[n]``.
+        weights: Weights of the sums, adding up to 1, ``[n]``.
+        significance: Probability that the limit is too small.
 
     Returns:
-        The limit; infinity where no scale is rejected, 0 where all are.
+        The limit; infinity if no scale is rejected, 0 if all are.
 
     Example:
         >>> round(noise_upper([40_000], [40_000.0], [1.0], 0.025), 3)
@@ -95,7 +97,8 @@ def noise_upper(
         inf
 
     References:
-        As `noise_log_e`; Darling and Robbins 1967 (confidence sequences by inversion).
+        As `noise_log_e`; Darling and Robbins 1967, doi:10.1073/pnas.58.1.66 (confidence sequences
+        by inversion).
     """
     excess = _excess(count, sum_squares, weights, significance, NOISE_PRECISIONS)
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
@@ -109,20 +112,20 @@ def noise_upper(
 def noise_lower(
     count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float
 ) -> float:
-    """Lower limit of the noise over its claim, where nothing but the noise is read.
+    """Return a lower limit of the noise over its claim, for readings of noise alone.
 
     The mirror of `noise_upper`, with precisions below one. Proved for Gaussian noise: if it is at
     most c times the claim in every step and coordinate, the probability that the limit is above c
-    at any look is at most ``significance``. Data beside the noise make the limit too large.
+    at any look is at most ``significance``. Data in the readings make the limit too large.
 
     Args:
-        count: number of coordinates observed, of each sum, ``[n]``.
-        sum_squares: sums of the squared noise over the claimed variance, ``[n]``.
-        weights: of the sums, adding up to 1, ``[n]``.
-        significance: probability that the limit is too large.
+        count: Number of coordinates observed, of each sum, ``[n]``.
+        sum_squares: Sums of the squared noise over the claimed variance, ``[n]``.
+        weights: Weights of the sums, adding up to 1, ``[n]``.
+        significance: Probability that the limit is too large.
 
     Returns:
-        The limit; 0 where no scale is rejected.
+        The limit; 0 if no scale is rejected.
 
     Example:
         >>> round(noise_lower([40_000], [40_000.0], [1.0], 0.025), 3)
@@ -136,20 +139,31 @@ def noise_lower(
 
 
 def units_upper(count: ArrayLike, sum_squares: ArrayLike, significance: float) -> float:
-    """`noise_upper` of several units: half of the stake is on all together, half on each alone.
+    """Return `noise_upper` of several units: half of the stake on all together, half on each.
 
     Args:
-        count: number of coordinates observed, of each unit, ``[n]``.
-        sum_squares: sums of the squared residuals over the claimed variance, ``[n]``.
-        significance: probability that the limit is too small.
+        count: Number of coordinates observed, of each unit, ``[n]``.
+        sum_squares: Sums of the squared residuals over the claimed variance, ``[n]``.
+        significance: Probability that the limit is too small.
+
+    Returns:
+        The limit; infinity if no scale is rejected.
     """
     return noise_upper(*_all_and_each(count, sum_squares), significance)
 
 
 def chosen_upper(count: float, sum_squares: float, among: float) -> float:
-    """Upper limit of the noise of a sum that its readings may have chosen among so many.
+    """Return an upper limit of the noise of one sum that was chosen among several by its readings.
 
     The limits of all of them hold together with `INTERVAL_SIGNIFICANCE`.
+
+    Args:
+        count: Number of coordinates observed.
+        sum_squares: Sum of the squared residuals over the claimed variance.
+        among: Number of sums among which it was chosen.
+
+    Returns:
+        The limit; infinity if no scale is rejected.
     """
     return noise_upper([count], [sum_squares], [1.0], INTERVAL_SIGNIFICANCE / among)
 
@@ -157,22 +171,22 @@ def chosen_upper(count: float, sum_squares: float, among: float) -> float:
 def noise_interval(
     count: ArrayLike, sum_squares: ArrayLike, significance: float
 ) -> tuple[float, float] | None:
-    """Confidence interval of the noise over its claim, for one look at a time of one's choice.
+    """Return a confidence interval of the noise over its claim, valid at any stopping time.
 
-    A confidence sequence: where the noise is Gaussian, independent over coordinates given the past,
-    and of one ratio to its claim in all steps and units, the probability that the interval misses
-    the ratio at any look is at most ``significance``. So it holds at the step at which a violation
-    stops the training, where a chi-square interval for a number of readings that was fixed
-    beforehand does not: such a step is one where the readings are small by chance. A claim that
-    changes on the way changes nothing: each reading is taken over its own.
+    A confidence sequence. If the noise is Gaussian, independent over coordinates given the past,
+    and has one ratio to its claim in all steps and units, the probability that the interval misses
+    the ratio at any look is at most ``significance``. So it is valid at the step at which a
+    violation stops the training. A chi-square interval for a fixed number of readings is not,
+    because at such a step the readings are small by chance. The claim may change during the run:
+    each reading is divided by its own claim.
 
     Args:
-        count: number of coordinates observed, of each unit (tensor), ``[n]``.
-        sum_squares: sums of the squared noise, nothing else, over the claimed variance, ``[n]``.
-        significance: probability that the interval misses; half of it for each end.
+        count: Number of coordinates observed, of each unit (tensor), ``[n]``.
+        sum_squares: Sums of the squared noise alone, over the claimed variance, ``[n]``.
+        significance: Probability that the interval misses; half of it for each end.
 
     Returns:
-        Lower and upper end; None where the units are seen to have more than one ratio.
+        Lower and upper end; None if the units clearly have more than one ratio.
 
     Example:
         >>> lower, upper = noise_interval([4_000], [1_000.0], 0.01)
@@ -188,12 +202,15 @@ def noise_interval(
 
 
 def interval_in_words(lower: float | None, upper: float, at: str = "at any stop") -> str:
-    """What is known of the noise over its claim, to follow "the noise is", rounded outwards.
+    """Return the noise over its claim as text that continues "the noise is", rounded outwards.
 
     Args:
-        lower: lower end; None where data may be beside the noise, so that there is none.
-        upper: upper end; both miss with `INTERVAL_SIGNIFICANCE`.
-        at: when they hold.
+        lower: Lower end; None if readings may contain data, so that there is none.
+        upper: Upper end; both miss with `INTERVAL_SIGNIFICANCE`.
+        at: When they are valid.
+
+    Returns:
+        The text.
 
     Example:
         >>> interval_in_words(0.4371, 0.5782)
@@ -201,7 +218,7 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
         >>> interval_in_words(None, 0.5782)
         'at most 0.58 times the stated (99 % confidence at any stop, for Gaussian noise)'
         >>> interval_in_words(None, 1.2)
-        'smaller than stated, by how much is not known yet'
+        'smaller than stated, by an amount that is not known yet'
     """
     level = f"{100 * (1 - INTERVAL_SIGNIFICANCE):g} %"
     if lower is not None:
@@ -210,7 +227,7 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
             f"{at}, for Gaussian noise of one ratio)"
         )
     if not upper < 1.0:
-        return "smaller than stated, by how much is not known yet"
+        return "smaller than stated, by an amount that is not known yet"
     return (
         f"at most {rounded_up(upper):g} times the stated ({level} confidence {at}, for "
         "Gaussian noise)"
@@ -218,7 +235,7 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
 
 
 def rounded_up(value: float) -> float:
-    """The next number of two digits, or of so many that what is below 1 stays there."""
+    """Round up to two digits, or to as many as keep a number below 1 there."""
     for digits in range(2, 7):
         rounded = _to_digits(value, digits, math.ceil)
         if (rounded < 1.0) == (value < 1.0):
@@ -227,7 +244,7 @@ def rounded_up(value: float) -> float:
 
 
 def rounded_down(value: float) -> float:
-    """The number of two digits before."""
+    """Round down to two digits."""
     return _to_digits(value, 2, math.floor)
 
 
@@ -239,7 +256,7 @@ def _to_digits(value: float, digits: int, to_whole: Callable[[float], int]) -> f
 
 
 def _all_and_each(count: ArrayLike, sum_squares: ArrayLike) -> tuple[Floats, Floats, Floats]:
-    """All units together at half of the stake, and each alone: counts, sums of squares, weights."""
+    """Return counts, sums of squares and weights of all units together and of each alone."""
     n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
     weights = np.array([0.5, *np.full(len(n), 0.5 / len(n))])
     return np.array([n.sum(), *n]), np.array([s.sum(), *s]), weights
@@ -248,7 +265,7 @@ def _all_and_each(count: ArrayLike, sum_squares: ArrayLike) -> tuple[Floats, Flo
 def _excess(
     count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float, tau: Floats
 ) -> Callable[[float], float]:
-    """Log e-value against c times the claim, over what rejects it, as a function of log c."""
+    """Return the log e-value against c times the claim, less its threshold, by log c."""
     n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
 
     def excess(log_scale: float) -> float:
@@ -259,11 +276,16 @@ def _excess(
 
 
 def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
-    """Log e-value for "the noise is at most as large as claimed", where nothing but noise is read.
+    """Return the log e-value for "the noise is at most as large as claimed", for noise alone.
 
     The same mixture as `noise_log_e`, over `EXCESS_PRECISIONS`: true noise x 1.05 up to x 256.
 
-    The squares are of noise alone; arguments and result are those of `noise_log_e`.
+    Args:
+        count: Number of coordinates observed so far, any shape.
+        sum_squares: Sum of the squared standardized noise, without data, same shape.
+
+    Returns:
+        Log e-value, of the broadcast shape; flag at ``>= log(1 / significance)``.
 
     Example:
         >>> bool(excess_log_e(400, 400 * 1.5) > 9.2)
@@ -275,7 +297,7 @@ def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
 def _scale_log_e(
     count: ArrayLike, sum_squares: ArrayLike, tau: Floats, weights: ArrayLike = 1.0
 ) -> Floats:
-    """Log of the weighted mean over the precisions ``tau``; weights of mean one."""
+    """Return the log of the weighted mean over the precisions ``tau``; weights of mean one."""
     n = np.asarray(count, dtype=np.float64)[..., None]
     s = np.asarray(sum_squares, dtype=np.float64)[..., None]
     return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s + np.log(weights))

@@ -1,8 +1,8 @@
-r"""Is the noise Gaussian: e-processes for its tails and for ties, valid beside any data.
+r"""E-processes for Gaussian noise, from its tails and its ties, valid for any data.
 
 Notation: a reading is ``x = d + n``, in units of the claimed standard deviation; ``d`` may depend
 on the past and on the data, but not on the noise ``n``. The claim is that the coordinates of ``n``
-are independent and normal, of standard deviation at least 1.
+are independent and normal, with a standard deviation of at least 1.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: Levels of `TailBet`, in standard deviations.
 LEVELS: Floats = np.arange(0.0, 3.6, 0.25)
-#: Stakes of `TailBet`, as parts of the largest one that cannot ruin.
+#: Stakes of `TailBet`, as fractions of the largest stake that cannot lose all wealth.
 TAIL_STAKES: Floats = np.array([0.1, 0.3, 0.9])
-#: Readings of a step that `TieBet` compares the others with.
+#: Number of readings of a step with which `TieBet` compares the others.
 COMPARED = 64
-#: Distance below which `TieBet` takes two readings for equal, in standard deviations.
+#: Distance below which `TieBet` treats two readings as equal, in standard deviations.
 TIE = 1e-3
 #: Shares of ties on which `TieBet` bets.
 TIE_RATES: Floats = np.array([0.3, 0.9])
 
-#: The same where values are the same number, but for rounding; how far a gap may be from a
-#: multiple of the least one on a lattice.
+#: Distance below which values are the same number up to rounding; largest distance of a gap from a
+#: multiple of the smallest gap on a lattice.
 _EQUAL, _ON_LATTICE = 1e-4, 0.01
 
 _LARGEST_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
@@ -37,29 +37,34 @@ class TailBet:
     r"""E-process for "adding a shift s to the noise is (s / sigma)-GDP", by one-sided events.
 
     With ``q = P(x > t)``, the event "x + s > t" has a probability of at most
-    ``G(q) = Phi(Phi^-1(q) + s)``, whatever d. G is concave, so that at any ``q*``
+    ``G(q) = Phi(Phi^-1(q) + s)``, for any d. G is concave, so at any ``q*``
 
     .. math:: \mathbb E\,[1\{x > t - s\} - G'(q^*)\, 1\{x > t\}] \le G(q^*) - G'(q^*)\, q^*.
 
     The wealth is bet on the gap, coordinate by coordinate, at ``q* = Phi(-t)`` for each level t of
-    `LEVELS`, for both tails; the bets are averaged. Noise with bounded support, or with tails of
-    another kind, loses against it although its standard deviation is right.
+    `LEVELS`, for both tails; the bets are averaged (own proof). Noise with bounded support, or with
+    other tails, is rejected even if its standard deviation is right.
+
+    References:
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383.
+        Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B
+        86, 2024, arXiv:2010.09686.
     """
 
     def __init__(self) -> None:
         self._log_wealth = np.zeros((2, len(LEVELS), len(TAIL_STAKES)))
 
     def update(self, readings: Floats, shift: float) -> None:
-        """Take in the readings of one step.
+        """Update with the readings of one step.
 
         Args:
-            readings: in units of the claimed standard deviation, finite, ``[n]``.
+            readings: In units of the claimed standard deviation, finite, ``[n]``.
             shift: s, in the same unit, > 0.
         """
         slope = np.exp(LEVELS * shift - 0.5 * shift**2)
         offset = special.ndtr(shift - LEVELS) - slope * special.ndtr(-LEVELS)
         gains = np.stack([1.0 - slope - offset, 1.0 - offset, -offset])
-        # Rounding may leave an offset a little below zero.
+        # Rounding may leave an offset slightly below zero.
         most = 1.0 / np.maximum(-gains.min(axis=0), 1e-9)
         bets = np.log1p(gains[..., None] * most[:, None] * (0.99 * TAIL_STAKES))
         for tail, sign in enumerate((1.0, -1.0)):
@@ -71,27 +76,27 @@ class TailBet:
 
     @property
     def log_e(self) -> float:
-        """Log e-value now."""
+        """Log e-value so far."""
         return float(log_mean_exp(self._log_wealth.ravel()))
 
 
 class TieBet:
-    r"""E-process for "the noise has a density of at most that of the claimed one".
+    r"""E-process for "the density of the noise is at most the largest claimed density".
 
     A reading falls within `TIE` of one of m others with a probability of at most
-    ``2 m TIE / sqrt(2 pi)``, whatever d and these others. Noise on a lattice, as a type of low
-    precision makes it, falls there again and again. The readings themselves must be of single
-    precision or better.
+    ``2 m TIE / sqrt(2 pi)``, for any d and any values of the others (own proof). Noise on a
+    lattice, as in low precision, does so again and again. The readings themselves must have at
+    least single precision.
     """
 
     def __init__(self) -> None:
         self._log_wealth = np.zeros(len(TIE_RATES))
 
     def update(self, readings: Floats) -> None:
-        """Take in the readings of one step, some of which the others are compared with.
+        """Update with the readings of one step; some of them are the comparison values.
 
         Args:
-            readings: in units of the claimed standard deviation, finite, ``[n]``.
+            readings: In units of the claimed standard deviation, finite, ``[n]``.
         """
         stride = max(2, -(-len(readings) // COMPARED))
         compared = np.arange(len(readings)) % stride == 0
@@ -110,17 +115,21 @@ class TieBet:
 
     @property
     def log_e(self) -> float:
-        """Log e-value now."""
+        """Log e-value so far."""
         return float(log_mean_exp(self._log_wealth))
 
 
 def repeated_share(readings: Floats) -> float:
-    """Part of a step's values that stand at another entry too; 0 where all are on one lattice.
+    """Return the fraction of a step's values that occur again at another entry.
 
-    Numbers that are used several times are no multiples of one step size; rounded ones are.
+    It is 0 if all values are on one lattice: reused numbers are not multiples of one step size, but
+    rounded numbers are.
 
     Args:
-        readings: in units of the claimed standard deviation, finite, ``[n]``.
+        readings: In units of the claimed standard deviation, finite, ``[n]``.
+
+    Returns:
+        The fraction, in [0, 1].
 
     Example:
         >>> repeated_share(np.array([0.3, -1.21, 0.3, 0.77]))
@@ -128,7 +137,7 @@ def repeated_share(readings: Floats) -> float:
         >>> repeated_share(np.array([1.0, -1.0, 1.0, 3.0]))
         0.0
     """
-    ordered = np.sort(readings[np.abs(readings) > _EQUAL])  # zeros are no noise
+    ordered = np.sort(readings[np.abs(readings) > _EQUAL])  # zeros are not noise
     gaps = np.diff(ordered)
     apart = gaps[gaps >= _EQUAL]
     if len(apart):
@@ -141,9 +150,14 @@ def repeated_share(readings: Floats) -> float:
 
 
 def sign_log_e(positive: int, negative: int) -> float:
-    r"""Log e-value for "the noise is as often above zero as below", whatever its scale.
+    r"""Return the log e-value for "the noise is as often above zero as below", for any scale.
 
-    ``positive`` readings lie above zero, and ``negative`` ones below.
+    Args:
+        positive: Number of readings above zero.
+        negative: Number of readings below zero.
+
+    Returns:
+        The log e-value.
 
     Formula:
         ``log( B(1 + positive, 1 + negative) 2^(positive + negative) )``: fair coins against a

@@ -1,4 +1,4 @@
-"""Does a step's noise come back: the nearest step of the past, found and tested on two halves."""
+"""Test whether a step's noise recurs: the nearest past step, found and tested on two halves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
-#: Coordinates by which the nearest step of the past is found; the others test it.
+#: Number of coordinates used to find the nearest step; the others test it.
 SEARCHED = 32
 
 
@@ -18,12 +18,12 @@ class NoisePast:
     """Readings of the latest steps, in single precision.
 
     Args:
-        kept: number of steps.
+        kept: Number of steps to keep.
     """
 
     def __init__(self, kept: int = 4096) -> None:
         self._kept = kept
-        #: Where the nearest step is searched by, and the other coordinates.
+        #: Coordinates used to find the nearest step, and the other coordinates.
         self._parts: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
         self._searched = np.zeros((0, 0), dtype=np.float32)
         self._tested = np.zeros((0, 0), dtype=np.float32)
@@ -32,19 +32,19 @@ class NoisePast:
         self._steps = np.zeros(0, dtype=np.int64)
         #: Number of the step that was nearest to the latest one; -1 without a past.
         self.nearest = -1
-        #: Root mean square of the latest differences from what was nearest, over that of new noise
-        #: of the claimed size; infinite without a past.
+        #: Root mean square of the latest differences from the nearest step, over that of new
+        #: noise of the claimed size; infinite without a past.
         self.difference_ratio = math.inf
 
     def __len__(self) -> int:
         return min(self._number, self._kept)
 
     def add(self, readings: Floats, step: int | None = None) -> None:
-        """Keep the readings of a step.
+        """Store the readings of a step.
 
         Args:
-            readings: ``[n]``, n the same at every step.
-            step: its number; None for that of steps of which each is kept.
+            readings: In units of the claimed standard deviation, ``[n]``, the same n at every step.
+            step: Number of the step; None if every step is stored, to count them.
         """
         searched, tested = self._divided(readings)
         at = self._number % self._kept
@@ -60,23 +60,24 @@ class NoisePast:
         self._number += 1
 
     def recurrence_log_e(self, readings: Floats) -> tuple[float, int]:
-        """Log e-value of one step for "this noise is new", and the age of what it resembles.
+        """Return the log e-value of one step for "this noise is new", and the age of its match.
 
-        The step of the past that is nearest on some coordinates is the centre of the others. It
-        rests on the past and on noise that is independent of the noise it is held against, so that
-        the differences are at least as large as the noise (`noise_log_e`).
+        The past step that is nearest on some coordinates is the center of the others. It depends on
+        the past, and on noise that is independent of the tested noise, so the differences are at
+        least as large as the noise (`noise_log_e`; own proof, on arXiv:2210.01948).
 
         Args:
-            readings: in units of the claimed standard deviation, ``[n]``.
+            readings: In units of the claimed standard deviation, ``[n]``.
 
         Returns:
-            The log e-value, 0 without a past; and how many kept steps ago, 0 without a past.
+            The log e-value, 0 without a past; and the age of the match in kept steps, 0 without a
+            past.
         """
         size = len(self)
         if not size or len(readings) < 2:
             return 0.0, 0
         searched, tested = self._divided(readings)
-        # Squared distances but for a constant.
+        # Squared distances up to a constant.
         distances = self._squares[:size] - 2.0 * (self._searched[:size] @ searched)
         nearest = int(np.argmin(distances))
         gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
@@ -86,7 +87,7 @@ class NoisePast:
         return float(noise_log_e(len(gap), gap @ gap)), age
 
     def _divided(self, readings: Floats) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The coordinates to search by, about `SEARCHED` and at most half of them, and the rest."""
+        """Return the search coordinates, about `SEARCHED` and at most half, and the others."""
         if self._parts is None:
             stride = max(2, len(readings) // SEARCHED)
             chosen = np.arange(len(readings)) % stride == 0

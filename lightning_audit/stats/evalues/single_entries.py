@@ -1,4 +1,4 @@
-"""Is the noise of every entry as large as claimed: an e-value for each, and their mean."""
+"""E-values for noise of the claimed size in every single entry, and their mean."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean
 
 
 class EntryBets:
-    """E-process for "no entry has less noise than claimed, or the same one again and again".
+    """E-process for "no entry has less noise than claimed, or repeats its noise".
 
-    Each entry is held against three centres that the past gives: zero, the mean of its earlier
-    readings, and the latest one. Each sum of squares has an e-value (`noise_log_e`, which holds for
-    any data, and for noise of any larger size), and all of them are averaged: one entry among a
-    thousand costs as much as a thousandth of the significance.
+    Each entry is compared with three predictable centers: zero, the mean of its earlier readings,
+    and the latest reading. Each sum of squares has an e-value (`noise_log_e`, valid for any data,
+    and for noise of any larger size), and all of them are averaged: testing one of a thousand
+    entries costs as much as a thousandth of the significance. The average of e-values is an e-value
+    (Vovk and Wang 2021, arXiv:1912.06116).
 
     Args:
-        entries: readings of a step, n.
+        entries: Number of readings in a step, n.
     """
 
     def __init__(self, entries: int) -> None:
@@ -29,10 +30,10 @@ class EntryBets:
         self.steps = 0
 
     def update(self, readings: Floats) -> None:
-        """Take in a step.
+        """Update with a step.
 
         Args:
-            readings: in units of the claimed standard deviation, finite, ``[n]``.
+            readings: In units of the claimed standard deviation, finite, ``[n]``.
         """
         centres = np.stack([np.zeros_like(self._latest), self._centre.value, self._latest])
         self._squares += (readings - centres) ** 2
@@ -47,15 +48,18 @@ class EntryBets:
 
     @property
     def ratios(self) -> Floats:
-        """Root mean square of each entry about its best centre, at least, ``[n]``."""
+        """Smallest root mean square of each entry about one of the centers, ``[n]``."""
         return np.asarray(np.sqrt(self._squares.min(axis=0) / max(self.steps, 1)))
 
 
 def quiet_entries(entry_log_e: Floats, threshold: float) -> NDArray[np.intp]:
-    """Positions of the entries whose own e-value is enough for all of them.
+    """Return the positions of the entries whose own e-value suffices to flag their mean.
 
     Args:
-        entry_log_e: log e-value of each, ``[n]``.
-        threshold: log e-value at which their mean flags.
+        entry_log_e: Log e-value of each entry, ``[n]``.
+        threshold: Log e-value at which the mean of the e-values flags.
+
+    Returns:
+        Positions, increasing.
     """
     return np.flatnonzero(entry_log_e >= threshold + np.log(len(entry_log_e)))

@@ -1,4 +1,4 @@
-"""Means and spread of the readings with and without the canary, while one noise is claimed."""
+"""Means and spread of readings with and without the canary, under one claimed noise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 
 class TwoGroups:
-    """Accumulates standardised readings for `mu_noncentral_t`, of the first noise multiplier alone.
+    """Accumulates standardized readings for `mu_noncentral_t`, for the first noise multiplier only.
 
     Args:
-        canaries: readings of a step.
+        canaries: Number of readings in a step.
     """
 
     def __init__(self, canaries: int) -> None:
@@ -22,10 +22,10 @@ class TwoGroups:
         self.frozen = False
 
     def update(self, coins: Floats, readings: Floats, noise_multiplier: float) -> None:
-        """Take in one step; after the first change of the noise multiplier, nothing more."""
+        """Update with one step; ignored after the first change of the noise multiplier."""
         if self.noise_multiplier is None:
             self.noise_multiplier = noise_multiplier
-        # The t statistic is of one variance.
+        # The t statistic assumes one variance.
         self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
         if self.frozen:
             return

@@ -1,4 +1,4 @@
-"""Gaussian mixtures, fitted to losses after a logit transform, and how well they fit."""
+"""Gaussian mixtures, fitted to losses after a logit transform, and the quality of the fit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lightning_audit.stats._arguments import Floats
 
 _MAX_ITERATIONS = 300
 _LEAST_GAIN = 1e-8
-# A component that shrinks onto equal losses has a likelihood without limit.
+# A component that shrinks onto equal losses has an unbounded likelihood.
 _LEAST_STD = 1e-3
 _GROUPS = 8192
 
 
 @dataclass(frozen=True)
 class GaussianMixture:
-    """A mixture of Gaussians, one being the ordinary case.
+    """A mixture of Gaussians; one component is the ordinary case.
 
     Args:
         weights: Weights > 0 of the components, with the sum 1.
-        means: Their means.
-        stds: Their standard deviations > 0.
+        means: Means of the components.
+        stds: Standard deviations > 0 of the components.
 
     Raises:
         ValueError: If the three have different lengths, or one is out of its range.
@@ -39,7 +39,7 @@ class GaussianMixture:
         if not 0 < len(self.weights) == len(self.means) == len(self.stds):
             raise ValueError(
                 f"weights, means and stds have {len(self.weights)}, {len(self.means)} and "
-                f"{len(self.stds)} elements, must have as many each, at least 1."
+                f"{len(self.stds)} elements, must have equally many each, at least 1."
             )
         if not (min(self.weights) > 0 and math.isclose(sum(self.weights), 1, rel_tol=1e-9)):
             raise ValueError(f"weights={self.weights!r} must be > 0 with the sum 1; rescale them.")
@@ -49,11 +49,11 @@ class GaussianMixture:
             raise ValueError(f"stds={self.stds!r} must be finite numbers > 0.")
 
     def logcdf(self, x: ArrayLike) -> Floats:
-        """Logarithm of the distribution function."""
+        """Return the logarithm of the distribution function."""
         return self._log_sum(special.log_ndtr(self._standardized(x)))
 
     def logsf(self, x: ArrayLike) -> Floats:
-        """Logarithm of one minus the distribution function, without cancellation."""
+        """Return the logarithm of one minus the distribution function, without cancellation."""
         return self._log_sum(special.log_ndtr(-self._standardized(x)))
 
     def _standardized(self, x: ArrayLike) -> Floats:
@@ -68,7 +68,7 @@ class GaussianMixture:
 
 @dataclass(frozen=True)
 class LogitScale:
-    r"""The published transform of losses, which leaves both sides nearly Gaussian.
+    r"""The published transform of losses, which makes both sides nearly Gaussian.
 
     .. math:: y = -\operatorname{logit}(e^{-z}) = \ln(e^z - 1), \qquad
         z = 1 + \frac{\ell - \ell_{\min}}{\ell_{\max} - \ell_{\min}}
@@ -78,6 +78,10 @@ class LogitScale:
     Args:
         low: Smallest loss of both sides.
         span: Largest loss less the smallest one, > 0.
+
+    References:
+        Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
+        arXiv:2307.11280, section 3.1.
     """
 
     low: float
@@ -85,10 +89,10 @@ class LogitScale:
 
     @classmethod
     def of(cls, pooled: Floats) -> LogitScale:
-        """The scale of all losses together.
+        """Return the scale of all losses together.
 
         Raises:
-            ValueError: If a loss is infinite, or all of them are the same.
+            ValueError: If a loss is infinite, or all of them are equal.
         """
         low, high = float(pooled.min()), float(pooled.max())
         if not math.isfinite(high - low):
@@ -104,11 +108,11 @@ class LogitScale:
         return cls(low, high - low)
 
     def forward(self, losses: Floats) -> Floats:
-        """From losses to the fitted scale."""
+        """Map losses to the fitted scale."""
         return np.log(np.expm1(1 + (losses - self.low) / self.span))
 
     def backward(self, fitted: float) -> float:
-        """From the fitted scale to a loss, which may lie outside of the observed ones."""
+        """Map a point of the fitted scale to a loss, which may be outside the observed ones."""
         return self.low + self.span * (float(np.logaddexp(0, fitted)) - 1)
 
 
@@ -116,15 +120,16 @@ class LogitScale:
 class FitQuality:
     """Kolmogorov-Smirnov distances between losses and the distributions fitted to them.
 
-    The p-values are those of distributions known beforehand. The same losses chose the fit, so
-    they are too large: a small one speaks against the fit, a large one hardly for it. Nor does a
-    distance of the whole see the tails, which decide Epsilon*.
+    The p-values are those for distributions known beforehand. The same losses chose the fit, so
+    they are too large: a small p-value is evidence against the fit, a large one is hardly evidence
+    for it. Nor does the distance over the whole range detect a misfit in the tails, which determine
+    Epsilon*.
 
     Args:
         ks_train: Largest difference of the distribution functions, training losses.
-        ks_population: The same, population losses.
-        p_train: Its p-value, too large.
-        p_population: The same, population losses.
+        ks_population: Largest difference of the distribution functions, population losses.
+        p_train: The p-value of ``ks_train``, too large.
+        p_population: The p-value of ``ks_population``, too large.
     """
 
     ks_train: float
@@ -134,10 +139,10 @@ class FitQuality:
 
 
 def fit(name: str, values: Floats, components: int) -> GaussianMixture:
-    """Fit a mixture: by mean and standard deviation, or by EM from equal parts for several.
+    """Fit a mixture: one component by mean and standard deviation, several by EM.
 
     Raises:
-        ValueError: If there are less than two values a component, or all are equal.
+        ValueError: If there are fewer than two values a component, or all are equal.
     """
     if len(values) < 2 * components or values.min() == values.max():
         raise ValueError(
@@ -161,7 +166,7 @@ def fit_both(
 
 
 def kolmogorov_smirnov(values: Floats, fitted: GaussianMixture) -> tuple[float, float]:
-    """Distance between values and their fit, and its p-value for a fit known beforehand."""
+    """Return the distance between values and their fit, and its p-value for a known fit."""
     n = len(values)
     cdf = np.exp(fitted.logcdf(np.sort(values)))
     steps = np.arange(n + 1) / n
@@ -185,7 +190,7 @@ def _expectation_maximization(values: Floats, components: int) -> GaussianMixtur
         total = shares.sum(axis=1, keepdims=True)
         log_likelihood = float(counts @ (peak + np.log(total))[:, 0]) / len(values)
         shares *= counts[:, None] / total
-        # A component without losses keeps its place, with next to no weight.
+        # A component without losses keeps its position, with almost no weight.
         mass = np.maximum(shares.sum(axis=0), 1e-10)
         weights = mass / mass.sum()
         means = shares.T @ points / mass
@@ -198,7 +203,7 @@ def _expectation_maximization(values: Floats, components: int) -> GaussianMixtur
 
 
 def _grouped(values: Floats) -> tuple[Floats, Floats]:
-    """Means and sizes of groups of neighbours, narrow and of few values: EM then costs no more."""
+    """Return means and sizes of narrow groups of few adjacent values, to limit the cost of EM."""
     if len(values) <= _GROUPS:
         return values, np.ones(len(values))
     by_count = np.linspace(0, len(values), _GROUPS // 2, endpoint=False).astype(np.int64)

@@ -24,20 +24,20 @@ INEQUALITIES: tuple[Inequality, ...] = (
     "train_above",
 )
 
-#: From thresholds to the logarithms of TPR, FPR, FNR and TNR.
+#: Function of thresholds that returns the logarithms of TPR, FPR, FNR and TNR.
 LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
 
 _POINTS = 33
 _ZOOMS = 9
-# A ratio rises by less than this between neighbours of the grid, so lower ones stay lower.
+# A ratio rises by less than this between adjacent grid points, so lower peaks stay lower.
 _REACH = 4.0
 _MOST_PEAKS = 16
-# Points of different origin may coincide up to a rounding: a neighbour is not enough.
+# Grid points of different origin may coincide up to rounding, so one adjacent cell is not enough.
 _CELLS = 4
 
 
 class Distribution(Protocol):
-    """What is needed of a known distribution of losses; those of `scipy.stats` have it."""
+    """Interface of a known distribution of losses; those of `scipy.stats` have it."""
 
     def logcdf(self, x: Any, /) -> Any: ...
 
@@ -50,24 +50,24 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class EpsilonStar:
-    """Epsilon* of one model, and where it is attained. It is a description, no bound.
+    """Epsilon* of one model, and where it is attained. It is a description, not a bound.
 
     Args:
         value: Epsilon*, at least 0.
-        threshold: A loss up to it is guessed "train"; None where ``value`` is 0 or infinite, as
-            are the next three.
+        threshold: Losses up to the threshold are guessed "train". This and the next three are None
+            if ``value`` is 0 or infinite.
         fpr: Share of the population's losses up to the threshold.
         fnr: Share of the training losses above it.
         inequality: The one of the four that refutes every smaller epsilon. ``"train_below"``: too
             many training losses up to the threshold; ``"population_above"``: too few above it.
-            These two are what memorising looks like; the other two are their opposite, training
-            losses that are larger than the population's.
-        at_clip: Whether the rate in the denominator is at its limit: then the limit decides the
-            value, not the data. The limit is the clip, or one loss of that side where this is more
+            These two are signs of memorization; the other two are the opposite, training losses
+            that are larger than the population's.
+        at_clip: Whether the rate in the denominator is at its limit: then the limit determines the
+            value, not the data. The limit is the clip, or one loss of that side if this is more
             and no distribution is fitted.
-        delta: Delta that it goes with.
-        clip: Least rate in a denominator, as asked for.
-        fit: How well the fitted distributions describe the losses; None where none was fitted.
+        delta: Delta of Epsilon*.
+        clip: Least rate in a denominator, as requested.
+        fit: How well the fitted distributions describe the losses; None if none was fitted.
     """
 
     value: float
@@ -82,13 +82,17 @@ class EpsilonStar:
 
 
 def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> EpsilonStar:
-    """Largest epsilon over all thresholds, by a grid and by zooming into its maxima.
+    """Return the largest epsilon over all thresholds, by a grid and by zooming into its maxima.
 
     Args:
-        log_rates: logarithms of TPR, FPR, FNR and TNR at thresholds of any shape.
-        grid: distinct thresholds in increasing order, fine enough to have one maximum a cell.
-        delta: delta in [0, 1).
-        clip: least rate in a denominator.
+        log_rates: Logarithms of TPR, FPR, FNR and TNR at thresholds of any shape.
+        grid: Distinct thresholds in increasing order, fine enough to have one maximum a cell.
+        delta: Delta in [0, 1).
+        clip: Least rate in a denominator.
+
+    References:
+        Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
+        arXiv:2307.11280, definition 2.
     """
     values = _log_ratios(log_rates(grid), delta, clip)
     if values.max() == -math.inf:
@@ -102,7 +106,7 @@ def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> Ep
 
 
 def grid_of(train: GaussianMixture, population: GaussianMixture) -> Floats:
-    """Thresholds a tenth of a standard deviation apart, 40 of them to either side of each mean."""
+    """Return thresholds a tenth of a standard deviation apart, up to 40 on each side of a mean."""
     steps = np.linspace(-40, 40, 801)
     parts = [
         mean + std * steps
@@ -115,7 +119,7 @@ def grid_of(train: GaussianMixture, population: GaussianMixture) -> Floats:
 
 
 def quantile_grid(train: Distribution, population: Distribution, levels: Floats) -> Floats:
-    """Thresholds at the given levels of both tails of both distributions."""
+    """Return thresholds at the given levels of both tails of both distributions."""
     ends = [f(levels) for d in (train, population) for f in (d.ppf, d.isf)]
     grid = np.unique(np.concatenate(ends).astype(np.float64))
     grid = grid[np.isfinite(grid)]
@@ -128,7 +132,7 @@ def quantile_grid(train: Distribution, population: Distribution, levels: Floats)
 
 
 def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
-    """Whether the ratio of the distribution functions stays bounded in both tails."""
+    """Return whether the ratio of the distribution functions is bounded in both tails."""
 
     def ends(mixture: GaussianMixture) -> set[tuple[float, float]]:
         widest = max(mixture.stds)
@@ -139,7 +143,7 @@ def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
 
 
 def _log_ratios(rates: tuple[Floats, Floats, Floats, Floats], delta: float, clip: float) -> Floats:
-    """Logarithms of the four ratios, ``[4, ...]``, in the order of `INEQUALITIES`."""
+    """Return logarithms of the four ratios, ``[4, ...]``, in the order of `INEQUALITIES`."""
     log_tpr, log_fpr, log_fnr, log_tnr = rates
     top = np.stack([log_tpr, log_fpr, log_tnr, log_fnr])
     below = np.stack([log_fpr, log_tpr, log_fnr, log_tnr])
@@ -148,18 +152,18 @@ def _log_ratios(rates: tuple[Floats, Floats, Floats, Floats], delta: float, clip
             below = np.maximum(below, math.log(clip))
         if delta > 0:
             top = top + np.log1p(-np.minimum(np.exp(math.log(delta) - top), 1.0))
-        # Where the numerator is nothing, nothing is refuted, whatever the denominator.
+        # If the numerator is not positive, nothing is refuted, for any denominator.
         return np.where(top > -np.inf, top - below, -np.inf)
 
 
 def _brackets(values: Floats, grid: Floats) -> tuple[Floats, Floats, Ints]:
-    """Ends of the cells around local maxima that may hold the largest value, and their rows."""
+    """Return the ends of cells around local maxima that may hold the largest value, by row."""
     edge = np.full((len(values), 1), -np.inf)
     padded = np.hstack([edge, values, edge])
-    # Of equal neighbours the first stands for all.
+    # The first of equal adjacent values represents them all.
     peak = (values > padded[:, :-2]) & (values >= padded[:, 2:])
     rows, at = np.nonzero(peak & (values >= values.max() - _REACH))
-    # Where a ratio is flat, roundings make local maxima without number.
+    # If a ratio is flat, rounding creates very many local maxima.
     most = np.argsort(-values[rows, at], kind="stable")[:_MOST_PEAKS]
     rows, at = rows[most], at[most]
     last = len(grid) - 1
@@ -169,7 +173,7 @@ def _brackets(values: Floats, grid: Floats) -> tuple[Floats, Floats, Ints]:
 def _zoom(
     log_rates: LogRates, left: Floats, right: Floats, rows: Ints, delta: float, clip: float
 ) -> tuple[float, float, int]:
-    """Largest value between left and right ends, its threshold and its inequality.
+    """Return the largest value between left and right ends, its threshold and its inequality.
 
     All intervals are narrowed at once, each by the ratio of its own inequality.
     """

@@ -1,4 +1,4 @@
-"""Losses of both sides in one order: all that the empirical Epsilon* needs."""
+"""Losses of both sides in one order: the input of the empirical Epsilon*."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RankedLosses:
-    """Which side each loss is of, in increasing order, and where groups of equal ones end.
+    """The side of each loss, in increasing order, and the ends of groups of equal losses.
 
     Args:
         is_train: 1 for a training loss, 0 for one of the population, ``[n + m]``.
-        ends: Index of the last one of each group of equal losses.
+        ends: Index of the last loss of each group of equal losses.
         thresholds: The distinct losses.
     """
 
@@ -41,11 +41,11 @@ class RankedLosses:
         return cls((order < len(train)).astype(np.int8), ends, pooled[ends])
 
     def dealt(self, rng: np.random.Generator) -> RankedLosses:
-        """The same losses, dealt to sides of the same sizes at random."""
+        """Return the same losses, assigned to sides of the same sizes at random."""
         return dataclasses.replace(self, is_train=rng.permutation(self.is_train))
 
     def epsilon_star(self, delta: float, clip: float) -> EpsilonStar:
-        """Epsilon* over all thresholds; of equal ones the first inequality and threshold."""
+        """Return Epsilon* over all thresholds; ties go to the first inequality and threshold."""
         up_to = np.cumsum(self.is_train, dtype=np.int64)
         n, m = int(up_to[-1]), len(up_to) - int(up_to[-1])
         tp = up_to[self.ends]
@@ -73,10 +73,10 @@ class RankedLosses:
 
 
 def sorted_losses(name: str, losses: ArrayLike) -> Floats:
-    """The losses of one side in increasing order.
+    """Return the losses of one side in increasing order.
 
     Raises:
-        ValueError: If they are not one-dimensional, are none, or hold nan.
+        ValueError: If they are not one-dimensional, empty, or hold nan.
     """
     array = np.asarray(losses, dtype=np.float64)
     if array.ndim != 1:
@@ -86,20 +86,20 @@ def sorted_losses(name: str, losses: ArrayLike) -> Floats:
     ordered = np.sort(array)
     if np.isnan(ordered[-1]):
         raise ValueError(
-            f"{name} holds nan, must hold numbers; a missing loss is no loss "
+            f"{name} holds nan, must hold numbers; leave out missing losses "
             f"({places(np.isnan(array))})."
         )
     return ordered
 
 
 def _ratios(tp: Ints, fp: Ints, n: int, m: int, delta: float, clip: float) -> Iterator[Floats]:
-    """The ratios of the four inequalities at each threshold, one inequality after the other."""
+    """Yield the ratios of the four inequalities at each threshold, one inequality at a time."""
     least_train, least_population = max(clip, 1 / n), max(clip, 1 / m)
     tpr, fpr = tp / n, fp / m
     yield (tpr - delta) / np.maximum(fpr, least_population)
     yield (fpr - delta) / np.maximum(tpr, least_train)
     del tpr, fpr
-    # From counts, since one minus a rate would lose digits.
+    # From counts, because one minus a rate would lose digits.
     fnr, tnr = (n - tp) / n, (m - fp) / m
     yield (tnr - delta) / np.maximum(fnr, least_train)
     yield (fnr - delta) / np.maximum(tnr, least_population)

@@ -1,19 +1,18 @@
-r"""Epsilon*: how well a threshold on one model's losses tells training data from other data.
+r"""Epsilon*: how well a threshold on one model's losses separates training data from other data.
 
 Epsilon* is the smallest epsilon, at a given delta, at which the losses of the training data and
-those of the population are indistinguishable in the sense of differential privacy, by any
-threshold on the loss. It needs one trained model and its losses, nothing else.
+those of the population are indistinguishable in the sense of differential privacy, for any
+threshold on the loss. It needs only one trained model and its losses.
 
-What it is not: a bound on the privacy of the training. The random draw is that of a data point, not
-of the training, and no error probability goes with it. It is positive for finite samples without
+Epsilon* is not a bound on the privacy of the training: the random draw is that of a data point, not
+that of the training, and there is no error probability. It is positive for finite samples without
 any leakage, and grows with the number of thresholds that the clip admits. Use it to compare models
-at the same delta, clip and sample sizes, with `epsilon_star_null`, of the module of that name,
-beside it.
+at the same delta, clip and sample sizes, together with `epsilon_star_null`.
 
-The clip is part of the number. At delta = 0 the largest ratio usually stands in the far tail, and
-the value is that of the clip; Gaussian fits have no finite value at all without one. The parametric
-form trusts the tails of a fitted Gaussian, where there are no losses to check them: on Gamma losses
-it lies above the truth by 0.8 to 1, and more losses do not help.
+The clip is part of the value. At delta = 0 the largest ratio is usually in the far tail, and the
+value is that of the clip; for Gaussian fits there is no finite value without a clip. The parametric
+form extrapolates the tails of a fitted Gaussian, where no losses can check them: on Gamma losses it
+exceeds the true value by 0.8 to 1, and more losses do not help (by simulation).
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ class Empirical:
     """Epsilon* of the losses themselves: every threshold that separates two of them.
 
     Args:
-        clip: Least rate in [0, 1/2) in a denominator. One loss is the least in any case, so that a
-            rate of 0 out of n counts as 1/n. The paper drops thresholds with a rate outside of
-            [clip, 1 - clip], 0.001 there, instead: that never gives more, usually the same, and 0
-            for two sides that are separated entirely.
+        clip: Least rate in [0, 1/2) in a denominator. The least is at least one loss, so a rate of
+            0 out of n counts as 1/n. The paper instead drops thresholds with a rate outside of
+            [clip, 1 - clip], with clip 0.001: that never gives more, usually the same, and 0 for
+            two sides that are separated entirely.
 
     Raises:
         ValueError: If ``clip`` is out of its range.
@@ -84,10 +83,10 @@ class Parametric:
     """Epsilon* of Gaussians, or mixtures of them, fitted to each side after a logit transform.
 
     Args:
-        clip: Least rate in [0, 1/2) in a denominator; the tails of the fits decide what lies
-            beyond it.
-        components: Number of Gaussians a side: 1 in the paper. More are fitted by EM from equal
-            parts of the sorted losses, without any randomness, in time and memory proportional to
+        clip: Least rate in [0, 1/2) in a denominator; the fitted tails determine the rates down to
+            it.
+        components: Number of Gaussians a side: 1 in the paper. Several are fitted by EM from equal
+            parts of the sorted losses, without randomness, in time and memory proportional to
             losses times components.
 
     Raises:
@@ -108,7 +107,7 @@ Method = Empirical | Parametric
 def epsilon_star(
     losses_train: ArrayLike, losses_population: ArrayLike, delta: float, method: Method
 ) -> EpsilonStar:
-    r"""Epsilon* of one model from its losses: a description of this model, not a bound.
+    r"""Return Epsilon* of one model from its losses: a description of this model, not a bound.
 
     A loss up to the threshold is guessed "train". With the rates at threshold t
 
@@ -118,8 +117,8 @@ def epsilon_star(
         \frac{\mathrm{FPR} - \delta}{1 - \mathrm{FNR}},
         \frac{\mathrm{FNR} - \delta}{1 - \mathrm{FPR}}, 1 \Big\}
 
-    where no denominator is taken below the method's clip. Increasing transforms of the losses do
-    not change the empirical value, nor do decreasing ones or exchanging the two sides.
+    where no denominator is below the method's clip. Increasing transforms of the losses do not
+    change the empirical value, nor do decreasing ones or exchanging the two sides.
 
     Args:
         losses_train: Losses of training data, ``[n]``, at least one. Infinite ones are allowed for
@@ -129,13 +128,13 @@ def epsilon_star(
         method: `Empirical` or `Parametric`, with its clip.
 
     Returns:
-        The value, and the threshold and the inequality that attain it, the first of equal ones. It
-        is infinite only for `Parametric` at delta = 0 without a clip.
+        The value, and the threshold and the inequality that attain it; ties go to the first. It is
+        infinite only for `Parametric` at delta = 0 without a clip.
 
     Raises:
         ValueError: If losses are not one-dimensional, are empty or hold nan, ``delta`` is not in
             [0, 1), or losses are too few or too equal for a fit.
-        TypeError: If ``method`` is none of the classes of this module.
+        TypeError: If ``method`` is not one of the classes of this module.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -149,7 +148,7 @@ def epsilon_star(
 
     References:
         Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
-        definition 2, theorem 3, section 3.1 and appendix B.
+        arXiv:2307.11280, definition 2, theorem 3, section 3.1 and appendix B.
     """
     train = sorted_losses("losses_train", losses_train)
     population = sorted_losses("losses_population", losses_population)
@@ -182,14 +181,15 @@ def epsilon_star_of_distributions(
     *,
     clip: float,
 ) -> EpsilonStar:
-    """Epsilon* of two known distributions of losses: the supremum over all thresholds.
+    """Return Epsilon* of two known distributions of losses: the supremum over all thresholds.
 
-    A grid of thresholds and a search between them give about 8 digits, as long as logcdf and logsf
-    of the distributions have them.
+    A grid of thresholds and a search between them give about 8 digits, if logcdf and logsf of the
+    distributions have them.
 
     Args:
         train: Distribution of the training losses: a `GaussianMixture`, or any with the methods
-            logcdf, logsf, ppf and isf of a frozen one of `scipy.stats`. Both are of one kind.
+            logcdf, logsf, ppf and isf of a frozen distribution of `scipy.stats`. Both must be of
+            one kind.
         population: Distribution of the population's losses.
         delta: Delta in [0, 1).
         clip: Least rate in [0, 1/2) in a denominator.
@@ -199,8 +199,8 @@ def epsilon_star_of_distributions(
         unless their tails are the same.
 
     Raises:
-        ValueError: If an argument is out of its range, or delta and clip are both 0 for others than
-            Gaussians: then the value is a limit that no threshold attains.
+        ValueError: If an argument is out of its range, or delta and clip are both 0 for
+            distributions other than Gaussians: then no threshold attains the supremum.
         TypeError: If only one of the distributions is a `GaussianMixture`.
 
     Example:
@@ -236,7 +236,7 @@ def _grid_of_others(
         )
     if delta == clip == 0:
         raise ValueError(
-            "clip=0 must be > 0 where delta=0: the supremum is then a limit in the tails; pass a "
+            "clip=0 must be > 0 if delta=0: the supremum is then a limit in the tails; pass a "
             "clip such as 1e-6, or a delta > 0."
         )
     exact = [level for level in (delta, clip) if level > 0]
@@ -245,7 +245,7 @@ def _grid_of_others(
 
 
 def _check_clip(clip: Any) -> float:
-    advice = "it is the least error rate that is believed, such as 0.001, or 0 for none"
+    advice = "it is the smallest error rate to trust, such as 0.001, or 0 for none"
     if _validate.non_negative("clip", clip, advice) >= 0.5:
         raise ValueError(f"clip={clip!r} must be in [0, 0.5); {advice}")
     return float(clip)

@@ -1,4 +1,4 @@
-"""What Epsilon* reads without any leakage: its distribution over random permutations."""
+"""Distribution of Epsilon* without leakage, over random permutations."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ["PermutationNull", "epsilon_star_null"]
 
 @dataclass(frozen=True)
 class PermutationNull:
-    """Epsilon* as it is when the losses are dealt to the two sides at random.
+    """Epsilon* of the losses as given, and if they are assigned to the two sides at random.
 
     Args:
         value: Epsilon* of the sides as given.
-        p_value: Probability, at most, of so large a value if training and population losses are
-            exchangeable: (1 + permutations with a value at least as large) / (1 + permutations).
-        median: Median over the permutations: what no leakage reads.
-        quantile_95: Their 95 % quantile.
-        permutations: How many there are.
+        p_value: Upper bound on the probability of a value at least as large if training and
+            population losses are exchangeable: (1 + permutations with a value at least as large) /
+            (1 + permutations).
+        median: Median over the permutations: the typical value without leakage.
+        quantile_95: 95 % quantile over the permutations.
+        permutations: Number of permutations.
     """
 
     value: float
@@ -52,24 +53,27 @@ def epsilon_star_null(
     permutations: int,
     rng: np.random.Generator,
 ) -> PermutationNull:
-    """Compare Epsilon* with its values when the losses are dealt to the sides at random.
+    """Compare Epsilon* with its values if the losses are assigned to the sides at random.
 
-    Epsilon* is positive without leakage too; this says by how much. The p-value holds exactly, for
-    any sample sizes and either method, if without leakage the losses are exchangeable: single draws
-    from one population on both sides, not several of one person. A small p-value says that they
-    differ, not that a claim of privacy is false: private training allows such a difference.
+    Epsilon* is positive without leakage too; this shows by how much. The p-value is valid exactly,
+    for any sample sizes and either method, if without leakage the losses are exchangeable: single
+    draws from one population, not several of one person. A small p-value means that the sides
+    differ, not that a claim of privacy is false: private training allows a difference.
 
     Args:
         losses_train: Losses of training data, ``[n]``.
         losses_population: Losses of the population, ``[m]``.
         delta: Delta in [0, 1).
         method: `Empirical` or `Parametric`, with its clip.
-        permutations: How many, at least 1; 999 make p-values of 0.001 possible.
-        rng: Generator of the permutations; it is advanced.
+        permutations: Number of permutations >= 1; 999 make p-values of 0.001 possible.
+        rng: Generator of the permutations; its state advances.
+
+    Returns:
+        The value, its p-value and its distribution over the permutations.
 
     Raises:
-        ValueError: As `epsilon_star`; if ``permutations`` is no whole number >= 1.
-        TypeError: If ``rng`` is no `numpy.random.Generator`, or ``method`` none of the classes.
+        ValueError: As in `epsilon_star`; if ``permutations`` is not a whole number >= 1.
+        TypeError: If ``rng`` is not a `numpy.random.Generator`, or ``method`` is neither class.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -79,8 +83,8 @@ def epsilon_star_null(
         (True, True)
 
     References:
-        Phipson and Smyth, "Permutation p-values should never be zero", Statistical Applications in
-        Genetics and Molecular Biology 9, 2010.
+        Phipson and Smyth, "Permutation p-values should never be zero", 2010, arXiv:1603.05766.
+        Negoescu et al., "Epsilon*: privacy metric for machine learning models", arXiv:2307.11280.
     """
     _validate.positive_int("permutations", permutations, "999 are usual")
     if not isinstance(rng, np.random.Generator):
@@ -96,7 +100,7 @@ def epsilon_star_null(
         case _:
             raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
     values = np.array([dealt() for _ in range(permutations)])
-    # The same sides in another order may differ by a rounding.
+    # The same sides in another order may differ by a rounding error.
     as_large = int(np.count_nonzero(values >= value * (1 - 1e-9)))
     median, high = np.quantile(values, [0.5, 0.95], method="higher").tolist()
     return PermutationNull(value, (1 + as_large) / (1 + permutations), median, high, permutations)
@@ -105,7 +109,7 @@ def epsilon_star_null(
 def _empirical(
     train: Floats, population: Floats, delta: float, method: Empirical, rng: np.random.Generator
 ) -> tuple[float, Callable[[], float]]:
-    """The value, and one of sides that are dealt at random."""
+    """Return the value, and a function that returns that of randomly assigned sides."""
     ranked = RankedLosses.of(train, population)
     value = ranked.epsilon_star(delta, method.clip).value
     return value, lambda: ranked.dealt(rng).epsilon_star(delta, method.clip).value
@@ -125,7 +129,7 @@ def _parametric(
         try:
             return value_of(rng.permutation(pooled))
         except ValueError:
-            # A dealt side of equal losses has no fit. Counted as the largest, the p-value holds.
+            # A side of equal losses has no fit. Counted as the largest, the p-value stays valid.
             return math.inf
 
     return value_of(pooled), dealt

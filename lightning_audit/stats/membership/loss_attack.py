@@ -1,23 +1,23 @@
-r"""A membership attack by the loss of a record, and how often it errs.
+r"""A membership attack by the loss of a record, and its error counts.
 
-Models trained without the record (H0) and with it (H1) give the record a loss each. A normal
+Models trained without the record (H0) and with it (H1) give one loss of the record each. A normal
 distribution is fitted to the losses of either kind, and the likelihood-ratio test of the two
-decides about another model: its p-value is the probability under the fitted H0 of a loss that
-speaks as much for H1. The ratio is a parabola in the loss, so that a loss speaks as much for H1 as
-its mirror image about the parabola's vertex does:
+decides about another model. Its p-value is the probability under the fitted H0 of a loss with at
+least the same likelihood ratio. The log ratio is a parabola in the loss, so a loss and its mirror
+image about the parabola's vertex have the same ratio:
 
 .. math:: \ell' = -2R - \ell, \qquad R = \frac{\mu_0 / \sigma_0^2 - \mu_1 / \sigma_1^2}
     {1 / \sigma_1^2 - 1 / \sigma_0^2}
 
-The H1 region lies between the two where sigma_0 > sigma_1, outside of them where sigma_0 < sigma_1,
-and on the side of the smaller or larger losses where both are equal and the vertex is infinite.
+The H1 region is between the two if sigma_0 > sigma_1, outside of them if sigma_0 < sigma_1, and on
+the side of the smaller or larger losses if both are equal and the vertex is infinite.
 
-The published algorithm 3 has R with the opposite sign and decides 0 where both variances are equal;
+The published algorithm 3 has R with the opposite sign and decides 0 if both variances are equal;
 this is the test that the paper's appendix D derives.
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
-    membership inference attacks", 2025: algorithms 2 to 5 and appendix D.
+    membership inference attacks", 2025, arXiv:2504.16683: algorithms 2 to 5 and appendix D.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = ["Challenges", "measure_attack", "measure_cross_fed", "normal_ratio_p_
 def normal_ratio_p_value(
     loss: ArrayLike, mean_out: ArrayLike, std_out: ArrayLike, mean_in: ArrayLike, std_in: ArrayLike
 ) -> Floats:
-    """p-value of the most powerful test of N(mean_out, std_out^2) against N(mean_in, std_in^2).
+    """Return the p-value of the best test of N(mean_out, std_out^2) and N(mean_in, std_in^2).
 
-    Its exact size holds for the fitted distributions, not for those that the losses have.
+    Its size is exact for the fitted distributions, not for the true distributions of the losses.
 
     Args:
-        loss: loss of the record under the attacked model, any shape that broadcasts.
-        mean_out: mean of the losses of models without the record.
-        std_out: their standard deviation, > 0.
-        mean_in: mean of the losses of models with the record.
-        std_in: their standard deviation, > 0.
+        loss: Loss of the record under the attacked model, any shape that broadcasts.
+        mean_out: Mean of the losses of models without the record, in the unit of ``loss``.
+        std_out: Standard deviation of these losses, > 0, in the same unit.
+        mean_in: Mean of the losses of models with the record, in the same unit.
+        std_in: Standard deviation of these losses, > 0, in the same unit.
 
     Returns:
-        The p-values; 1 where both distributions are the same, for which no loss speaks.
+        The p-values, of the broadcast shape; 1 if both distributions are the same.
 
     Raises:
         ValueError: If a number is not finite or a standard deviation is not > 0.
@@ -81,12 +81,12 @@ def normal_ratio_p_value(
 
 @dataclass(frozen=True, eq=False)
 class Challenges:
-    """Losses of a record under attacked models, each with shadow models of its own.
+    """Losses of a record under attacked models, with separate shadow models for each.
 
     Args:
-        losses: under the attacked models, ``[n]``.
-        shadows_out: under models without the record, ``[n, at least 2]``.
-        shadows_in: under models with it, ``[n, at least 2]``.
+        losses: Losses under the attacked models, ``[n]``.
+        shadows_out: Losses under models without the record, ``[n, k]``, k >= 2.
+        shadows_in: Losses under models with the record, ``[n, k]``, k >= 2.
     """
 
     losses: ArrayLike
@@ -94,7 +94,7 @@ class Challenges:
     shadows_in: ArrayLike
 
     def p_values(self, name: str) -> Floats:
-        """The p-value of each challenge."""
+        """Return the p-value of each challenge, ``[n]``; ``name`` is for messages."""
         losses = _finite(f"{name}.losses", self.losses)
         fits = []
         for side in ("shadows_out", "shadows_in"):
@@ -117,16 +117,16 @@ class Challenges:
 def measure_attack(out: Challenges, inside: Challenges, alpha: ArrayLike) -> ConfusionCounts:
     """Count the errors of the attack on models that are challenged independently.
 
-    The counts are independent binomials, as `attack_strength_posterior` takes them.
+    The counts are independent binomials, as `attack_strength_posterior` assumes.
 
     Args:
-        out: challenges by models that were trained without the record.
-        inside: challenges by models that were trained with it.
-        alpha: target of the false positive rate, in (0, 1), a number or several, ``[k]``. Fix the
-            one that is used before the losses are seen.
+        out: Challenges by models that were trained without the record.
+        inside: Challenges by models that were trained with it.
+        alpha: Target false positive rate in (0, 1), a number or several, ``[k]``. Fix the one that
+            is used before the losses are seen.
 
     Returns:
-        The counts, of the shape of ``alpha``.
+        The counts, in the shape of ``alpha``.
 
     Raises:
         ValueError: If an argument is out of its range, or losses are equal, which have no spread.
@@ -137,13 +137,22 @@ def measure_attack(out: Challenges, inside: Challenges, alpha: ArrayLike) -> Con
 def measure_cross_fed(
     losses_out: ArrayLike, losses_in: ArrayLike, alpha: ArrayLike
 ) -> ConfusionCounts:
-    """Count the errors of the attack where each model is challenged by all the others.
+    """Count the errors of the attack if each model is challenged by all the others.
 
     It needs n models a side instead of n times as many. The decisions are correlated: use
     `correlated_attack_posterior` with ``cluster=n``, not a binomial model.
 
-    Losses under models without the record and with it are ``[n]`` and ``[m]``, at least 3 a side,
-    not all equal but one. ``alpha``, the result and the errors are those of `measure_attack`.
+    Args:
+        losses_out: Losses under models without the record, ``[n]``, n >= 3. At least two of any
+            n - 1 of them must differ.
+        losses_in: Losses under models with the record, ``[m]``, m >= 3, likewise.
+        alpha: As in `measure_attack`.
+
+    Returns:
+        The counts, in the shape of ``alpha``.
+
+    Raises:
+        ValueError: If an argument is out of its range, or losses have no spread.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -156,8 +165,8 @@ def measure_cross_fed(
     for name, losses in zip(("losses_out", "losses_in"), sides, strict=True):
         if losses.ndim != 1 or losses.size < 3:
             raise ValueError(
-                f"{name} has shape {losses.shape}, must be [n] with n >= 3: two others are the "
-                "least that have a standard deviation; train more models."
+                f"{name} has shape {losses.shape}, must be [n] with n >= 3: a standard "
+                "deviation needs two other models; train more models."
             )
     (out, inside), whole = sides, [(side.mean(), side.std(ddof=1)) for side in sides]
     p_out = normal_ratio_p_value(out, *_without_each(out), *whole[1])
@@ -166,13 +175,13 @@ def measure_cross_fed(
 
 
 def _without_each(losses: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of all losses but one, for each one."""
+    """Return the mean and the standard deviation of all losses but one, for each, ``[n]``."""
     n = losses.size
     apart = losses - losses.mean()
     means = losses.mean() - apart / (n - 1)
     squares = np.sum(apart**2)
     rest = squares - apart**2 * n / (n - 1)
-    # Where one loss makes up the whole spread, that of the others is lost in the difference.
+    # If one loss causes the whole spread, the difference loses the spread of the others.
     for i in np.flatnonzero(rest < 1e-6 * squares).tolist():
         others = np.delete(losses, i)
         rest[i] = np.sum((others - others.mean()) ** 2)

@@ -1,4 +1,4 @@
-"""Which of several models nobody needs to prefer another one to."""
+"""Pareto front of several models: those that no other model beats."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["pareto_front"]
 
 
 def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -> NDArray[np.int64]:
-    """Models that no other one beats, in increasing order of cost.
+    """Return the models that no other one beats, in increasing order of cost.
 
     Args:
-        cost: what shall be small, such as Epsilon*, ``[n]``.
-        benefit: what shall be large, such as an accuracy, ``[n]``.
-        convex: leave out as well what a mixture of two models beats, as published: a mixture draws
-            one of them at random for each use. Its front is concave.
+        cost: What should be small, such as Epsilon*, ``[n]``.
+        benefit: What should be large, such as an accuracy, ``[n]``.
+        convex: Whether to leave out models that a mixture of two models beats, as published: a
+            mixture draws one of them at random for each use. Its front is concave.
 
     Returns:
-        Indices of the front; of equal models the first one.
+        Indices of the front; the first of equal models.
 
     Raises:
         ValueError: If there are no models, their numbers differ, or a number is nan or infinite.
@@ -35,13 +35,13 @@ def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -
 
     References:
         Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
-        section 4.2.
+        arXiv:2307.11280, section 4.2.
     """
     x, y = _finite("cost", cost), _finite("benefit", benefit)
     if x.shape != y.shape:
         raise ValueError(
-            f"cost has {x.size} elements and benefit {y.size}, must have as many; pass both of "
-            "each model."
+            f"cost has {x.size} elements and benefit {y.size}, must have equally many; pass "
+            "both values of each model."
         )
     order = np.lexsort((-y, x))
     best = np.maximum.accumulate(np.append(-np.inf, y[order]))

@@ -1,7 +1,7 @@
-"""How well scores tell two worlds apart: ROC curve, area, rates at a rate, privacy curve.
+"""Separation of two worlds by scores: ROC curve, area, TPR at an FPR, privacy curve.
 
-A curve or an area of observed scores is an estimate. What is called lower or upper here is a bound,
-by bands that hold for both error rates at all thresholds together.
+A curve or an area of observed scores is an estimate. Functions named lower or upper return bounds,
+by bands that hold for both error rates at all thresholds at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["RocCurve", "auroc", "roc_curve", "tpr_at_fpr", "tpr_at_fpr_lower", "tradeoff_upper"]
 
-# Thresholds of `tradeoff_upper`: any choice of them is valid, and more of them show no difference.
+# Number of thresholds of `tradeoff_upper`: any choice is valid, and more make no difference.
 _MOST = 4096
 
 
@@ -41,11 +41,11 @@ class RocCurve:
 
 
 def roc_curve(scores_in: ArrayLike, scores_out: ArrayLike) -> RocCurve:
-    """Every pair of error rates that a threshold gives, once.
+    """Return every pair of error rates of a threshold, once.
 
     Args:
-        scores_in: Scores with the canary in, larger where it seems to be in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
+        scores_in: Scores with the canary in, larger if it seems to be in, ``[n_in]``.
+        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
 
     Returns:
         The curve, from "never in" to "always in".
@@ -68,10 +68,10 @@ def roc_curve(scores_in: ArrayLike, scores_out: ArrayLike) -> RocCurve:
 
 
 def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
-    r"""Area under the ROC curve: how often a score "in" exceeds one "out".
+    r"""Return the area under the ROC curve: the probability that a score "in" exceeds one "out".
 
-    Exact, as a ratio of whole numbers; equal scores count half, which is the area under straight
-    lines between the points of the curve and the Mann-Whitney statistic over its maximum.
+    Exact, as a ratio of whole numbers; ties count half, which gives the area under straight lines
+    between the points of the curve, and the Mann-Whitney statistic over its maximum.
 
     .. math:: \frac{1}{n_1 n_0} \sum_{i,j} \bigl(\mathbf 1\{x_i > y_j\}
         + \tfrac12 \mathbf 1\{x_i = y_j\}\bigr)
@@ -79,15 +79,16 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     Arguments and errors are those of `roc_curve`.
 
     Returns:
-        The area in [0, 1]; .5 where nothing is told apart.
+        The area in [0, 1]; .5 if the scores do not separate the worlds.
 
     Example:
         >>> auroc([1.0, 2.0, 3.0], [0.0, 2.0])
         0.75
 
     References:
-        Mann and Whitney, Annals of Mathematical Statistics 18, 1947. Hanley and McNeil, "The
-        meaning and use of the area under a ROC curve", Radiology 143, 1982.
+        Mann and Whitney, Annals of Mathematical Statistics 18, 1947, doi:10.1214/aoms/1177730491.
+        Hanley and McNeil, "The meaning and use of the area under a ROC curve", Radiology 143, 1982,
+        doi:10.1148/radiology.143.1.7063747.
     """
     inside, outside = _groups(scores_in, scores_out)
     below, up_to = (np.searchsorted(outside, inside, side=side) for side in ("left", "right"))
@@ -97,25 +98,32 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
 
 
 def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float:
-    """Observed true positive rate at an observed false positive rate of at most ``fpr``.
+    """Return the observed true positive rate at an observed false positive rate <= ``fpr``.
 
-    That of a threshold: no straight line is drawn between two points of the curve, so that no rate
-    is named that no threshold has, and with fewer than 1 / fpr scores "out" none of them may pass.
+    The rate is that of a threshold, without interpolation between points of the curve. With fewer
+    than 1 / fpr scores "out", none of them may pass.
 
-    ``fpr`` is in [0, 1]; the other arguments and the errors are those of `roc_curve`.
+    Args:
+        scores_in: As in `roc_curve`, ``[n_in]``.
+        scores_out: As in `roc_curve`, ``[n_out]``.
+        fpr: False positive rate in [0, 1].
 
     Returns:
         The rate in [0, 1], an estimate.
+
+    Raises:
+        ValueError: As in `roc_curve`; if ``fpr`` is out of its range.
 
     Example:
         >>> tpr_at_fpr([1.0, 2.0, 3.0, 4.0], [0.0, 0.5, 1.5, 3.5], fpr=0.25)
         0.75
 
     References:
-        Carlini et al., "Membership inference attacks from first principles", IEEE S&P 2022.
+        Carlini et al., "Membership inference attacks from first principles", IEEE S&P 2022,
+        arXiv:2112.03570.
     """
     inside, outside = _groups(scores_in, scores_out)
-    # So many scores "out" may pass; the rounding of a product must not take one away.
+    # Number of scores "out" that may pass; the factor keeps rounding from removing one.
     passing = int(np.floor(_rate(fpr) * len(outside) * (1 + 1e-12)))
     if passing == len(outside):
         return 1.0
@@ -129,21 +137,25 @@ def tpr_at_fpr_lower(
     significance: float,
     band: Band = "berk_jones",
 ) -> float:
-    """Lower bound on the true positive rate of a threshold whose true FPR is at most ``fpr``.
+    """Return a lower bound on the true positive rate at a true FPR of at most ``fpr``.
 
     With probability at least ``1 - significance`` there is a threshold with a true false positive
-    rate of at most ``fpr`` and a true positive rate of at least the result: half of the
-    significance goes to a band for each rate, so that the threshold may be chosen afterwards.
+    rate of at most ``fpr`` and a true positive rate of at least the result. A band for each rate
+    has half of the significance, so the threshold may be chosen afterwards. The scores must be
+    independent.
 
-    Scores are independent; they and ``fpr`` are those of `tpr_at_fpr`, ``band`` is that of
-    `stats.bounds.bands.simultaneous_upper_limits`, and ``significance`` in (0, 1) is the
-    probability with which the bound may fail.
+    Args:
+        scores_in: As in `roc_curve`, ``[n_in]``.
+        scores_out: As in `roc_curve`, ``[n_out]``.
+        fpr: False positive rate in [0, 1].
+        significance: Probability in (0, 1) with which the bound may fail.
+        band: As in `stats.bounds.bands.simultaneous_upper_limits`, which has its source.
 
     Returns:
-        The bound in [0, 1]; 0 where too few scores "out" were seen to limit a rate to ``fpr``.
+        The bound in [0, 1]; 0 if too few scores "out" were seen to limit a rate to ``fpr``.
 
     Raises:
-        ValueError: As `roc_curve`, or if another argument is out of its range.
+        ValueError: As in `roc_curve`; if another argument is out of its range.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -170,19 +182,28 @@ def tradeoff_upper(
     significance: float,
     band: Band = "berk_jones",
 ) -> PiecewiseTradeoff:
-    """Trade-off function that the mechanism's does not exceed anywhere.
+    """Return a trade-off function that is nowhere below that of the mechanism.
 
-    With probability at least ``1 - significance`` the mechanism's trade-off function lies on or
-    below the result. So `PiecewiseTradeoff.epsilon_at` is a lower bound on epsilon at every delta,
-    and `PiecewiseTradeoff.delta_at` one on delta at every epsilon, at all of them together: the
-    privacy curve may be read where it says most.
+    With probability at least ``1 - significance`` the mechanism's trade-off function is on or below
+    the result. So `PiecewiseTradeoff.epsilon_at` is a lower bound on epsilon at every delta, and
+    `PiecewiseTradeoff.delta_at` one on delta at every epsilon, at all of them together: the privacy
+    curve may be read at its most informative point.
 
     The upper limits of both error rates at up to 4,096 thresholds are points above the function,
-    and so are their mirror images, as adding and removing a canary are both neighbours; below them
-    lies the largest convex function.
+    and so are their mirror images, because adding and removing a canary both give neighbors. The
+    result is the largest convex function below these points.
 
-    Arguments and errors are those of `tpr_at_fpr_lower`; ``significance`` is the probability with
-    which the function may fail anywhere.
+    Args:
+        scores_in: As in `roc_curve`, ``[n_in]``.
+        scores_out: As in `roc_curve`, ``[n_out]``.
+        significance: Probability in (0, 1) with which the function may fail anywhere.
+        band: As in `tpr_at_fpr_lower`.
+
+    Returns:
+        The trade-off function.
+
+    Raises:
+        ValueError: As in `tpr_at_fpr_lower`.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -211,17 +232,17 @@ def _groups(scores_in: ArrayLike, scores_out: ArrayLike) -> tuple[Floats, Floats
         groups.append(np.sort(score_vector(name, scores)))
         if not groups[-1].size:
             raise ValueError(
-                f"{name} is empty, must hold at least one score; a rate of none is not defined."
+                f"{name} is empty, must hold at least one score; an empty group has no rate."
             )
     return groups[0], groups[1]
 
 
 def _backwards(inside: Floats, outside: Floats, most: int | None = None) -> Stairs:
-    """Counts at decreasing thresholds, of all of them or of some that no rate is far from."""
+    """Return counts at decreasing thresholds: all, or a subset that misses no rate by much."""
     if most is None or len(inside) + len(outside) < most:
         thresholds = candidate_thresholds(inside, outside)
     else:
-        # Counts at equal distances in units of their standard deviations, of either group.
+        # Counts at equal distances in units of their standard deviations, for either group.
         turns = np.sin(np.linspace(0.0, np.pi / 2, most // 2)) ** 2
         thresholds = np.unique(
             np.concatenate(

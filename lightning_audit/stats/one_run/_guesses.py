@@ -1,4 +1,4 @@
-"""What the bounds from guesses of canaries' coins share: counts of guesses, and their choice."""
+"""Counts of guesses of canaries' coins, and the choice of the canaries to guess."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from lightning_audit import _validate
 from lightning_audit.stats._arguments import significance_level
 from lightning_audit.stats._confusion import score_vector
 
-#: From numbers of correct guesses, of guesses and of canaries, and a significance, to a bound.
+#: Function of numbers of correct guesses, of guesses and of canaries, and a significance, that
+#: returns a bound.
 FromGuesses = Callable[[int, int, int, float], float]
 
 #: Which canaries are guessed: half of them in and half of them out, or all of them in.
 Sides = Literal["both", "in"]
 SIDES: tuple[Sides, ...] = ("both", "in")
-# Guesses below which a further number of them does not pay for itself.
+# A further number of guesses below this does not pay for its share of the significance.
 _LEAST = 60
 
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """A lower bound, and the guesses that it was read at.
+    """A lower bound, and the guesses from which it was computed.
 
     Args:
-        value: The lower bound, on epsilon or on mu as the function says.
+        value: The lower bound, on epsilon or on mu, as the function states.
         guesses: Number of canaries that were guessed.
-        correct: Number of those that were guessed right.
+        correct: Number of those that were guessed correctly.
     """
 
     value: float
@@ -39,18 +40,19 @@ class OneRunBound:
 
 
 def default_guesses(canaries: int, sides: Sides = "both") -> tuple[int, ...]:
-    """Numbers of guesses for which a search by `epsilon_one_run_from_scores` pays.
+    """Return the numbers of guesses that `epsilon_one_run_from_scores` tries by default.
 
-    Fewer guesses find the canaries that stand out, but r of them prove no more than an epsilon of
-    about ln(r / 3) at a significance of .05; and every further number costs significance. For both
-    sides the best fraction lies between all and a 128th in simulations (Gaussian scores with a mu
-    of .5 to 3, randomized response of epsilon 1 and 2, 100 to 100,000 canaries). The median bound
-    of these numbers is there .93 of that at the best single number for Steinke's bound, .89 for
-    that on mu, and never below .76; a quarter, a 16th and a 64th have .81, .73 and 0.
+    Few guesses select the canaries with the clearest scores, but r guesses prove at most an epsilon
+    of about ln(r / 3) at a significance of .05, and every further number costs significance. With
+    both sides, the best fraction is between all and a 128th in simulations (Gaussian scores with a
+    mu of .5 to 3, randomized response of epsilon 1 and 2, 100 to 100,000 canaries). There the
+    median bound of these numbers is .93 of that at the best single number for Steinke's bound
+    (arXiv:2305.08846), .89 for that on mu, and never below .76; a quarter, a 16th and a 64th have
+    .81, .73 and 0.
 
     Args:
         canaries: Number of canaries, >= 0.
-        sides: Which canaries are guessed, as there.
+        sides: Which canaries are guessed, as in `epsilon_one_run_from_scores`.
 
     Returns:
         Half of the canaries, an eighth and a 32nd, the latter two only if they are 60 or more. For
@@ -67,7 +69,7 @@ def default_guesses(canaries: int, sides: Sides = "both") -> tuple[int, ...]:
 
 
 def whole_guesses(correct: int, guesses: int, canaries: int) -> tuple[int, int, int]:
-    """The three numbers, if they are whole and each is at most the next."""
+    """Return the three numbers, after checking that they are whole and in increasing order."""
     whole = all(
         isinstance(k, (int, np.integer)) and not isinstance(k, bool)
         for k in (correct, guesses, canaries)
@@ -89,10 +91,10 @@ def best_of_ranks(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """The largest bound of the given numbers of guesses, each at its share of the significance.
+    """Return the largest bound of the given numbers of guesses, each at its share of significance.
 
-    Of r guesses on both sides, the (r + 1) // 2 largest scores are guessed in and the r // 2
-    smallest out. Which canaries these are, the scores say, and no coin.
+    With r guesses on both sides, the (r + 1) // 2 largest scores are guessed in and the r // 2
+    smallest out. The scores alone determine which canaries these are, not the coins.
     """
     level = significance_level(significance)
     _validate.one_of("sides", sides, SIDES)
@@ -100,7 +102,7 @@ def best_of_ranks(
         _validate.positive_int("unscored", unscored, "or 0: the number of canaries without a score")
     inside = np.sort(score_vector("scores_in", scores_in))
     outside = np.sort(score_vector("scores_out", scores_out))
-    # Canaries without a score are never guessed; their coins count all the same.
+    # Canaries without a score are never guessed, but their coins count.
     m = len(inside) + len(outside) + unscored
     numbers = default_guesses(m, sides) if guesses is None else tuple(sorted(set(guesses)))
     for number in numbers:
@@ -111,8 +113,8 @@ def best_of_ranks(
     made, right = _made_and_right(inside, outside, np.array(numbers, dtype=np.int64), sides)
     best = OneRunBound(0.0, 0, 0)
     for number, guessed, correct in zip(numbers, made, right, strict=True):
-        # Guesses that a tie or a missing score left out count as made, and as wrong: making them
-        # by any rule that sees no coin could only add correct ones.
+        # Guesses that a tie or a missing score left out count as made, and as wrong: any rule that
+        # does not see the coins could only add correct ones.
         value = bound(int(correct), int(number), m, level / len(numbers))
         if value > best.value or not best.guesses:
             best = OneRunBound(value, int(guessed), int(correct))
@@ -125,14 +127,14 @@ def _made_and_right(
     numbers: NDArray[np.int64],
     sides: Sides,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Canaries that are guessed, and those of them guessed right, of sorted scores."""
+    """Return the number of guessed canaries and of correct guesses, from sorted scores."""
     scored = np.sort(np.concatenate([inside, outside]))
     n = len(scored)
-    # At most the canaries with a score, so that none is guessed both ways.
+    # At most the number of canaries with a score, so that none is guessed both ways.
     able = np.minimum(numbers, n)
     top, bottom = (able, 0 * able) if sides == "in" else ((able + 1) // 2, able // 2)
-    # The largest score that is not guessed in, and the smallest that is not guessed out: of
-    # canaries that tie with one of them, none is guessed.
+    # The largest score that is not guessed in, and the smallest that is not guessed out: canaries
+    # that tie with one of them are not guessed.
     lowest, highest = np.append(-np.inf, scored)[n - top], np.append(scored, np.inf)[bottom]
     above = [len(group) - np.searchsorted(group, lowest, "right") for group in (inside, outside)]
     below = [np.searchsorted(group, highest, "left") for group in (inside, outside)]

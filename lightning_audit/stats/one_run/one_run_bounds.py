@@ -1,4 +1,10 @@
-"""The bounds of one run, each by its name, as `stats.bounds.named_bounds` has the others."""
+"""The bounds of one run by name, as `stats.bounds.named_bounds` has the others.
+
+References:
+    Steinke, Nasr and Jagielski 2023, arXiv:2305.08846. Mahloujifar, Melis and Chaudhuri 2024,
+    arXiv:2410.22235. Agrawal et al. 2026, arXiv:2606.12733. Bentkus and Dzindzalieta 2015,
+    doi:10.3150/14-BEJ603.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +30,24 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
 
-#: From scores in and out, delta and a significance, with the numbers of guesses and of canaries
-#: without a score, and the sides that are guessed, by name, to a bound.
+#: Function of scores in and out, delta and a significance, with the numbers of guesses and of
+#: canaries without a score, and the guessed sides, by name; returns a bound.
 _Guessing = Callable[..., OneRunBound]
 
-#: From scores in and out, delta and a significance to a bound.
+#: Function of scores in and out, delta and a significance; returns a bound.
 _FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
 
-_COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
+_COINS = "every canary in by its own fair coin, unknown to anyone who scored it"
 _ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
 _GIVEN = (
     "the numbers of guesses were chosen before the scores were seen, which cannot be checked here"
 )
 _ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
 _ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
-_ASYMPTOTIC = "asymptotic: independent scores, Gaussian in the limit, of one law within each group"
-_ALIKE = "the data give the same along every canary: large data along a few make it exceed epsilon"
+_ASYMPTOTIC = (
+    "asymptotic: independent scores, Gaussian in the limit, with one law within each group"
+)
+_ALIKE = "the data add equally along every canary: large data along a few make it exceed epsilon"
 _PAIR_TO_EPSILON = "epsilon of the mechanism is at least that of the pair of Gaussians"
 
 
@@ -48,13 +56,13 @@ class OneRunMethod:
     """A bound from many canaries of one training.
 
     Args:
-        name: as it is asked for.
-        quantity: what it bounds, "mu" or "epsilon".
-        assumptions: what it rests on.
-        reference: where it comes from.
-        from_guesses: the bound; None for one from the scores themselves.
-        from_scores: the bound from the scores themselves, None for one from guesses.
-        valid: whether it has its significance whatever the data give along the canaries.
+        name: Name in arguments.
+        quantity: What it bounds, "mu" or "epsilon".
+        assumptions: What it assumes.
+        reference: Its source.
+        from_guesses: The bound from guesses; None for one from the scores themselves.
+        from_scores: The bound from the scores themselves; None for one from guesses.
+        valid: Whether it has its significance for any data along the canaries.
     """
 
     name: str
@@ -110,7 +118,7 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "the idea of Agrawal et al. 2026; the confidence region is ours, derived in "
             "`lightning_audit.stats.one_run.gaussian_pair`",
             from_scores=epsilon_gaussian_pair_from_scores,
-            # Data that differ between the canaries look like leakage, however many there are.
+            # Data that differ between the canaries look like leakage, for any number of canaries.
             valid=False,
         ),
     )
@@ -128,23 +136,27 @@ def named_one_run_bound(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> NamedBound:
-    """Lower bound on the epsilon of a training from its many canaries, by the name of its method.
+    """Return a lower bound on the epsilon of a training with many canaries, by method name.
 
     Args:
-        method: one of `ONE_RUN_NAMES`.
-        scores_in: scores of the canaries that were in, ``[n_in]``.
-        scores_out: scores of those that were out, ``[n_out]``.
-        delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
-        significance: probability in (0, 1) with which the bound may be wrong.
-        guesses: as in `epsilon_one_run_from_scores`, like the next two. Numbers that are given are
-            taken to be chosen before the scores were seen, and the bound says so; those of None
+        method: One of `ONE_RUN_NAMES`.
+        scores_in: Scores of the canaries that were in, ``[n_in]``, in any unit.
+        scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
+        delta: Delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
+        significance: Probability in (0, 1) with which the bound may be wrong.
+        guesses: As in `epsilon_one_run_from_scores`, like the next two. Given numbers are assumed
+            to be chosen before the scores were seen, and the bound states that; those of None
             follow from the number of canaries.
-        unscored: number of canaries that had a coin, but have no score.
-        sides: which are guessed. "white_box" and "gaussian_pair" take the last three's defaults.
+        unscored: Number of canaries that had a coin, but have no score.
+        sides: Which canaries are guessed. "white_box" and "gaussian_pair" accept only the defaults
+            of the last three.
+
+    Returns:
+        The bound, with its assumptions.
 
     Raises:
-        ValueError: An argument out of its range or that the method has not, or scores that are no
-            vectors of numbers.
+        ValueError: If an argument is out of its range or does not apply to the method, or scores
+            are not vectors of numbers.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -210,7 +222,7 @@ def _delta_of(method: OneRunMethod, delta: float) -> float:
 def _refuse_guesses(
     method: str, guesses: Sequence[int] | None, unscored: int, sides: Sides
 ) -> None:
-    """Raise a ValueError for arguments of guesses, which a method from the scores has not."""
+    """Raise a ValueError for arguments of guesses if the method uses the scores themselves."""
     for name, value, given in (
         ("sides", sides, sides != "both"),
         ("guesses", guesses, guesses is not None),

@@ -1,9 +1,9 @@
-"""Lower bounds on epsilon from guesses about many canaries, each of which went in by its own coin.
+"""Lower bounds on epsilon from guesses of many canaries, each included by its own fair coin.
 
-One number of guesses is compared with one binomial law. Where an upper limit for each of two error
-rates wastes most of its significance, because both must fail at once, this does not: it is the
-tighter bound at few false positives. Nothing is asked of the scores: they may depend on each other,
-as those of canaries in one training do.
+The number of correct guesses is compared with one binomial law. An upper limit for each of two
+error rates wastes most of its significance, because both must fail at once. This bound does not: it
+is tighter at few false positives. Nothing is assumed about the scores: they may depend on each
+other, as those of canaries in one training do.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 _ADVICE = "it is the probability with which the bound may fail"
-# Standard deviations, and a few more for small ones, below which the mean of the law is falling.
+# Below the peak of the law by this many standard deviations and this many counts, its mean falls.
 _REACH, _EXTRA = 12.0, 40
 
 
 def one_run_p_value(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float
 ) -> float:
-    r"""Probability of at least so many correct guesses, at most, under (epsilon, delta)-DP.
+    r"""Return an upper bound on the probability of at least ``correct`` correct guesses.
 
-    Each of m canaries goes in by a fair coin of its own. Whoever sees the output, but no coin,
-    guesses r of the coins, each to be in or out as it likes. Under (epsilon, delta)-DP for adding
-    or removing one canary, at least v guesses are correct with a probability of at most
+    Each of m canaries is included by its own fair coin. From the output, and without the coins, r
+    of the coins are guessed, each as in or out. Under (epsilon, delta)-DP for adding or removing
+    one canary, at least v guesses are correct with a probability of at most
 
     .. math:: \Pr[W \ge v] + 2 m \delta \max_{1 \le i \le v} \tfrac1i \Pr[v - i \le W < v],
         \qquad W \sim \mathrm{Bin}\Bigl(r, \tfrac{e^\varepsilon}{1 + e^\varepsilon}\Bigr)
@@ -66,7 +66,7 @@ def one_run_p_value(
 
     References:
         Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023,
-        section 5.
+        arXiv:2305.08846, section 5.
     """
     v, r, m = whole_guesses(correct, guesses, canaries)
     return _p_value(v, r, m, _validate.non_negative("epsilon", epsilon), delta_or_zero(delta))
@@ -75,18 +75,25 @@ def one_run_p_value(
 def epsilon_one_run(
     correct: int, guesses: int, canaries: int, delta: float, significance: float
 ) -> float:
-    """Lower bound on epsilon from the number of correct guesses of canaries' coins.
+    """Return a lower bound on epsilon from the number of correct guesses of canaries' coins.
 
-    Exceeds the true epsilon with probability at most ``significance``, for every mechanism: it is
-    where `one_run_p_value` exceeds the significance. It supposes that the number of guesses was
-    chosen before the scores were seen.
-    Which canaries are guessed may depend on the scores of all, but on no coin.
+    The bound exceeds the true epsilon with probability at most ``significance``, for every
+    mechanism: it is where `one_run_p_value` exceeds the significance. It assumes that the number of
+    guesses was chosen before the scores were seen. Which canaries are guessed may depend on the
+    scores of all, but on no coin.
 
-    ``significance`` in (0, 1) is the probability with which the bound may fail; the other arguments
-    and the errors are those of `one_run_p_value`.
+    Args:
+        correct: Number v of correct guesses.
+        guesses: Number r of guesses.
+        canaries: Number m of coins, guessed or not.
+        delta: Delta in [0, 1).
+        significance: Probability in (0, 1) with which the bound may fail.
 
     Returns:
         The bound >= 0.
+
+    Raises:
+        ValueError: As in `one_run_p_value`; if ``significance`` is out of its range.
 
     Example:
         >>> round(epsilon_one_run(900, 1000, 1000, delta=1e-5, significance=0.05), 4)
@@ -103,8 +110,8 @@ def epsilon_one_run(
     high = 1.0
     while excess(high) < 0:
         high *= 2.0
-    # A claim implies every larger one, and each is rejected for many enough correct guesses: a
-    # bound at any crossing fails no more often than the largest claim below it is rejected.
+    # A claim implies every larger one, and each is rejected for enough correct guesses: a bound at
+    # any crossing fails no more often than the largest claim below it is rejected.
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-13))
 
 
@@ -118,33 +125,33 @@ def epsilon_one_run_from_scores(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
+    """Return a lower bound on epsilon from the canaries with the largest and smallest scores.
 
-    Of r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out. Ranks
-    of all scores together need no threshold, and no look at a coin. The best of k numbers of
-    guesses is taken, each at significance / k, which is valid if k and the numbers were chosen
-    before the scores were seen. That cannot be checked here.
+    With r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out.
+    Ranks of all scores together need no threshold, and do not use the coins. The best of k numbers
+    of guesses is taken, each at significance / k, which is valid if k and the numbers were chosen
+    before the scores were seen. This cannot be checked here.
 
     Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``.
+        scores_in: Scores of the canaries that were in, ``[n_in]``, in any unit; every canary had a
+            fair coin.
+        scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
         delta: Delta in [0, 1).
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses, chosen before the scores were seen; None for
-            `default_guesses`, which knows the number of canaries alone.
+            `default_guesses`, which depend only on the number of canaries.
         unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": half of the guesses are that the largest scores are in, half that the
-            smallest are out. "in": all are that the largest are in, for an attack that tells
-            members only.
+        sides: "both": the largest scores are guessed in and the smallest out, half of the guesses
+            each. "in": all guesses are that the largest scores are in, for an attack that
+            identifies only members.
 
     Returns:
-        The bound. Of canaries with the same score as one that is not guessed, or not the same
-        way, none is guessed; these guesses count as made and wrong, as do those that no score is
-        left for.
+        The bound. Canaries that tie with one that is not guessed, or guessed differently, are not
+        guessed. These guesses count as made and wrong, as do those for which no score is left.
 
     Raises:
-        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
-            number from 1 to that of canaries, ``sides`` is neither, or ``delta`` or
+        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is not a
+            whole number from 1 to that of canaries, ``sides`` is unknown, or ``delta`` or
             ``significance`` is out of its range.
 
     Example:
@@ -172,8 +179,8 @@ def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
     q = float(special.expit(epsilon))
     p = float(special.betainc(v, r - v + 1.0, q)) if v else 1.0
     if delta > 0 and v:
-        # j = v - i: correct guesses that delta need not supply. The mean of a law of one peak over
-        # j, ..., v - 1 is largest for a j next below the peak, or for v - 1 below it.
+        # j = v - i is the number of correct guesses that delta need not supply. The mean of a
+        # unimodal law over j, ..., v - 1 is largest for a j just below the mode, or for v - 1.
         spread = math.sqrt(r * q * (1.0 - q))
         lowest = math.floor(r * q - _REACH * spread) - _EXTRA
         j = np.arange(min(max(lowest, 0), v - 1), v)
@@ -181,5 +188,5 @@ def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
         positive = j > 0
         at_least[positive] = special.betainc(j[positive], r - j[positive] + 1.0, q)
         p += 2.0 * m * delta * float(np.max((at_least - p) / (v - j)))
-    # A probability, whatever the bound on it.
+    # A probability, even if its bound is larger.
     return min(p, 1.0)

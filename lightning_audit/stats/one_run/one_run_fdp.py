@@ -1,26 +1,26 @@
 r"""Lower bounds from guesses of canaries' coins under f-DP: one run, any trade-off function.
 
-Each of m canaries goes in by a fair coin of its own; r coins are guessed, r chosen before the
-scores are seen. Let p_j be the probability that j guesses are correct. For a canary i and the event
-that its guess is correct and so are c guesses in all, turning its coin round gives the event that
-its guess is wrong and c - 1 are correct. If the mechanism is f-DP for every coin, the mean of both
-probabilities over the canaries gives, as f is convex,
+Each of m canaries is included by its own fair coin; r coins are guessed, with r chosen before the
+scores are seen. Let p_j be the probability that j guesses are correct. Take a canary i and the
+event that its guess is correct and c guesses are correct in all. Flipping its coin gives the event
+that its guess is wrong and c - 1 are correct. If the mechanism is f-DP for every coin, averaging
+both probabilities over the canaries gives, as f is convex,
 
 .. math:: H_{c-1} \ge f(1 - R_c), \qquad R_c = \sum_{j \ge c} \tfrac jm p_j, \quad
     H_c = \sum_{j \ge c} \tfrac{r-j}m p_j, \qquad c = 1, \dots, r .
 
 How likely can v correct guesses or more be? Moving probability from above v to v, and from below
 v to the next smaller count as long as a condition leaves room, breaks no condition. So a law with
-Pr[W >= v] = tau exists only if the one that starts with p_v = tau and gives each smaller count the
-least that its condition asks for, downward, does not need more than one in total:
+Pr[W >= v] = tau exists only if the law that starts with p_v = tau, and gives each smaller count the
+least probability that its condition requires, in decreasing order, needs at most one in total:
 
 .. math:: H_{c-1} = \max\{H_c, f(1 - R_c)\}, \qquad
     R_{c-1} = R_c + \tfrac{c-1}{r-c+1} (H_{c-1} - H_c), \qquad R_0 + H_0 \le \tfrac rm .
 
-The conditions are convex and hold for no probability at all, so that the feasible tau are an
-interval from 0. Nothing is asked of the scores. Turning a coin round removes the canary if its
-guess was "in" and adds it if that was "out": guesses of both kinds may be mixed, and f need not be
-symmetric if it holds for adding and for removing a canary.
+The conditions are convex and hold for zero probability, so the feasible tau form an interval from
+0. Nothing is assumed about the scores. Flipping a coin removes the canary if its guess was "in" and
+adds it if that was "out": guesses of both kinds may be mixed, and f need not be symmetric if it
+holds for adding and for removing a canary.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ __all__ = [
     "parameter_one_run",
 ]
 
-#: From R_c to the least H_(c-1), f(1 - R_c).
+#: Function of R_c that returns the least H_(c-1), f(1 - R_c).
 _Least = Callable[[float], float]
 
 _SQRT_HALF = math.sqrt(0.5)
-# Natural logarithm of the smallest p-value that is told from 0.
+# Natural logarithm of the smallest p-value that is distinguished from 0.
 _LOG_SMALLEST = math.log(1e-300)
 
 
 def one_run_fdp_p_value(
     correct: int, guesses: int, canaries: int, tradeoff: TradeoffFunction
 ) -> float:
-    """Probability of at least so many correct guesses, at most, under f-DP.
+    """Return an upper bound on the probability of at least ``correct`` correct guesses under f-DP.
 
     Args:
         correct: Number v of correct guesses.
@@ -67,8 +67,8 @@ def one_run_fdp_p_value(
         tradeoff: The claim f, for adding and for removing one canary.
 
     Returns:
-        The probability: 1 where the claim allows any, and no less than 1e-300. Other functions than
-        `GaussianTradeoff` are evaluated next to 1, which leaves an absolute error of 1e-16.
+        The probability: 1 if the claim allows any, and at least 1e-300. Functions other than
+        `GaussianTradeoff` are evaluated near 1, which gives an absolute error of 1e-16.
 
     Raises:
         ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries.
@@ -79,8 +79,8 @@ def one_run_fdp_p_value(
         0.05
 
     References:
-        Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run", 2024
-        (arXiv 2410.22235), Algorithm 2 with a cap on the guesses; proof above.
+        Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run", 2024,
+        arXiv:2410.22235, Algorithm 2 with a cap on the guesses; own proof above.
     """
     v, r, m = whole_guesses(correct, guesses, canaries)
     least = _least_of(tradeoff)
@@ -96,16 +96,23 @@ def one_run_fdp_p_value(
 
 
 def mu_one_run(correct: int, guesses: int, canaries: int, significance: float) -> float:
-    """Lower bound on mu of Gaussian DP from the number of correct guesses of canaries' coins.
+    """Return a lower bound on mu of Gaussian DP from the number of correct guesses of coins.
 
-    Exceeds mu with probability at most ``significance`` for every mechanism that is mu-GDP for
-    adding or removing one canary. As an epsilon it bounds that of a Gaussian mechanism only.
+    The bound exceeds mu with probability at most ``significance`` for every mechanism that is
+    mu-GDP for adding or removing one canary. Converted to an epsilon, it bounds that of a Gaussian
+    mechanism only.
 
-    ``significance`` in (0, 1) is the probability with which the bound may fail; the other arguments
-    and the errors are those of `one_run_fdp_p_value`.
+    Args:
+        correct: Number v of correct guesses.
+        guesses: Number r of guesses, chosen before the scores were seen.
+        canaries: Number m of fair coins, guessed or not.
+        significance: Probability in (0, 1) with which the bound may fail.
 
     Returns:
         The bound >= 0.
+
+    Raises:
+        ValueError: As in `one_run_fdp_p_value`; if ``significance`` is out of its range.
 
     Example:
         >>> round(mu_one_run(900, 1000, 1000, significance=0.05), 4)
@@ -117,16 +124,26 @@ def mu_one_run(correct: int, guesses: int, canaries: int, significance: float) -
 def epsilon_one_run_fdp(
     correct: int, guesses: int, canaries: int, delta: float, significance: float
 ) -> float:
-    """Lower bound on epsilon from the number of correct guesses of canaries' coins.
+    """Return a lower bound on epsilon from the number of correct guesses of canaries' coins.
 
-    Exceeds the true epsilon with probability at most ``significance``, for every mechanism, as
-    `stats.one_run.one_run_epsilon.epsilon_one_run` does. Where canaries times delta is far below
-    the significance, this one is a little smaller: by .02 at most for up to 1,000 guesses at a
-    significance of .05. Where it is not, this one is larger by far. Which of them is used is chosen
-    beforehand, by these numbers. Arguments and errors are those of that function.
+    The bound exceeds the true epsilon with probability at most ``significance``, for every
+    mechanism, like `stats.one_run.one_run_epsilon.epsilon_one_run`. If canaries times delta is far
+    below the significance, this bound is slightly smaller: by at most .02 for up to 1,000 guesses
+    at a significance of .05. If it is not, this bound is much larger. Choose one of them
+    beforehand, by these numbers.
+
+    Args:
+        correct: As in `epsilon_one_run`, like the next four.
+        guesses: Number r of guesses.
+        canaries: Number m of fair coins.
+        delta: Delta in [0, 1).
+        significance: Probability in (0, 1) with which the bound may fail.
 
     Returns:
         The bound >= 0.
+
+    Raises:
+        ValueError: As in `epsilon_one_run`.
 
     Example:
         >>> from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run
@@ -151,16 +168,21 @@ def parameter_one_run(
     family: Callable[[float], TradeoffFunction],
     significance: float,
 ) -> float:
-    """Lower bound on the parameter of a family of trade-off functions that falls as it grows.
+    """Return a lower bound on the parameter of a decreasing family of trade-off functions.
 
-    ``family`` maps a parameter >= 0 to its trade-off function; a larger one allows more. The other
-    arguments are those of `mu_one_run`.
+    Args:
+        correct: As in `mu_one_run`, like the next two.
+        guesses: Number r of guesses.
+        canaries: Number m of fair coins.
+        family: Function of a parameter >= 0 that returns its trade-off function; a larger parameter
+            allows more.
+        significance: Probability in (0, 1) with which the bound may fail.
 
     Returns:
         The bound >= 0.
 
     Raises:
-        ValueError: As `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
+        ValueError: As in `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -181,14 +203,12 @@ def mu_one_run_from_scores(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on mu from the canaries with the largest and the smallest scores.
+    """Return a lower bound on mu from the canaries with the largest and the smallest scores.
 
     The best of k numbers of guesses, each at significance / k, as in
-    `stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`; there is no way to leave out the
-    payment. k and the numbers are taken to be chosen before the scores were seen.
-
-    The other arguments, what happens to ties and missing scores, and the errors are those of that
-    function.
+    `stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`. k and the numbers are assumed to be
+    chosen before the scores were seen. Arguments other than ``delta``, the treatment of ties and of
+    missing scores, and the errors are those of that function.
 
     Returns:
         The bound on mu.
@@ -214,10 +234,10 @@ def epsilon_one_run_fdp_from_scores(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
+    """Return a lower bound on epsilon from the canaries with the largest and smallest scores.
 
-    As `mu_one_run_from_scores`, of arguments, result and errors too, with `epsilon_one_run_fdp` for
-    the guesses, and so for every mechanism; ``delta`` is in [0, 1).
+    Like `mu_one_run_from_scores`, with the same arguments, result and errors, but with
+    `epsilon_one_run_fdp` for the guesses, and so for every mechanism; ``delta`` is in [0, 1).
     """
     d = delta_or_zero(delta)
     return best_of_ranks(
@@ -238,7 +258,7 @@ def _least_of(tradeoff: TradeoffFunction) -> _Least:
 
 
 def _gaussian(mu: float) -> _Least:
-    # Numbers of the standard library: a numpy call for one number costs more than the number.
+    # The standard library: a numpy call for one number costs more than its computation.
     inverse, erfc = cython_special.ndtri, math.erfc
     return lambda x: 0.5 * erfc((mu - inverse(x)) * _SQRT_HALF)
 
@@ -250,7 +270,7 @@ def _lower(
     least: Callable[[float], _Least],
     significance: float,
 ) -> float:
-    """The smallest parameter under which so many correct guesses have the significance."""
+    """Return the smallest parameter under which ``correct`` guesses have the significance."""
     v, r, m = whole_guesses(correct, guesses, canaries)
     level = significance_level(significance)
 
@@ -271,16 +291,16 @@ def _lower(
 
 
 def _excess(v: int, r: int, m: int, probability: float, least: _Least) -> float:
-    """What a law with this probability of v correct guesses or more needs beyond one in total.
+    """Return the excess over one of the total probability that such a law needs.
 
-    Positive as soon as it is known to be, so that its size then tells nothing.
+    The sum stops as soon as it is known to be positive, so only its sign has a meaning then.
     """
     right, wrong = probability * v / m, probability * (r - v) / m
     whole = r / m
     for c in range(v, 0, -1):
         needed = least(right)
         if needed <= wrong:
-            # No further probability is asked for, here or below.
+            # No further probability is required, here or below.
             break
         right += (c - 1) / (r - c + 1) * (needed - wrong)
         wrong = needed

@@ -1,1 +1,1 @@
-"""Tests and estimates of a mechanism from samples of its outputs alone."""
+"""Tests and estimates of a mechanism from samples of its outputs."""

@@ -1,4 +1,4 @@
-"""Samples of a mechanism's outputs, and claims of it, as arguments."""
+"""Validation of samples of a mechanism's outputs, and of claims about it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from numpy.typing import ArrayLike
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
-#: Samples beyond this are refused: their squares are not finite.
+#: Larger samples are rejected: their squares are not finite.
 LARGEST = 1e100
 
 
 def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
-    """Samples as a table of finite numbers, ``[n, d]``; a vector is a table of one column."""
+    """Return samples as a table of finite numbers, ``[n, d]``; a vector is one column."""
     table = np.asarray(value)
     if table.dtype.kind not in "iufb":
         raise ValueError(f"{name} has dtype {table.dtype}, must hold real numbers, [n] or [n, d].")
@@ -33,7 +33,7 @@ def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
     if len(bad):
         raise ValueError(
             f"{name}[{bad[0]}] is not finite ({len(bad)} of {len(rows)} samples are not); "
-            "a failed draw is no sample, and must not be dropped unseen."
+            "a failed draw is not a sample, and must not be dropped unreported."
         )
     return rows
 
@@ -41,7 +41,7 @@ def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
 def sample_pair(
     samples_p: ArrayLike, samples_q: ArrayLike, least: int = 2
 ) -> tuple[Floats, Floats]:
-    """Samples of both worlds, of one dimension."""
+    """Return samples of both worlds, of one dimension."""
     p, q = sample_rows("samples_p", samples_p, least), sample_rows("samples_q", samples_q, least)
     if p.shape[1] != q.shape[1]:
         raise ValueError(
@@ -52,7 +52,7 @@ def sample_pair(
 
 
 def claim_of_both_orders(claim: TradeoffFunction) -> TradeoffFunction:
-    """The claim, unless it says itself that it is of one order of the two data sets."""
+    """Return the claim, unless it states that it covers only one order of the two data sets."""
     direction = getattr(claim, "direction", "both")
     if direction != "both":
         raise ValueError(

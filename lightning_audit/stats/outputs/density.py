@@ -1,4 +1,4 @@
-"""Kernel estimates of densities and of their ratio."""
+"""Kernel estimates of densities and of their ratio; estimates, not bounds."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from lightning_audit.stats.outputs._samples import sample_pair
 
 __all__ = ["GridRatio", "KernelRatio", "silverman_bandwidth"]
 
-#: Densities below this are taken for this where one divides by them.
+#: Smallest density used as a divisor.
 FLOOR = 1e-10
-#: Samples a world from which densities of more than one dimension are made.
+#: Number of samples per world used for densities of more than one dimension.
 FITTED = 2000
-
-# The kernel is cut off where it is below 1e-13 of its peak.
+# The kernel is truncated where it is below 1e-13 of its peak.
 _REACH = 8.0
 # Least bandwidth, in cells of the grid: a constant sample has a spread of zero.
 _LEAST_BANDWIDTH = 0.5
-# Log densities below this count as this where there is no grid, and log ratios beyond as that.
+# Without a grid: smallest log density, and largest absolute log ratio.
 _LEAST_LOG, _LARGEST_LOG = -700.0, 60.0
 
 
 def silverman_bandwidth(samples: ArrayLike) -> float:
-    r"""Silverman's rule of thumb for the standard deviation of a Gaussian kernel, 1-D.
+    r"""Return Silverman's rule of thumb for the standard deviation of a Gaussian kernel, 1-D.
 
     .. math:: 0.9\, \min(s,\, \mathrm{IQR} / 1.349)\, n^{-1/5}
 
@@ -36,7 +35,7 @@ def silverman_bandwidth(samples: ArrayLike) -> float:
         samples: The samples, ``[n]``.
 
     Returns:
-        The bandwidth, in the samples' unit; from the standard deviation s alone where half of the
+        The bandwidth, in the samples' unit; from the standard deviation s alone if half of the
         samples are equal; 0 if all are.
 
     Example:
@@ -64,13 +63,13 @@ class GridRatio:
         samples_q: Samples of the second world, ``[n']``.
         bandwidth: Standard deviation of the Gaussian kernel, in the samples' unit; None for
             `silverman_bandwidth` of each world.
-        grid_size: Number of places on the grid, >= 16.
+        grid_size: Number of grid points, >= 16.
 
     Attributes:
-        grid: Places at which the densities are known, ``[grid_size]``.
-        p: Probability of the first world in the cell around each of them, of sum one.
-        q: The same of the second world.
-        ratios: The likelihood ratio there.
+        grid: Points at which the densities are known, ``[grid_size]``.
+        p: Probability of the first world in the cell around each point, with sum one.
+        q: Probability of the second world in each cell, with sum one.
+        ratios: The likelihood ratio at each point.
 
     Raises:
         ValueError: If samples are not finite, too few, or not of one dimension; if ``bandwidth`` is
@@ -112,7 +111,7 @@ class GridRatio:
         self.ratios: Floats = self.q / np.maximum(self.p, FLOOR * cell)
 
     def __call__(self, samples: ArrayLike) -> Floats:
-        """Return the ratio q / p at the ``samples``, ``[n]``; beyond the grid that of its ends."""
+        """Return the ratio q / p at the ``samples``, ``[n]``; off the grid, that of its ends."""
         points = np.asarray(samples, dtype=np.float64).ravel()
         return np.asarray(np.interp(points, self.grid, self.ratios), dtype=np.float64)
 
@@ -121,10 +120,14 @@ class KernelRatio:
     """Kernel estimate of the likelihood ratio q / p from samples of several dimensions.
 
     `scipy.stats.gaussian_kde` with Scott's rule, fitted to the first `FITTED` samples of a world.
-    Beyond some five dimensions no kernel estimate is of use; see `NeighbourRatio`.
+    In more than about five dimensions no kernel estimate is useful; see `NeighbourRatio`.
 
-    Samples are ``[n, d]`` and ``[n', d]``, as finite and as many as `GridRatio` asks for, and in no
-    subspace.
+    Args:
+        samples_p: Samples of the first world, ``[n, d]``, finite and not in a subspace.
+        samples_q: Samples of the second world, ``[n', d]``, likewise.
+
+    Raises:
+        ValueError: If samples are not finite, too few, or in a subspace.
     """
 
     def __init__(self, samples_p: ArrayLike, samples_q: ArrayLike) -> None:
@@ -151,7 +154,7 @@ class KernelRatio:
 
 
 def _binned(values: Floats, grid: Floats, bandwidth: float) -> Floats:
-    """Probability of each cell: linear binning, then convolution with the kernel."""
+    """Return the probability of each cell: linear binning, then convolution with the kernel."""
     cell, size = float(grid[1] - grid[0]), len(grid)
     place = (values - grid[0]) / cell
     left = np.clip(place.astype(np.intp), 0, size - 2)
@@ -162,6 +165,6 @@ def _binned(values: Floats, grid: Floats, bandwidth: float) -> Floats:
     reach = min(math.ceil(_REACH * width), 8 * size)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
     smooth = signal.fftconvolve(counts, kernel, mode="full")[reach : reach + size]
-    # The transform leaves rounding errors of either sign where there is nothing.
+    # The transform leaves rounding errors of either sign where the mass is zero.
     mass = np.maximum(smooth, 0.0)
     return np.asarray(mass / mass.sum())

@@ -1,4 +1,4 @@
-"""Likelihood ratios by nearest neighbours, in any dimension."""
+"""Likelihood ratios by nearest neighbors, in any dimension; estimates, not bounds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from lightning_audit.stats.outputs._samples import sample_pair
 
 __all__ = ["NeighbourRatio", "default_neighbours"]
 
-# Queries of several dimensions are answered in parts of so many neighbours.
+# Queries in several dimensions are split into parts of this number of neighbors.
 _PART = 4_000_000
 
 
 def default_neighbours(samples: int) -> int:
-    """Number of neighbours k for so many samples of both worlds: the square root, rounded to odd.
+    """Return the number of neighbors k for all samples of both worlds: the root, rounded to odd.
+
+    Args:
+        samples: Number of samples of both worlds together, >= 1.
+
+    Returns:
+        The number of neighbors.
 
     Example:
         >>> default_neighbours(2000)
@@ -33,22 +39,22 @@ class NeighbourRatio:
 
     .. math:: \hat r(x) = \frac{(k_q(x) + 1/2) / n_q}{(k_p(x) + 1/2) / n_p}
 
-    Thresholding it at eta is the k-nearest-neighbour classifier of the mixture that has eta times
-    as much of p as of q, whose risk gives the point of the trade-off curve at eta. The paper draws
-    that mixture by thinning the samples; here they are weighted instead, so that none is lost and
-    one search serves every eta.
+    Thresholding it at eta is the k-nearest-neighbor classifier of the mixture that has eta times as
+    much of p as of q. The risk of this classifier gives the point of the trade-off curve at eta.
+    The paper draws the mixture by thinning the samples; here they are weighted, so that none is
+    lost and one search serves every eta.
 
-    In one dimension all samples as near as the k-th count, so that mechanisms with atoms are
-    served; in more dimensions each coordinate is divided by its standard deviation.
+    In one dimension all samples at least as near as the k-th count, so that mechanisms with atoms
+    are covered; in more dimensions each coordinate is divided by its standard deviation.
 
     Args:
         samples_p: Samples of the first world, ``[n]`` or ``[n, d]``.
-        samples_q: Samples of the second world.
-        neighbours: Number k of neighbours; None for `default_neighbours`.
+        samples_q: Samples of the second world, ``[n']`` or ``[n', d]``.
+        neighbours: Number k of neighbors; None for `default_neighbours`.
 
     Raises:
         ValueError: If samples are not finite, too few or of different dimensions; if ``neighbours``
-            is no whole number >= 1, or not less than the number of samples.
+            is not a whole number >= 1, or not less than the number of samples.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -58,7 +64,7 @@ class NeighbourRatio:
 
     References:
         Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
-        Security 2025.
+        Security 2025, arXiv:2502.07066.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class NeighbourRatio:
             self._before = np.concatenate([[0.0], np.cumsum(is_q[order])])
             return
         self._sorted = None
-        # Of samples that are equal a tree gives any; in mixed order they are of both worlds.
+        # A tree returns any of several equal samples; in random order these are of both worlds.
         order = np.random.default_rng(0).permutation(total)
         spread = both.std(axis=0)
         self._scale = np.where(spread > 0, spread, 1.0)
@@ -97,10 +103,10 @@ class NeighbourRatio:
         return np.asarray((of_q + 0.5) / n_q / ((near - of_q + 0.5) / n_p))
 
     def _on_a_line(self, x: Floats) -> tuple[Floats, Floats]:
-        """Number of samples at least as near as the k-th, and how many of them are of q."""
+        """Return the number of samples at least as near as the k-th, and of those from q."""
         values, k = self._sorted, self.neighbours
         assert values is not None
-        # Window i holds the k nearest from the middle of its left and right outer neighbours on.
+        # Window i has the k nearest samples from the midpoint of its two outer neighbors on.
         first = np.searchsorted(0.5 * (values[:-k] + values[k:]), x)
         radius = np.maximum(x - values[first], values[first + k - 1] - x)
         low = np.minimum(np.searchsorted(values, x - radius, side="left"), first)

@@ -24,39 +24,44 @@ __all__ = ["EPSILONS", "SequentialTradeoffTest"]
 
 Ratio = Callable[[Floats], Floats]
 
-#: Epsilons of which `SequentialTradeoffTest` can give a lower bound.
+#: Epsilons among which `SequentialTradeoffTest` finds its lower bound.
 EPSILONS: Floats = np.concatenate([np.arange(0.0, 1.0, 0.02), np.arange(1.0, 16.01, 0.1)])
 
-#: The estimates of the likelihood ratio are made anew when there are so many times more samples.
+#: The likelihood ratio is estimated again when the number of samples has grown by this factor.
 REFIT = 1.5
-#: Samples of each world before the first estimate.
+#: Number of samples of each world before the first estimate.
 FIRST_FIT = 16
-# Samples of a world that a tree of several dimensions is built from.
+# Number of samples of a world from which a tree in several dimensions is built.
 _MOST_IN_TREE = 10_000
-# Up to so many numbers an output, its covariance is estimated; beyond, its variances alone.
+# Up to this many numbers per output the covariance is estimated; above, only the variances.
 _FULL_COVARIANCE = 64
 _RATIO_LIMITS = 1e-12, 1e12
 
 
 class SequentialTradeoffTest:
-    """Test of "the mechanism is f-DP" that may be looked at after any number of outputs.
+    """Test of "the mechanism is f-DP" that is valid after any number of outputs.
 
-    Two estimates of the likelihood ratio are learnt from the outputs so far, and the coming outputs
-    are bet on with them (`TradeoffBet`): kernel densities, in more than one dimension of the
-    projection on which the means differ most, and nearest neighbours. However badly they are learnt
-    the e-value is valid; the better, the faster it grows under a violation. The outputs must be
-    independent of each other.
+    Two estimates of the likelihood ratio are fitted to the outputs so far, and used to bet on the
+    next outputs (`TradeoffBet`): nearest neighbors, and kernel densities. In more than one
+    dimension the densities are those of the projection on which the means differ most. The e-value
+    is valid for any estimates; better ones make it grow faster under a violation. The outputs must
+    be independent of each other.
 
     A second set of bets, against (epsilon, delta)-DP on a grid of epsilons, gives a lower bound on
-    epsilon that holds at all times together.
+    epsilon that holds at all times together (own proof, in `epsilon_lower`).
 
     Args:
-        claim: The claimed trade-off function, convex and non-increasing; it is held against both
-            orders of the worlds, as f-DP is a promise for both.
+        claim: The claimed trade-off function, convex and non-increasing; it is tested for both
+            orders of the worlds, because f-DP promises both.
         delta: Delta in [0, 1) of the lower bound on epsilon.
 
     Raises:
-        ValueError: If the claim is no trade-off function, or ``delta`` is not in [0, 1).
+        ValueError: If the claim is not a trade-off function, or ``delta`` is not in [0, 1).
+
+    References:
+        Dunsche, Kutta, Zikas and Wei, "Sequential auditing for f-differential privacy", 2026,
+        arXiv:2602.06518. Gonzalez et al., "Sequentially auditing differential privacy", NeurIPS
+        2025, arXiv:2509.07055.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -79,15 +84,15 @@ class SequentialTradeoffTest:
         self._ratios: list[Ratio] = []
         self._samples: list[tuple[Floats, Floats]] = []
         self._fitted = 0
-        #: Outputs of each world taken in, those that were learnt from alone included.
+        #: Number of outputs of each world so far, including those used only for fitting.
         self.samples = 0
 
     def update(self, samples_p: ArrayLike, samples_q: ArrayLike) -> None:
-        """Take in outputs, as many of each world.
+        """Update with equally many outputs of each world.
 
         Args:
-            samples_p: outputs on the first data set, ``[n]`` or ``[n, ...]``.
-            samples_q: outputs on the second, of the same shape.
+            samples_p: Outputs on the first data set, ``[n]`` or ``[n, ...]``.
+            samples_q: Outputs on the second data set, of the same shape.
 
         Raises:
             ValueError: If outputs are not finite, or shapes differ, also from earlier ones.
@@ -95,7 +100,7 @@ class SequentialTradeoffTest:
         p, q = sample_pair(samples_p, samples_q, least=1)
         if len(p) != len(q):
             raise ValueError(
-                f"samples_p holds {len(p)} outputs and samples_q {len(q)}, must be as many; "
+                f"samples_p holds {len(p)} outputs and samples_q {len(q)}, must be equally many; "
                 "each bet is on a pair."
             )
         if self._samples and p.shape[1] != self._samples[0][0].shape[1]:
@@ -122,13 +127,16 @@ class SequentialTradeoffTest:
         return float(log_mean_exp([bet.log_e for bet in self._bets]))
 
     def epsilon_lower(self, significance: float) -> float:
-        """Lower bound on epsilon at ``delta``, which holds at all times with one significance.
+        """Return a lower bound on epsilon at ``delta`` that holds at all times together.
 
-        The largest epsilon of `EPSILONS` up to which all were refuted at some time: that it is too
-        large needs the refutation of one given epsilon, the first that is true.
+        It is the largest epsilon of `EPSILONS` up to which all were refuted at some time. The bound
+        is too large only if one given epsilon was refuted, the first that is true.
 
-        It is 0 if nothing is proved; ``significance`` in (0, 1) is the probability with which any
-        of the bounds may fail.
+        Args:
+            significance: Probability in (0, 1) with which any of the bounds may fail.
+
+        Returns:
+            The bound; 0 if nothing is proved.
         """
         goal = -math.log(significance_level(significance))
         kept = np.flatnonzero(self._best < goal)
@@ -136,11 +144,11 @@ class SequentialTradeoffTest:
         return float(EPSILONS[refuted - 1]) if refuted else 0.0
 
     def detectable_error_rate(self, significance: float) -> float:
-        """Largest common error rate of a test that the outputs so far were enough for, or -1."""
+        """Return the largest common error rate of a test that would have been detected, or -1."""
         return self._bets[0].detectable_error_rate(significance, parts=len(self._bets))
 
     def outputs(self) -> tuple[Floats, Floats]:
-        """All outputs so far, ``[n, d]`` for each world."""
+        """Return all outputs so far, ``[n, d]`` for each world."""
         p, q = (np.concatenate(rows) for rows in zip(*self._samples, strict=True))
         self._samples = [(p, q)]
         return p, q
@@ -157,8 +165,8 @@ class SequentialTradeoffTest:
 
 
 def _projected(p: Floats, q: Floats) -> Ratio:
-    """Kernel ratio along the direction in which the means differ most, over the spread."""
-    # One half for the direction, the other for the densities along it.
+    """Return a kernel ratio along the direction of the largest difference of means over spread."""
+    # Half of the samples for the direction, the other half for the densities along it.
     difference = q[::2].mean(axis=0) - p[::2].mean(axis=0)
     within = np.concatenate([p[::2] - p[::2].mean(axis=0), q[::2] - q[::2].mean(axis=0)])
     variances = within.var(axis=0)

@@ -1,10 +1,10 @@
-"""The paper's test of a claimed trade-off function from samples of a mechanism's outputs.
+"""The published test of a claimed trade-off function from samples of a mechanism's outputs.
 
 A test of "P or Q" with error rates (alpha, beta) refutes the claim that the mechanism is f-DP if
 ``beta < f(alpha)`` or, with the worlds exchanged, ``alpha < f(beta)``. The samples are split. The
-estimated curve of one part names the likelihood ratio at which it lies lowest below the claim, and
-a nearest-neighbour classifier is made for it; the other part, of which both know nothing, counts
-its errors.
+estimated curve of one part gives the likelihood ratio at which it is furthest below the claim, and
+a nearest-neighbor classifier is built for it. The errors are counted on the other part, which
+neither has used.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _THRESHOLDS = np.geomspace(1e-4, 1e4, 801)
 
 @dataclass(frozen=True)
 class TradeoffAudit:
-    """What the samples say of a claimed trade-off function.
+    """Result of a test of a claimed trade-off function.
 
     Args:
-        rejected: whether the claim is refuted, at the significance.
-        threshold: likelihood ratio above which the test guesses the second world.
-        false_positives: samples of the first world guessed to be of the second.
-        negatives: samples of the first world that were tested.
-        false_negatives: samples of the second world guessed to be of the first.
-        positives: samples of the second world that were tested.
-        alpha_upper: upper limit of the type I error rate.
-        beta_upper: upper limit of the type II error rate; both hold together.
-        margin: by how much the corner of both limits lies below the claim; refuted if positive.
+        rejected: Whether the claim is refuted, at the significance.
+        threshold: Likelihood ratio above which the test guesses the second world.
+        false_positives: Samples of the first world guessed to be of the second.
+        negatives: Number of tested samples of the first world.
+        false_negatives: Samples of the second world guessed to be of the first.
+        positives: Number of tested samples of the second world.
+        alpha_upper: Upper limit of the type I error rate.
+        beta_upper: Upper limit of the type II error rate; both hold together.
+        margin: Distance of the corner of both limits below the claim; refuted if positive.
     """
 
     rejected: bool
@@ -75,24 +75,27 @@ def audit_tradeoff(
 ) -> TradeoffAudit:
     """Test whether a mechanism is f-DP, from independent samples of its outputs on two data sets.
 
-    Refutes a claim that is true with probability at most ``significance``, whatever the mechanism.
-    That a claim is not refuted proves nothing.
+    A true claim is refuted with probability at most ``significance``, for any mechanism. A claim
+    that is not refuted is not proved.
 
     Args:
         samples_p: Outputs on one data set, ``[n]`` or ``[n, ...]``, independent of each other.
-        samples_q: Outputs on its neighbour, ``[n']`` or ``[n', ...]``.
-        claim: The claimed trade-off function, convex and non-increasing; it is held against both
-            orders of the worlds, as f-DP is a promise for both.
+        samples_q: Outputs on its neighbor, ``[n']`` or ``[n', ...]``.
+        claim: The claimed trade-off function, convex and non-increasing; it is tested for both
+            orders of the worlds, because f-DP promises both.
         significance: Probability in (0, 1) of refuting a true claim.
         box: Limits of the error rates; "hoeffding" is the paper's, which is wider.
-        fraction: Share in (0, 1) of the samples that choose the test.
-        neighbours: Number of neighbours of the classifier; None for ten times the default, as the
-            paper has it, and a sixth of the samples at most.
+        fraction: Fraction in (0, 1) of the samples that choose the test.
+        neighbours: Number of neighbors of the classifier; None for ten times the default, as in
+            the paper, and at most a sixth of the samples.
         seed: Seed of the random split, to be fixed beforehand: trying several is another search.
+
+    Returns:
+        The result, with the error counts and their limits.
 
     Raises:
         ValueError: If samples are not finite, fewer than eight or of different dimensions; if
-            another argument is outside its range; if the claim is of one order only.
+            another argument is outside its range; if the claim covers one order only.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -103,10 +106,10 @@ def audit_tradeoff(
 
     References:
         Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
-        Security 2025, Algorithm 3, with the exact limits of Clopper and Pearson.
+        Security 2025, arXiv:2502.07066, Algorithm 3, with the exact limits of Clopper and Pearson.
     """
     p, q = sample_pair(samples_p, samples_q, least=8)
-    share = _validate.open_unit("fraction", fraction, "half and half is usual")
+    share = _validate.open_unit("fraction", fraction, "0.5 is usual")
     rng = np.random.default_rng(seed)
     (p, p_test), (q, q_test) = (_split(rows, share, rng) for rows in (p, q))
     threshold = _lowest(p, q, claim_of_both_orders(claim))
@@ -124,13 +127,25 @@ def audit_tradeoff(
 def error_rate_corner(
     errors: ArrayLike, trials: int, significance: float, box: Box = "clopper_pearson"
 ) -> Floats:
-    r"""Upper limit of one of two error rates, such that both hold together.
+    r"""Return an upper limit of one of two error rates, such that both hold together.
 
     .. math:: \text{Clopper-Pearson: } p_+(k, n; \gamma / 2), \qquad
         \text{Hoeffding: } \frac{k}{n} + \sqrt{\frac{\ln(4 / \gamma)}{2 n}}
 
-    The first is exact; the second is the paper's box, two-sided though only its upper corner
-    decides. Both fail with probability at most gamma for the two rates together.
+    The first is exact; the second is the paper's box, two-sided although only its upper corner
+    matters. Both fail with probability at most gamma for the two rates together.
+
+    Args:
+        errors: Numbers of errors, any shape.
+        trials: Number of trials, >= 1.
+        significance: gamma, in (0, 1).
+        box: Which of the two limits.
+
+    Returns:
+        The limits in [0, 1], in the shape of ``errors``.
+
+    Raises:
+        ValueError: If an argument is outside its range.
     """
     level = significance_level(significance)
     counts = np.asarray(errors)
@@ -141,13 +156,13 @@ def error_rate_corner(
 
 
 def tradeoff_margin(alpha: float | Floats, beta: float | Floats, claim: TradeoffFunction) -> Floats:
-    """By how much points (alpha, beta) lie below a claim, in either order of the two worlds."""
+    """Return how far points (alpha, beta) are below a claim, in either order of the worlds."""
     return np.asarray(np.maximum(claim(alpha) - beta, claim(beta) - alpha))
 
 
 def _split(rows: Floats, share: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
     order = rng.permutation(len(rows))
-    # Four to choose by and two to test, at the least, of the eight that are asked for.
+    # Of the eight required samples, at least four choose and two test.
     cut = min(max(round(share * len(rows)), 4), len(rows) - 2)
     return rows[order[:cut]], rows[order[cut:]]
 
@@ -157,12 +172,12 @@ def _neighbours(samples: int) -> int:
 
 
 def _lowest(p: Floats, q: Floats, claim: TradeoffFunction) -> float:
-    """The likelihood ratio at which the estimated curve lies lowest below the claim."""
+    """Return the likelihood ratio at which the estimated curve is furthest below the claim."""
     if p.shape[1] == 1:
         curve = estimate_by_kernel(p, q, thresholds=_THRESHOLDS, smoothing=0.0)
     else:
         curve = estimate_by_neighbours(p, q, thresholds=_THRESHOLDS)
-    # The distance over its error, or the expected margin, finds less: where nothing is below the
-    # claim by much they run to the ends of the curve, where everything is small.
+    # The distance over its error, or the expected margin, finds less: if nothing is far below the
+    # claim, they select the ends of the curve, where everything is small.
     gap = tradeoff_margin(curve.alpha, curve.beta, claim)
     return float(curve.thresholds[int(np.argmax(gap))])

@@ -1,4 +1,4 @@
-"""An e-process for a claimed trade-off function, by betting on the errors of given tests."""
+"""An e-process for a claimed trade-off function, by bets on the errors of given tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, 
 
 __all__ = ["BET_STAKES", "TradeoffBet", "claimed_log_slopes", "privacy_curve"]
 
-#: Parts of the largest stake that cannot ruin, over which `TradeoffBet` mixes.
+#: Fractions of the largest stake that cannot lose all wealth, over which `TradeoffBet` mixes.
 BET_STAKES: Floats = 0.99 * np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.95])
 
-# Type I error rates at which the slopes of a claim are taken, over its common error rate.
+# Type I error rates at which the slopes of a claim are evaluated, over its common error rate.
 _SLOPES_AT = (1.0, 0.6, 0.3, 0.1, 0.02)
 _HALVINGS = 60
 _FINE = 2000
 
 
 def privacy_curve(claim: TradeoffFunction, epsilon: ArrayLike) -> Floats:
-    r"""Smallest delta of a claimed trade-off function at each epsilon, never too small.
+    r"""Return the smallest delta of a claimed trade-off function at each epsilon, rounded up.
 
     .. math:: \delta(\varepsilon) = \max_\alpha\, 1 - f(\alpha) - e^{\varepsilon} \alpha
 
@@ -34,9 +34,9 @@ def privacy_curve(claim: TradeoffFunction, epsilon: ArrayLike) -> Floats:
         epsilon: Epsilon >= 0, a number or an array.
 
     Returns:
-        Delta in [0, 1], at least the true one: without ``delta_at``, by the convexity of f around
-        the best of many alphas, and by f falling between neighbouring ones, too large by 1e-5 at
-        the most.
+        Delta in [0, 1], at least the true one, of the shape of ``epsilon``. Without ``delta_at``
+        it is too large by at most 1e-5: it uses the convexity of f around the best of many alphas,
+        and that f falls between adjacent ones.
 
     Raises:
         ValueError: If an epsilon is negative.
@@ -47,7 +47,8 @@ def privacy_curve(claim: TradeoffFunction, epsilon: ArrayLike) -> Floats:
         array([0.3829, 0.1269, 0.0015])
 
     References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Proposition 2.12.
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383,
+        Proposition 2.12.
     """
     wanted = each(non_negative, "epsilon", np.asarray(epsilon, dtype=np.float64))
     own = getattr(claim, "delta_at", None)
@@ -60,18 +61,18 @@ def privacy_curve(claim: TradeoffFunction, epsilon: ArrayLike) -> Floats:
 
 
 def claimed_log_slopes(claim: TradeoffFunction) -> Floats:
-    """Logarithms of the slopes at which tests are made against a claim.
+    """Return the logarithms of the slopes at which tests of a claim are made.
 
     Args:
         claim: The trade-off function.
 
     Returns:
         For (epsilon, delta)-DP its epsilon; else the log slopes >= 0 at five type I error rates,
-        from the one at which both errors are alike down to a fiftieth of it, ``[m]``.
+        from the rate at which both errors are equal down to a fiftieth of it, ``[m]``.
 
     Raises:
-        ValueError: If the function is not below 1 - alpha and falling, as trade-off functions are,
-            or says that it is of one order of the worlds only.
+        ValueError: If the function is not below 1 - alpha and decreasing, as trade-off functions
+            are, or states that it covers one order of the worlds only.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -85,16 +86,22 @@ def claimed_log_slopes(claim: TradeoffFunction) -> Floats:
     at = common * np.array(_SLOPES_AT)
     step = 1e-3 * at
     fall = np.asarray(claim(at - step)) - np.asarray(claim(np.minimum(at + step, 1.0)))
-    # Below a slope of one the other order of the worlds is as good.
+    # Below a slope of one, the other order of the worlds gives the same tests.
     slopes = np.maximum(fall / (2.0 * step), 1.0) if common > 0 else np.ones(1)
     return np.unique(np.log(slopes).round(6))
 
 
 def common_error_rate(claim: TradeoffFunction) -> float:
-    """The error rate of the test whose two errors are alike, if it is as good as is claimed.
+    """Return the error rate of the best test that the claim allows with two equal errors.
+
+    Args:
+        claim: The trade-off function.
+
+    Returns:
+        The rate, in [0, 1/2].
 
     Raises:
-        ValueError: If there is none in [0, 1/2]: the claim is no trade-off function.
+        ValueError: If there is none in [0, 1/2]: the claim is not a trade-off function.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff
@@ -125,13 +132,14 @@ class TradeoffBet:
         \mathbb E\, L_t = e^t \alpha + \beta \ge 1 - \delta(t) =: c
 
     if the mechanism is f-DP with privacy curve delta. So ``1 + s (c - L) / (1 + e^t - c)`` has mean
-    at most one for every stake 0 <= s <= 1, and its product over pairs is an e-process, whatever
-    the scores are. It is averaged over the stakes, over the t and over both orders of the worlds.
+    at most one for every stake 0 <= s <= 1, and its product over pairs is an e-process, for any
+    scores (own proof). It is averaged over the stakes, over the t and over both orders of the
+    worlds.
 
     Args:
         log_slopes: The t >= 0, ``[m]``.
-        deltas: What is claimed, delta(t) in [0, 1], ``[m]``.
-        shape: Leading shape: independent runs, ``()`` for one.
+        deltas: The claimed delta(t) in [0, 1], ``[m]``.
+        shape: Leading shape for independent runs, ``()`` for one.
 
     Raises:
         ValueError: If a slope or delta is out of range, or their numbers differ.
@@ -146,10 +154,11 @@ class TradeoffBet:
 
     References:
         The inequality: Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
-        Proposition 2.12. Betting: Waudby-Smith and Ramdas, "Estimating means of bounded random
-        variables by betting", JRSS B 86, 2024. Audits without a sample size: Gonzalez et al.,
-        "Sequentially auditing differential privacy", NeurIPS 2025; Kutta et al., "Sequential
-        auditing for f-differential privacy", arXiv:2602.06518.
+        arXiv:1905.02383, Proposition 2.12. Betting: Waudby-Smith and Ramdas, "Estimating means of
+        bounded random variables by betting", JRSS B 86, 2024, arXiv:2010.09686. Audits without a
+        sample size: Gonzalez et al., "Sequentially auditing differential privacy", NeurIPS 2025,
+        arXiv:2509.07055; Dunsche, Kutta, Zikas and Wei, "Sequential auditing for f-differential
+        privacy", 2026, arXiv:2602.06518.
     """
 
     def __init__(
@@ -166,21 +175,21 @@ class TradeoffBet:
         if not ((claimed >= 0) & (claimed <= 1)).all():
             raise ValueError(f"deltas={_validate.shown(deltas)} must lie in [0, 1].")
         slopes, floor = np.exp(self.log_slopes), 1.0 - claimed
-        # Gains by (type I error, type II error), in parts of the largest loss: [m] each.
+        # Gains by (type I error, type II error), as fractions of the largest loss: [m] each.
         gains = np.array([[floor, floor - 1.0], [floor - slopes, floor - slopes - 1.0]])
         parts = gains / (1.0 + slopes - floor)
         self._log_factors = np.log1p(parts[..., None] * BET_STAKES)
         self._log_wealth = np.zeros((*shape, 2, len(claimed), len(BET_STAKES)))
-        #: Pairs taken in.
+        #: Number of pairs so far.
         self.pairs = 0
 
     def update(self, scores_p: Floats, scores_q: Floats) -> None:
-        """Take in pairs of outputs.
+        """Update with pairs of outputs.
 
         Args:
-            scores_p: estimated log likelihood ratios of outputs of the first world, by an estimate
+            scores_p: Estimated log likelihood ratios of outputs of the first world, by an estimate
                 that the past determines, ``[..., n]``.
-            scores_q: those of as many outputs of the second world, ``[..., n]``.
+            scores_q: Those of equally many outputs of the second world, ``[..., n]``.
         """
         t = self.log_slopes[:, None]
         p, q = scores_p[..., None, :], scores_q[..., None, :]
@@ -201,20 +210,20 @@ class TradeoffBet:
 
     @property
     def log_e_of_slopes(self) -> Floats:
-        """Log e-value against what is claimed at each slope, ``[..., m]``."""
+        """Log e-value against the claim at each slope, ``[..., m]``."""
         by_order = log_mean_exp(self._log_wealth)
         return log_mean_exp(by_order, axis=-2)
 
     def detectable_error_rate(self, significance: float, parts: int = 1) -> float:
-        """Largest common error rate of a test that so many pairs would have been enough for.
+        """Return the largest common error rate of a test for which the pairs so far suffice.
 
         Args:
             significance: Probability in (0, 1) of a false alarm.
-            parts: Number of e-processes that the final one is the average of.
+            parts: Number of e-processes whose average is the final one.
 
         Returns:
-            The rate at which the mean log wealth reaches its goal; -1 if not even a flawless test
-            would.
+            The rate at which the mean log wealth reaches its goal; -1 if not even a perfect test
+            would reach it.
         """
         goal = math.log(parts * 2 * len(self.log_slopes) * len(BET_STAKES) / significance)
         if self._growth(0.0) * self.pairs < goal:
@@ -227,15 +236,15 @@ class TradeoffBet:
         return low
 
     def _growth(self, rate: float) -> float:
-        """Mean growth of the log wealth by a pair, at the best slope and stake."""
+        """Return the mean growth of the log wealth per pair, at the best slope and stake."""
         chance = np.array([1.0 - rate, rate])
         return float(np.max(np.einsum("i,j,ij...", chance, chance, self._log_factors)))
 
 
 def _largest_gap(claim: TradeoffFunction, coarse: Floats, values: Floats, slope: float) -> float:
-    """At least max 1 - f(alpha) - slope alpha, from where it is largest on the coarse grid."""
+    """Return at least max 1 - f(alpha) - slope alpha, near its largest value on the coarse grid."""
     best = int(np.argmin(values + slope * coarse))
     ends = coarse[max(best - 1, 0)], coarse[min(best + 1, len(coarse) - 1)]
     fine = np.linspace(*ends, _FINE)
-    # Between two neighbours f is at least its right value, and alpha at least the left one.
+    # Between adjacent points f is at least its right value, and alpha at least the left one.
     return float(np.max(1.0 - np.asarray(claim(fine))[1:] - slope * fine[:-1]))

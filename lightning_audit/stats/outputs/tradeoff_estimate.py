@@ -23,17 +23,17 @@ DEFAULT_THRESHOLDS: Floats = np.linspace(0.0, 15.0, 1000)
 
 @dataclass(frozen=True, eq=False)
 class TradeoffEstimate:
-    """An estimated trade-off curve: an estimate, never a bound.
+    """An estimated trade-off curve, which is not a bound.
 
-    Nothing is proved by it: between few samples it lies on either side of the true curve. It shows
-    where to look; what is found there is to be tested on other samples (`audit_tradeoff`).
+    It proves nothing: with few samples it is on either side of the true curve. Use it to find a
+    suspicious point, and test that point on other samples (`audit_tradeoff`).
 
     Args:
-        method: how the likelihood ratio was estimated.
-        thresholds: likelihood ratios eta, increasing, ``[m]``.
-        alpha: estimated type I errors of "q if the ratio exceeds eta", ``[m]``.
-        beta: estimated type II errors, ``[m]``.
-        samples: number of samples of each world.
+        method: How the likelihood ratio was estimated.
+        thresholds: Likelihood ratios eta, increasing, ``[m]``.
+        alpha: Estimated type I errors of "q if the ratio exceeds eta", ``[m]``.
+        beta: Estimated type II errors, ``[m]``.
+        samples: Number of samples of each world.
     """
 
     method: Literal["kernel", "neighbours"]
@@ -71,16 +71,16 @@ def estimate_by_kernel(
         c(r) = \mathrm{clip}\Bigl(\frac{r - \eta}{h} + \frac12,\, 0,\, 1\Bigr)
 
     c is the mean over x in [-h/2, h/2] of "the ratio exceeds eta + x", in closed form: the error
-    rates are those of a test with a randomised threshold, so the estimate is continuous in the
-    densities where the ratio has plateaus, as that of Laplace noise has.
+    rates are those of a test with a randomized threshold. So the estimate is continuous in the
+    densities even if the ratio has plateaus, as for Laplace noise.
 
     Args:
         samples_p: Samples of the first world, ``[n]`` or ``[n, d]``.
-        samples_q: Samples of the second world.
+        samples_q: Samples of the second world, ``[n']`` or ``[n', d]``.
         thresholds: Likelihood ratios eta >= 0, ``[m]``; None for 1000 from 0 to 15.
         smoothing: Width h of the threshold's perturbation, >= 0.
-        bandwidth: As of `GridRatio`; one dimension only.
-        grid_size: As of `GridRatio`.
+        bandwidth: As in `GridRatio`; one dimension only.
+        grid_size: As in `GridRatio`.
 
     Returns:
         The estimate. In more than one dimension the integrals are means over samples, with the
@@ -98,8 +98,8 @@ def estimate_by_kernel(
 
     References:
         Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
-        Security 2025, Algorithm 1. Its code divides p by q where the paper has q / p, and passes
-        a bandwidth where SciPy takes a factor; see docs/estimators/black-box.md.
+        Security 2025, arXiv:2502.07066, Algorithm 1. Its code divides p by q instead of q by p, and
+        passes a bandwidth where SciPy expects a factor; see docs/estimators/black-box.md.
     """
     p, q = sample_pair(samples_p, samples_q)
     etas = _thresholds(thresholds)
@@ -124,13 +124,22 @@ def estimate_by_neighbours(
     thresholds: ArrayLike | None = None,
     neighbours: int | None = None,
 ) -> TradeoffEstimate:
-    """Estimate a trade-off curve by the risk of nearest-neighbour classifiers, in any dimension.
+    """Estimate a trade-off curve by the risk of nearest-neighbor classifiers, in any dimension.
 
     Each half of the samples is classified by the other half (`NeighbourRatio`), and the error rates
     of both are averaged.
 
-    ``neighbours`` is that of `NeighbourRatio`, less than half of the samples; the other arguments
-    and the errors are those of `estimate_by_kernel`.
+    Args:
+        samples_p: As in `estimate_by_kernel`, like the next two.
+        samples_q: Samples of the second world.
+        thresholds: Likelihood ratios eta >= 0, ``[m]``.
+        neighbours: As in `NeighbourRatio`, less than half of the samples.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ValueError: As in `estimate_by_kernel`.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -140,7 +149,7 @@ def estimate_by_neighbours(
 
     References:
         Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
-        Security 2025, Algorithm 2 (BayBox), with weights instead of thinning.
+        Security 2025, arXiv:2502.07066, Algorithm 2 (BayBox), with weights instead of thinning.
     """
     p, q = sample_pair(samples_p, samples_q, least=4)
     etas = _thresholds(thresholds)
@@ -151,15 +160,15 @@ def estimate_by_neighbours(
 
 
 def exceedance(ratios: Floats, weights: Floats, thresholds: Floats, smoothing: float) -> Floats:
-    r"""Weight of ratios ``[n]`` above each threshold ``[m]``, spread over an interval, ``[m]``.
+    r"""Return the weight of ratios ``[n]`` above each threshold ``[m]``, smoothed, ``[m]``.
 
     .. math:: \sum_i w_i\, \mathrm{clip}\Bigl(\frac{r_i - \eta}{h} + \frac12,\, 0,\, 1\Bigr)
 
-    By sums over sorted ratios. A width h of 0 counts the ratios that exceed eta.
+    Computed by sums over sorted ratios. A width h of 0 counts the ratios that exceed eta.
     """
     order = np.argsort(ratios)
     r, w = ratios[order], weights[order]
-    # From small ratios on, so that the largest ones disturb no sum that does not contain them.
+    # Summed from small ratios on, so that large ones cause no error in sums without them.
     mass = np.concatenate([[0.0], np.cumsum(w)])
     low = np.searchsorted(r, thresholds - 0.5 * smoothing, side="right")
     high = np.searchsorted(r, thresholds + 0.5 * smoothing, side="right")
@@ -173,7 +182,7 @@ def exceedance(ratios: Floats, weights: Floats, thresholds: Floats, smoothing: f
 
 
 def _cross_fitted(p: Floats, q: Floats, etas: Floats, width: float, fit: Any) -> list[Floats]:
-    """Weights above each threshold in both worlds, each half judged by the other half's ratio."""
+    """Return weights above each threshold in both worlds; each half uses the other half's ratio."""
     above = [np.zeros(len(etas)), np.zeros(len(etas))]
     for judge, judged in ((0, 1), (1, 0)):
         ratio = fit(p[judge::2], q[judge::2])
@@ -196,5 +205,5 @@ def _thresholds(thresholds: ArrayLike | None) -> Floats:
 
 
 def _rates(above: list[Floats]) -> tuple[Floats, Floats]:
-    # Sums of weights that add up to one may pass it by rounding.
+    # Sums of weights that add up to one may exceed one by rounding.
     return np.clip(above[0], 0.0, 1.0), np.clip(1.0 - above[1], 0.0, 1.0)

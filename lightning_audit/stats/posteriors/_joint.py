@@ -1,10 +1,11 @@
 """Joint posterior of two error rates: its mass on either side of a region of claims.
 
-The rates X and Y are independent Beta variables. A claim leaves out the rates below its lower
-boundary, and those above the mirror image of that boundary in the centre of the unit square.
-Mass is integrated over one rate by Gauss-Legendre quadrature, and only where both factors of the
-integrand vary; where the other rate lies below the boundary for sure, the mass is a Beta
-probability. So the number of nodes does not depend on the sizes of the two samples.
+The rates X and Y are independent Beta variables. A claim excludes the rates below its lower
+boundary, and those above the mirror image of that boundary in the center of the unit square. Mass
+is integrated over one rate by Gauss-Legendre quadrature, only where both factors of the integrand
+vary; if the other rate is certainly below the boundary, the mass is a Beta probability. So the
+number of nodes does not depend on the sizes of the two samples. The claims are those of
+arXiv:2206.05199 (epsilon, delta) and arXiv:2302.07956 (mu).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Rows = NDArray[np.intp] | slice
 
 # exp of the largest epsilon must be a double; e^-700 is a rate that no posterior reaches.
 _LARGEST_EPSILON = 700.0
-# Two rates whose probits are further apart than that are not both doubles.
+# Two rates whose probits differ by more cannot both be represented as doubles.
 _LARGEST_MU = 75.0
 
 
@@ -40,28 +41,28 @@ class Sides(ABC):
     """Masses outside a one-parameter family of growing regions, for independent rates.
 
     Args:
-        x: the rate FNR.
-        y: the rate FPR.
+        x: The rate FNR.
+        y: The rate FPR.
     """
 
     x: Beta
     y: Beta
 
     def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Self:
-        """The problem of the rates 1 - X and 1 - Y in the rows of the mask."""
+        """Return the problem of the rates 1 - X and 1 - Y in the rows of the mask."""
         return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
 
     def take(self, rows: Rows) -> Self:
-        """The problem of some rows."""
+        """Return the problem of some rows."""
         return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     @abstractmethod
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
-        """Pr[(X, Y) below the boundary], or the rest of it, and minus the mass's derivative."""
+        """Return Pr[(X, Y) below the boundary], or the rest, and minus the mass's derivative."""
 
     @abstractmethod
     def start(self, probability: float) -> Floats:
-        """Rough quantiles > 0 of the smallest claim, for Newton's method."""
+        """Return rough quantiles > 0 of the smallest claim, for Newton's method."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class EpsilonSides(Sides):
         + \int_c^{1-\delta} f_Y(y) F_X(e^{-\varepsilon}(1 - \delta - y))\,dy
         + \int_c^{1-\delta} f_X(x) F_Y(e^{-\varepsilon}(1 - \delta - x))\,dx
 
-    and y = (1 - delta) sin^2 phi makes the integrand analytic for whole and half-whole shapes.
+    and y = (1 - delta) sin^2 phi makes the integrand analytic for integer and half-integer shapes.
     """
 
     delta: float
@@ -95,11 +96,11 @@ class EpsilonSides(Sides):
     def _strip(
         self, x: Beta, y: Beta, eps: Floats, vertex: Floats, rest: bool
     ) -> tuple[Floats, Floats]:
-        """Mass with y beyond the vertex and x below the boundary; the rest has x < vertex."""
+        """Return the mass with y above the vertex and x below the boundary; rest: x < vertex."""
         span = 1.0 - self.delta
         growth = np.exp(eps) / span
         at_vertex = np.arctan(np.exp(-0.5 * eps))
-        # Up to `surely` x lies below the boundary but for its tail, from `never` on above it.
+        # Up to `surely` x is below the boundary except for its tail, from `never` on above it.
         surely = np.maximum(_arccos_sqrt((1.0 - x.lower_rest) * growth), at_vertex)
         never = np.maximum(_arccos_sqrt(x.lower * growth), at_vertex)
         start = np.maximum(surely, self._angle(y.lower, 1.0 - y.lower))
@@ -127,12 +128,12 @@ class EpsilonSides(Sides):
         return span * np.sin(angle) ** 2, self.delta + span * np.cos(angle) ** 2
 
     def _angle(self, rate: Floats, rest: Floats) -> Floats:
-        # A rate beyond 1 - delta is beyond the boundary's end, which is at a right angle.
+        # A rate above 1 - delta is past the boundary's end, which is at a right angle.
         return np.arctan2(np.sqrt(rate), np.sqrt(np.maximum(rest - self.delta, 0.0)))
 
     def start(self, probability: float) -> Floats:
         x, y = self.x.a / (self.x.a + self.x.b), self.y.a / (self.y.a + self.y.b)
-        # Normal limit of the log ratio of two rates, on the side of the diagonal where they are.
+        # Normal limit of the log ratio of two rates, on their side of the diagonal.
         sides = self.mirrored_where(x + y >= 1)
         x, y = (rate.a / (rate.a + rate.b) for rate in (sides.x, sides.y))
         of_small = np.where(x < y, sides.x.a, sides.y.a)
@@ -149,14 +150,14 @@ class MuSides(Sides):
 
     .. math:: \Pr[\text{below}] = \int f_Y(\Phi(t))\,\varphi(t)\, F_X(\Phi(-\mu - t))\,dt
 
-    where both factors are bells and steps on the scale of probits, whatever the shapes.
+    where both factors are bells and steps on the probit scale, for any shapes.
     """
 
     nodes: int
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         x, y, mu = self.x, self.y, np.minimum(value, _LARGEST_MU)
-        # Probits of y: up to `surely` x lies below the boundary but for its tail.
+        # Probits of y: up to `surely` x is below the boundary except for its tail.
         surely = special.ndtri(x.lower_rest) - mu
         never = -special.ndtri(x.lower) - mu
         start = np.maximum(surely, special.ndtri(y.lower))
@@ -190,7 +191,7 @@ class MuSides(Sides):
 
 
 def _nodes(start: Floats, stop: Floats, nodes: int) -> tuple[Floats, Floats]:
-    """Quadrature points and weights of each row's interval; weights of zero if it is empty."""
+    """Return quadrature points and weights of each row's interval; zero weights if empty."""
     x, w = _legendre(nodes)
     half = 0.5 * np.maximum(stop - start, 0.0)
     # The points of an empty interval only have to be where the integrand is finite.
@@ -203,7 +204,7 @@ def _arccos_sqrt(square: Floats) -> Floats:
 
 
 def _logit_slope(probit: Floats) -> Floats:
-    """Derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
+    """Return the derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
     tails = special.log_ndtr(probit) + special.log_ndtr(-probit)
     result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
     return result

@@ -13,28 +13,28 @@ from lightning_audit.stats.posteriors._joint import Sides
 
 Rows = NDArray[np.intp]
 
-# Rows of a block: its arrays stay in the cache, and memory stays small for a million thresholds.
+# Rows of a block: its arrays fit in the cache, and memory stays small for a million thresholds.
 _BLOCK = 256
-# Below this probability the complement of the mass outside has lost too many digits.
+# Below this probability, the complement of the mass outside has lost too many digits.
 _SMALL = 0.01
-# Candidates for the maximum that are solved together.
+# Number of candidates for the maximum that are solved together.
 _TOGETHER = 4
 
 
 @dataclass(frozen=True)
 class ClaimPosterior:
-    """Posterior of the smallest claim that holds both error rates, one a row.
+    """Posterior of the smallest claim whose region contains both error rates, one per row.
 
     Args:
-        sides: the rates and the family of claims.
-        two_sided: whether rates above the mirror image of the boundary refute a claim as well.
+        sides: The rates and the family of claims.
+        two_sided: Whether rates above the mirror image of the boundary refute a claim as well.
     """
 
     sides: Sides
     two_sided: bool
 
     def cdf(self, value: Floats) -> Floats:
-        """Probability that the smallest claim is at most ``value``, a row."""
+        """Return the probability that the smallest claim is at most ``value``, by row."""
         rows = np.arange(value.size)
         inside, _, _ = self._evaluate(value, rows, small=False)
         small = inside < _SMALL
@@ -43,17 +43,17 @@ class ClaimPosterior:
         return np.clip(inside, 0.0, 1.0)
 
     def pdf(self, value: Floats) -> Floats:
-        """Density of the continuous part at ``value``, a row."""
+        """Return the density of the continuous part at ``value``, by row."""
         return self._evaluate(value, np.arange(value.size), small=False)[2]
 
     def quantile(self, probability: float, rows: Rows) -> Floats:
-        """Smallest claims that hold the rates of some rows with at least ``probability``."""
+        """Return the smallest claims that hold for some rows with at least ``probability``."""
         upper = probability > 0.5
         sign, target = (-1.0, 1.0 - probability) if upper else (1.0, probability)
 
         def residual(value: Floats, live: Rows) -> tuple[Floats, Floats]:
             inside, outside, density = self._evaluate(value, rows[live], small=probability < _SMALL)
-            # In logs, and in those of the smaller part: far off the root they are nearly straight.
+            # In logs of the smaller part, which are nearly straight far from the root.
             part = np.maximum(outside if upper else inside, 0.0)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 return sign * np.log(part / target), density / part
@@ -63,17 +63,17 @@ class ClaimPosterior:
     def largest_quantile(
         self, probability: float, fn: Floats, fp: Floats, *, one_size: bool
     ) -> tuple[float, int]:
-        """Largest quantile, and a row that attains it.
+        """Return the largest quantile, and a row that attains it.
 
         A row is dropped once a bound on its mass outside the best claim so far shows that the claim
-        holds it. On samples of one size the mass below falls with either count of errors and the
-        mass above rises, so that both need to be evaluated on the undominated rows only.
+        holds for it. For samples of one size, the mass below falls with either count of errors and
+        the mass above rises, so both need to be evaluated only on the undominated rows.
 
         Args:
-            probability: probability of the quantile.
-            fn: errors with rate X, ``[n]``.
-            fp: errors with rate Y, ``[n]``.
-            one_size: whether all rows have the same numbers of observations.
+            probability: Probability of the quantile.
+            fn: Errors with rate X, ``[n]``.
+            fp: Errors with rate Y, ``[n]``.
+            one_size: Whether all rows have the same numbers of observations.
         """
         rows = np.arange(fn.size)
         under = _dominating(fn, fp) if one_size else rows
@@ -91,7 +91,7 @@ class ClaimPosterior:
             outside = self._mass_of(best, under[rows], above=False)
             if self.two_sided:
                 outside = outside + self._mass_of(best, over[rows], above=True)
-            # The margin is the rounding of a sum next to one.
+            # The margin is the rounding error of a sum near one.
             alive[rows] = outside > 1.0 - probability - 1e-13
             rows = np.flatnonzero(alive)
             claim = np.full(rows.size, best)
@@ -102,7 +102,7 @@ class ClaimPosterior:
         return best, best_row
 
     def _mass_of(self, value: float, rows: Rows, *, above: bool) -> Floats:
-        """Mass on one side of a claim, a row; each different row is evaluated once."""
+        """Return the mass on one side of a claim, by row; equal rows are evaluated once."""
         different, place = np.unique(rows, return_inverse=True)
         mass = np.empty(different.size)
         for block in _blocks(different.size):
@@ -111,17 +111,17 @@ class ClaimPosterior:
         return mass[place]
 
     def _evaluate(self, value: Floats, rows: Rows, *, small: bool) -> tuple[Floats, Floats, Floats]:
-        """Mass inside and outside the claims and its density; ``small``: exact mass inside."""
+        """Return mass inside and outside the claims, and density; ``small``: exact mass inside."""
         inside, outside, density = (np.empty(value.size) for _ in range(3))
         for block in _blocks(value.size):
             sides, claim = self.sides.take(rows[block]), value[block]
             if self.two_sided:
-                # The region is symmetric: let the greater part of the mass outside be below.
+                # The region is symmetric: put the greater part of the mass outside below.
                 worse = sides.x.a / (sides.x.a + sides.x.b) + sides.y.a / (sides.y.a + sides.y.b)
                 sides = sides.mirrored_where(worse > 1.0)
             mass, slope = sides.below(claim, rest=small)
             above = np.zeros(claim.size)
-            # Elsewhere the mass above the diagonal is below the tail left out anyway.
+            # Otherwise the mass above the diagonal is below the omitted tail.
             seen = sides.x.lower_rest + sides.y.lower_rest < 1.0
             if self.two_sided and np.any(seen):
                 mirrored = sides.take(np.flatnonzero(seen)).mirrored_where(True)
@@ -138,7 +138,7 @@ def _blocks(size: int) -> list[slice]:
 
 
 def _dominating(fn: Floats, fp: Floats) -> Rows:
-    """For each row an undominated one with at most its counts: a corner of the staircase."""
+    """Return, for each row, an undominated row with at most its counts: a staircase corner."""
     order = np.lexsort((fp, fn))
     least = np.minimum.accumulate(fp[order])
     corner = np.concatenate(([True], least[1:] < least[:-1]))

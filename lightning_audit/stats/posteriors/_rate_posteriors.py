@@ -1,4 +1,4 @@
-"""What the posteriors of epsilon and of mu share: arguments, shapes and rates."""
+"""Arguments, shapes and rates that the posteriors of epsilon and of mu share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
 Region = Literal["two_sided", "one_sided"]
 
-# 32 give twelve digits for samples of similar size, 64 for a thousand against a million as well.
+# 32 give twelve digits for samples of similar size, 64 also for a thousand against a million.
 NODES = 64
-# Mass of a rate that is left out at either end of the quadrature.
+# Mass of a rate that the quadrature omits at either end.
 TAIL = 1e-26
-# Least probability of a quantile: at 1e-200, some are not found.
+# Smallest probability of a quantile: at 1e-200, some are not found.
 LEAST = 1e-100
 
 
 def rates(counts: ConfusionCounts, prior: float, tail: float = TAIL) -> tuple[Beta, Beta]:
-    """Posteriors of FNR and FPR, one row a threshold."""
+    """Return the posteriors of FNR and FPR, one row per threshold."""
     a = _validate.positive("prior", prior)
     if not (2 * a).is_integer():
         raise ValueError(
@@ -44,7 +44,7 @@ def two_sided(region: Region) -> bool:
 
 
 def tail_for(probability: float) -> float:
-    """Mass that may be left out of an integral which is to be compared with a probability."""
+    """Return the mass that an integral may omit if it is compared with a probability."""
     p = _validate.open_unit("probability", probability, "such as 0.05 for a lower limit")
     if p < LEAST:
         raise ValueError(
@@ -56,7 +56,7 @@ def tail_for(probability: float) -> float:
 def broadcast(
     name: str, value: float | NDArray[Any], counts: ConfusionCounts
 ) -> tuple[Floats, ConfusionCounts, tuple[int, ...]]:
-    """Points and counts of one shape, flattened, and that shape."""
+    """Return points and counts of one shape, flattened, and that shape."""
     points = each(non_negative, name, value)
     shape = np.broadcast_shapes(points.shape, counts.shape)
     fn, tp, fp, tn = (

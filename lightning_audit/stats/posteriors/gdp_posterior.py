@@ -1,11 +1,11 @@
 """Bayesian posterior of the mu of Gaussian DP from an attack's error counts.
 
-As `stats.posteriors.posterior`, with the same reservations: an estimate and not a bound, for
-one threshold fixed beforehand, and never evidence by being positive in the two-sided region.
+As in `stats.posteriors.posterior`, the results are estimates and not bounds, for one threshold
+fixed beforehand, and a positive value is not evidence in the two-sided region.
 
 References:
     Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
-    equation 13.
+    arXiv:2302.07956, equation 13.
 """
 
 from __future__ import annotations
@@ -48,14 +48,23 @@ def mu_posterior_cdf(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    r"""Posterior probability that mu-GDP holds the attack's error rates.
+    r"""Return the posterior probability that the attack's error rates are within mu-GDP.
 
     .. math:: F(\mu) = \Pr[-\mu \le \Phi^{-1}(\mathrm{FNR}) + \Phi^{-1}(\mathrm{FPR}) \le \mu]
 
     and without the upper limit in the one-sided region. The value at 0 is the atom's probability.
 
-    ``mu`` is >= 0, infinity included; the other arguments, the result and the errors are those of
-    `stats.posteriors.posterior.epsilon_posterior_cdf`.
+    Args:
+        mu: mu >= 0, infinity included; broadcast against ``counts``.
+        counts: As in `stats.posteriors.posterior.epsilon_posterior_cdf`, like the next two.
+        region: ``"two_sided"`` as published, or ``"one_sided"``.
+        prior: Both shapes a of the Beta prior of both rates.
+
+    Returns:
+        The probability: a float for numbers, else an array of the broadcast shape.
+
+    Raises:
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -73,7 +82,7 @@ def mu_posterior_pdf(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior density of mu, of the part that is not the atom at 0.
+    """Return the posterior density of mu, for the part that is not the atom at 0.
 
     Arguments, result and errors are those of `mu_posterior_cdf`.
 
@@ -93,9 +102,10 @@ def mu_posterior_quantile(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``.
+    """Return the posterior quantile of mu: the smallest mu with F(mu) >= ``probability``.
 
-    As `stats.posteriors.posterior.epsilon_posterior_quantile`, of arguments, result and errors too.
+    As in `stats.posteriors.posterior.epsilon_posterior_quantile`, with the same arguments (except
+    ``delta``), result and errors.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
@@ -113,9 +123,10 @@ def mu_posterior_interval(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> tuple[float | Floats, float | Floats]:
-    """Equal-tailed credible interval of mu: the quantiles at significance/2 and 1 less that.
+    """Return the equal-tailed credible interval of mu.
 
-    As `stats.posteriors.posterior.epsilon_posterior_interval`, of arguments, result and errors too.
+    As in `stats.posteriors.posterior.epsilon_posterior_interval`, with the same arguments (except
+    ``delta``), result and errors.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -135,10 +146,10 @@ def mu_posterior_maximum(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> tuple[float, int]:
-    """Largest quantile of mu over many thresholds, without solving for each.
+    """Return the largest quantile of mu over many thresholds, without solving for each.
 
-    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, whose result and
-    errors these are, and whose arguments but for ``delta``.
+    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, with the same
+    arguments (except ``delta``), result and errors.
 
     Example:
         >>> import numpy as np

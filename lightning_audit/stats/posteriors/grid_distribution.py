@@ -1,4 +1,4 @@
-"""Distributions of one number, held as values on a grid."""
+"""Distributions of one number, represented by values on a grid."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lightning_audit.stats._arguments import (
 
 @dataclass(frozen=True, eq=False)
 class GridDistribution:
-    """A continuous distribution of a number >= 0, as its density on a grid.
+    """A continuous distribution of a number >= 0, given by its density on a grid.
 
     Args:
-        points: grid, strictly increasing, at least three points, ``[n]``.
-        density: density at the points, up to a factor, ``[n]``; it ends with the grid.
+        points: Grid, strictly increasing, at least three points, ``[n]``.
+        density: Density at the points, up to a factor, ``[n]``; it is zero outside the grid.
 
     Raises:
         ValueError: If the points do not increase, or the density is negative or zero everywhere.
@@ -59,12 +59,12 @@ class GridDistribution:
             object.__setattr__(self, name, value)
 
     def cdf(self, value: float | NDArray[Any]) -> float | Floats:
-        """Probability of at most ``value`` >= 0: a float for a number, else an array."""
+        """Return the probability of at most ``value`` >= 0: a float for a number, else an array."""
         at = np.clip(each(non_negative, "value", value), self.points[0], self.points[-1])
         return like_input(np.asarray(np.clip(self._curve()(at), 0.0, 1.0), dtype=np.float64))
 
     def quantile(self, probability: float) -> float:
-        """Value that the number is at most with ``probability`` in (0, 1)."""
+        """Return the value that the number is at most with ``probability`` in (0, 1)."""
         p = _validate.open_unit("probability", probability, "such as 0.05 for a lower limit")
         curve = self._curve()
         right = min(int(np.searchsorted(curve(self.points), p)), self.points.size - 1)
@@ -74,7 +74,7 @@ class GridDistribution:
         return float(optimize.brentq(lambda x: float(curve(x)) - p, cell[0], cell[1], xtol=1e-13))
 
     def interval(self, significance: float) -> tuple[float, float]:
-        """Equal-tailed credible interval: the quantiles at significance/2 and 1 less that."""
+        """Return the equal-tailed credible interval, of posterior probability 1 - significance."""
         tail = 0.5 * significance_level(significance)
         return self.quantile(tail), self.quantile(1.0 - tail)
 
@@ -85,7 +85,7 @@ class GridDistribution:
         return high - float(self._curve().integrate(low, high))
 
     def reweighted(self, weights: Floats) -> GridDistribution:
-        """The distribution with its density multiplied by weights >= 0 at the points, ``[n]``."""
+        """Return the distribution with its density times weights >= 0 at the points, ``[n]``."""
         return GridDistribution(self.points, self.density * weights)
 
     def _curve(self) -> interpolate.CubicHermiteSpline:
@@ -94,17 +94,17 @@ class GridDistribution:
 
 
 def increasing_curve(x: Floats, y: Floats, slope: Floats) -> interpolate.CubicHermiteSpline:
-    """Piecewise cubic through increasing values, with the slopes where these keep it increasing."""
+    """Return an increasing piecewise cubic through increasing values, with limited slopes."""
     secant = np.diff(y) / np.diff(x)
     least = np.minimum(np.append(secant, np.inf), np.append(np.inf, secant))
     return interpolate.CubicHermiteSpline(x, y, np.clip(slope, 0.0, 3.0 * least))
 
 
 def cumulative(x: Floats, y: Floats) -> Floats:
-    """Integrals of y >= 0 from ``x[0]`` to each x, ``[..., n]``: parabolas through the points.
+    """Return integrals of y >= 0 from ``x[0]`` to each x, ``[..., n]``: parabolas through points.
 
-    Trapezoids, less the curvature's part. It is kept within half of a trapezoid, so that a grid
-    too coarse for its values still gives increasing integrals.
+    The trapezoidal rule, corrected for the curvature. The correction is limited to half of a
+    trapezoid, so that the integrals increase even on a grid that is too coarse.
     """
     step = np.diff(x)
     trapezoids = 0.5 * step * (y[..., 1:] + y[..., :-1])

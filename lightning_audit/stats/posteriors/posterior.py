@@ -2,22 +2,23 @@
 
 The error rates FNR and FPR have independent Beta posteriors, for the prior Beta(1/2, 1/2) of
 Jeffreys or another one. Each pair of rates has a smallest epsilon, at a given delta, of a claim
-that it does not refute; here is the distribution of that number.
+that it does not refute. The posterior is the distribution of that number.
 
-It gives estimates, not bounds: a lower quantile holds its level averaged over the prior, not for
-each mechanism. And the region of a claim matters. ``"two_sided"``, as published, counts more errors
-than right guesses as leakage too, so that the posterior of a mechanism without any leakage is
-positive with certainty, and its lower quantile is no evidence. ``"one_sided"`` puts the mass above
-the diagonal at zero; use it where a positive value is to mean something.
+The results are estimates, not bounds: a lower quantile has its level averaged over the prior, not
+for each mechanism. The region of a claim matters as well. ``"two_sided"``, as published, also
+counts more errors than right guesses as leakage, so that the posterior of a mechanism without any
+leakage is positive with certainty, and its lower quantile is not evidence. ``"one_sided"`` puts the
+mass above the diagonal at zero; use it if a positive value should mean something.
 
-The quantiles are those of one threshold fixed beforehand. `epsilon_posterior_maximum` is what the
-literature reports; on the data that chose the threshold it exceeds the truth far more often than
-its level says.
+The quantiles are those of one threshold fixed beforehand. The literature reports
+`epsilon_posterior_maximum`; on the data that chose the threshold it exceeds the true value far more
+often than its level states.
 
 References:
-    Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023: definition
-    3.1, and equations 4 to 6 for quantiles. The maximum also in Nasr et al., "Tight auditing of
-    differentially private machine learning", USENIX Security 2023.
+    Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
+    arXiv:2206.05199: definition 3.1, and equations 4 to 6 for quantiles. The maximum is also in
+    Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
+    arXiv:2302.07956.
 """
 
 from __future__ import annotations
@@ -61,24 +62,24 @@ def epsilon_posterior_cdf(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    r"""Posterior probability that (epsilon, delta)-DP holds the attack's error rates.
+    r"""Return the posterior probability that the error rates are within (epsilon, delta)-DP.
 
     .. math:: F(\varepsilon) = \Pr[(\mathrm{FNR}, \mathrm{FPR}) \in R(\varepsilon, \delta)],
         \qquad \mathrm{FNR} \sim \mathrm{Beta}(FN + a, TP + a),\;
         \mathrm{FPR} \sim \mathrm{Beta}(FP + a, TN + a)
 
-    At 0 it is the probability of an atom: rates that not even epsilon = 0 is refuted by. The
-    relative error of F and of 1 - F is about 1e-12, and the absolute error of F is about 1e-15 in
-    the two-sided region, where F is the mass of a thin band.
+    At 0 it is the probability of an atom: rates that do not refute even epsilon = 0. The relative
+    error of F and of 1 - F is about 1e-12, and the absolute error of F is about 1e-15 in the
+    two-sided region, where F is the mass of a thin band.
 
     Args:
         epsilon: Epsilon >= 0, infinity included; broadcast against ``counts``.
-        counts: Outcomes at a threshold fixed beforehand.
+        counts: Outcomes at a threshold fixed beforehand, any shape.
         delta: Delta in [0, 1).
         region: ``"two_sided"`` as published: rates above the diagonal count like their mirror
-            image. ``"one_sided"``: rates above the diagonal are no leakage.
-        prior: Both shapes a of the Beta prior of both rates, a whole multiple of 1/2: 1/2 for
-            Jeffreys, 1 for uniform. For others the integrand is not smooth.
+            image. ``"one_sided"``: rates above the diagonal are not leakage.
+        prior: Both shapes a of the Beta prior of both rates, a multiple of 1/2: 1/2 for Jeffreys, 1
+            for uniform. For others the integrand is not smooth.
 
     Returns:
         The probability: a float for numbers, else an array of the broadcast shape.
@@ -104,7 +105,7 @@ def epsilon_posterior_pdf(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior density of epsilon, of the part that is not the atom at 0.
+    """Return the posterior density of epsilon, for the part that is not the atom at 0.
 
     It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; arguments and errors are the same.
 
@@ -128,16 +129,25 @@ def epsilon_posterior_quantile(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior quantile of epsilon: the smallest epsilon with F(epsilon) >= ``probability``.
+    """Return the posterior quantile of epsilon: the smallest epsilon with F >= ``probability``.
 
-    The quantile at 0.05 is the published "95 % lower bound". It holds its level on average over the
-    prior; see the module for what it is not. Its relative error is about 1e-12, unless it is next
-    to 0 in the two-sided region. ``probability`` is in (0, 1); the other arguments and the errors
-    are those of `epsilon_posterior_cdf`.
+    The quantile at 0.05 is the published "95 % lower bound". It has its level on average over the
+    prior; the module states what it does not prove. Its relative error is about 1e-12, unless it is
+    near 0 in the two-sided region.
+
+    Args:
+        probability: Probability in (0, 1).
+        counts: As in `epsilon_posterior_cdf`, like the next three.
+        delta: Delta in [0, 1).
+        region: ``"two_sided"`` or ``"one_sided"``.
+        prior: Both shapes of the Beta prior.
 
     Returns:
-        The quantile >= 0, and 0 where the atom at 0 is large enough: a float for one threshold,
+        The quantile >= 0, and 0 if the atom at 0 is large enough: a float for one threshold,
         else an array of the shape of ``counts``.
+
+    Raises:
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
@@ -157,13 +167,22 @@ def epsilon_posterior_interval(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> tuple[float | Floats, float | Floats]:
-    """Equal-tailed credible interval of epsilon: the quantiles at significance/2 and 1 less that.
+    """Return the equal-tailed credible interval of epsilon.
 
-    ``significance`` in (0, 1) is the posterior probability outside the interval; the other
-    arguments and the errors are those of `epsilon_posterior_cdf`.
+    Its ends are the quantiles at ``significance / 2`` and one minus that.
+
+    Args:
+        counts: As in `epsilon_posterior_cdf`, like the next.
+        delta: Delta in [0, 1).
+        significance: Posterior probability outside the interval, in (0, 1).
+        region: As in `epsilon_posterior_cdf`, like the next.
+        prior: Both shapes of the Beta prior.
 
     Returns:
         Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
+
+    Raises:
+        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -184,13 +203,17 @@ def epsilon_posterior_maximum(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> tuple[float, int]:
-    """Largest quantile of epsilon over many thresholds, without solving for each.
+    """Return the largest quantile of epsilon over many thresholds, without solving for each.
 
-    The published way to choose a threshold. Not a bound at the level of the quantile: with the
-    thresholds chosen on the same data its real failure rate is several times as large.
+    The published threshold choice. Not a bound at the level of the quantile: with the thresholds
+    chosen on the same data its true failure rate is several times as large (by simulation).
 
-    ``counts`` holds the outcomes at the thresholds, of any shape; the other arguments are those of
-    `epsilon_posterior_quantile`.
+    Args:
+        counts: Outcomes at the thresholds, any shape.
+        delta: As in `epsilon_posterior_quantile`, like the others.
+        probability: Probability of the quantile, in (0, 1).
+        region: ``"two_sided"`` or ``"one_sided"``.
+        prior: Both shapes of the Beta prior.
 
     Returns:
         The largest quantile and the index, into the flattened counts, of a threshold with it.

@@ -1,1 +1,1 @@
-"""Trade-off functions and the divergences behind them."""
+"""Trade-off functions and the divergences from which they are computed."""

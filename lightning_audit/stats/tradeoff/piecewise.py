@@ -19,21 +19,21 @@ from lightning_audit.stats._arguments import (
 
 __all__ = ["PiecewiseTradeoff"]
 
-# Rounds in which every second point that is no corner by its neighbours is left out at once.
+# Number of rounds in which every second point that is not a corner is removed at once.
 _PASSES = 40
 
 
 class PiecewiseTradeoff:
-    r"""Largest trade-off function that lies on or below given points (alpha, beta).
+    r"""Largest trade-off function that is on or below given points (alpha, beta).
 
     The points, with the end points (0, 1) and (1, 0) of the test that ignores its data, are
-    replaced by their lower convex hull: whoever reaches two points of error rates reaches all
-    between them by tossing a coin.
+    replaced by their lower convex hull: a test that chooses between two others by a coin reaches
+    all error rates between theirs.
 
     .. math:: f = \max\{g \text{ convex, non-increasing} : g(\alpha_i) \le \beta_i\ \forall i,\;
         g(0) \le 1,\; g(1) \le 0\}
 
-    Its privacy curve is a maximum over the corners, exact but for rounding (1e-15 in delta),
+    Its privacy curve is a maximum over the corners, exact up to rounding (1e-15 in delta),
 
     .. math:: \delta(\varepsilon) = \max_i\, 1 - \beta_i - e^{\varepsilon} \alpha_i .
 
@@ -58,8 +58,8 @@ class PiecewiseTradeoff:
         (0.3, 0.4, 1.386294)
 
     References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Propositions 2.2 and
-        2.12.
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383,
+        Propositions 2.2 and 2.12.
     """
 
     def __init__(self, alpha: ArrayLike, beta: ArrayLike) -> None:
@@ -74,12 +74,12 @@ class PiecewiseTradeoff:
             )
         x = np.concatenate([[0.0], rates[0], [1.0]])
         y = np.concatenate([[1.0], rates[1], [0.0]])
-        # Of points one above the other the lowest comes first, and the others turn out above it.
+        # Of points with equal alpha the lowest comes first, and the others turn out to be above it.
         order = np.lexsort((y, x))
         self.alphas, self.betas = _lower_hull(x[order], y[order])
         with np.errstate(over="ignore"):
             slopes = np.diff(self.betas) / np.diff(self.alphas)
-        # Between corners that are nearly on one line, rounding may disturb the order.
+        # Between corners that are nearly collinear, rounding may disturb the order.
         self._steepness: Floats = np.minimum.accumulate(-slopes)
         for values in (self.alphas, self.betas, self._steepness):
             values.flags.writeable = False
@@ -102,7 +102,7 @@ class PiecewiseTradeoff:
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite if there is none."""
         wanted = each(delta_in_unit, "delta", delta)
-        # Deltas at the slopes of the edges, rising along the corners; between two neighbouring
+        # Deltas at the slopes of the edges, increasing along the corners; between two adjacent
         # ones the corner in between touches the line of the wanted delta.
         edges = np.arange(len(self._steepness))
         at_edges = np.maximum.accumulate(self._delta(self._steepness, edges))
@@ -114,7 +114,7 @@ class PiecewiseTradeoff:
         return like_input(np.where(gain > 0, np.maximum(solved, 0.0), 0.0))
 
     def _touching(self, factor: Floats) -> NDArray[np.intp]:
-        """Corner that a line of slope -factor touches from below."""
+        """Return the corner that a line of slope -factor touches from below."""
         return np.searchsorted(-self._steepness, -factor, side="left")
 
     def _delta(self, factor: Floats, corner: NDArray[np.intp]) -> Floats:
@@ -127,12 +127,12 @@ class PiecewiseTradeoff:
 
 
 def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Corners of the lower convex hull, for points sorted by (x, y)."""
+    """Return the corners of the lower convex hull, for points sorted by (x, y)."""
     first = np.append(True, x[1:] != x[:-1])
     x, y = x[first], y[first]
     for parity in range(_PASSES):
-        # A point on or above the line of two others is no corner. Of two neighbours only one goes
-        # at a time: so near that rounding decides, each may seem to be above the other.
+        # A point on or above the line of two others is not a corner. Of two adjacent points only
+        # one is removed at a time: if rounding decides, each may seem to be above the other.
         kept = np.full(len(x), True)
         kept[1:-1] = _is_below(x[:-2], y[:-2], x[1:-1], y[1:-1], x[2:], y[2:])
         if kept.all():
@@ -144,7 +144,7 @@ def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Positions of the corners of the lower hull, point by point: a microsecond for each."""
+    """Return the positions of the lower hull's corners, point by point: a microsecond for each."""
     kept: list[int] = []
     for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
         while len(kept) > 1:
@@ -157,5 +157,5 @@ def hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
 
 
 def _is_below(x0: Any, y0: Any, x1: Any, y1: Any, x2: Any, y2: Any) -> Any:
-    """Whether the second point lies below the line through the first and the third."""
+    """Return whether the second point is below the line through the first and the third."""
     return (y1 - y0) * (x2 - x0) < (y2 - y0) * (x1 - x0)

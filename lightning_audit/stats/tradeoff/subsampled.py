@@ -33,15 +33,15 @@ class SubsampledGaussianTradeoff:
     r"""Trade-off function of one step of the Poisson-subsampled Gaussian mechanism.
 
     A record is in the batch with probability q and then shifts the sum by one sensitivity; the
-    noise has s = ``noise_multiplier`` times that. The test is that of the record out, Q = N(0,
-    s^2), against the record in, P = (1 - q) N(0, s^2) + q N(1, s^2):
+    noise has the standard deviation s = ``noise_multiplier`` times that. The test is that of the
+    record out, Q = N(0, s^2), against the record in, P = (1 - q) N(0, s^2) + q N(1, s^2):
 
     .. math:: T_{\text{remove}}(\alpha) = T(Q, P)(\alpha) = (1 - q)(1 - \alpha)
         + q\, G_{1/s}(\alpha), \qquad T_{\text{add}} = T(P, Q) = T_{\text{remove}}^{-1}
 
-    and, for whoever may test in either direction, f = min(T, T^-1)**, which is T_remove up to the
+    and, if tests in both directions are allowed, f = min(T, T^-1)**, which is T_remove up to the
     fixed point x = Phi(-1/(2s)) of G, T_add from T_remove(x) on, and a line of slope -1 between.
-    The privacy curves, with d the one of the unsampled Gaussian,
+    The privacy curves, with d that of the unsampled Gaussian,
 
     .. math:: \delta_{\text{remove}}(\varepsilon) = q\, d(\ln(1 + (e^{\varepsilon} - 1) / q)),
         \qquad \delta_{\text{add}}(\varepsilon) = q\, t\, e^{\varepsilon}\, d(-\ln t), \quad
@@ -64,8 +64,9 @@ class SubsampledGaussianTradeoff:
         (0.7483, 6.9533)
 
     References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, section 4. Balle,
-        Barthe and Gaboardi, "Privacy amplification by subsampling", NeurIPS 2018, Theorem 8.
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383,
+        section 4. Balle, Barthe and Gaboardi, "Privacy amplification by subsampling", NeurIPS 2018,
+        arXiv:1807.01647, Theorem 8.
     """
 
     noise_multiplier: float
@@ -93,7 +94,7 @@ class SubsampledGaussianTradeoff:
         left = special.ndtr(np.asarray(-self._mu / 2))
         right = self._remove(left)
         line = left + right - rates
-        # Each form is evaluated where it is meant; the others get a stand-in.
+        # Each form is evaluated where it is valid; elsewhere it gets a placeholder.
         above = np.where(rates > right, rates, 1.0)
         upper = np.where(rates > right, self._add(above), line)
         return like_input(np.where(rates < left, self._remove(rates), upper))
@@ -122,10 +123,10 @@ class SubsampledGaussianTradeoff:
         return result
 
     def _add(self, alpha: Floats) -> Floats:
-        """The inverse of `_remove`: solve its value for the threshold u, in units of the noise.
+        """Return the inverse of `_remove`: solve for the threshold u, in units of the noise.
 
         Newton's method, within a bracket, on log alpha for the lower half and on log(1 - alpha)
-        for the upper half, so that both ends keep their digits.
+        for the upper half, so that both ends are accurate.
         """
         q, mu = self.sample_rate, self._mu
         lower = alpha <= 0.5
@@ -169,7 +170,7 @@ class SubsampledGaussianTradeoff:
         return result
 
     def _unsampled(self, epsilon: Floats) -> Floats:
-        """ln(1 + (e^epsilon - 1) / q) without overflow."""
+        """Return ln(1 + (e^epsilon - 1) / q) without overflow."""
         # The second form, e^epsilon (1 - (1 - q) e^-epsilon) / q, would cancel for small epsilon.
         q = self.sample_rate
         small = epsilon < 1.0
@@ -188,7 +189,7 @@ class SubsampledGaussianTradeoff:
         return result
 
     def _epsilon_add(self, delta: Floats, upper: Floats) -> Floats:
-        """Bisection for the "add" curve, below the solution of the "remove" curve."""
+        """Bisect for the "add" curve, below the solution of the "remove" curve."""
         low, high = np.zeros(delta.shape), upper
         for _ in range(_MAX_ITERATIONS):
             middle = 0.5 * (low + high)

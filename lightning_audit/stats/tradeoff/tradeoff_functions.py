@@ -1,4 +1,4 @@
-"""Trade-off functions: the least type II error that a claim leaves at each type I error."""
+"""Trade-off functions: the least type II error that a claim allows at each type I error."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ __all__ = ["ApproxDPTradeoff", "GaussianTradeoff", "TradeoffFunction"]
 class TradeoffFunction(Protocol):
     """A trade-off function f: the least type II error beta of any test at type I error alpha.
 
-    A mechanism is f-DP if every test between neighbouring data sets has beta >= f(alpha). Valid
+    A mechanism is f-DP if every test between neighboring data sets has beta >= f(alpha). Valid
     functions are convex, continuous, non-increasing, with f(alpha) <= 1 - alpha.
 
     References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Proposition 2.2.
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383,
+        Proposition 2.2.
     """
 
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
@@ -57,8 +58,8 @@ class GaussianTradeoff:
         (0.7405, 4.3772)
 
     References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Definition 2.6 and
-        Corollary 2.13.
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, arXiv:1905.02383,
+        Definition 2.6 and Corollary 2.13.
     """
 
     mu: float
@@ -109,8 +110,8 @@ class ApproxDPTradeoff:
 
     References:
         Wasserman and Zhou, "A statistical framework for differential privacy", JASA 105, 2010,
-        Theorem 2.4. Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
-        Propositions 2.5 and 2.12.
+        arXiv:0811.2501, Theorem 2.4. Dong, Roth and Su, "Gaussian differential privacy", JRSS B
+        84, 2022, arXiv:1905.02383, Propositions 2.5 and 2.12.
     """
 
     epsilon: float
@@ -126,7 +127,7 @@ class ApproxDPTradeoff:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
         rest = 1.0 - self.delta
-        # e^epsilon alpha may overflow; the maximum with zero is right all the same.
+        # e^epsilon alpha may overflow; the maximum with zero is still right.
         with np.errstate(over="ignore"):
             steep = rest - np.exp(self.epsilon + np.log(np.maximum(rates, np.finfo(float).tiny)))
         flat = np.exp(-self.epsilon) * (rest - rates)
@@ -139,7 +140,7 @@ class ApproxDPTradeoff:
         return like_input(self.delta + (1.0 - self.delta) * gap)
 
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
-        """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite below the claim's."""
+        """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite below that claimed."""
         wanted = each(delta_in_unit, "delta", delta)
         gap = (wanted - self.delta) / (1.0 - self.delta) * (1.0 + np.exp(-self.epsilon))
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,1 +1,1 @@
-"""Opacus optimizers and steps with a fault, a class each."""
+"""Opacus optimizers with a fault, one class each."""

@@ -1,6 +1,6 @@
-"""Opacus' optimizer with faulty clipping, or a faulty step around it, one fault a class.
+"""Opacus' optimizer with faulty clipping, or a faulty step around it, one fault per class.
 
-The classes clip per-sample gradients by one norm, so they replace an optimizer that does so.
+The classes clip per-sample gradients at one norm, so they replace an optimizer that does so.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer
 
-#: Of so many batches `ClipsNotAlways` leaves one as it is.
+#: `ClipsNotAlways` does not clip one batch in this number.
 SPARED = 8
-#: Steps before that in which `ClippingEnds`.
+#: Number of steps before `ClippingEnds` stops clipping.
 SOUND = 40
 
 
 class ClipAfterAverage(DPOptimizer):
-    """The mean gradient is clipped, with the noise that per-sample clipping would need."""
+    """Clips the mean gradient, with the noise for per-sample clipping."""
 
     def clip_and_accumulate(self) -> None:
         """Clip the batch's mean."""
@@ -43,7 +43,7 @@ class ClipAtTwice(DPOptimizer):
 
 
 class NoClipping(DPOptimizer):
-    """Sums per-sample gradients as they are."""
+    """Sums unclipped per-sample gradients."""
 
     def clip_and_accumulate(self) -> None:
         """Sum without clipping."""
@@ -52,12 +52,12 @@ class NoClipping(DPOptimizer):
 
 
 class ClipsNotAlways(NoClipping):
-    """Sums per-sample gradients as they are at one step in eight."""
+    """Sums unclipped per-sample gradients at one step in eight."""
 
     batches_taken = 0
 
     def clip_and_accumulate(self) -> None:
-        """Clip, but for some batches."""
+        """Clip all batches but some."""
         self.batches_taken += 1
         if self.batches_taken % SPARED:
             DPOptimizer.clip_and_accumulate(self)
@@ -66,12 +66,12 @@ class ClipsNotAlways(NoClipping):
 
 
 class ClippingEnds(NoClipping):
-    """Sums per-sample gradients as they are from a step on."""
+    """Sums unclipped per-sample gradients from a step on."""
 
     batches_taken = 0
 
     def clip_and_accumulate(self) -> None:
-        """Clip the first batches alone."""
+        """Clip only the first batches."""
         self.batches_taken += 1
         if self.batches_taken <= SOUND:
             DPOptimizer.clip_and_accumulate(self)
@@ -90,7 +90,7 @@ class ClipPerTensor(DPOptimizer):
 
 
 class NormMissesBiases(DPOptimizer):
-    """Leaves the tensors of one dimension out of the norm by which samples are clipped."""
+    """Leaves one-dimensional tensors out of the norm by which samples are clipped."""
 
     def clip_and_accumulate(self) -> None:
         """Clip by the norm of the weights."""
@@ -102,7 +102,7 @@ class NormMissesBiases(DPOptimizer):
 
 
 class DividesByRealisedBatch(DPOptimizer):
-    """Divides by the number of samples that a Poisson batch happens to have."""
+    """Divides by the actual number of samples in a Poisson batch."""
 
     rows = 1
 
@@ -118,7 +118,7 @@ class DividesByRealisedBatch(DPOptimizer):
 
 
 class ClosureRunsAgain(DPOptimizer):
-    """The closure goes on to the inner optimizer, which computes the gradient again."""
+    """Passes the closure on to the inner optimizer, which computes the gradient again."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Clip and add noise, then lose both."""

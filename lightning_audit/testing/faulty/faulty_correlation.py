@@ -1,4 +1,4 @@
-"""Opacus' optimizer with noise that is correlated over steps, one way a class."""
+"""Opacus' optimizer with noise that is correlated over steps, one kind per class."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 from lightning_audit.testing.faulty.faulty_draws import OwnNoise, Tensors
 
-#: Weights of a step's draws, the present one first.
+#: Weights of a step's draws, the current one first.
 COEFFICIENTS = (1.0, -0.5, -0.25)
 
 
 class AutoregressiveNoise(OwnNoise):
-    """Noise of the right size, a part of which is that of the step before."""
+    """Noise of the right size that contains a part of the previous step's noise."""
 
     part: float = 0.4
     latest: Tensors | None = None
 
     def unit_noise(self) -> Tensors:
-        """New noise and that of the step before, mixed."""
+        """Mix new noise with that of the previous step."""
         drawn = super().unit_noise()
         if self.latest is not None:
             new = math.sqrt(1.0 - self.part**2)
@@ -31,18 +31,18 @@ class AutoregressiveNoise(OwnNoise):
 
 
 class OppositeNoise(AutoregressiveNoise):
-    """Noise of the right size that takes back a part of that of the step before."""
+    """Noise of the right size that subtracts a part of the previous step's noise."""
 
     part = -0.6
 
 
 class FlippedNoise(OwnNoise):
-    """Every second step takes the noise of the step before back."""
+    """Every second step subtracts the noise of the previous step."""
 
     latest: Tensors | None = None
 
     def unit_noise(self) -> Tensors:
-        """Noise, or the negative of what was drawn."""
+        """Return new noise, or the negative of the previous noise."""
         drawn = super().unit_noise() if self.latest is None else [-old for old in self.latest]
         self.latest = drawn if self.latest is None else None
         return drawn
@@ -54,7 +54,7 @@ class CancellingNoise(OwnNoise):
     latest: Tensors | None = None
 
     def unit_noise(self) -> Tensors:
-        """The new part of the last step's noise is taken back."""
+        """Subtract the previous draw from a new one."""
         drawn, latest = super().unit_noise(), self.latest
         self.latest = drawn
         if latest is None:
@@ -63,11 +63,11 @@ class CancellingNoise(OwnNoise):
 
 
 class BandedDraws:
-    """Noise of a step made of its own draw and of those of the steps before.
+    """Noise that is a weighted sum of a step's draw and those of the previous steps.
 
     Args:
-        coefficients: weights of the draws, the present one first.
-        factor: what the draws are multiplied by.
+        coefficients: weights of the draws, the current one first.
+        factor: of the whole sum.
     """
 
     def __init__(self, coefficients: tuple[float, ...] = COEFFICIENTS, factor: float = 1.0) -> None:
@@ -77,12 +77,12 @@ class BandedDraws:
     def noise(
         self, place: int, like: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """The noise of a step for a parameter, of standard deviation 1 in each draw.
+        """Return the noise of a step for a parameter; each draw has standard deviation 1.
 
         Args:
             place: number of the parameter.
-            like: a tensor of its shape, type and device.
-            generator: of the draw; None for torch's own.
+            like: a tensor of its shape, dtype and device.
+            generator: of the draw; None for torch's global one.
         """
         draw = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
         past = self._past.setdefault(place, deque(maxlen=len(self.coefficients) - 1))
@@ -93,13 +93,13 @@ class BandedDraws:
 
 
 class BandedNoise(OwnNoise):
-    """Adds banded noise of `COEFFICIENTS`: correct, if they are claimed."""
+    """Adds banded noise with `COEFFICIENTS`: correct if they are claimed."""
 
     coefficients: tuple[float, ...] = COEFFICIENTS
     factor: float = 1.0
 
     def unit_noise(self) -> Tensors:
-        """This step's draw, and those of the steps before by their weights."""
+        """Return the weighted sum of this step's draw and the previous ones."""
         draws: BandedDraws = self.__dict__.setdefault(
             "banded_draws", BandedDraws(self.coefficients, self.factor)
         )

@@ -1,4 +1,4 @@
-"""Opacus' optimizer with noise of the right size that is drawn wrongly, one fault a class."""
+"""Opacus' optimizer with noise of the right size that is drawn wrongly, one fault per class."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Tensors = list[torch.Tensor]
 
 
 class OwnNoise(DPOptimizer):
-    """Adds noise of its own making; as it stands, correct."""
+    """Adds the noise of `unit_noise`; this base class is correct."""
 
     def unit_noise(self) -> Tensors:
-        """Noise of standard deviation 1, of each parameter."""
+        """Return noise of standard deviation 1 for each parameter."""
         return [
             torch.randn(p.shape, device=p.device, generator=self.generator) for p in self.params
         ]
 
     def add_noise(self) -> None:
         """Add the noise to the sums."""
-        # Of several processes, the first one adds the noise of all.
+        # The first of several processes adds the noise of all.
         first = getattr(self, "rank", 0) == 0
         std = self.noise_multiplier * self.max_grad_norm if first else 0.0
         for p, noise in zip(self.params, self.unit_noise(), strict=True):
@@ -32,20 +32,20 @@ class OwnNoise(DPOptimizer):
 
 
 class TiledNoise(OwnNoise):
-    """Draws fifty numbers for a tensor, and repeats them."""
+    """Draws fifty numbers per tensor, and repeats them."""
 
     def unit_noise(self) -> Tensors:
-        """Repeated numbers."""
+        """Return repeated numbers."""
         flat = [noise.flatten() for noise in super().unit_noise()]
         again = [noise[:TILE].repeat(math.ceil(len(noise) / TILE))[: len(noise)] for noise in flat]
         return [noise.view_as(p) for noise, p in zip(again, self.params, strict=True)]
 
 
 class MirroredNoise(OwnNoise):
-    """The second half of a tensor's noise takes the first half back, in reverse."""
+    """The second half of a tensor's noise is the first half negated, in reverse order."""
 
     def unit_noise(self) -> Tensors:
-        """Half of the noise, and its mirror image."""
+        """Return half of the noise, and its negated mirror image."""
         found = super().unit_noise()
         for noise in found:
             flat = noise.view(-1)
@@ -58,7 +58,7 @@ class OneInAHundredWithout(OwnNoise):
     """Adds no noise to one entry in a hundred."""
 
     def unit_noise(self) -> Tensors:
-        """Noise with holes."""
+        """Return noise with zeros."""
         found = super().unit_noise()
         for noise in found:
             noise.view(-1)[::100] = 0.0
@@ -66,10 +66,10 @@ class OneInAHundredWithout(OwnNoise):
 
 
 class HalfPrecisionNoise(OwnNoise):
-    """Draws the noise in bfloat16 beside sums of single precision."""
+    """Draws the noise in bfloat16, for sums in single precision."""
 
     def unit_noise(self) -> Tensors:
-        """Noise of few digits."""
+        """Return noise rounded to bfloat16."""
         return [noise.bfloat16().float() for noise in super().unit_noise()]
 
 
@@ -77,17 +77,17 @@ class PooledNoise(OwnNoise):
     """Takes the noise of a step from a pool of fifty."""
 
     def unit_noise(self) -> Tensors:
-        """One of the pool."""
+        """Return one vector of the pool."""
         chosen = int(torch.randint(POOL, (), generator=self.generator))
         generator = torch.Generator().manual_seed(chosen)
         return [torch.randn(p.shape, generator=generator) for p in self.params]
 
 
 class LowRankNoise(OwnNoise):
-    """Makes the noise of a matrix of two columns and two rows."""
+    """Makes a matrix's noise the product of two columns and two rows."""
 
     def unit_noise(self) -> Tensors:
-        """Products of thin matrices."""
+        """Return products of thin matrices."""
         found = super().unit_noise()
         for place, noise in enumerate(found):
             if noise.ndim == 2 and min(noise.shape) > 2:
@@ -97,29 +97,29 @@ class LowRankNoise(OwnNoise):
 
 
 class LaplaceNoise(OwnNoise):
-    """Draws from a Laplace distribution of the stated standard deviation."""
+    """Draws from a Laplace distribution with the stated standard deviation."""
 
     def unit_noise(self) -> Tensors:
-        """Noise of heavier tails."""
+        """Return noise with heavier tails."""
         source = torch.distributions.Laplace(0.0, math.sqrt(0.5))
         return [source.sample(p.shape) for p in self.params]
 
 
 class SmoothedNoise(OwnNoise):
-    """Adds half of each number to its neighbour, and scales the noise to the stated size."""
+    """Adds half of each number to its neighbor, and scales the noise to the stated size."""
 
     def unit_noise(self) -> Tensors:
-        """Noise of neighbours that go together."""
+        """Return noise in which neighbors are correlated."""
         flat = [noise.flatten() for noise in super().unit_noise()]
         mixed = [(noise + 0.5 * noise.roll(1)) / math.sqrt(1.25) for noise in flat]
         return [noise.view_as(p) for noise, p in zip(mixed, self.params, strict=True)]
 
 
 class PairedNoise(OwnNoise):
-    """Gives each entry most of the noise of another one, anywhere in the gradient."""
+    """Gives each entry most of the noise of another entry, anywhere in the gradient."""
 
     def unit_noise(self) -> Tensors:
-        """Noise of the stated size, that of pairs with a correlation of .8."""
+        """Return noise of the stated size in which pairs have a correlation of 0.8."""
         noise = torch.cat([own.flatten() for own in super().unit_noise()])
         order = torch.randperm(len(noise), generator=torch.Generator().manual_seed(0))
         one, other = order[: len(order) // 2], order[len(order) // 2 : len(order) // 2 * 2]
@@ -129,19 +129,19 @@ class PairedNoise(OwnNoise):
 
 
 class NoiseByBatch(OwnNoise):
-    """Scales the noise by the number of records, which is right on average."""
+    """Scales the noise by the number of records; the size is right on average."""
 
     def unit_noise(self) -> Tensors:
-        """Noise in proportion to the batch."""
+        """Return noise proportional to the batch's size."""
         part = len(self.params[0].grad_sample) / self.expected_batch_size
         return [part * noise for noise in super().unit_noise()]
 
 
 class SeededBySum(OwnNoise):
-    """Seeds the noise by the gradients of the batch, to make runs the same."""
+    """Seeds the noise by the gradients of the batch, to make runs reproducible."""
 
     def unit_noise(self) -> Tensors:
-        """Noise that the records choose."""
+        """Return noise that depends on the records."""
         total = sum(float(p.summed_grad.double().sum()) for p in self.params)
         self.generator = torch.Generator().manual_seed(int(abs(total) * 1e6) % 2**31)
         return super().unit_noise()

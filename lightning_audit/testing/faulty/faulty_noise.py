@@ -1,8 +1,8 @@
-"""Opacus' optimizer with faulty noise, one fault a class.
+"""Opacus' optimizer with faulty noise, one fault per class.
 
-The classes are planted into an optimizer of `make_private`, see `lightning_audit.testing.faults`;
-in several processes, and under per-layer or ghost clipping, the noise of that optimizer's own class
-is what they change.
+The classes are planted into an optimizer of `make_private`, see `lightning_audit.testing.faults`.
+In several processes, and under per-layer or ghost clipping, they change the noise of that
+optimizer's own class.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 import torch
 from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 
-#: Seeds that `FewSeeds` draws from.
+#: Number of seeds that `FewSeeds` draws from.
 FEW = 100
-#: Steps after which `CyclingNoise` starts again.
+#: Number of steps after which `CyclingNoise` repeats.
 CYCLE = 8
-#: Steps before that in which `NoiseEnds`.
+#: Number of steps before `NoiseEnds` stops adding noise.
 SOUND = 20
 
 
@@ -27,7 +27,7 @@ class ScaledNoise(DPOptimizer):
     noise_multiplier: float
 
     def add_noise(self) -> None:
-        """Draw the noise at another scale than the stated one."""
+        """Draw the noise at a scale other than the stated one."""
         stated = self.noise_multiplier
         self.noise_multiplier = self.factor * stated
         super().add_noise()
@@ -47,7 +47,7 @@ class NoiseEnds(DPOptimizer):
     noise_multiplier: float
 
     def add_noise(self) -> None:
-        """Add noise in the first steps alone."""
+        """Add noise only in the first steps."""
         self.steps_taken += 1
         stated = self.noise_multiplier
         if self.steps_taken > SOUND:
@@ -63,7 +63,7 @@ class NoNoise(ScaledNoise):
 
 
 class NoiseOverBatch(ScaledNoise):
-    """Adds noise of the average's size to the sum."""
+    """Adds noise of the mean's size to the sum."""
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # read only here
@@ -72,7 +72,7 @@ class NoiseOverBatch(ScaledNoise):
 
 
 class NoiseTimesBatch(ScaledNoise):
-    """Adds noise of the sum's size to the average."""
+    """Adds noise of the sum's size to the mean."""
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # read only here
@@ -81,28 +81,28 @@ class NoiseTimesBatch(ScaledNoise):
 
 
 class NoiseOfSquaredNorm(ScaledNoise):
-    """Adds noise of standard deviation sigma C^2; too little where C is below 1."""
+    """Adds noise of standard deviation sigma C^2; too little if C < 1."""
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # read only here
-        """The clipping norm once more."""
+        """A second factor of the clipping norm."""
         return float(self.max_grad_norm)
 
 
 class NoiseOfSquaredMultiplier(ScaledNoise):
-    """Takes the variance for the standard deviation; too little noise where sigma is below 1."""
+    """Uses the variance as the standard deviation; too little noise if sigma < 1."""
 
     @property
     def factor(self) -> float:  # type: ignore[override]  # read only here
-        """The noise multiplier once more."""
+        """A second factor of the noise multiplier."""
         return float(self.noise_multiplier)
 
 
 class NoNoiseOnBiases(DPOptimizer):
-    """Adds no noise to tensors of one dimension."""
+    """Adds no noise to one-dimensional tensors."""
 
     def add_noise(self) -> None:
-        """Leave the noise of the biases out."""
+        """Remove the noise of the biases."""
         super().add_noise()
         for p in self.params:
             if p.ndim == 1:
@@ -110,10 +110,10 @@ class NoNoiseOnBiases(DPOptimizer):
 
 
 class NoNoiseOnLastLayer(DPOptimizer):
-    """Adds no noise to the last weight and what follows it."""
+    """Adds no noise to the last weight matrix and the tensors after it."""
 
     def add_noise(self) -> None:
-        """Leave the noise of the last layer out."""
+        """Remove the noise of the last layer."""
         super().add_noise()
         last = max(i for i, p in enumerate(self.params) if p.ndim > 1)
         for p in self.params[last:]:
@@ -121,28 +121,28 @@ class NoNoiseOnLastLayer(DPOptimizer):
 
 
 class ReseededNoise(DPOptimizer):
-    """The generator starts again at every step."""
+    """Seeds the generator with the same seed at every step."""
 
     def add_noise(self) -> None:
-        """Draw the noise of the first step."""
+        """Draw the noise of the first step again."""
         self.generator = _seeded(self, 7)
         super().add_noise()
 
 
 class CyclingNoise(DPOptimizer):
-    """The noise comes back after some steps."""
+    """Repeats the noise after some steps."""
 
     steps_taken = 0
 
     def add_noise(self) -> None:
-        """Draw from a seed for each place of the cycle."""
+        """Draw from the seed of the position in the cycle."""
         self.generator = _seeded(self, self.steps_taken % CYCLE)
         self.steps_taken += 1
         super().add_noise()
 
 
 class FewSeeds(DPOptimizer):
-    """The seed of a step's noise is one of a hundred."""
+    """Seeds a step's noise with one of a hundred seeds."""
 
     def add_noise(self) -> None:
         """Draw a seed, then the noise."""
@@ -151,7 +151,7 @@ class FewSeeds(DPOptimizer):
 
 
 class BroadcastNoise(DPOptimizer):
-    """One draw for all coordinates of a step."""
+    """Adds one draw to all coordinates of a step."""
 
     def add_noise(self) -> None:
         """Add one number to the whole gradient."""
@@ -161,7 +161,7 @@ class BroadcastNoise(DPOptimizer):
 
 
 class OneKeyForAllTensors(DPOptimizer):
-    """A fresh key at every step, used for every tensor."""
+    """Uses a new key at every step, the same for every tensor."""
 
     def add_noise(self) -> None:
         """Draw every tensor's noise from the same seed."""
@@ -173,10 +173,10 @@ class OneKeyForAllTensors(DPOptimizer):
 
 
 class LessNoiseOnLargest(DPOptimizer):
-    """The largest tensor has nine tenths of the noise."""
+    """Adds nine tenths of the noise to the largest tensor."""
 
     def add_noise(self) -> None:
-        """Take a tenth of the largest tensor's noise off."""
+        """Remove a tenth of the largest tensor's noise."""
         super().add_noise()
         p = max(self.params, key=torch.nn.Parameter.numel)
         p.grad = 0.9 * p.grad + 0.1 * p.summed_grad.view_as(p)
@@ -186,7 +186,7 @@ class ShiftedNoise(DPOptimizer):
     """Noise whose mean is half its standard deviation."""
 
     def add_noise(self) -> None:
-        """Move the noise."""
+        """Add a constant to the noise."""
         super().add_noise()
         for p in self.params:
             p.grad += 0.5 * self.noise_multiplier * self.max_grad_norm
@@ -196,17 +196,17 @@ class UniformNoise(DPOptimizer):
     """Uniform noise of the stated standard deviation."""
 
     def add_noise(self) -> None:
-        """Draw from an interval instead of a normal distribution."""
+        """Draw from a uniform instead of a normal distribution."""
         width = math.sqrt(12.0) * self.noise_multiplier * self.max_grad_norm
         for p in self.params:
             p.grad = (p.summed_grad + (torch.rand_like(p) - 0.5) * width).view_as(p)
 
 
 class LatticeNoise(DPOptimizer):
-    """Noise that is rounded to whole multiples of its standard deviation."""
+    """Noise that is rounded to integer multiples of its standard deviation."""
 
     def add_noise(self) -> None:
-        """Round the noise, as a type of low precision does."""
+        """Round the noise, as a low-precision dtype does."""
         std = self.noise_multiplier * self.max_grad_norm
         for p in self.params:
             p.grad = (p.summed_grad + torch.randn_like(p).round() * std).view_as(p)
@@ -223,13 +223,13 @@ class NoisePerMicroBatch(DPOptimizer):
             p.summed_grad = p.summed_grad + std * torch.randn_like(p.summed_grad)
 
     def add_noise(self) -> None:
-        """The sum has its noise already."""
+        """Add nothing: the sum has its noise already."""
         for p in self.params:
             p.grad = p.summed_grad.view_as(p).clone()
 
 
 class AveragedNoise(DistributedDPOptimizer):
-    """Each of W processes adds a W-th of the noise, whose sum is too small by the root of W."""
+    """Each of W processes adds 1/W of the noise, whose sum is too small by a factor of sqrt(W)."""
 
     noise_multiplier: float
 
@@ -242,13 +242,13 @@ class AveragedNoise(DistributedDPOptimizer):
 
 
 class EqualNoise(DistributedDPOptimizer):
-    """Each of W processes adds its share, one root of W of the noise, from the same seed."""
+    """Each of W processes adds its share, 1/sqrt(W) of the noise, from the same seed."""
 
     noise_multiplier: float
     generator: torch.Generator | None
 
     def add_noise(self) -> None:
-        """Add this process's share, which is that of all others."""
+        """Add this process's share, which equals that of all others."""
         stated = self.noise_multiplier
         if self.generator is None:
             self.generator = _seeded(self, 7)

@@ -1,4 +1,4 @@
-"""Opacus' optimizers with faulty sums over the parts of a split batch, one fault a class."""
+"""Opacus' optimizers with faulty sums over the parts of a split batch, one fault per class."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 class AliasedSum(DPOptimizerFastGradientClipping):
     """The sum of the parts shares its memory with ``p.grad``, as it did in Opacus before #707.
 
-    Each backward pass sets ``p.grad`` to zero and with it the sum; then the part's own gradient is
-    in both, and is added to itself.
+    Each backward pass sets ``p.grad``, and thereby the sum, to zero. Then both hold the part's own
+    gradient, which is added to itself.
     """
 
     def accumulate(self) -> None:
@@ -22,10 +22,10 @@ class AliasedSum(DPOptimizerFastGradientClipping):
 
 
 class SumOfSums(DPOptimizer):
-    """Adds up what ``summed_grad`` is after each part, where it is the sum of all parts so far."""
+    """Adds up ``summed_grad`` after each part, although it is already the sum of all parts."""
 
     def clip_and_accumulate(self) -> None:
-        """Clip a part, and add the sum so far once more."""
+        """Clip a part, and add the sum so far again."""
         before = [None if p.summed_grad is None else p.summed_grad.clone() for p in self.params]
         super().clip_and_accumulate()
         for p, earlier in zip(self.params, before, strict=True):

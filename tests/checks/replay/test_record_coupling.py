@@ -10,7 +10,7 @@ from lightning_audit.checks.replay.replay_findings import Finding
 
 
 def changed(size: float) -> Answer:
-    return Answer(1, (Finding("a record beside others", size, 0.01),))
+    return Answer(1, (Finding("a record among others", size, 0.01),))
 
 
 def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:

@@ -254,8 +254,8 @@ def test_scattered_rates_give_pooled_counts_the_variance_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((1,), {}, "cluster=1 must lie between 2 and the fewest challenges of a side, 100"),
-        ((101,), {}, "cluster=101 must lie between 2 and the fewest challenges of a side, 100"),
+        ((1,), {}, "cluster=1 must be between 2 and the fewest challenges of a side, 100"),
+        ((101,), {}, "cluster=101 must be between 2 and the fewest challenges of a side, 100"),
         ((2.5,), {}, "cluster=2.5 must be a whole number"),
         ((100,), {"tau_std": 0.0}, "tau_std=0.0 must be a finite number > 0"),
         ((100,), {"correlation": (1.0, 0.0)}, r"correlation=\(1.0, 0.0\) must have tau in"),

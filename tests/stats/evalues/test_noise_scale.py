@@ -186,6 +186,6 @@ def test_ends_are_rounded_outwards(value: float) -> None:
 
 
 def test_a_limit_that_shows_nothing_is_no_number() -> None:
-    assert interval_in_words(None, math.inf).startswith("smaller than stated, by how much")
+    assert interval_in_words(None, math.inf).startswith("smaller than stated, by an amount")
     assert "at most 0.997 times" in interval_in_words(None, 0.9962)
     assert "0 to 0.011 times" in interval_in_words(0.0, 0.0101)

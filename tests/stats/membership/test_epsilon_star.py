@@ -201,7 +201,7 @@ def test_losses_without_a_fit_are_named(train, population, components, message) 
 @pytest.mark.parametrize("method", [Empirical, Parametric])
 @pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
 def test_a_clip_out_of_range_is_named(method, clip) -> None:
-    with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the least error rate"):
+    with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the smallest error rate"):
         method(clip)
     with pytest.raises(ValueError, match=r"clip=.* must be"):
         epsilon_star_of_distributions(gaussian(0), gaussian(1), 0.1, clip=clip)
@@ -212,7 +212,7 @@ def test_other_bad_arguments_are_named() -> None:
         Parametric(1e-6, components=0)
     with pytest.raises(TypeError, match="method='empirical' must be Empirical"):
         epsilon_star([1.0], [2.0], 0.0, "empirical")
-    with pytest.raises(ValueError, match="clip=0 must be > 0 where delta=0"):
+    with pytest.raises(ValueError, match="clip=0 must be > 0 if delta=0"):
         epsilon_star_of_distributions(stats.norm(0), stats.norm(1), 0, clip=0)
     with pytest.raises(TypeError, match="must both be GaussianMixture or neither"):
         epsilon_star_of_distributions(stats.norm(0), gaussian(1), 0, clip=0.1)

@@ -101,7 +101,7 @@ def test_mixtures_have_the_distribution_function_of_their_parts() -> None:
 @pytest.mark.parametrize(
     ("weights", "means", "stds", "message"),
     [
-        ((), (), (), "0, 0 and 0 elements, must have as many each, at least 1"),
+        ((), (), (), "0, 0 and 0 elements, must have equally many each, at least 1"),
         ((1.0,), (0.0, 1.0), (1.0,), "1, 2 and 1 elements"),
         ((0.5, 0.6), (0.0, 1.0), (1.0, 1.0), r"weights=\(0.5, 0.6\) must be > 0 with the sum 1"),
         ((1.5, -0.5), (0.0, 1.0), (1.0, 1.0), r"weights=.* must be > 0"),

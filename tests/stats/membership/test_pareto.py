@@ -52,7 +52,7 @@ def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex) -> 
         ([], [], r"cost=\[\] must be finite numbers"),
         ([1.0], [np.nan], "benefit=.*nan.* must be finite numbers"),
         ([np.inf], [1.0], "cost=.*inf.* must be finite"),
-        ([1.0, 2.0], [1.0], "cost has 2 elements and benefit 1, must have as many"),
+        ([1.0, 2.0], [1.0], "cost has 2 elements and benefit 1, must have equally many"),
     ],
 )
 def test_bad_models_are_named(cost, benefit, message) -> None:

@@ -71,7 +71,7 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
     )
     assert bound.threshold is bound.threshold_value is None
     assert bound.assumptions == ONE_RUN_METHODS[name].assumptions
-    assert bound.assumptions[0].startswith("every canary in by a fair coin of its own")
+    assert bound.assumptions[0].startswith("every canary in by its own fair coin")
 
 
 @pytest.mark.parametrize("name", GUESSING)

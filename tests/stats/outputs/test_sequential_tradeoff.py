@@ -111,7 +111,7 @@ test_arguments_out_of_range_are_refused = refusals(
         "direction 'remove' only, must be of both",
     ),
     (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
-    (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be as many"),
+    (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be equally many"),
     (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
     (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
     (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
