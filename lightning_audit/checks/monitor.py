@@ -1,6 +1,6 @@
-"""Feeds the record of a run, entry by entry, to every check.
+"""Passes the record of a run, entry by entry, to every check.
 
-The checks see nothing but the record, so that `replay` gives the numbers of the run again.
+The checks read nothing but the record, so `replay` reproduces the numbers of the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lightning_audit.results.audit_report import CheckResult
 
 
 class AuditMonitor:
-    """All checks by e-process over one record.
+    """All checks by e-process of one record.
 
     Args:
         header: what the entries mean.
@@ -61,7 +61,7 @@ class AuditMonitor:
         self.claims = StepHistory()
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry of the record."""
+        """Update with one entry of the record."""
         self.steps += 1
         self.replaced_steps += int(entry["replaced"])
         if entry["replaced"] and self.first_replaced is None:
@@ -70,7 +70,7 @@ class AuditMonitor:
         self.last_norm = float(entry["max_grad_norm"])
         sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
         self.claims.add(sigma, None if math.isnan(rate) else rate)
-        if sigma <= 0.0:  # nothing is claimed of a step without noise, so nothing can be tested
+        if sigma <= 0.0:  # a step without claimed noise cannot be tested
             self.noiseless_steps += 1
             return
         if not np.isfinite(entry["tensor_squares"]).all():
@@ -96,42 +96,42 @@ class AuditMonitor:
 
     @property
     def witness_noise(self) -> WitnessNoiseCheck:
-        """Of the noise of the probe coordinates."""
+        """The statistic of the noise at the probe coordinates."""
         found: WitnessNoiseCheck = self._of_steps[NOISE.name]
         return found
 
     @property
     def reuse(self) -> ReuseCheck:
-        """Of noise that comes back at the probe coordinates."""
+        """The statistic of noise that is re-used at the probe coordinates."""
         found: ReuseCheck = self._of_steps[REUSE_LAG.name]
         return found
 
     @property
     def canary_noise(self) -> CanaryNoiseCheck:
-        """Of the noise along the canaries."""
+        """The statistic of the noise along the canaries."""
         found: CanaryNoiseCheck = self._of_canaries[NOISE_CANARY.name]
         return found
 
     @property
     def sensitivity(self) -> SensitivityCheck:
-        """Of what canaries add."""
+        """The statistic of what canaries add."""
         found: SensitivityCheck = self._of_canaries[SENSITIVITY.name]
         return found
 
     @property
     def history(self) -> tuple[Phase, ...]:
-        """What was claimed of the steps, in the order of first appearance."""
+        """The claims of the steps, in the order of first appearance."""
         return self.claims.phases()
 
     def signal_over_noise(self, significance: float) -> SignalOverNoise:
-        """Signal at least, and noise at most, at one look now, together at ``significance``.
+        """Return a lower bound of the signal and an upper bound of the noise at the present look.
 
-        A twentieth of it is the noise's, whose thousands of witnesses leave little doubt.
-
-        Both are valid at a look of one's choice, and for any data. Their quotient bounds mu over
-        its claim where both were constant so far, and the noise of one relative size in the
-        witnesses and along the canaries: from looks of its own each, an early small noise would
-        stand under a late large signal.
+        Both hold at once at ``significance``, of which the noise gets a twentieth: thousands of
+        probe coordinates determine it precisely. Both are valid at any chosen look and for any
+        data. Their quotient bounds mu over its claim if both were constant so far, and if the noise
+        has the same relative size at the probe coordinates and along the canaries. The two bounds
+        must come from the same look: otherwise a large signal of late steps could be divided by a
+        small noise of early steps.
         """
         of_noise = 0.05 * significance
         return SignalOverNoise(
@@ -141,16 +141,16 @@ class AuditMonitor:
 
     @property
     def clipping_is_broken(self) -> bool:
-        """Whether oversized canaries would only harm the model from now on."""
+        """Whether clipping is refuted: from now on oversized canaries would only harm the model."""
         return self.sensitivity.evidence.violated
 
     @property
     def log_e_value(self) -> float:
-        """Log of the e-value that the checks of the record share; see `shared_log_e`."""
+        """Log of the joint e-value of the record's checks; see `shared_log_e`."""
         return shared_log_e((test.log_e, test.share) for test in evidence_in(self))
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Results of the checks that see the record alone."""
+        """Return the results of the checks that read the record alone."""
         return (
             *(result for check in self._statistics for result in check.results()),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),

@@ -1,7 +1,7 @@
-"""What the noise itself shows, alone or beside the data: dispatches steps to the checks of it.
+"""Passes steps to the checks that read the noise, with or without the data.
 
-All of it is computed from un-noised sums, noise and batch sizes, which stay in memory: `replay`
-cannot compute these checks again, and they restart when a training is resumed.
+These checks use un-noised sums, noise and batch sizes, which stay in memory: `replay` cannot
+compute them again, and they restart when a training is resumed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 
-#: Entries larger than this, in standard deviations, are too coarse in single precision.
+#: Above this size, in standard deviations of the noise, float32 rounds entries too coarsely.
 _COARSE = 1000.0
-#: Why a step shows nothing of the noise.
+#: Why a step's noise cannot be read.
 _LOW = "low-precision gradients are quantized; the noise cannot be separated"
 _NOT_FINITE = "no step's clipped sum was finite"
 _LARGE = "clipped sums exceed 1000x the noise; float32 rounding dominates"
@@ -32,14 +32,14 @@ class NoiseChannelChecks:
     """The checks that read "readings" or "noise", and those of divisor, excess and restart.
 
     Args:
-        header: what the entries of the record mean.
+        header: describes the entries of the record.
         significance: of the whole run.
-        fine: whether gradients are of single precision or better; if not, nothing is tested.
+        fine: whether gradients have at least single precision; if not, nothing is tested.
     """
 
     def __init__(self, header: RecordHeader, significance: float, *, fine: bool = True) -> None:
         self._fine = fine
-        #: Why the latest step shows nothing: of its readings, and of its noise alone.
+        #: Why the latest step has no readings, and why its noise is unknown; empty if they exist.
         self._lack = self._noise_lack = "" if fine else _LOW
         self._of_readings: dict[str, NoiseStatistic] = statistics("readings", header, significance)
         self._of_noise: dict[str, NoiseStatistic] = statistics("noise", header, significance)
@@ -48,20 +48,20 @@ class NoiseChannelChecks:
         self._restart = NoiseRestart(significance)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: what the first steps released."""
+        """Return the state for a checkpoint: what the first steps released."""
         return {"first": snapshot(self._restart.first)}
 
     def resume(self, state: dict[str, Any], step: int) -> None:
         """Begin a segment after a resume.
 
         Args:
-            state: of the segment before.
+            state: `state` of the previous segment.
             step: number of the next step.
         """
         self._restart.resume(restore(state["first"]), step)
 
     def update(self, seen: NoiseSeen, step: int) -> None:
-        """Add one step."""
+        """Update with one step."""
         if not self._fine:
             return
         finite = seen.sums is None or np.isfinite(seen.sums).all()
@@ -69,8 +69,8 @@ class NoiseChannelChecks:
             self._lack = self._noise_lack = _NOT_FINITE
             return
         self._divisor.update(seen, step)
-        # Beside data that are so much larger, what is left of the noise is rounding; but noise
-        # that is itself so large must be seen.
+        # If data are this much larger, the difference is rounding error. The release is compared
+        # only if the sums are unknown: noise that is itself this large must be tested.
         large = seen.released if seen.sums is None else seen.sums
         if np.abs(large).max(initial=0.0) > _COARSE * seen.noise_multiplier:
             self._lack = self._noise_lack = _LARGE
@@ -88,14 +88,15 @@ class NoiseChannelChecks:
 
     @property
     def sums_are_long(self) -> bool:
-        """Whether a sum was longer than its clipped terms can make it."""
+        """Whether a sum's norm exceeded what its clipped terms can add up to."""
         return self._excess.sums_are_long
 
     def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
-        """Results of the checks.
+        """Return the results of the checks.
 
         Args:
-            clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
+            clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
+                noise.
         """
         return (
             *(one.result(self._lack) for one in self._of_readings.values()),

@@ -1,1 +1,1 @@
-"""From checks to PASS, VIOLATION or INCONCLUSIVE, with the likely fault."""
+"""The verdict PASS, VIOLATION or INCONCLUSIVE from the checks, with the likely fault."""

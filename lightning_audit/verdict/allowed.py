@@ -1,6 +1,6 @@
-"""What the user allows, by name, and which epsilon holds beside it: for the run and the gate.
+"""What the user allows, by name, and which epsilon then still holds: for the run and the gate.
 
-Nothing here needs more than what stands in the report.
+Everything is computed from what the report contains.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.verdict.exemptions import OF_PARAMETERS
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
-#: Evidence of a finding that refutes what steps are composed to, and leaves another epsilon.
+#: Evidence key of the epsilon that holds although a finding refutes the composed one.
 HOLDS = "epsilon_that_holds"
 
 
 @dataclass(frozen=True)
 class Held:
-    """The epsilons of a run that hold beside what the user allows.
+    """The epsilons of a run that hold in spite of what the user allows.
 
     Args:
-        refuted_by: names of the findings that refute one of them; empty where nothing is allowed.
-        claimed: the user's claim, or the accountant's while nothing refutes it.
-        claim_holds: whether nothing refutes the claim.
-        spent: what the steps cost; None where that is unknown.
-        spent_holds: whether that is what the steps were composed to.
-        lower_holds: whether lower bounds are composed of the batches that were drawn.
+        refuted_by: names of the findings that refute an epsilon; empty if nothing is allowed.
+        claimed: the user's claim, else the accountants' if no finding refutes it; else None.
+        claim_holds: whether the claim holds.
+        spent: epsilon of the steps; None if unknown.
+        spent_holds: whether no finding refutes the composed epsilon of the steps.
+        lower_holds: whether no finding refutes the lower bounds.
     """
 
     refuted_by: tuple[str, ...]
@@ -47,13 +47,13 @@ def held(
     claimed: float | None,
     stated: float | None,
 ) -> Held:
-    """Which epsilons hold.
+    """Return which epsilons hold.
 
     Args:
-        checks: all checks, those that the user allows marked.
-        composed: what the steps are composed to; None if unknown.
-        claimed: by the user, else by the accountants.
-        stated: by the user; None where the accountants were asked.
+        checks: all checks; those that the user allows have the status "allowed".
+        composed: epsilon that the steps are composed to; None if unknown.
+        claimed: epsilon claimed by the user, else by the accountants.
+        stated: epsilon claimed by the user; None if it comes from the accountants.
     """
     if not any(check.status == "allowed" for check in checks):
         return Held((), claimed, True, composed, True, True)
@@ -68,7 +68,7 @@ def held(
         known = [float(one) for one in others if one is not None]
         spent = max(known) if len(known) == len(others) else None
     claim_holds = not by["claimed"]
-    if stated is not None:  # it may be above what holds
+    if stated is not None:  # the statement may be above the epsilon that holds
         claim_holds = spent is not None and not exceeds(spent, stated)
     names = dict.fromkeys(check.name for checks in by.values() for check in checks)
     return Held(
@@ -84,11 +84,11 @@ def held(
 def named(
     checks: Sequence[CheckResult], settings: OutcomeSettings, unaudited: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The findings that the user allows, those that were found or could not be looked for.
+    """Return the allowed findings that were found or could not be tested.
 
     Args:
-        checks: all checks, those that the user allows marked.
-        settings: what was asked of the audit.
+        checks: all checks; those that the user allows have the status "allowed".
+        settings: settings of the audit.
         unaudited: parameters that changed although no private optimizer trains them.
     """
     names = [c.name for c in checks if c.status == "allowed" or _vouched(c, settings)]
@@ -100,19 +100,19 @@ def named(
 
 
 def _vouched(check: CheckResult, settings: OutcomeSettings) -> bool:
-    """Whether the user answers for what a check could not see."""
+    """Whether the user allows a check that could not test what a pass needs."""
     known = REGISTRY[check.name]
     return check.name in settings.allow and known.blocks is not None and bool(known.blocks(check))
 
 
 def with_allowed(verdict: Verdict, names: Sequence[str], held: Held, delta: float) -> Verdict:
-    """The verdict, whose first line names what is allowed and the epsilon that holds.
+    """Return the verdict with what is allowed and the epsilon that holds in its first line.
 
     Args:
-        verdict: without it.
+        verdict: the verdict without them.
         names: see `named`.
         held: see `held`.
-        delta: of the epsilon.
+        delta: delta of the epsilon.
     """
     if not names:
         return dataclasses.replace(verdict, allowed=(), holds="")
@@ -120,16 +120,16 @@ def with_allowed(verdict: Verdict, names: Sequence[str], held: Held, delta: floa
     if held.spent is not None:
         how = "" if held.spent_holds else ", with each record in one step an epoch"
         rests = [name for name in names if name not in held.refuted_by]
-        word = f", if {', '.join(rests)} is what you say it is" if rests else ""
+        word = f", if allowing {', '.join(rests)} is correct" if rests else ""
         holds = f"the epsilon that holds is {held.spent:.4g} at delta {delta:g}{how}{word}"
     return dataclasses.replace(verdict, allowed=tuple(names), holds=holds)
 
 
 def worded(checks: Sequence[CheckResult], held: Held) -> tuple[CheckResult, ...]:
-    """The checks; those with an epsilon that does not hold say so, and by which findings.
+    """Return the checks; the message of one whose epsilon does not hold names the findings.
 
     Args:
-        checks: all checks, those that the user allows marked.
+        checks: all checks; those that the user allows have the status "allowed".
         held: see `held`.
     """
     return tuple(_worded(check, held) for check in checks)
@@ -145,6 +145,6 @@ def _worded(check: CheckResult, held: Held) -> CheckResult:
         return check
     return dataclasses.replace(
         check,
-        message=f"{check.message}; not known to hold beside {', '.join(others)}",
+        message=f"{check.message}; not known to hold with {', '.join(others)} allowed",
         evidence={**check.evidence, "not_known_to_hold_beside": others},
     )

@@ -1,9 +1,9 @@
-"""From findings to the likely faults, in words an engineer can act on.
+"""Names the likely faults from violated checks, as text that an engineer can act on.
 
-A fault is named by a rule that rests on numbers which the checks show as their evidence. The rules
-stand in the order of their rank: what was seen for certain, then the clipping, re-used noise, the
-scale and shape of the noise, what leaks, the sampling and the accounting. A fault that entails
-another finding takes it away from the rules below.
+A rule names a fault, by numbers that the checks report as evidence. Rules are applied in the order
+of their rank: what is certain, then the clipping, re-used noise, the scale and shape of the noise,
+leaks, the sampling and the accounting. If a fault entails another finding, later rules do not name
+a fault for that finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_audit.checks.randomness.reuse_faults import reuse_candidates, reu
 from lightning_audit.checks.replay.replay_checks import REPLAY_RELEASE
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
 
-#: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
+#: Noise below this ratio to the claim is not explained by a batch that is large by chance.
 _LARGE_BATCH = 0.5
 
 
@@ -36,7 +36,7 @@ def likely_faults(
     oversize: float,
     processes: int = 1,
 ) -> tuple[LikelyFault, ...]:
-    """Name the faults that may be behind the violated checks.
+    """Return the faults that may have caused the violated checks.
 
     Args:
         violated: the checks that count as violated, at least one.
@@ -63,7 +63,7 @@ def likely_faults(
     explained: set[str] = set()
     for candidate in candidates:
         finding = candidate.fault.finding
-        # What one check tells by itself may have been told before, by its rank or better.
+        # An earlier rule may have named the fault of this check, by rank or more precisely.
         told = [f.name for f in kept if f.finding == finding]
         again = candidate.fault.name in told or (bool(told) and candidate in by_itself)
         if finding not in explained and not again:
@@ -75,7 +75,7 @@ def likely_faults(
 
 
 def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> bool:
-    """Whether noise and clipping err together, so that the leakage stays within the claim.
+    """Whether the shift is as small as the noise, so that the leakage stays within the claim.
 
     Args:
         violated: the checks that count as violated.
@@ -83,17 +83,17 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     """
     case = Case({check.name: check for check in violated}, monitor, 1.0)
     reuse = [name for name in case.violated if name.startswith("reuse.")]
-    # Too small a noise makes the differences small by which re-use is found.
+    # Noise that is too small also makes the differences small that the re-use checks test.
     of_both = (*group("clipping"), *group("replay"), *group("noise"), *group("reuse"))
     if not set(case.violated) <= set(of_both):
         return False
     if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
-    if not {"noise", "noise.tensor"} & set(case.violated):  # in all steps together it is right
+    if not {"noise", "noise.tensor"} & set(case.violated):  # over all steps the noise is right
         return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
-    # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
+    # Assume the largest shift within its error, and the smallest noise of any tensor.
     if REPLAY_RELEASE.name in case.violated:
         return False
     replayed = [
@@ -104,7 +104,7 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
 
 
 def _by_finding(case: Case) -> list[tuple[FaultRule, Candidate]]:
-    """Faults that a violated check tells by itself, the likeliest first."""
+    """Return the faults that single violated checks identify, the likeliest first."""
     found = []
     for name, violated in case.violated.items():
         rules = REGISTRY[name].faults if name in REGISTRY else ()
@@ -119,7 +119,7 @@ def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, .
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
-    """Division by the realised batch, where noise that is re-used does not look like it."""
+    """Return division by the realised batch size, unless re-used noise explains the finding."""
     rules = {
         c.name: c.faults[0] for c in (BATCH_NORMALISED, REPLAY_RELEASE) if c.name in case.violated
     }
@@ -128,7 +128,7 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
         return []
     monitor = case.monitor
     if monitor is not None and monitor.witness_noise.onset.ratios():
-        return []  # each step is too quiet since one, however many records it drew
+        return []  # since some step all have too little noise, for any number of drawn records
     shared = ("reuse.broadcast", "reuse.lag")
     if monitor is not None and any(reuse_is_seen(case, monitor, name) for name in shared):
         return []
@@ -139,7 +139,7 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
 
 
 def _unexplained(case: Case, finding: str) -> LikelyFault:
-    """A violated check that no rule knows, in its own words."""
+    """Return the fault of a violated check without a rule, with the check's own message."""
     check = case.violated[finding]
     return case.candidate(
         finding.replace(".", "_"), finding, check.message or finding, check.advice

@@ -1,4 +1,4 @@
-"""What was examined by replay, and what was not: the first line of a pass."""
+"""Text on what was examined by replay, and what was not: the first line of a pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lightning_audit.checks.replay.replay_checks import (
 )
 from lightning_audit.results.audit_report import CheckResult
 
-#: What is examined, by the check; how often depends on the sizes of batches, which are private.
+#: What a check examines. The counts are omitted: they depend on batch sizes, which are private.
 _OF = {
     REPLAY_SENSITIVITY.name: "records",
     REPLAY_CLIPPING.name: "crafted gradients",
-    REPLAY_RELEASE.name: "what a step leaves behind",
+    REPLAY_RELEASE.name: "the state after a step",
     REPLAY_NOISE.name: "draws of the noise",
-    COUPLING.name: "records beside others",
+    COUPLING.name: "coupling of records",
 }
 
 
 def describe_examined(checks: Iterable[CheckResult]) -> str:
-    """What was examined and what was not, each with its reason; empty where there is no such check.
+    """Return what was examined, and what was not and why; empty if no check examines.
 
     Args:
         checks: results of all checks.

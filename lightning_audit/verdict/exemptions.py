@@ -1,4 +1,4 @@
-"""Findings that the user accepts of one optimizer, or of some parameters, and the reason."""
+"""Findings that the user accepts for one optimizer or for some parameters, and the reason."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ OF_PARAMETERS = ("unaudited",)
 
 @dataclass(frozen=True)
 class Allow:
-    """A finding that shall not fail the run, where it is said and for the reason that is given.
+    """A finding that must not fail the run, within the stated scope and for the stated reason.
 
     Args:
         finding: its name, as in the report.
-        optimizer: of which optimizer: its place among those of ``configure_optimizers``, its class,
-            or the prefix that the names of all its parameters have ("G" for "G.0.weight"),
-            whichever fits it alone; None for all. Of ``no_dp`` it lets this optimizer step without
-            DP-SGD, and change what it trains. Findings of the whole run have no optimizer.
-        parameters: of which parameters, by a pattern such as "average.*"; for ``unaudited`` only.
-        reason: why it is no fault here; the report shows it.
+        optimizer: the optimizer, by its index among those of ``configure_optimizers``, its class,
+            or the prefix of all its parameters' names ("G" for "G.0.weight"), which must match this
+            optimizer alone; None for all. With ``no_dp``, this optimizer may step without DP-SGD
+            and change the parameters that it trains. Findings of the whole run have no optimizer.
+        parameters: pattern of parameter names, such as "average.*"; for ``unaudited`` only.
+        reason: why the finding is no fault here; the report shows it.
 
     Raises:
-        ValueError: the reason is absent, or the scope is none.
+        ValueError: if the reason is missing, or a scope is not valid.
 
     Example:
         >>> Allow("no_dp", optimizer="G", reason="sees only the private discriminator and noise")
@@ -61,32 +61,32 @@ class Allow:
         if self.parameters is not None and self.finding not in OF_PARAMETERS:
             raise ValueError(
                 f"parameters={self.parameters!r} must be left out: {self.finding!r} is no finding "
-                f"of single parameters, of which there are {list(OF_PARAMETERS)}."
+                f"of single parameters; those are {list(OF_PARAMETERS)}."
             )
         if self.parameters is not None and self.optimizer is not None:
             raise ValueError(
-                f"optimizer={self.optimizer!r} must be left out where parameters= names the scope."
+                f"optimizer={self.optimizer!r} must be left out if parameters= states the scope."
             )
 
     @property
     def everywhere(self) -> bool:
-        """Whether it has no scope."""
+        """Whether the exemption has no scope."""
         return self.optimizer is None and self.parameters is None
 
     @property
     def scope(self) -> str:
-        """Where it holds, in words."""
+        """The scope as text; empty if there is none."""
         if self.optimizer is not None:
             return f" of optimizer {self.optimizer!r}"
         return f" of {self.parameters}" if self.parameters is not None else ""
 
     def is_of(self, place: int, kind: str, names: Sequence[str]) -> bool:
-        """Whether it is of an optimizer.
+        """Whether the scope is the given optimizer.
 
         Args:
-            place: among all of the training, from 0.
-            kind: its class.
-            names: of its parameters.
+            place: index of the optimizer in the training, from 0.
+            kind: name of its class.
+            names: names of its parameters.
         """
         wanted = self.optimizer
         if wanted is None:
@@ -96,6 +96,6 @@ class Allow:
 
 
 def covers(allowed: Iterable[Allow], parameter: str) -> bool:
-    """Whether a parameter's ``unaudited`` is allowed by its name."""
+    """Whether ``unaudited`` is allowed for a parameter, by its name."""
     patterns = (one.parameters for one in allowed if one.finding == "unaudited")
     return any(pattern is not None and fnmatchcase(parameter, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""The report of a training whose audit failed: what was found before, and no pass."""
+"""Report of a training whose audit failed: what was found before the failure, and no pass."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def failed_report(
     settings: Mapping[str, Any],
     failure: str,
 ) -> AuditReport:
-    """The last report of a training whose audit failed, made of plain values alone.
+    """Return the last report of a training whose audit failed, from plain values alone.
 
     Args:
         before: the last report before the failure; None if there is none.
-        config: what was asked of the audit.
-        settings: the same, as a report holds it.
+        config: settings of the audit.
+        settings: the settings as a report contains them.
         failure: what failed, "<type> in <module>.<function>".
 
     Returns:
-        A VIOLATION if one was found before, else INCONCLUSIVE.
+        A report whose outcome is VIOLATION if one was found before, else INCONCLUSIVE.
     """
     sentence = f"the audit failed: {failure}"
     if before is None:

@@ -1,4 +1,4 @@
-"""From checks and power to PASS, VIOLATION or INCONCLUSIVE."""
+"""Computes the verdict PASS, VIOLATION or INCONCLUSIVE from checks and power."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ORDER = {"violated": 0, "undecided": 1, "allowed": 2, "warned": 3, "ok": 4, "no
 
 
 def acknowledge(checks: Iterable[CheckResult], allow: Collection[str]) -> tuple[CheckResult, ...]:
-    """Mark violated checks whose names the user allows, and put violated ones first."""
+    """Mark violated checks whose names the user allows, and sort violated ones first."""
     marked = [
         dataclasses.replace(check, status="allowed")
         if check.status in ("violated", "undecided") and check.name in allow
@@ -49,14 +49,14 @@ def seen_of(
     label: str = "",
     released: float = 1.0,
 ) -> OptimizerSeen:
-    """What the verdict rests on of one private optimizer, beside its checks.
+    """Return what the verdict uses of one private optimizer in addition to its checks.
 
     Args:
         monitor: the checks by e-process after the last step.
-        power: what the steps could have shown, by part of the resolution; empty while they go on.
+        power: power of the steps by part of the resolution; empty during the training.
         oversize: norm of the canaries over the clipping norm.
-        pass_blockers: what else stands in the way of a pass, in sentences.
-        label: names it where there are others.
+        pass_blockers: other reasons that block a pass, as text.
+        label: name of the optimizer if there are several.
         released: see `OptimizerSeen`.
     """
     return OptimizerSeen(
@@ -84,14 +84,14 @@ def judge(
     *,
     mechanism_alone: bool = False,
 ) -> Verdict:
-    """Give the verdict on one private optimizer.
+    """Return the verdict on one private optimizer.
 
     Args:
-        checks: results of all checks, acknowledged ones marked.
+        checks: results of all checks; acknowledged ones have the status "allowed".
         monitor: the checks by e-process after the last step; None if no step was observed.
-        seen: what else the verdict rests on; None if no step was observed.
-        resolution: what the run must be able to see to pass.
-        pass_blockers: what else stands in the way of a pass, in sentences.
+        seen: see `seen_of`; None if no step was observed.
+        resolution: violations that the run must be able to detect to pass.
+        pass_blockers: other reasons that block a pass, as text.
         processes: number of processes that train together.
         mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
 
@@ -129,13 +129,13 @@ def worst(
     of_all: Sequence[str],
     broken: Collection[str] = (),
 ) -> Verdict:
-    """The verdict of a run with several private optimizers: the worst of theirs.
+    """Return the verdict of a run with several private optimizers: the worst of theirs.
 
     Args:
         verdicts: one for each optimizer, at least one.
         labels: their names, as their checks give them.
-        of_all: what all of them lack, in sentences.
-        broken: labels of those that violate a check of their own.
+        of_all: reasons that block a pass of all of them, as text.
+        broken: labels of optimizers with a violated check of that optimizer.
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -160,14 +160,14 @@ def worst(
 
 
 def _placed(fault: LikelyFault, optimizer: str) -> LikelyFault:
-    """The fault, seen in one of several optimizers unless it is one of the run."""
+    """Return the fault with its optimizer as the place, unless it is a fault of the whole run."""
     if fault.finding in REGISTRY and not REGISTRY[fault.finding].each:
         return fault
     return dataclasses.replace(fault, place=dataclasses.replace(fault.place, optimizer=optimizer))
 
 
 def _together(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
-    """Faults of several optimizers; one of the run stands once, or not if another explains it."""
+    """Merge faults of several optimizers; keep a fault of the run once, if no other explains it."""
     kept: list[LikelyFault] = []
     for fault in faults:
         of_run = not fault.place.optimizer
@@ -189,7 +189,7 @@ def _violation(
 ) -> Verdict:
     by_name = {check.name: check for check in violated}
     faults = likely_faults(violated, monitor, oversize, processes)
-    # The verdict leads with the claim that is false first of all, and its kind is the root's.
+    # The first fault gives the verdict its message and kind; faults are sorted by kind.
     faults = settled(sorted(faults, key=lambda fault: KINDS.index(by_name[fault.finding].kind)))
     root = faults[0]
     check = by_name[root.finding]
@@ -197,7 +197,7 @@ def _violation(
         "VIOLATION",
         check.kind,
         f"{check.name}: {check.message}",
-        # What was seen for certain says what to do; an e-process leaves that to its likely fault.
+        # A deterministic check has its own advice; an e-process uses that of its likely fault.
         advice=check.advice if check.log_e_value is None or not root.look_at else "",
         faults=faults,
     )

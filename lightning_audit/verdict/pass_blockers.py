@@ -1,6 +1,6 @@
-"""What keeps a run from passing: one rule for the run that gives a verdict and for the gate.
+"""Reasons that block a pass: the same rules for the verdict of a run and for the gate.
 
-Nothing here needs more than what stands in the report, nor anything but the standard library.
+This module uses only what the report contains, and only the standard library.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from lightning_audit.verdict.exemptions import Allow
 
 #: Power that a pass needs.
 TARGET = 0.95
-#: Share of steps with a failed injection or a non-finite reading above which nothing is concluded.
+#: Largest share of steps with a failed injection or a non-finite reading that allows a pass.
 MAX_LOST = 0.01
-#: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
+#: The lower 95 % limit of a live canary's shift is above this; a removed canary reads mu = 0.
 _LIVE = 0.5
-#: How a blocker begins behind which no step is audited.
+#: First words of a blocker after which no step is audited.
 LAYOUT_CHANGED = "the set of trained parameters changed"
-#: Of a run whose report is not its last.
+#: Blocker of a report during the training.
 NOT_ENDED = "the training has not ended"
 
 
-#: What the verdict on a pass says where `noise_coefficients` are claimed.
+#: Text in the verdict of a pass if `noise_coefficients` are claimed.
 MECHANISM_ALONE = (
     "the mechanism alone was judged, against the noise_coefficients of the claim: no epsilon is "
-    "computed of noise that is correlated over steps"
+    "computed for noise that is correlated over steps"
 )
 
-#: Settings in (0, 1), and what to write for each.
+#: Settings in (0, 1), and the advice for each.
 _PROBABILITIES = {
     "delta": "take less than one over the number of samples",
     "significance": "e.g. 0.001",
@@ -44,25 +44,25 @@ _PROBABILITIES = {
 
 @dataclass(frozen=True)
 class Resolution:
-    """The violations that an audit must be able to see before it may pass.
+    """The violations that an audit must be able to detect before it may pass.
 
     Args:
         noise: noise as a multiple of the claim, in (0, 1).
         sensitivity: what a canary adds as a multiple of what clipping allows, > 1.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: if a value is outside its range.
     """
 
     noise: float = 0.8
     sensitivity: float = 2.0
 
     def __post_init__(self) -> None:
-        _validate.open_unit("noise", self.noise, "0.8 asks to see noise of 0.8 times the claim")
+        _validate.open_unit("noise", self.noise, "0.8 means detecting 0.8 times the claimed noise")
         if not self.sensitivity > 1:
             raise ValueError(
-                f"sensitivity={self.sensitivity!r} must be > 1; 2.0 asks to see a clipping norm "
-                "twice the claimed one."
+                f"sensitivity={self.sensitivity!r} must be > 1; 2.0 means that a clipping norm "
+                "of twice the claimed one must be detected."
             )
 
     @property
@@ -73,19 +73,19 @@ class Resolution:
 
 @dataclass(frozen=True)
 class OutcomeSettings:
-    """Those settings of an audit on which its outcome rests.
+    """The settings of an audit that determine its outcome.
 
     Args:
-        claimed_epsilon: the user's claim, None if the accountants were asked.
-        delta: of all epsilons.
+        claimed_epsilon: the user's claim; None if it comes from the accountants.
+        delta: delta of all epsilons.
         significance: probability of a false alarm over the whole run.
         bound_significance: probability that a bound on epsilon is wrong.
-        resolution: what the run must be able to see.
+        resolution: violations that the run must be able to detect.
         allow: names of checks whose violation the user acknowledges.
-        exemptions: the same for one optimizer or some parameters, with the reason.
+        exemptions: findings that the user allows for one optimizer or some parameters.
 
     Raises:
-        ValueError: a probability outside (0, 1).
+        ValueError: if a probability is outside (0, 1).
     """
 
     claimed_epsilon: float | None
@@ -103,21 +103,21 @@ class OutcomeSettings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OutcomeSettings:
-        """Read them from a report's settings.
+        """Return the settings of a report.
 
         Raises:
-            ValueError: one is absent, of another type or out of range; the message names it.
+            ValueError: if one is missing, has another type or is out of range; it is named.
         """
         read: OutcomeSettings = as_type(cls, settings, "settings")
         return read
 
 
 def outcome_of(checks: Iterable[CheckResult], blockers: Sequence[str]) -> Outcome:
-    """The outcome of a run.
+    """Return the outcome of a run.
 
     Args:
-        checks: all checks, those that the user acknowledges marked.
-        blockers: what stands in the way of a pass.
+        checks: all checks; acknowledged ones have the status "allowed".
+        blockers: reasons that block a pass.
     """
     if any(check.status == "violated" for check in checks):
         return "VIOLATION"
@@ -133,14 +133,14 @@ def blockers_of_run(
     complete: bool,
     mechanism_alone: bool = False,
 ) -> list[str]:
-    """What stands in the way of a pass, whichever private optimizer is looked at.
+    """Return the reasons that block a pass, other than those of one private optimizer.
 
     Args:
-        settings: what was asked of the audit.
+        settings: settings of the audit.
         checks: all checks.
         epsilon_spent: epsilon of the steps that ran; None if unknown.
-        others: what no check and no count shows, in sentences.
-        complete: whether the training has ended as it should.
+        others: reasons that no check and no count shows, as text.
+        complete: whether the training has ended without a failure.
         mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
     """
     blockers = list(others)
@@ -165,11 +165,11 @@ def blockers_of_run(
 
 
 def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:
-    """What one private optimizer's steps lack to pass.
+    """Return the reasons of one private optimizer that block a pass.
 
     Args:
-        seen: what they showed; None if there was no such optimizer.
-        resolution: what they must have been able to show.
+        seen: what was read of its steps; None if there was no private optimizer.
+        resolution: violations that its steps must be able to detect.
     """
     if seen is None or seen.steps == 0:
         blockers = seen.pass_blockers if seen else ()

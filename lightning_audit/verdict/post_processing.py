@@ -1,9 +1,8 @@
-"""What is made of a gradient when its noise is in: does it rest on the release alone?
+"""Checks that the noisy gradient is only post-processed.
 
-A function of a private release is as private as the release (post-processing), so that nothing
-which is done to it is a fault, unless it looks at something else that is private. The canaries are
-taken out where the noise is in, hence what follows their coins behind that place was made of other
-things than the release.
+A function of a private release is as private as the release (post-processing), so it is no fault
+unless it also uses other private values. The canaries are subtracted once the noise is added. Hence
+a value downstream of that point which depends on their coins uses more than the release.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-#: Log likelihood ratio at which one of two explanations of small noise is taken for the right one.
+#: Log likelihood ratio at which one of two explanations of small noise is accepted.
 _CLEAR = 3.0
-#: Standard errors within which an estimate is taken to be right.
+#: Standard errors within which an estimate is assumed to be right.
 _ERRORS = 2.5
 
-#: A canary that comes out smaller than this was shrunk, by more than the rounding of its norm.
+#: A canary below this ratio was shrunk: rounding of its norm explains no more.
 _WHOLE = 0.97
 
-#: Checks that a function of correct noise violates before those that tell its size.
+#: Checks that post-processing of correct noise violates before the checks of its size.
 _FIRST_SEEN = {
     check.name for check in (NOISE_SHAPE, NOISE_ENTRIES, NOISE_WHOLE, REUSE_FORECAST, REUSE_ENTRIES)
 }
 
 
 class _Following:
-    """A bet that values follow their canaries' coins, whatever the values' unit.
+    """A bet that values depend on their canaries' coins, for any unit of the values.
 
     Args:
         coin_probability: known probability that a canary is in.
@@ -56,7 +55,7 @@ class _Following:
         self._bet: CoinBet | None = None
 
     def update(self, coins: FloatArray, values: FloatArray) -> None:
-        """Take in a step's values, ``[k]``; the bet is on the coins, given all values."""
+        """Update with a step's values, ``[k]``; the bet is on the coins, given all values."""
         size = float(np.sqrt(np.mean(np.square(values))))
         if not math.isfinite(size) or size == 0.0:
             return
@@ -71,14 +70,14 @@ class _Following:
 
 
 class UseOfRelease:
-    r"""Part of `gradient_replaced`: does the update follow coins whose canaries are out?
+    r"""Part of `gradient_replaced`: does the update depend on coins of canaries that were removed?
 
-    Where the canaries are taken out exactly, the release says nothing of the coins of its step,
-    given the past, and so does whatever is computed of it: the bets on them are e-processes. Where
-    clipping lets more or less of a canary through than it claims, a rest of it stays in the
-    release. The growth of bets on that rest, in either direction, is taken off; that this makes up
-    for it is plausible (what is computed of a release says no more of the coins than the release
-    does) and was simulated, but is not proved for these bets.
+    If the canaries are subtracted exactly, the release is independent of the coins of its step,
+    given the past, and so is any function of it: the bets on the coins are e-processes. If clipping
+    lets more or less of a canary through than claimed, a remainder of the canary is in the release.
+    The log e-value of bets on that remainder, in either direction, is subtracted. This correction
+    is plausible (a function of the release contains no more information on the coins than the
+    release) and was tested by simulation, but is not proved for these bets.
 
     Args:
         significance: of the whole run.
@@ -87,8 +86,8 @@ class UseOfRelease:
 
     def __init__(self, significance: float, coin_probability: float = 0.5) -> None:
         self.evidence = GRADIENT_REPLACED.test(significance)
-        # Values, and their sizes: a mask that is chosen by what came before the noise keeps more of
-        # what a canary was in.
+        # Bets on values and on their absolute values: a mask that is chosen by gradients before the
+        # noise keeps more of the entries that contain a canary.
         self._used = [_Following(coin_probability) for _ in range(2)]
         self._moved = _Following(coin_probability)
         self._rest = [_Following(coin_probability) for _ in range(4)]
@@ -101,15 +100,15 @@ class UseOfRelease:
         used: FloatArray | None,
         moved: FloatArray | None,
     ) -> None:
-        """Take in a step whose coins count.
+        """Update with a step whose coins count.
 
         Args:
-            step: its number.
+            step: number of the step.
             coins: 1 where the canary was in, ``[k]``.
             rest: readings of the release without the canaries, ``[k]``.
-            used: the same of the gradient when the update was done, in any unit; None if it is
-                the release itself.
-            moved: the same of minus the change of the weights; None if it was not watched.
+            used: readings of the gradient that the update used, ``[k]``, in any unit; None if it
+                is the release itself.
+            moved: readings of the negative change of the weights, ``[k]``; None if not read.
         """
         for bet, values in zip(self._rest, (rest, -rest, np.abs(rest), -np.abs(rest)), strict=True):
             bet.update(coins, values)
@@ -125,18 +124,18 @@ class UseOfRelease:
         self.evidence.update(follows - max(rest_log_e, 0.0), step)
 
     def result(self, replaced: CheckResult) -> CheckResult:
-        """`gradient_replaced`, with what this test says.
+        """Return the result of `gradient_replaced`, with the evidence of this test.
 
         Args:
-            replaced: the result of steps whose gradient a backward pass replaced.
+            replaced: result on steps whose gradient a backward pass replaced.
         """
         if replaced.status == "violated" or not self.evidence.observed:
             return replaced
         return GRADIENT_REPLACED.result(
             self.evidence,
             replaced.message,
-            "the update follows the canaries' coins although the canaries were taken out of the "
-            "noisy gradient: it uses gradients from before the noise",
+            "the update depends on the canaries' coins although the canaries were subtracted from "
+            "the noisy gradient: it uses gradients from before the noise",
             "look at what the optimizer, or a hook, does after the noise was added: p.grad_sample, "
             "p.summed_grad and gradients kept from before must not be used there",
             replaced.evidence,
@@ -153,26 +152,27 @@ def explained_by_processing(
     by_batch: bool = False,
     shares: tuple[FloatArray, FloatArray] | None = None,
 ) -> set[str]:
-    """Names of violated checks that a function of a correct release would violate as well.
+    """Return the violated checks that post-processing of a correct release would violate as well.
 
-    Noise and canary shrink together where something is done to both: a fault shrinks the noise
-    alone. Where the gradient was read where the noise is known to be in, the fault is the likelier
-    explanation, unless the canary clearly says otherwise; elsewhere it must be clear itself.
+    Post-processing shrinks noise and canaries together; a fault shrinks the noise alone. If the
+    gradient was read at a point where noise is known to have been added, the fault is assumed
+    unless the canaries clearly contradict it; otherwise the canaries must clearly show the fault.
 
     Args:
         checks: results of one optimizer's checks.
         monitor: its checks by e-process.
-        at_cut: whether every step was read where the noise is known to be in.
+        at_cut: whether every step was read at a point where noise is known to have been added.
         weights_move: whether weights change outside of the update as noise would change them.
-        raw: whether the gradients that were read are what backward passes left: nothing was done to
-            them, noise included, unless in the pass itself.
-        by_batch: whether gradients are clearly smaller where batches are larger.
-        shares: how much was released of each canary, ``[k]``, and of each tensor; None for all.
+        raw: whether the gradients that were read are those of backward passes: nothing changed them
+            or added noise to them, except in the pass itself.
+        by_batch: whether gradients are clearly smaller in larger batches.
+        shares: share of each canary, ``[k]``, and of each tensor, ``[L]``, that was released; None
+            if all was released.
     """
     violated = {check.name for check in checks if check.status == "violated"}
-    if by_batch:  # of which no function of the release knows
+    if by_batch:  # post-processing does not know the batch size
         violated.discard(BATCH_NORMALISED.name)
-    # Those that suppose noise of the claimed size, drawn anew, and those that tell its size.
+    # Checks that assume independent noise of the claimed size, and checks of that size.
     doubtful = [REGISTRY[name] for name in violated if REGISTRY[name].doubtful]
     of_noise = {check.name for check in doubtful if check.size_of != "signal"}
     sized = {check.name for check in doubtful if check.size_of == "noise"}
@@ -182,18 +182,18 @@ def explained_by_processing(
         return set()
     canaries, tensors = shares or (np.ones(len(monitor.header.canaries)), np.ones(1))
     seen = _CanariesSeen(monitor, canaries)
-    if not math.isfinite(seen.error):  # no canary says how much of a gradient comes out
+    if not math.isfinite(seen.error):  # no canary shows which part of a gradient is released
         return set()
     found: set[str] = set()
     if sized and seen.shrank_with(_noise_ratio(monitor, sized, tensors), at_cut=at_cut):
         found |= of_noise
     shrunk = seen.shift + _ERRORS * seen.error < _WHOLE
-    if at_cut:  # where a class does more in add_noise than to add noise, its canaries tell
+    if at_cut:  # canaries show whether a class's add_noise does more than add noise
         return found | (of_noise & _FIRST_SEEN if shrunk else set())
     if shrunk:
         found |= of_noise
     found |= violated & _FIRST_SEEN
-    # What amplifies a canary amplifies the noise of every tensor as much.
+    # Post-processing that amplifies a canary amplifies the noise of every tensor as much.
     quietest = monitor.witness_noise.smallest_ratio
     if SENSITIVITY.name in violated and quietest >= seen.shift - _ERRORS * seen.error:
         found.add(SENSITIVITY.name)
@@ -201,19 +201,19 @@ def explained_by_processing(
 
 
 def _noise_ratio(monitor: AuditMonitor, violated: Collection[str], released: FloatArray) -> float:
-    """Noise over the claim, where it is smallest of what was flagged and released."""
+    """Return the smallest ratio of noise to claim among what was flagged and released."""
     ratios = [math.inf]
     if NOISE_CANARY.name in violated:
         ratios.append(float(monitor.canary_noise.ratios().min()))
     if {NOISE.name, NOISE_TENSOR.name} & set(violated):
-        # What was not released counts as noise of the claimed size.
+        # Count the part that was not released as noise of the claimed size.
         squares = monitor.witness_noise.ratios() ** 2 - (1.0 - released)
         ratios.append(math.sqrt(max(float((squares / np.maximum(released, 1e-9)).min()), 0.0)))
     return min(ratios)
 
 
 class _CanariesSeen:
-    """How much of the canaries came out, where anything was released.
+    """Which part of the canaries is in the released gradient.
 
     Args:
         monitor: the checks after the last step.
@@ -231,11 +231,11 @@ class _CanariesSeen:
         self._each, self._errors = sensitivity.shifts() / each, sensitivity.shift_errors() / each
 
     def shrank_with(self, noise: float, *, at_cut: bool) -> bool:
-        """Whether they came out smaller as the noise did, rather than that it alone is small."""
+        """Whether the canaries shrank together with the noise, rather than the noise alone."""
         seen = np.isfinite(self._each) & np.isfinite(self._errors)
         lower = self._each[seen] - (_ERRORS + 1.0) * self._errors[seen]
-        # A mask can hide some canaries; one that comes out whole beside small noise is enough,
-        # unless it and the noise along it are what a projection leaves of both.
+        # A mask can remove some canaries. One whole canary with small noise is enough evidence of a
+        # fault, unless a projection left both the canary and the noise along it.
         beside = np.where(self._noise[seen] < _WHOLE, self._noise[seen], noise)
         if np.any(lower > np.maximum(np.maximum(beside, noise), 0.5)):
             return False
@@ -244,10 +244,10 @@ class _CanariesSeen:
 
 
 def undecided(check: CheckResult) -> CheckResult:
-    """A violated check that is not a fault for certain."""
+    """Return a violated check as undecided: it may be no fault."""
     return dataclasses.replace(
         check,
         status="undecided",
-        message=f"not certain: {check.message}, or something was done to correct noise",
+        message=f"not certain: {check.message}, or correct noise was post-processed",
         advice=SHOW_THE_RELEASE,
     )

@@ -1,4 +1,4 @@
-"""What could this audit have seen? A pass is worth no more."""
+"""Power of an audit: which faults the run would have detected. It limits what a pass means."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_audit.verdict.pass_blockers import TARGET, Resolution
 
 
 class PowerModel:
-    """The power of a run, given the residual variances that it showed.
+    """Power of a run, given its residual variances.
 
-    The data's share of a variance is taken to be what exceeds the claimed noise. Data that fill
-    exactly the gap that too small a noise leaves cannot be told from correct noise by variances.
+    The variance of the data is taken to be what exceeds the claimed noise. Variances cannot
+    distinguish correct noise from noise that is too small plus data that make up the difference.
 
     Args:
         monitor: the checks after the last step.
-        oversize: norm of the canaries over the clipping norm; no canary adds more than that.
+        oversize: norm of the canaries over the clipping norm, the most that a canary can add.
     """
 
     def __init__(self, monitor: AuditMonitor, oversize: float = math.inf) -> None:
@@ -52,7 +52,7 @@ class PowerModel:
             )
 
     def noise(self, ratio: float, steps: int | None = None) -> float:
-        """Probability of a flag for noise of ``ratio`` times the claim."""
+        """Return the probability that noise of ``ratio`` times the claim is flagged."""
         steps = self._steps if steps is None else steps
         best = 0.0
         for group in self._noise:
@@ -64,7 +64,7 @@ class PowerModel:
         return best
 
     def sensitivity(self, shift: float, steps: int | None = None) -> float:
-        """Probability of a flag for a canary that adds ``shift`` times what it may."""
+        """Return the probability that canaries which add ``shift`` times the claim are flagged."""
         steps = self._steps if steps is None else steps
         seen = int(steps * self._canary_rate)
         if not seen or not np.isfinite(self._std) or self._std <= 0 or shift > self._oversize:
@@ -75,7 +75,7 @@ class PowerModel:
         )
 
     def at(self, resolution: Resolution) -> dict[str, Power]:
-        """Power for each part of the resolution."""
+        """Return the power for each part of the resolution."""
         tests: dict[str, Callable[[int], float]] = {
             "noise": lambda steps: self.noise(resolution.noise, steps),
             "sensitivity": lambda steps: self.sensitivity(resolution.sensitivity, steps),
@@ -86,10 +86,10 @@ class PowerModel:
         }
 
     def not_excluded(self) -> tuple[float, float]:
-        """The largest noise ratio and the smallest shift that the run was able to exclude.
+        """Return the largest noise ratio and the smallest shift that the run could exclude.
 
         Returns:
-            (noise ratio, shift); (0, inf) where nothing was.
+            (noise ratio, shift); 0 or inf if the run could exclude none.
         """
         ratios = np.arange(0.99, 0.04, -0.01)
         shifts = np.geomspace(1.02, 1000.0, 120)
@@ -109,16 +109,16 @@ class _Group:
 def _quiet_groups(
     counts: np.ndarray, mean_square: np.ndarray, seen: np.ndarray, check: str, rate: float = 1.0
 ) -> list[_Group]:
-    """Coordinates pooled from the quietest unit on, with the data's share of their variance."""
+    """Return pools of the units with the smallest mean squares, with the variance of their data."""
     groups = []
     order = np.argsort(mean_square, kind="stable")
-    order = order[counts[order] > 0]  # a tensor without coordinates has no witness
-    # A dozen sizes tell as much as hundreds.
+    order = order[counts[order] > 0]  # some tensors have no probe coordinates
+    # A dozen pool sizes are about as good as hundreds.
     for size in np.unique(np.geomspace(1, len(order), 12).round().astype(int)):
         chosen = order[:size]
         weight = counts[chosen]
         mean = float(np.average(mean_square[chosen], weights=weight))
-        # Two standard errors up: the variance was estimated from the same run.
+        # Add two standard errors: the variance is estimated from the same run.
         mean *= 1.0 + 2.0 * np.sqrt(2.0 / max(float(seen[chosen].sum()), 1.0))
         groups.append(_Group(check, int(weight.sum()), max(mean - 1.0, 0.0), rate))
     return groups

@@ -1,7 +1,7 @@
-"""Which violated check is a finding, and which only follows from one.
+"""Divides violated checks into findings and their consequences.
 
-Every violated check is the finding of a fault, or a consequence of exactly one fault. Nothing here
-needs more than what stands in the report.
+Every violated check is the finding of a fault, or a consequence of exactly one fault. Everything is
+computed from what the report contains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lightning_audit.results.audit_report import CheckResult, LikelyFault
 
 
 def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
-    """Leave each consequence to the first fault that explains it, and none that is a finding."""
+    """Keep each consequence only for the first fault that explains it, and drop findings."""
     kept = tuple(faults)
     taken = {(fault.finding, fault.place.optimizer) for fault in kept}
     told = []
@@ -27,18 +27,18 @@ def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
 
 
 def _owner(name: str, optimizer: str) -> str:
-    """Which optimizer a check is of that follows from a fault of this one; empty for the run's."""
+    """Return the optimizer of a check that follows from its fault; empty for a check of the run."""
     return optimizer if name in REGISTRY and REGISTRY[name].each else ""
 
 
 def mark_consequences(
     checks: Sequence[CheckResult], faults: Sequence[LikelyFault]
 ) -> tuple[CheckResult, ...]:
-    """The checks, with the finding that each violated one follows from.
+    """Return the checks, each violated one with the finding that it follows from.
 
     Args:
         checks: results of all checks.
-        faults: of the verdict on them.
+        faults: faults of the verdict on these checks.
     """
     return tuple(
         dataclasses.replace(check, follows_from=behind.finding if behind else "")
@@ -48,14 +48,14 @@ def mark_consequences(
 
 
 def _behind(check: CheckResult, faults: Sequence[LikelyFault]) -> LikelyFault | None:
-    """The fault that a violated check follows from; None where it is a finding, or not violated."""
+    """Return the fault that a violated check follows from; None for a finding or no violation."""
     if check.status != "violated" or any(_shows(check, fault) for fault in faults):
         return None
     return next((f for f in faults if check.name in f.consequences and _meets(f, check)), None)
 
 
 def _meets(fault: LikelyFault, check: CheckResult) -> bool:
-    """Whether they are of one optimizer, or one of them is of the run."""
+    """Whether both are of the same optimizer, or one of them is of the whole run."""
     whose = {fault.place.optimizer, check.optimizer}
     return len(whose) == 1 or "" in whose
 

@@ -190,7 +190,7 @@ SUMS = np.linspace(1.0, 9.0, 128)
     [
         (SUMS, None, "clipped sums that the noise was added to are not known"),
         (SUMS, SUMS, "too small to be the noise"),
-        (3.0 * SUMS, SUMS, "goes along with them"),
+        (3.0 * SUMS, SUMS, "is correlated with them"),
         (5000.0 * SUMS, 5000.0 * SUMS, "float32 rounding dominates"),
         (SUMS, SUMS * np.inf, "no step's clipped sum was finite"),
     ],

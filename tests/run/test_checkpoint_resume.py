@@ -233,7 +233,7 @@ def test_noise_that_starts_again_is_a_violation_and_restored_noise_is_not(
         report = report_in(tmp_path)
         assert (status(report, "reuse.resume"), report.verdict.outcome) == ("ok", "PASS")
         return
-    with pytest.raises(PrivacyViolation, match="a seeded generator started again"):
+    with pytest.raises(PrivacyViolation, match="a seeded generator restarted"):
         trainer.fit(kind(), ckpt_path=ckpt, weights_only=True)
     assert status(report_in(tmp_path), "reuse.resume") == "violated"
 

@@ -94,8 +94,8 @@ def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
     assert report.verdict.outcome == "PASS"
     assert report.verdict.summary.startswith(
-        "examined by replay: records, crafted gradients, what a step leaves behind, draws of the "
-        "noise, records beside others; no check failed"
+        "examined by replay: records, crafted gradients, the state after a step, draws of the "
+        "noise, coupling of records; no check failed"
     )
 
 

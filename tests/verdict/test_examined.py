@@ -24,8 +24,8 @@ def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide() ->
         log.take(step, answers)
         coupling.take(step, Answer(1))
     assert line(log, coupling) == (
-        "examined by replay: records, crafted gradients, what a step leaves behind, draws of the "
-        "noise, records beside others"
+        "examined by replay: records, crafted gradients, the state after a step, draws of the "
+        "noise, coupling of records"
     )
 
 

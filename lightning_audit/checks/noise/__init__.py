@@ -1,1 +1,1 @@
-"""Size, shape and divisor of the noise of a step."""
+"""Checks of the size, shape, mean and divisor of a step's noise."""

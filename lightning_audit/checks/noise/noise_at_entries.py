@@ -1,4 +1,4 @@
-"""The noise of single entries, over whole tensors, and of entries that share it."""
+"""Checks of the noise of single entries and of whole tensors: `noise.entries`, `noise.whole`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_audit.stats.evalues.noise_scale import (
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 from lightning_audit.stats.evalues.single_entries import EntryBets, quiet_entries
 
-#: Noise over a tensor that is smaller than this has more than single entries without noise.
+#: Below this ratio a tensor lacks more noise than a few entries without noise account for.
 _MORE_THAN_ENTRIES = 0.9
 
 NOISE_ENTRIES = dataclasses.replace(
@@ -41,8 +41,8 @@ NOISE_ENTRIES = dataclasses.replace(
     look_at="Check that the noise has the shape of the gradient, and look for later writes to "
     "single entries: a mask, an index, a slice.",
     topic="Noise",
-    needs="of no step the noise of entries was read apart from the clipped sums",
-    fine="every entry that is read has noise of its own, of the claimed size at least",
+    needs="no step's noise was read apart from its clipped sums",
+    fine="every entry that is read has its own noise, of at least the claimed size",
     faults=(
         FaultRule(
             "noise_missing_at_entries",
@@ -76,15 +76,16 @@ NOISE_WHOLE = dataclasses.replace(
     weight=5,
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
+    needs="no step's whole tensors were read together with their clipped sums",
     title="Noise over whole tensors",
     failed_title="A whole tensor lacks noise",
     meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
     "slightly.",
     look_at="Check the shape and the scale of the noise that is drawn for this tensor.",
     topic="Noise",
-    needs="of no step whole tensors were read beside their clipped sums",
-    fine="over all entries of a tensor the noise of no step is smaller than claimed",
-    # Single entries come between: they make that of a whole tensor a little small.
+    fine="over all entries of each tensor, no step's noise is smaller than claimed",
+    # The rank of `noise.entries` lies between these two: a few entries without noise make a whole
+    # tensor's noise slightly too small.
     faults=(
         _OVER_A_TENSOR,
         dataclasses.replace(_OVER_A_TENSOR, rank=0.75, applies=lambda _: True),
@@ -95,7 +96,7 @@ NOISE_WHOLE = dataclasses.replace(
 
 CHECKS = (NOISE_ENTRIES, NOISE_WHOLE)
 
-#: Steps of which each is a look, and one in so many later.
+#: The test looks at each of the first `_EACH` steps, and at every `_LATER`-th step after them.
 _EACH, _LATER = 4, 8
 
 _COMPARE = (
@@ -105,7 +106,7 @@ _COMPARE = (
 
 
 class SingleEntries:
-    """`noise.entries`: the noise of each entry that is read, over the steps.
+    """Statistic of `noise.entries`: the noise of each entry that is read, over the steps.
 
     Args:
         significance: of the whole run.
@@ -116,7 +117,7 @@ class SingleEntries:
         self._test = NOISE_ENTRIES.test(significance)
         self._flagged: list[float] = []
         self._entries = 0
-        #: The first step that is looked at; another one after a stop.
+        #: The first step that is read; a resumed training starts at a later one.
         self._since = 0
 
     def update(self, at: NoiseStep) -> None:
@@ -136,15 +137,15 @@ class SingleEntries:
             self._flagged = np.sort(bets.ratios[found]).tolist()
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why no noise was seen."""
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
         flagged = self._flagged
         smallest = flagged[0] if flagged else None
         return NOISE_ENTRIES.result(
             self._test,
             NOISE_ENTRIES.fine,
-            f"{len(flagged) or 'some'} of {self._entries} entries that are read have too little "
-            "noise, or the same at every step",
-            _COMPARE + "; look for a mask, or for entries that are written after the noise",
+            f"{len(flagged) or 'some'} of the {self._entries} entries that are read have too "
+            "little noise, or the same noise at every step",
+            _COMPARE + "; look for a mask, or for entries that are written after noise is added",
             {
                 "entries": self._entries,
                 "quiet": len(flagged),
@@ -156,10 +157,10 @@ class SingleEntries:
 
 
 class WholeSizes:
-    """`noise.whole`: the size of the noise over all entries of each tensor, step by step.
+    """Statistic of `noise.whole`: the size of each step's noise over all entries of each tensor.
 
-    Where the noise is known alone it is looked at, elsewhere the release that it is in: data only
-    add to its squares.
+    Reads the noise if it is known separately, else the release: data make the squares
+    stochastically larger, so the test stays valid.
 
     Args:
         significance: of the whole run.
@@ -170,16 +171,16 @@ class WholeSizes:
         self._tensors = list(tensors)
         self._test = NOISE_WHOLE.test(significance)
         self._count, self._squares = np.zeros(len(tensors)), np.zeros(len(tensors))
-        # What was added to the sums, whether or not it is the noise alone.
+        # Squares of what was added to the clipped sums, whether or not it is noise alone.
         self._added, self._all_alone = np.zeros(len(tensors)), True
         self._single = SingleStepBet()
         self._smallest = np.full(len(tensors), np.inf)
-        # Entries of that step, and how many steps there were by then.
+        # Entries read at the step with the smallest ratio, and how many steps were read by then.
         self._of_smallest, self._steps = np.zeros((2, len(tensors))), 0
         self._largest = np.zeros(len(tensors))
 
     def update(self, at: NoiseStep) -> None:
-        """Add a step, if its whole tensors were read."""
+        """Update with a step, if its whole tensors were read."""
         seen, alone, step = at.seen.whole, at.noise is not None, at.number
         if seen is None:
             return
@@ -202,19 +203,19 @@ class WholeSizes:
         self._largest = np.fmax(self._largest, np.fmax(now, steady))
 
     def _flagged(self) -> list[int]:
-        """Tensors whose own e-value is enough for all of them, the quietest first."""
+        """Return the tensors that are flagged after a Bonferroni correction, least noise first."""
         level = self._test.threshold + math.log(max(len(self._tensors), 1))
         found = np.flatnonzero(self._largest >= level)
         return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
 
     def _added_ratio(self, which: NDArray[np.intp]) -> float:
-        """What was added to the sums of some tensors in all steps, over the claimed noise."""
+        """Return what all steps added to the sums of some tensors, over the claimed noise."""
         return math.sqrt(self._added[which].sum() / max(self._count[which].sum(), 1.0))
 
     def _interval_of_each(self, which: Sequence[int]) -> tuple[float, float]:
-        """Interval that holds the noise over its claim of each of some tensors.
+        """Return an interval that covers each given tensor's ratio of noise to claim.
 
-        They may be chosen by their readings: the intervals of all hold together.
+        The tensors may be chosen by their readings: the intervals of all tensors hold at once.
         """
         level = INTERVAL_SIGNIFICANCE / len(self._tensors)
         found = [noise_interval(self._count[[j]], self._added[[j]], level) for j in which]
@@ -222,9 +223,10 @@ class WholeSizes:
         return float(ends[:, 0].min()), float(ends[:, 1].max())
 
     def _upper_at_one_step(self, which: Sequence[int]) -> float:
-        """Upper limit of the noise over its claim in one of some tensors, at its quietest step.
+        """Return an upper limit of the smallest noise that one tensor had at one step.
 
-        The step is chosen among all, so that the limit of step t has the share 1 / (t (t + 1)).
+        In units of the claimed noise. The step is chosen by its readings, so the limit of step t
+        gets the share 1 / (t (t + 1)) of the significance.
         """
         j = min(which, key=lambda j: float(self._smallest[j]))
         count, step = self._of_smallest[:, j]
@@ -232,7 +234,7 @@ class WholeSizes:
         return chosen_upper(count, count * self._smallest[j] ** 2, among)
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why no step was seen."""
+        """Return the check's result; ``lack`` is the reason why no step was read."""
         flagged = self._flagged()
         names = [self._tensors[j] for j in flagged]
         shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"

@@ -1,4 +1,4 @@
-"""Noise that is larger than claimed: `noise.excess` warns."""
+"""Warning about noise that is larger than claimed: `noise.excess`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOISE_EXCESS = dataclasses.replace(
     "in each process with one seed, or to the mean instead of the sum.",
     topic="Noise",
     fine="the noise is no larger than claimed",
-    # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
+    # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
     wrong=lambda _: True,
     reads=None,
     init=None,
@@ -31,7 +31,7 @@ NOISE_EXCESS = dataclasses.replace(
 
 CHECKS = (NOISE_EXCESS,)
 
-#: What the norm of a clipped sum may exceed the number of its terms by.
+#: Largest norm of a clipped sum over its number of terms that rounding explains.
 _ROUNDING = 1.05
 _ADVICE = (
     "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm; "
@@ -41,7 +41,7 @@ _ADVICE = (
 
 
 class NoiseExcess:
-    """`noise.excess`: squares of the noise, and clipped sums that are too long.
+    """Statistic of `noise.excess`: squares of the noise, and clipped sums that are too long.
 
     Args:
         significance: of the whole run.
@@ -53,9 +53,10 @@ class NoiseExcess:
         self._test = NOISE_EXCESS.test(significance)
 
     def update(self, step: NoiseStep) -> None:
-        """Add a step: its noise, if that is known alone, and the norm of its clipped sum.
+        """Update with a step's noise, if it is known separately, and its clipped sum's norm.
 
-        Noise that was added in place is in the sum, and belongs there unless the sum has parts.
+        Noise that was added in place is part of the sum that is read. That is correct unless the
+        sum was made in several parts.
         """
         seen, noise = step.seen, step.noise
         if noise is not None:
@@ -72,15 +73,16 @@ class NoiseExcess:
 
     @property
     def sums_are_long(self) -> bool:
-        """Whether a sum was longer than its clipped terms can make it."""
+        """Whether a sum's norm exceeded what its clipped terms can add up to."""
         return self._long_at >= 0
 
     def result(self, lack: str, *, clips: bool) -> CheckResult:
-        """Result of the check.
+        """Return the check's result.
 
         Args:
-            lack: why the latest step shows no noise, or empty.
-            clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
+            lack: the reason why the latest step's noise is unknown, or empty.
+            clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
+                noise.
         """
         count, squares = self._sums.tolist()
         ratio = math.sqrt(squares / count) if count else math.nan
@@ -106,7 +108,7 @@ class NoiseExcess:
 
 
 def equal_noise_result(processes: int) -> CheckResult:
-    """Result of `noise.excess` where processes draw the same noise, so that their sum is too large.
+    """Return the result of `noise.excess` if processes draw the same noise: the sum is too large.
 
     Args:
         processes: number of processes.

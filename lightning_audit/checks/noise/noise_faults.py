@@ -1,4 +1,4 @@
-"""Which fault of the noise makes it too small."""
+"""Rules that name the likely fault if the noise is too small."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ HEADLINES = {
     "noise_missing_in_steps": "Some steps get too little noise or none",
     "noise_too_small_from_a_step_on": "The noise becomes too small at some step",
 }
-#: Ratios of reading to claim at which the noise of a tensor is taken to be right.
+#: Ratios of reading to claim at which a tensor's noise is assumed to be right.
 _HEALTHY = (0.95, 1.08)
-#: The same over all steps, where a few of them have much less; and where it is all that is known,
-#: after how many steps.
+#: Ratio over all steps above which only a few steps lack noise; the same if `noise.step` is the
+#: only check of the size that is violated, and the number of steps that rule needs.
 _ABOUT, _MOST, _FEW_STEPS = 0.9, 0.85, 3
-#: Readings of the other tensors by which their noise is known to about five percent.
+#: Readings of the other tensors that determine their noise to about five percent.
 _ENOUGH = 200
-#: Noise from this part of the claim on is too small, even where it counts as missing.
+#: From this ratio to the claim on, noise is called too small, even if it also counts as missing.
 _SOME = 0.03
-#: Ratio of what is read to what a rule expects; the data only add to it.
+#: Ratios of what is read to what a rule expects, narrow and wide; data only increase them.
 _BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
 
 _SCALE = (
@@ -57,10 +57,10 @@ _SCALE = (
 
 
 def noise_candidates(case: Case) -> list[Candidate]:
-    """Faults by which noise is too small, the likeliest first.
+    """Return the faults that make noise too small, the likeliest first.
 
-    Few tensors come before all of them, and a factor that a known mistake makes (the batch size,
-    the number of processes, a square) before any other factor.
+    A fault of a few tensors comes before one of all tensors. A factor that a known mistake makes
+    (the batch size, the number of processes, a square) comes before any other factor.
     """
     monitor = case.monitor
     if monitor is None:
@@ -75,9 +75,9 @@ def noise_candidates(case: Case) -> list[Candidate]:
                 "noise_missing_in_steps",
                 NOISE_STEP.name,
                 "noise of some steps: single steps have too little noise, or none",
-                "what those steps do otherwise: the last batch of an epoch, a step after "
+                "what those steps do differently: the last batch of an epoch, a step after "
                 "validation, a branch that skips the noise; and what the noisy sum is divided by, "
-                "which must be the expected batch size, whatever the batch's own",
+                "which must be the expected batch size, regardless of the actual batch size",
                 {},
                 explains=case.of_noise,
             )
@@ -90,7 +90,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
 
 
 def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
-    """Noise that is as claimed up to a step, and too small at each step from there on."""
+    """Return the fault if noise is as claimed up to a step, and too small at each later step."""
     names = monitor.header.tensors
     ratios = [names[j] for j in monitor.witness_noise.onset.ratios()]
     if not ratios or NOISE_STEP.name not in case.violated:
@@ -103,7 +103,7 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
         "noise_too_small_from_a_step_on",
         NOISE_STEP.name,
         f"{whose} too small from step {step} on, at the latest: since then it is "
-        f"{interval_in_words(None, upper)}, before it was as claimed",
+        f"{interval_in_words(None, upper)}; before that it was as claimed",
         "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that "
         "is unfrozen, a flag of a warm-up",
         {"noise_ratio_upper_since": rounded_up(upper)},
@@ -113,9 +113,10 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
 
 
 def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
-    """Whether single steps told it first, and over all steps the noise is about as claimed.
+    """Whether `noise.step` was violated first, and over all steps the noise is about as claimed.
 
-    The first steps cannot be told from the others: they are all that was seen.
+    Within the first few steps of a training, single steps without noise cannot be distinguished
+    from noise that is too small at every step.
     """
     if finding == NOISE_STEP.name:
         ratio = monitor.witness_noise.smallest_ratio
@@ -131,9 +132,10 @@ def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
 
 
 def _is_small_in_most(case: Case) -> bool:
-    """Whether what was added to the sums is too small in most tensors, where data hide it.
+    """Whether what was added to the sums is too small in most tensors, though data mask it.
 
-    Tensors that are too small to be flagged count, where they read about what the others do.
+    Tensors with too few entries to be flagged count if their ratio is close to that of the flagged
+    ones.
     """
     whole = case.violated.get(NOISE_WHOLE.name)
     if whole is None or not whole.evidence.get("tensors"):
@@ -146,28 +148,28 @@ def _is_small_in_most(case: Case) -> bool:
 
 
 def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
-    """Few tensors with too little noise, where the others read the claimed noise."""
+    """Return the fault if few tensors have too little noise and the others the claimed noise."""
     noise = monitor.witness_noise
     ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
     flagged = noise.flagged_tensors()
     others = [ratio for name, ratio in ratios.items() if name not in flagged]
     read = dict(zip(monitor.header.tensors, monitor.header.witnesses, strict=True))
     entries = monitor.steps * sum(read[name] for name in ratios if name not in flagged)
-    if whole := _in_whole_tensors(case):  # without the data, so that a step is enough
+    if whole := _in_whole_tensors(case):  # read without data, so one step is enough
         flagged, others, ratios = whole
         entries = _ENOUGH
-    # The others read the claimed noise, and they are the majority: the scale is right there. (A
-    # few tensors that read about the claim may do so by their data alone.)
+    # The scale is right if the others are the majority and read the claimed noise. (A few tensors
+    # may read about the claimed noise because of their data.)
     right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
     if not (flagged and right and len(flagged) <= len(others)):
         return []
     missing = ratios[flagged[0]] < MISSING
-    if not missing and entries < _ENOUGH:  # by chance, or with the data, the others read the claim
+    if not missing and entries < _ENOUGH:  # the others may read the claim by chance, or with data
         return []
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
     limits = noise.upper_of_each(flagged)
     interval = (None, max(limits.values()))
-    if whole:  # a step of all entries says more
+    if whole:  # all entries of one step give a tighter interval
         interval = case.violated[NOISE_WHOLE.name].evidence["flagged_noise_ratio"]
     what = "missing" if missing else interval_in_words(*interval)
     finding = case.first_of((NOISE_TENSOR.name, *case.sizes)) or NOISE_TENSOR.name
@@ -182,17 +184,17 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
             finding,
             f"noise of some tensors: the noise of {shown} is {what}",
             "whether noise is added to every trainable parameter, and whether another optimizer "
-            "or a hook writes to these ones' gradients",
+            "or a hook writes to the gradients of these parameters",
             evidence,
             tuple(flagged),
-            # Noise that is a little small in some tensors may be so in all, and hidden by data.
+            # Noise that is slightly too small in some tensors may be so in all, masked by data.
             (NOISE.name, *rest) if missing else rest,
         )
     ]
 
 
 def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, float]] | None:
-    """Quiet tensors, the ratio of the others, and that of each quiet one; None if not known."""
+    """Return the flagged tensors, the others' ratios and the flagged ones'; None if unknown."""
     whole = case.violated.get(NOISE_WHOLE.name)
     if whole is None or whole.evidence.get("flagged_ratio") is None:
         return None
@@ -202,9 +204,9 @@ def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, flo
 
 
 def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
-    """The factor by which noise is too small, known ones first."""
+    """Return the faults that scale all noise by one factor, known factors first."""
     smallest, added = _smallest(case, monitor, finding), added_ratio(case)
-    # After few steps the quietest tensor is quieter than its noise by chance; all entries are not.
+    # After few steps the smallest ratio of a tensor is low by chance; that of all entries is not.
     canary = finding == NOISE_CANARY.name
     ratio = max(smallest, 0.0 if canary else _of_whole_tensors(case, "flagged_ratio", 0.0))
     if finding == NOISE_WHOLE.name:
@@ -231,27 +233,27 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
             f"noise averaged over processes: the noise is {size}, about one over the square root "
             f"of the number of processes, {case.processes}",
             "whether every process adds its own noise and the gradients are then averaged; the "
-            "noise is to be added to the sum, once",
+            "noise must be added to the sum, once",
             {"processes": case.processes},
         ),
         (
             0.0 < norm < 1.0 and _fits(ratio / norm),
             "noise_of_squared_norm",
-            f"{small}, about max_grad_norm={norm:g}, as if that came in twice",
-            f"{_SCALE}, with the clipping norm in it once",
+            f"{small}, about max_grad_norm={norm:g}, as if that were applied twice",
+            f"{_SCALE}, where the clipping norm appears once",
             {"max_grad_norm": norm},
         ),
         (
             0.0 < sigma < 1.0 and _fits(ratio / sigma),
             "noise_of_squared_multiplier",
-            f"{small}, about noise_multiplier={sigma:g}, as if that came in twice",
-            f"{_SCALE}, and not the variance",
+            f"{small}, about noise_multiplier={sigma:g}, as if that were applied twice",
+            f"{_SCALE}; the variance must not be passed instead",
             {"noise_multiplier": sigma},
         ),
         (
             ratio < MISSING,
             "no_noise",
-            "no noise: the gradients are released without noise, or with next to none",
+            "no noise: the gradients are released without noise, or with almost none",
             "whether noise is drawn at all (Opacus: in add_noise), and whether the gradient that "
             "it is added to is the one that the update uses",
             {},
@@ -270,10 +272,10 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
 def _size(
     case: Case, monitor: AuditMonitor, finding: str, added: float
 ) -> tuple[str, dict[str, Any]]:
-    """What is known of the noise over the claim, in words and as evidence.
+    """Return what is known of the ratio of noise to claim, as text and as evidence.
 
-    An interval where what was added to the sums is seen; where next to nothing was, the noise may
-    have been added elsewhere.
+    An interval if what was added to the clipped sums was read and is more than almost nothing
+    (else noise may have been added elsewhere); otherwise an upper limit.
     """
     limit = case.violated[finding].evidence.get("noise_ratio_upper")
     if limit is None:
@@ -293,7 +295,7 @@ def _fits(quotient: float) -> bool:
 
 
 def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
-    """The smallest noise over the claim, where the finding looks."""
+    """Return the smallest ratio of noise to claim among what the finding tests."""
     if finding == NOISE_WHOLE.name:
         return float(case.violated[finding].evidence["smallest_ratio"])
     if finding == NOISE_CANARY.name:
@@ -302,13 +304,13 @@ def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
 
 
 def _of_whole_tensors(case: Case, number: str, unknown: float) -> float:
-    """A number of the noise over the claim at all entries of tensors."""
+    """Return a number from the evidence of `noise.whole`, or ``unknown``."""
     whole = case.violated.get(NOISE_WHOLE.name)
     return unknown if whole is None else float(whole.evidence.get(number, unknown))
 
 
 def added_ratio(case: Case) -> float:
-    """What was added to the sums over the claimed noise, without data; inf where not seen."""
+    """Return what was added to the clipped sums over the claimed noise; inf if not read."""
     return _of_whole_tensors(case, "added_ratio", math.inf)
 
 

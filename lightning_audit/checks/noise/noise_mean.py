@@ -1,4 +1,4 @@
-"""The mean of the noise: `noise.mean` warns."""
+"""Warning about noise whose mean is not zero: `noise.mean`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHECKS = (NOISE_MEAN,)
 
 
 class NoiseMean:
-    """Signs of the noise against fair coins, whatever its size and shape.
+    """Test of the noise's signs against fair coins; its size and its tails do not matter.
 
     Args:
         significance: of the whole run.
@@ -45,13 +45,13 @@ class NoiseMean:
         self._test = NOISE_MEAN.test(significance)
 
     def update(self, step: NoiseStep) -> None:
-        """Add a step's noise."""
+        """Update with a step's noise."""
         assert step.noise is not None
         self._signs += [np.sum(step.noise > 0), np.sum(step.noise < 0)]
         self._test.update(sign_log_e(*self._signs.tolist()), step.number)
 
     def result(self, lack: str = "") -> CheckResult:
-        """Result of the check; ``lack`` is why no noise was seen."""
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
         positive, negative = self._signs.tolist()
         return NOISE_MEAN.result(
             self._test,

@@ -1,4 +1,4 @@
-"""What was seen of a step's noise, beside its clipped sums, and whether it is known alone."""
+"""What was read of a step's noise and clipped sums, and whether the two can be separated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy import special
 
 from lightning_audit.layout import FloatArray
 
-#: Probability with which noise as claimed is not taken for noise, in one step.
+#: Probability that noise as claimed is rejected as noise, at one step.
 _RARE = 1e-9
-#: The same, in standard deviations of a normal variable.
+#: About that probability, in standard deviations of a normal variable.
 _FAR = 6.0
-#: Why the noise of a step is not known alone.
+#: Why the noise of a step cannot be separated from the data.
 _NO_SUMS = "the clipped sums that the noise was added to are not known"
 _TOO_SMALL = "what is left of the gradient without the clipped sums is too small to be the noise"
-_ALONG = "what is left of the gradient without the clipped sums goes along with them"
+_ALONG = "what is left of the gradient without the clipped sums is correlated with them"
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class WholeTensors:
         entries: number of entries of each tensor, ``[L]``.
         released: sums of the squares of the gradient times its divisor, in units of the claimed
             variance, ``[L]``.
-        noise: the same of the gradient without the clipped sums, ``[L]``.
+        noise: the same for the gradient without the clipped sums, ``[L]``.
         block: the gradient without the clipped sums at the first and the last entries of each
-            tensor, in claimed standard deviations; None if it was not asked for.
+            tensor, in claimed standard deviations; None if it was not requested.
     """
 
     entries: FloatArray
@@ -45,15 +45,15 @@ class NoiseSeen:
 
     Args:
         released: the gradient times its stated divisor at some coordinates, ``[n]``.
-        sums: the clipped sums that it was made of, ``[n]``; None where they are not known.
+        sums: the clipped sums that the gradient is made of, ``[n]``; None if unknown.
         noise_multiplier: claimed standard deviation of the noise, > 0.
         divisors: numbers over the stated divisor by which the sum may have been divided instead.
         terms: samples in the whole sum, canaries included; None if unknown.
-        sum_norm: norm of the whole sum, None where it was not looked at.
+        sum_norm: norm of the whole sum; None if it was not computed.
         split: whether the sum was made in several parts.
-        whole: the noise over whole tensors; None where it was not looked at.
-        at_cut: whether the gradient was read where the noise was known to be in.
-        lack: why ``sums`` is None, if they are known.
+        whole: the noise over whole tensors; None if it was not read.
+        at_cut: whether the gradient was read at a point where noise is known to have been added.
+        lack: the reason why ``sums`` is None, if the reason is known.
     """
 
     released: FloatArray
@@ -70,7 +70,7 @@ class NoiseSeen:
 
 @dataclass(frozen=True)
 class NoiseStep:
-    """What one step shows of its noise, in units of its claimed standard deviation.
+    """The noise of one step, in units of its claimed standard deviation.
 
     Args:
         number: of the step, from 0.
@@ -89,19 +89,19 @@ class NoiseStep:
 
     @property
     def readings(self) -> FloatArray:
-        """The noise alone, or beside data if it is not known alone, ``[n]``.
+        """The noise if it is known without the data, else the release, ``[n]``.
 
-        The data only add to its squares, so that tests that look for too small a noise are valid.
+        Data make the squares stochastically larger, so tests for too little noise stay valid.
         """
         return self.released if self.noise is None else self.noise
 
 
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
-    """The noise in units of its claimed standard deviation, ``[n]``; or None, and why.
+    """Return the noise in units of its claimed standard deviation, ``[n]``; or None, and why.
 
-    What is left of the gradient without the sums is noise only if the noise was added to these
-    sums, and nothing else was done to them. It is taken for noise unless it is much too small, or
-    goes along with the sums.
+    The gradient minus the clipped sums is noise only if noise was added to these sums and nothing
+    else was done to them. The difference is accepted as noise unless it is much too small, or is
+    correlated with the sums.
     """
     if seen.sums is None:
         return None, seen.lack or _NO_SUMS

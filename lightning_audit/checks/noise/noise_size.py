@@ -1,4 +1,4 @@
-"""Is the noise as large as claimed: in all, in every tensor, and on the canaries."""
+"""Checks of the noise's size: over all tensors, per tensor, per step, and along the canaries."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from lightning_audit.stats.evalues.sequential import (
     log_mean_exp,
 )
 
-#: What helps where too little noise can be a fault or a function of correct noise.
+#: Advice if too little noise may be a fault, or post-processing of correct noise.
 SHOW_THE_RELEASE = (
-    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
-    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
+    "if the noisy gradient is post-processed before the update, do so after Opacus' add_noise, or "
+    "show the noisy gradient first: grads = lightning_audit.released(grads, module=self)"
 )
 
-#: Steps that are several, and ratio of noise to what it was or is to be that is clearly less.
+#: Least number of steps before and after an onset; ratio of noise below which it is clearly less.
 _SEVERAL, _LESS = 3, 0.9
 _ADVICE = (
     "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
@@ -49,23 +49,22 @@ _ADVICE = (
 
 
 def _upper(test: Evidence, upper: float) -> dict[str, float]:
-    """The limit as evidence, rounded as the message has it."""
+    """Return the limit as evidence, rounded as in the message."""
     return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
 
 
 class PooledSums:
-    """Sums of squares of several units, pooled over those that look quiet.
+    """Sums of squares of several units, also pooled over units with recent mean square below 1.
 
-    A unit is taken in at a step when the mean square of its recent past is below one: the choice
-    rests on the past alone, so the test stays valid, and units where data dominate do not hide the
-    others.
+    The choice of units to pool depends on earlier steps alone, so the pooled test stays valid, and
+    units with large data do not mask the others.
 
     Args:
         units: number of units (tensors, or canaries).
     """
 
     _DECAY = 0.9
-    #: A loud step counts as twice the claim: later quiet ones shall be heard soon.
+    #: Clip the mean square at 2x the claim: one high-variance step must not mask later ones.
     _LOUDEST = 2.0
 
     def __init__(self, units: int) -> None:
@@ -73,11 +72,11 @@ class PooledSums:
         self.squares = np.zeros(units)
         self.pooled_count = 0.0
         self.pooled_squares = 0.0
-        # At the first step nothing is known of a unit, and none is pooled.
+        # No unit is pooled at the first step: nothing is known of it yet.
         self._recent = np.ones(units)
 
     def update(self, counts: FloatArray, squares: FloatArray) -> None:
-        """Take in a step's number of terms and sum of squares of each unit."""
+        """Update with a step's number of terms and sum of squares of each unit, ``[n]`` each."""
         chosen = self._recent < 1.0
         self.pooled_count += float(counts[chosen].sum())
         self.pooled_squares += float(squares[chosen].sum())
@@ -89,7 +88,7 @@ class PooledSums:
 
     @property
     def mean_square(self) -> FloatArray:
-        """Mean square of each unit so far; 1 where nothing was seen."""
+        """Mean square of each unit so far, ``[n]``; 1 for a unit that was not read."""
         return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
 
     @property
@@ -105,16 +104,16 @@ class PooledSums:
     def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
         """Upper limit of the noise over its claim; see `lightning_audit.stats.evalues.noise_scale`.
 
-        Half of the stake is on all units together, and half on each alone. Those that look quiet
-        are no sum of their own: it leaves out the steps in which all were loud, and would hold a
-        noise of the others against a signal of all.
+        Half of the stake is on all units together, and half is on each unit alone. The pooled sums
+        are not used: they omit steps in which every unit had a large mean square, and would compare
+        the noise of the other steps with the signal of all steps.
         """
         return units_upper(self.count, self.squares, significance)
 
     def largest_upper(self, units: Iterable[int]) -> float:
-        """Upper limit of the noise over its claim in each of some units, chosen by their readings.
+        """Return the largest upper limit of the noise over its claim among the given units.
 
-        See `chosen_upper`; infinite without a unit.
+        The units may be chosen by their readings; see `chosen_upper`. Infinite without a unit.
         """
         among = len(self.count)
         limits = (chosen_upper(self.count[j], self.squares[j], among) for j in units)
@@ -122,25 +121,25 @@ class PooledSums:
 
 
 class Onset:
-    """The steps from the first one on that `noise.step` flags, apart from those before.
+    """Mean squares of the tensors before the first step that `noise.step` flags, and since then.
 
     Args:
         units: number of tensors.
     """
 
-    #: Mean squares of the step that flagged: its readings chose it, and none of those after it.
-    #: Checkpoints of before have none.
+    #: Mean squares of the flagged step: that step is chosen by its readings, later ones are not.
+    #: Checkpoints of earlier versions have none.
     _chosen: FloatArray | float = 0.0
 
     def __init__(self, units: int) -> None:
         self.steps = 0
-        #: Of the former, those that are quiet each for itself.
+        #: Number of steps since the flag whose own e-value is above 1.
         self.quiet = 0
-        # Steps before, and the tensors' mean squares before and since, summed over the steps.
+        # Number of steps before; the tensors' mean squares before and since, summed over steps.
         self._before, self._squares = 0, np.zeros((2, units))
 
     def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
-        """Take in a step, and whether a step was flagged by now."""
+        """Update with a step, and with whether a step has been flagged by now."""
         self.steps += flagged
         self.quiet += flagged and quiet
         self._before += not flagged
@@ -149,9 +148,10 @@ class Onset:
         self._squares[int(flagged)] += mean_squares
 
     def ratios(self) -> dict[int, float]:
-        """Tensor -> noise and data over the claim since, of those that were as claimed before.
+        """Return tensor -> noise and data over the claim since, if it was as claimed before.
 
-        Empty unless all of several steps since are quiet, and there are steps before.
+        Empty unless at least `_SEVERAL` steps came before the flag and at least as many since, and
+        the own e-value of each step since is above 1.
         """
         if self.steps < _SEVERAL or self.quiet < self.steps or self._before < _SEVERAL:
             return {}
@@ -160,13 +160,13 @@ class Onset:
         return {int(j): float(since[j]) for j in smaller}
 
     def upper(self, counts: FloatArray, units: Sequence[int]) -> float:
-        """Upper limit of the noise over its claim in each of some tensors, after the flag.
+        """Return an upper limit of the noise over its claim in each given tensor, after the flag.
 
-        A confidence sequence that begins at a step which the past determines; the tensors may be
-        chosen by their readings, since the limits of all hold together.
+        The limit comes from a confidence sequence that starts at a step which the past determines.
+        The tensors may be chosen by their readings, since the limits of all tensors hold at once.
 
         Args:
-            counts: coordinates that a step reads of each tensor.
+            counts: coordinates that a step reads of each tensor, ``[n]``.
             units: the tensors.
         """
         sums = PooledSums(len(counts))
@@ -176,7 +176,7 @@ class Onset:
 
 
 class WitnessNoiseCheck:
-    """`noise` (all tensors pooled), `noise.tensor` (each) and `noise.step`, from the witnesses."""
+    """Statistic of `noise`, `noise.tensor` and `noise.step`, from the probe coordinates."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._names = header.tensors
@@ -192,7 +192,7 @@ class WitnessNoiseCheck:
         self.single = NOISE_TENSOR.test(significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry of the record."""
+        """Update with one entry of the record."""
         squares = np.asarray(entry["tensor_squares"])
         if not np.isfinite(squares).all():
             return
@@ -213,31 +213,31 @@ class WitnessNoiseCheck:
             self._largest = np.fmax(self._largest, unit_log_e)
 
     def ratios(self) -> FloatArray:
-        """Upper estimate of the noise in each tensor over the claim: noise and data together."""
+        """Return an upper estimate of each tensor's noise over the claim: noise plus data."""
         return np.sqrt(self.sums.mean_square)
 
     def upper_since_onset(self, names: Iterable[str]) -> float:
-        """Upper limit of the noise over its claim in each of some tensors; see `Onset.upper`."""
+        """Return an upper limit of the noise over its claim in each tensor; see `Onset.upper`."""
         return self.onset.upper(self._counts, [self._names.index(name) for name in names])
 
     def upper_of_each(self, names: Iterable[str]) -> dict[str, float]:
-        """Upper limits of the noise over its claim in some tensors, which hold together."""
+        """Return upper limits of the noise over its claim by tensor, which hold at once."""
         return {name: self.sums.largest_upper([self._names.index(name)]) for name in names}
 
     @property
     def smallest_ratio(self) -> float:
-        """The same of the tensor where it is smallest."""
+        """The smallest of `ratios`."""
         return float(self.ratios().min())
 
     def flagged_tensors(self) -> list[str]:
-        """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
+        """Return the tensors whose own e-value crossed the threshold, least noise first."""
         ratios = dict(zip(self._names, self.ratios(), strict=True))
         level = self.single.threshold + np.log(len(self._names))
         flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
         return sorted(flagged, key=lambda name: ratios[name])
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Results of the three checks."""
+        """Return the results of the three checks."""
         ratios = self.ratios()
         evidence: dict[str, Any] = {
             "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
@@ -246,7 +246,7 @@ class WitnessNoiseCheck:
         }
         flagged = self.flagged_tensors()
         shown = ", ".join(f"`{name}`" for name in flagged[:5])
-        least = each = math.inf  # where nothing is wrong, nothing is said of it
+        least = each = math.inf  # not computed unless a check is violated
         if self.pooled.violated or self.single.violated:
             least = self.sums.noise_upper()
             each = self.sums.largest_upper(map(self._names.index, flagged))
@@ -268,7 +268,7 @@ class WitnessNoiseCheck:
             ),
             NOISE_STEP.result(
                 self.burst,
-                "no few steps have less noise than claimed",
+                "no step has less noise than claimed",
                 "some steps have too little noise",
                 _ADVICE,
                 {},
@@ -277,7 +277,7 @@ class WitnessNoiseCheck:
 
 
 class CanaryNoiseCheck:
-    """`noise.canary`: the noise on the canaries' own directions, pooled and one by one."""
+    """Statistic of `noise.canary`: the noise along the canaries, pooled and for each canary."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = header.canaries
@@ -287,7 +287,7 @@ class CanaryNoiseCheck:
         self._seen = 0
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry of the record whose coins count."""
         residual = np.asarray(entry["readings"]) - entry["coins"]
         squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
         self.sums.update(np.ones(len(squares)), squares)
@@ -298,18 +298,18 @@ class CanaryNoiseCheck:
             self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
 
     def ratios(self) -> FloatArray:
-        """Upper estimate of the noise along each canary over the claim."""
+        """Return an upper estimate of the noise along each canary over the claim, ``[k]``."""
         return np.sqrt(self.sums.mean_square)
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Result of the check."""
+        """Return the result of the check."""
         ratios = self.ratios()
         quietest = int(np.argmin(ratios))
         upper = self.sums.largest_upper([quietest] if self.evidence.violated else [])
         return (
             NOISE_CANARY.result(
                 self.evidence,
-                "the canaries read at least the claimed noise",
+                "the noise along the canaries is at least as large as claimed",
                 f"the noise along {self._labels[quietest]} is {interval_in_words(None, upper)}",
                 _ADVICE,
                 {

@@ -25,7 +25,7 @@ def _of_canaries(header: RecordHeader, significance: float) -> EntryStatistic:
 
 _FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
 
-_NO_STEP = "no finite gradient was read of a step whose noise is claimed"
+_NO_STEP = "no finite gradient was read at a step with claimed noise"
 
 NOISE = Check(
     "noise",
@@ -87,7 +87,7 @@ NOISE_CANARY = dataclasses.replace(
     look_at="Check the scale of the noise, and if one canary alone is affected, the tensors that "
     "it lies in.",
     topic="Noise",
-    needs="no finite gradient was read of a step with canaries",
+    needs="no finite gradient was read at a step with canaries",
     reads="canaries",
     init=_of_canaries,
 )

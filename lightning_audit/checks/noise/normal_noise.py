@@ -1,4 +1,4 @@
-"""The shape of the noise: `noise.shape`."""
+"""Check of the noise's distribution: `noise.shape`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, repeated_share
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-# What most of these look for shows in a step or two, with evidence that needs no larger share.
+# One or two steps show most of these faults, with enough evidence for a small share.
 NOISE_SHAPE = Check(
     "noise.shape",
     "noise whose tails are not those of normal noise, or that lies on a lattice",
@@ -21,24 +21,24 @@ NOISE_SHAPE = Check(
     topic="Noise",
     weight=10,
     group="channel",
-    needs="of no step were entries read between its noise and its update",
+    needs="no step's entries were read between its noise and its update",
     each=True,
     always=True,
     doubtful=True,
     private=True,
-    fine="the noise has the tails of normal noise, and no lattice",
+    fine="the noise has the tails of normal noise, and lies on no lattice",
     reads="readings",
     init=lambda _, significance: NormalNoise(significance),
 )
 
 CHECKS = (NOISE_SHAPE,)
 
-#: Smallest shift of `TailBet`, in standard deviations; a smaller one is as small as rounding.
+#: Smallest shift of `TailBet`, in standard deviations; rounding is as large as a smaller one.
 _SMALLEST_SHIFT = 0.01
 
 
 class NormalNoise:
-    """`noise.shape`: tails and ties of the readings.
+    """Statistic of `noise.shape`: tails and ties of the readings.
 
     Args:
         significance: of the whole run.
@@ -47,11 +47,11 @@ class NormalNoise:
     def __init__(self, significance: float) -> None:
         self._tails, self._ties = TailBet(), TieBet()
         self._test = NOISE_SHAPE.test(significance)
-        #: Part of the values that occur twice in the step at which the test flagged.
+        #: Share of values that occur more than once in the step at which the test flagged.
         self._repeated = 0.0
 
     def update(self, step: NoiseStep) -> None:
-        """Add a step's readings."""
+        """Update with a step's readings."""
         shift = max(1.0 / step.seen.noise_multiplier, _SMALLEST_SHIFT)
         self._tails.update(step.readings, min(1.0, shift))
         self._ties.update(step.readings)
@@ -62,7 +62,7 @@ class NormalNoise:
             self._repeated = repeated_share(step.readings)
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why the latest step shows no noise."""
+        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
         what = (
             "values of the noise repeat exactly, as if it were rounded to a lattice"
             if self._ties.log_e > self._tails.log_e

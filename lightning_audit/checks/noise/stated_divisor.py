@@ -1,4 +1,4 @@
-"""What the noisy sum is divided by: `batch_normalised`."""
+"""Check of what the noisy sum is divided by: `batch_normalised`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_NORMALISED = dataclasses.replace(
     finds="the noisy sum is divided by the number of records that the batch happens to have "
     "(Opacus' optimizers in one process; by hand where gradients pass through "
     "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
-    "`noise.step`; the report says where it could not be told)",
+    "`noise.step`; the report says if the divisor could not be tested)",
     title="Divisor of the noisy sum",
     failed_title="Divided by actual batch size",
     meaning="The noisy sum is divided by the number of records that were drawn, so large batches "
@@ -26,8 +26,8 @@ BATCH_NORMALISED = dataclasses.replace(
     look_at="Check the division after the noise: the divisor must be the expected batch size, a "
     "constant.",
     topic="Noise",
-    needs="no step was read of which it is known what else it may be divided by",
-    fine="the noisy sum is divided by what is stated",
+    needs="no step was read whose other possible divisors are known",
+    fine="the noisy sum is divided by the stated divisor",
     public=("message",),
     reads=None,
     init=None,
@@ -48,15 +48,15 @@ BATCH_NORMALISED = dataclasses.replace(
 
 CHECKS = (BATCH_NORMALISED,)
 
-#: Said if no other divisor was found, and the data may hide one.
+#: Message if no other divisor was found, but data may mask one.
 _BESIDE_DATA = (
-    "no evidence against the stated divisor; the sums before the noise are not shown, so that "
-    "large data may hide another one"
+    "no evidence against the stated divisor; the sums before the noise are not shown, so large "
+    "data may mask another divisor"
 )
 
 
 class StatedDivisor:
-    """`batch_normalised`: the noise of a step over the divisors that it may have instead.
+    """Statistic of `batch_normalised`: tests the stated divisor against other possible divisors.
 
     Args:
         significance: of the whole run.
@@ -68,7 +68,7 @@ class StatedDivisor:
         self._beside_data = False
 
     def update(self, seen: NoiseSeen, step: int) -> None:
-        """Add a step, if it may have another divisor than the stated one."""
+        """Update with a step, if another divisor than the stated one is possible."""
         if not seen.divisors:
             return
         self._beside_data |= seen.sums is None
@@ -85,12 +85,12 @@ class StatedDivisor:
         return self._bet.shrinks_with_divisor
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why nothing can be seen, or empty."""
+        """Return the check's result; ``lack`` is the reason why it cannot be tested, or empty."""
         return BATCH_NORMALISED.result(
             self._test,
             _BESIDE_DATA if self._beside_data else BATCH_NORMALISED.fine,
-            "the noisy sum is divided by the number of samples that the batch happens to have, so "
-            "that the size of the gradient and of its noise reveals it",
+            "the noisy sum is divided by the actual number of samples in the batch, so the size of "
+            "the gradient and of its noise reveals that number",
             "divide by the expected batch size, which is the same at every step",
             {},
             lack,

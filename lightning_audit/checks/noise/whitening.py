@@ -1,9 +1,9 @@
-"""Noise that is correlated over steps by a claim's `noise_coefficients`: the draw of each step.
+"""Decorrelation of noise that a claim's `noise_coefficients` correlate over steps.
 
-What is read of a step is its draw, draws of earlier steps and data. Whatever of an earlier step
-stays in a draw that is recovered here, such as its data, or a canary that clipping let through, is
-known before the present draw is made. It stands beside the draw as data do, under which the tests
-of the steps are valid.
+A step's reading is its own draw, plus draws of earlier steps, plus data. A recovered draw may also
+contain a remainder of earlier steps: their data, or a canary that clipping did not remove. That
+remainder is fixed before the present draw is made, so it acts like data, for which the tests of the
+steps are valid.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lightning_audit.stats.dependence.correlated_noise import steps_to_forget
 
 
 class Whitening(Kept):
-    """Recovers the draws of coordinates that are read at every step.
+    """Recovers each step's draw at coordinates that are read at every step.
 
-    Where a step cannot be read, its draw is taken for zero.
+    The draw of a step that cannot be read is taken to be zero.
 
     Args:
-        coefficients: see `PrivacyClaim`; only their ratios to the first one count.
+        coefficients: see `PrivacyClaim`; only their ratios to the first one matter.
     """
 
     KEPT = ("_past", "_steps", "_since")
@@ -36,27 +36,26 @@ class Whitening(Kept):
         #: Row t mod (m - 1) holds the draws of step t, ``[m - 1, n]``.
         self._past: FloatArray | None = None
         self._steps = 0
-        #: Steps since a draw was not known; None where all were.
+        #: Steps since the latest unknown draw; None if all draws are known.
         self._since: int | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left in the draws of one that is not known."""
+        """Whether unknown draws no longer affect the recovered draws."""
         if self._since is None:
             return True
         return self._forgets is not None and self._since >= self._forgets
 
     def draw(self, read: FloatArray, dead: NDArray[np.bool_] | None = None) -> FloatArray:
-        """The draws of a step.
+        """Return the draws of a step.
 
         Args:
             read: the step's readings in units of a draw's standard deviation, ``[n]``, n the same
                 at every step.
-            dead: which entries were exactly zero, ``[n]``: nothing was drawn there; None for none.
+            dead: entries that were exactly zero, ``[n]``: they had no draw; None if none.
 
         Returns:
-            The draws, and beside them what stays of the data, ``[n]``; NaN where a reading is not
-            finite.
+            The draws plus the remaining data, ``[n]``; NaN where a reading is not finite.
         """
         if self._past is None or self._past.shape[1] != len(read):
             self._past = np.zeros((len(self._later), len(read)))
@@ -70,12 +69,12 @@ class Whitening(Kept):
         return drawn
 
     def lose(self) -> None:
-        """A step passes whose draws are not known."""
+        """Count a step whose draws are unknown."""
         self._keep(0.0)
         self._since = 0
 
     def begin_amid(self) -> None:
-        """Steps were taken before that nobody read."""
+        """Start after steps that were not read."""
         self._since = 0
 
     def _keep(self, drawn: FloatArray | float) -> None:
@@ -86,7 +85,7 @@ class Whitening(Kept):
             self._since += 1
 
     def _by_row(self) -> FloatArray:
-        """The coefficient of each row of the past."""
+        """Return the coefficient of each row of `_past`, ``[m - 1]``."""
         count = len(self._later)
         ages = (self._steps - 1 - np.arange(count)) % count
         return np.asarray(self._later[ages])

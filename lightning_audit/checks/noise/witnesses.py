@@ -1,6 +1,6 @@
-"""Witness coordinates: entries of the gradient that carry no canary, read at every step.
+"""Probe coordinates: entries of the gradient that carry no canary, read at every step.
 
-They are noise plus data. Their values never leave memory: what is recorded of a step are sums of
+Their readings are noise plus data, and never leave memory. The record of a step holds sums of
 squared residuals, from which the noise and re-use tests can be computed again.
 """
 
@@ -16,17 +16,17 @@ from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 PER_TENSOR = 64
 IN_ALL = 4096
-#: Witnesses that enter the re-use tests, over all tensors.
+#: Probe coordinates that the re-use tests read, over all tensors.
 REUSE_IN_ALL = 512
-#: Lags at which a repeated noise is looked for.
+#: Number of lags at which steps are compared to find repeated noise.
 LAGS = 32
-#: Flat coordinates below this are shared by the tensors, so that one key for several shows.
+#: Flat coordinates below this limit are read in several tensors, to find one key used for several.
 _SHARED_BELOW = 64
 
 
 @dataclass(frozen=True)
 class Witnesses:
-    """Where the witnesses lie.
+    """The probe coordinates of each tensor.
 
     Args:
         index: tensor -> flat coordinates, distinct, for every tensor of the layout.
@@ -36,7 +36,7 @@ class Witnesses:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Witnesses of each tensor."""
+        """Number of probe coordinates of each tensor."""
         return tuple(len(self.index[j]) for j in sorted(self.index))
 
 
@@ -46,8 +46,8 @@ def choose_witnesses(
     """Choose up to 64 coordinates of every tensor, 4,096 in all.
 
     Half of them are flat coordinates that the larger tensors have in common; the rest are random.
-    Coordinates of canaries are used only in a tensor that has no others: canaries are taken out
-    of the gradient before it is read.
+    A canary's coordinate is used only in a tensor that has no other coordinates: canaries are
+    subtracted from the gradient before it is read.
 
     Args:
         layout: the trainable tensors.
@@ -55,7 +55,7 @@ def choose_witnesses(
         rng: the audit's own generator.
 
     Returns:
-        The witnesses.
+        The probe coordinates.
     """
     each = min(PER_TENSOR, max(1, IN_ALL // len(layout)))
     common = rng.permutation(_SHARED_BELOW)
@@ -74,16 +74,16 @@ def choose_witnesses(
 
 
 class WitnessReducer:
-    """Turns a step's witness readings into the sums that the checks need.
+    """Reduces a step's readings at the probe coordinates to the sums that the checks need.
 
     Args:
-        witnesses: where the readings come from, tensor by tensor.
+        witnesses: the probe coordinates of each tensor.
         lags: number of lags.
     """
 
-    #: Memory of the running variance by which tensors are chosen for the re-use tests.
+    #: Decay of the running variance that selects tensors for the re-use tests.
     _DECAY = 0.9
-    #: What a louder step counts as, in claimed variances.
+    #: Largest mean square that a step adds to the running variance, in claimed variances.
     _LOUDEST = 4.0
 
     def __init__(self, witnesses: Witnesses, lags: int = LAGS) -> None:
@@ -94,7 +94,7 @@ class WitnessReducer:
         self._variance = np.ones(len(tensors))
         each = max(1, REUSE_IN_ALL // len(tensors))
         first = np.concatenate([[0], np.cumsum(self._counts)[:-1]])
-        # The lowest flat coordinates come first, so the shared ones are among them.
+        # Coordinates are sorted, so the shared ones are among the first.
         self._reuse = np.concatenate(
             [start + np.arange(min(each, n)) for start, n in zip(first, self._counts, strict=True)]
         )
@@ -107,10 +107,11 @@ class WitnessReducer:
     def reduce(
         self, readings: FloatArray, noise_multiplier: float, epoch: int = 0
     ) -> dict[str, Any]:
-        """Take in one step and return its sums, by column of the record.
+        """Update with one step and return its sums, by column of the record.
 
         Args:
-            readings: the final gradient at the witnesses, in units of the clipping norm, ``[n]``.
+            readings: the final gradient at the probe coordinates, ``[n]``, in units of the clipping
+                norm.
             noise_multiplier: claimed standard deviation in the same unit, > 0.
             epoch: number of the present epoch.
 
@@ -122,7 +123,7 @@ class WitnessReducer:
             return self._lost()
         residual = (readings - self._centre.value) / noise_multiplier
         squares = np.bincount(self._tensor, weights=residual**2, minlength=len(self._counts))
-        # Where data dominate, a repeated noise cannot show; chosen by the past alone.
+        # Repeated noise cannot be seen if data dominate; the choice depends on the past alone.
         chosen = self._variance < max(1.25, 1.05 * float(self._variance.min()))
         chosen &= self._seen > 0
         use = chosen[self._tensor[self._reuse]]
@@ -143,7 +144,7 @@ class WitnessReducer:
         return sums
 
     def _lost(self) -> dict[str, Any]:
-        """The sums of a step that holds NaN or Inf; it leaves no trace in later ones."""
+        """Return the sums of a step with NaN or Inf; later sums do not depend on that step."""
         lags, tensors = len(self._past), len(self._counts)
         sums = dict.fromkeys(
             ("broadcast_count", "broadcast_squares", "pair_count", "pair_squares"), 0.0
@@ -173,16 +174,16 @@ class WitnessReducer:
 
 
 class _Epochs:
-    """Readings at the same place of the previous and of the first epoch.
+    """Comparison with readings at the same place of the previous and of the first epoch.
 
-    A generator that is seeded again at each epoch's start repeats its noise at distances that no
-    short lag sees.
+    A generator that is re-seeded at the start of each epoch repeats its noise at distances longer
+    than the lags.
 
     Args:
         width: readings of a step.
     """
 
-    #: Steps of an epoch that are kept, 8 MB at 512 witnesses.
+    #: Steps of an epoch that are kept; 8 MB at 512 probe coordinates.
     _KEPT = 4096
 
     def __init__(self, width: int) -> None:
@@ -195,10 +196,10 @@ class _Epochs:
     def compare(
         self, epoch: int, readings: FloatArray, noise_multiplier: float, use: Any
     ) -> dict[str, Any]:
-        """Sums of squared differences from both epochs, in units of the claimed variance."""
+        """Return sums of squared differences from both epochs, in units of the claimed variance."""
         place = self.advance(epoch, readings)
         counts, squares = np.zeros(2), np.zeros(2)
-        # In the second epoch the previous one is the first: it counts once.
+        # In the second epoch the previous epoch is the first one: it counts once.
         others = (self._previous, self._first)[: self._ended]
         for i, other in enumerate(others):
             past = other.at(place)
@@ -247,14 +248,14 @@ class _Trace:
         return place
 
     def at(self, place: int) -> FloatArray | None:
-        """The readings of a step, None if they were lost or not kept."""
+        """Return the readings of a step; None if they were lost or not kept."""
         if place >= min(self._length, len(self._rows)) or np.isnan(self._rows[place]).any():
             return None
         return np.asarray(self._rows[place], dtype=np.float64)
 
 
 def _partners(flat: IndexArray) -> IndexArray:
-    """For each reading the position of the latest earlier one with the same flat coordinate."""
+    """Return each reading's latest predecessor at the same flat coordinate, by position; or -1."""
     latest: dict[int, int] = {}
     partner = np.full(len(flat), -1)
     for position, coordinate in enumerate(flat.tolist()):
@@ -264,7 +265,7 @@ def _partners(flat: IndexArray) -> IndexArray:
 
 
 def _broadcast(residual: FloatArray) -> dict[str, float]:
-    """Residuals centred on the mean of the earlier ones of the same step."""
+    """Return sums over residuals centred on the mean of earlier residuals of the same step."""
     if len(residual) < 2:
         return {"broadcast_count": 0.0, "broadcast_squares": 0.0}
     earlier = np.cumsum(residual)[:-1] / np.arange(1, len(residual))

@@ -1,1 +1,1 @@
-"""Noise that is drawn again for each step, tensor and entry, or not."""
+"""Checks that noise is drawn independently for each step, tensor and entry."""

@@ -1,4 +1,4 @@
-"""Does the noise of a step depend on that of earlier steps, by whatever rule?"""
+"""Check that earlier noise does not predict the noise of a step: `reuse.forecast`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ REUSE_FORECAST = dataclasses.replace(
     look_at="Check what is kept of the noise between steps (momentum, sums, buffers); if the "
     "correlation is intended, state `PrivacyClaim(noise_coefficients=...)`.",
     topic="Fresh randomness",
-    needs="no step's noise was read behind that of another step",
-    fine="the noise of a step cannot be told from that of earlier steps",
+    needs="no step's noise was read after that of an earlier step",
+    fine="the noise of earlier steps does not predict that of a step",
     faults=(
         FaultRule(
             CORRELATED_OVER_STEPS,
             "noise correlated over steps: the noise of a step depends on that of earlier steps, "
             "otherwise than is claimed",
-            "what is kept of the noise from step to step: a momentum, a running sum, a buffer or "
-            "a generator that is restored, which the next noise is made of; and, where that is by "
-            "design, whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
+            "what keeps noise from step to step and adds it again: a momentum, a running sum, a "
+            "buffer or a generator that is restored; and, if the noise is correlated by design, "
+            "whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
             headline="The noise depends on that of earlier steps",
             rank=0.5,
             explains_groups=("reuse", "channel", "leakage"),
@@ -49,12 +49,12 @@ REUSE_FORECAST = dataclasses.replace(
 
 CHECKS = (REUSE_FORECAST,)
 
-#: Steps of which each is a look, and one in so many later.
+#: The test looks at each step before number `_EACH`, and at every `_LATER`-th step after them.
 _EACH, _LATER = 20, 4
 
 
 class NoiseForecast:
-    """`reuse.forecast`: forecasts of the noise from the steps before.
+    """Statistic of `reuse.forecast`: forecasts of a step's noise from earlier steps.
 
     Args:
         significance: of the whole run.
@@ -66,7 +66,7 @@ class NoiseForecast:
         self._test = REUSE_FORECAST.test(significance)
 
     def update(self, at: NoiseStep) -> None:
-        """Add a step's readings."""
+        """Update with a step's readings."""
         readings, step = at.readings, at.number
         self._bet.update(self._past.before(step, len(readings)), readings)
         self._past.add(readings, step)
@@ -74,17 +74,17 @@ class NoiseForecast:
             self._test.update(self._bet.log_e, step)
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why no noise was seen."""
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
         lag, coefficient = self._bet.best
-        by = f"that of {lag} steps before" if lag > 1 else "that of the step before"
+        by = f"the noise of {lag} steps before" if lag > 1 else "the noise of the step before"
         by = by if lag else "the sum of all noise so far"
         return REUSE_FORECAST.result(
             self._test,
             REUSE_FORECAST.fine,
-            "forecasts made of earlier steps leave less than the claimed noise: the best one takes "
+            "forecasts from earlier steps leave less than the claimed noise: the best forecast is "
             f"{coefficient:.2g} times {by}, and leaves {self._bet.left:.0%} of the variance",
             "draw all noise from one generator that is seeded once, and add each draw to one step "
-            "alone, without a rest of earlier ones",
+            "only, without any part of earlier draws",
             {
                 "lag": lag,
                 "coefficient": coefficient,

@@ -1,4 +1,4 @@
-"""Is the first noise of a resumed training that of the training's beginning?"""
+"""Check that a resumed training does not repeat the noise of its first steps: `reuse.resume`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 NOISE_RESTARTED = Check(
     "reuse.resume",
-    "a seeded noise generator started again when the training was resumed",
+    "a seeded noise generator that restarts when the training is resumed",
     title="Noise after a resume",
     failed_title="Noise restarts on resume",
     meaning="When the training was resumed, the noise generator started again and repeated the "
@@ -23,17 +23,17 @@ NOISE_RESTARTED = Check(
     "and restored.",
     topic="Fresh randomness",
     weight=2,
-    needs="the first steps of the training or after the resume were not read",
+    needs="the first steps of the training, or those after the resume, were not read",
     each=True,
     private=True,
-    fine="the noise did not start again with the training",
+    fine="the noise did not restart when the training was resumed",
     faults=(
         FaultRule(
             "noise_restarted",
-            "noise re-used: a seeded generator started again when the training was resumed",
+            "noise re-used: a seeded generator restarted when the training was resumed",
             "what seeds the noise before a resume: leave seed_everything out there, give it "
-            "another seed than the training began with, draw the noise with "
-            "PrivacyEngine(secure_mode=True), which no seed determines, or keep the state: "
+            "a different seed than at the start, draw the noise with "
+            "PrivacyEngine(secure_mode=True), which no seed determines, or save the state: "
             "checkpoint['rng'] = torch.get_rng_state() in on_save_checkpoint, "
             "torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a noise_generator: "
             "its get_state and set_state)",
@@ -46,22 +46,22 @@ NOISE_RESTARTED = Check(
 
 CHECKS = (NOISE_RESTARTED,)
 
-#: Steps of a training, and of each of its segments, that are compared.
+#: Number of first steps that are compared, of the training and of each resumed segment.
 COMPARED = 3
 
 
 class NoiseRestart:
-    r"""`reuse.resume`: the first steps of a segment against those of the training.
+    r"""Statistic of `reuse.resume`: compares the first steps of a segment and of the training.
 
-    A checkpoint holds what the first steps released, and nothing of the noise generator's state,
-    from which all noise could be computed. A generator that starts again gives step t of a segment
-    the noise of step t of the training. The e-value of a step is the mean of two, and those of
+    A checkpoint holds what the first steps released. It holds no state of the noise generator, from
+    which all noise could be computed. A generator that restarts gives step t of a segment the noise
+    of step t of the training. The e-value of a step is the mean of two e-values, and those of
     `COMPARED` steps are multiplied:
 
-    * the release of then is a centre that the past determines, and what differs from it is at least
-      as large as the noise, beside any data (`noise_log_e`);
-    * where the noise of now is known alone, its products with the release of then are symmetric
-      about zero (`product_log_e`), however loud the data of then were.
+    * the earlier release is a centre that the past determines, and the difference from it is at
+      least as large as the noise, for any data (`noise_log_e`);
+    * if the present noise is known without the data, its products with the earlier release are
+      symmetric about zero (`product_log_e`), for any size of the earlier data.
 
     Args:
         significance: of the whole run.
@@ -69,22 +69,22 @@ class NoiseRestart:
 
     def __init__(self, significance: float) -> None:
         self._test = NOISE_RESTARTED.test(significance)
-        #: What the first steps of the training released, by their numbers, ``[n]`` each.
+        #: What the first steps of the training released, by step number, ``[n]`` each.
         self.first: dict[int, FloatArray] = {}
         self._resumed_at: int | None = None
         self._log_e = 0.0
 
     def resume(self, first: dict[int, FloatArray], step: int) -> None:
-        """Compare the coming steps with those of the beginning.
+        """Compare the next steps with the first steps of the training.
 
         Args:
             first: `first` of the segment before.
-            step: number of the coming step.
+            step: number of the next step.
         """
         self.first, self._resumed_at = first, step
 
     def update(self, at: NoiseStep) -> None:
-        """Add a step."""
+        """Update with a step."""
         released, noise, step = at.released, at.noise, at.number
         if step < COMPARED:
             self.first[step] = released.copy()
@@ -105,12 +105,12 @@ class NoiseRestart:
         return self._resumed_at is not None
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why the latest step shows no noise."""
+        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
         return NOISE_RESTARTED.result(
             self._test,
             NOISE_RESTARTED.fine,
-            "the first noise after the resume is that of the first steps of the training: the "
-            "noise generator started again in the same state",
+            "the first noise after the resume repeats that of the first steps of the training: the "
+            "noise generator restarted in the same state",
             "do not seed the noise, or save the generator's state in the checkpoint and restore it",
             {},
             lack,

@@ -1,8 +1,8 @@
-"""Is the noise drawn anew for every step, coordinate and tensor?
+"""Checks that noise is drawn independently for each step, coordinate and tensor.
 
-Not by correlations, which data raise in correct runs, but by a residual variance that becomes too
-small once the right centre is taken out: the reading some steps ago, the mean of the earlier
-readings of the step, the same coordinate of another tensor.
+The checks do not use correlations, which data increase in correct runs. They test whether the
+variance is too small after a centre is subtracted: the reading some steps ago, the mean of earlier
+readings of the step, or the same coordinate of another tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
 
 _REUSE = Check(
     "reuse.lag",
-    "noise that is not drawn anew",
+    "noise that is not drawn independently",
     title="Noise across steps",
     failed_title="Noise repeats between steps",
     meaning="The same noise is added in several steps, so subtracting one step from another "
@@ -30,7 +30,7 @@ _REUSE = Check(
     topic="Fresh randomness",
     weight=80,
     group="reuse",
-    needs="no reading was compared with that of an earlier step",
+    needs="no reading was compared with one of an earlier step",
     each=True,
     always=True,
     doubtful=True,
@@ -65,7 +65,7 @@ CHECKS = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR)
 
 
 class ReuseCheck:
-    """`reuse.lag`, `reuse.broadcast` and `reuse.pair`, from the witness coordinates."""
+    """Statistic of `reuse.lag`, `reuse.broadcast`, `reuse.pair`, from the probe coordinates."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         # The short lags, then the same place in the previous and in the first epoch.
@@ -78,7 +78,7 @@ class ReuseCheck:
         self.evidence = {check.name: check.test(significance) for check in checks}
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry of the record."""
+        """Update with one entry of the record."""
         step = int(entry["step"])
         count, squares = np.asarray(entry["lag_count"]), np.asarray(entry["lag_squares"])
         count = np.concatenate([count, entry["epoch_count"]])
@@ -105,60 +105,60 @@ class ReuseCheck:
 
     @property
     def period(self) -> str:
-        """How often the noise comes back, in words."""
+        """How often the noise recurs, as text."""
         if self.lag > self._lags:
             return "in every epoch"
         return "at every step" if self.lag == 1 else f"every {self.lag} steps"
 
     @property
     def lag(self) -> int:
-        """The shortest lag at which readings agree about as well as at any, in steps.
+        """The shortest lag at which readings agree about as well as at any lag, in steps.
 
-        More than the number of lags stands for the same place in another epoch.
+        A number above `lags` means the same place in another epoch.
         """
         seen = self._lag_count > 0
         if not seen.any():
             return 1
         means = np.where(seen, self._lag_squares / np.maximum(self._lag_count, 1.0), np.inf)
-        # Noise that comes back every l steps comes back every 2 l steps as well; fresh noise of
-        # the claimed size reads about 2.
+        # Noise that recurs every l steps also recurs every 2 l steps; independent noise of the
+        # claimed size reads about 2.
         clear = max(1.2 * means.min(), min(math.sqrt(means.min()), 0.5))
         return int(np.flatnonzero(means <= clear)[0]) + 1
 
     def lag_ratio(self) -> float:
-        """Smallest root mean square of the differences at any lag, over the claimed noise."""
+        """Return the smallest root mean square difference at any lag, over the claimed noise."""
         seen = self._lag_count > 0
         if not seen.any():
             return math.inf
         return math.sqrt(float(np.min(self._lag_squares[seen] / self._lag_count[seen])))
 
     def residual_ratio(self, name: str) -> float | None:
-        """Residual of `reuse.broadcast` or `reuse.pair` over the claimed noise, None if unseen."""
+        """Return the residual of a check of one step over the claimed noise; None if not read."""
         count, squares = self._single[name.removeprefix("reuse.")]
         return float(np.sqrt(squares / count)) if count > 0 else None
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Results of the three checks."""
+        """Return the results of the three checks."""
         return (
             REUSE_LAG.result(
                 self.evidence["reuse.lag"],
-                "no noise comes back at a later step",
-                "readings of different steps differ by less than fresh noise of the claimed size "
-                f"makes them: as if the noise came back {self.period}",
-                "look for a generator that is seeded again, or restored, between steps",
+                "no noise recurs at a later step",
+                "readings of different steps differ by less than independent noise of the claimed "
+                f"size makes them: as if the noise recurred {self.period}",
+                "look for a generator that is re-seeded, or restored, between steps",
                 {"lag": self.lag, "lags": self._lags},
             ),
             REUSE_BROADCAST.result(
                 self.evidence["reuse.broadcast"],
-                "coordinates of a step have noise of their own",
-                "the coordinates of a step differ by less than noise of their own makes them",
+                "coordinates of a step have independent noise",
+                "the coordinates of a step differ by less than independent noise makes them",
                 "look for a noise drawn with too small a shape and broadcast over the gradient",
                 {"residual_ratio": self.residual_ratio("reuse.broadcast")},
             ),
             REUSE_PAIR.result(
                 self.evidence["reuse.pair"],
-                "tensors have noise of their own",
-                "tensors differ by less than noise of their own makes them",
+                "tensors have independent noise",
+                "tensors differ by less than independent noise makes them",
                 "look for one seed or key that is used for every tensor of a step",
                 {"residual_ratio": self.residual_ratio("reuse.pair")},
             ),

@@ -1,4 +1,4 @@
-"""Values of the noise that are repeated in a step, or of another shape than normal noise."""
+"""Rules that name the fault if `noise.shape` is violated: repeated values, or another shape."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_audit.checks.randomness.shared_entries import REUSE_ENTRIES
 HEADLINES = {
     "noise_repeated_in_step": "Noise repeats within a step",
 }
-#: Part of a step's values that occur again in it; ratio of added to claimed noise that is no noise.
+#: Least share of repeated values in a step; ratio to the claim below which there is no noise.
 _REPEATED, _NOTHING = 0.25, 1e-3
 
 
 def repeated_in_step(case: Case) -> list[Candidate]:
-    """Numbers that stand at many entries of a step, before the checks of that have seen enough."""
+    """Return the fault if many entries of a step share values, until a check of `reuse` sees it."""
     shape = case.violated.get(NOISE_SHAPE.name)
     share = 0.0 if shape is None else shape.evidence.get("repeated", 0.0)
     if (
@@ -32,10 +32,10 @@ def repeated_in_step(case: Case) -> list[Candidate]:
     found = case.candidate(
         "noise_repeated_in_step",
         case.first_of(case.sizes) or NOISE_SHAPE.name,
-        f"noise re-used within a step: {share:.0%} of the values that are read stand at another "
-        "entry as well",
-        "whether each tensor draws noise of its own, in its own shape: not one seed or key for "
-        "several, and no value that is broadcast",
+        f"noise re-used within a step: {share:.0%} of the values that are read occur at another "
+        "entry, too",
+        "whether each tensor draws its own noise, in its own shape: no seed or key may serve "
+        "several tensors, and no value may be broadcast",
         {"repeated": share},
         explains=(*case.sizes, *case.beyond),
     )
@@ -43,7 +43,7 @@ def repeated_in_step(case: Case) -> list[Candidate]:
 
 
 def noise_of_another_shape(case: Case) -> list[Candidate]:
-    """Noise of the right size with another distribution."""
+    """Return the fault if the noise has the right size and another distribution."""
     seen = case.violated.get(NOISE_SHAPE.name)
     if case.monitor is None or seen is None or repeated_in_step(case) or _of_few_entries(case):
         return []
@@ -59,7 +59,7 @@ def noise_of_another_shape(case: Case) -> list[Candidate]:
 
 
 def _of_few_entries(case: Case) -> bool:
-    """Whether ties come from entries without noise, or from those that share it."""
+    """Whether ties come from entries without noise, or from entries that share their noise."""
     checks = [NOISE_ENTRIES, REUSE_ENTRIES]
     return any(
         rule.applies(case.violated[check.name].evidence)

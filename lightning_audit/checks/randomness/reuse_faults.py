@@ -1,4 +1,4 @@
-"""Which fault makes noise alike at several places: within a step, or over steps."""
+"""Rules that name the likely fault if noise is re-used within a step or over steps."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ HEADLINES = {
     "same_noise_in_every_epoch": "The same noise is added in every epoch",
     "noise_in_a_cycle": "The noise repeats in a cycle",
 }
-#: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
+#: A residual below this multiple of the plain one is evidence for re-used noise, not small noise.
 _REUSE_GAIN = 0.7
-#: The same over noise whose size is known without the data.
+#: The same for noise whose size is known without the data.
 _FRESH = 0.9
-#: Readings of at most this size, over the claim, have no data beside the noise; and the part of
-#: earlier noise, in such readings, from which on it is the same noise.
+#: Largest ratio of readings to the claim at which they contain no data; coefficient of earlier
+#: noise in such readings from which on it is the same noise.
 _ALONE, _WHOLE = 1.05, 0.85
-_SEEDED_AFTER = "what seeds or restores a generator after so many steps"
-#: Steps whose noise came back at one distance, where it does so by rule.
+_SEEDED_AFTER = "what seeds or restores a generator after that number of steps"
+#: Number of recurrences at one distance from which on the noise recurs in a cycle.
 _IN_A_ROW = 3
 
 
 def reuse_candidates(case: Case) -> list[Candidate]:
-    """Faults by which the same noise is added at several places, the likeliest first.
+    """Return the faults that add the same noise several times, the likeliest first.
 
-    Noise that is shared within a step comes first, then noise that comes back after some steps,
-    then noise that comes back at no fixed distance.
+    Noise that is shared within a step comes first, then noise that recurs after a fixed number of
+    steps, then noise that recurs at irregular steps.
     """
     monitor = case.monitor
     if monitor is None:
@@ -53,13 +53,13 @@ def reuse_candidates(case: Case) -> list[Candidate]:
     correlated = _correlated(case) or _dependent(case)
     found = (correlated,) if correlated else (_repeated(case, monitor), _recurring(case, monitor))
     others = [c for c in found if c is not None]
-    # Where nothing else explains them, differences that are a little small are re-used noise, too.
+    # If nothing else explains slightly small differences, they are re-used noise as well.
     alone = not (clear or others or case.first_of(case.sizes))
     return [*(_shared(case, monitor, name) for name in (shared if alone else clear)), *others]
 
 
 def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
-    """Whether readings agree by more than small noise alone makes them."""
+    """Whether readings agree more closely than noise that is too small explains."""
     if name not in case.violated:
         return False
     if rules := REGISTRY[name].faults:
@@ -68,13 +68,13 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     if name != REUSE_LAG.name:
         ratio = monitor.reuse.residual_ratio(name)
         return ratio is not None and ratio < _REUSE_GAIN * quiet
-    # Fresh noise differs from earlier noise by sqrt(2) times its size, whatever the size. Where
-    # the noise is constant the centre learns it, and the plain residual is small as well; but
-    # then the re-use is seen first.
+    # Independent noise differs from earlier noise by sqrt(2) times its size, for any size. If the
+    # noise is constant, the centre learns it and the plain residual is small as well; but then
+    # `reuse.lag` is violated first.
     whole = case.violated.get(NOISE_WHOLE.name)
     added = math.inf if whole is None else whole.evidence.get("added_ratio", math.inf)
     if monitor.reuse.lag_ratio() / math.sqrt(2.0) >= _FRESH * added:
-        return False  # fresh noise of the size that was added explains it
+        return False  # independent noise of the added size explains it
     noise_at = monitor.witness_noise.pooled.violated_at
     lag_at = monitor.reuse.evidence[name].violated_at
     first = noise_at is None or (lag_at is not None and lag_at < noise_at)
@@ -96,7 +96,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     }[finding]
     evidence = {"residual_ratio": monitor.reuse.residual_ratio(finding)}
     sentence = f"noise re-used: {sentence}"
-    # One draw a step may be small for many steps; with one key, pairs of coordinates cancel.
+    # One draw per step may be small for many steps; with one key, pairs of coordinates cancel.
     entailed = case.sizes if finding == REUSE_BROADCAST.name else (NOISE_CANARY.name,)
     explains = (*group("reuse"), *entailed, *case.beyond)
     return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
@@ -115,7 +115,7 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         name, look_at = "same_noise_at_every_step", "whether a generator is seeded in each step"
     else:
         name, look_at = "noise_in_a_cycle", _SEEDED_AFTER
-    # The centre of a coordinate learns the mean of a cycle's noise, and leaves so much of it.
+    # The centre of a coordinate learns the mean of a cycle's noise; this is the ratio that is left.
     left = math.sqrt(1.0 - 1.0 / reuse.lag)
     quiet = monitor.witness_noise.smallest_ratio
     entailed = case.sizes if not in_epochs and quiet >= 0.9 * left else ()
@@ -131,12 +131,12 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
 
 
 def _in_part(case: Case) -> bool:
-    """Whether noise is told by that of earlier steps in part, where no data are beside it."""
+    """Whether earlier noise predicts a part of the noise, in readings without data."""
     if REUSE_FORECAST.name not in case.violated:
         return False
     if RECURRENCE.name in case.violated:
         alike = case.violated[RECURRENCE.name].evidence.get("difference_ratio")
-        if float(alike or 0.0) < MISSING:  # the whole noise of a step came back
+        if float(alike or 0.0) < MISSING:  # the whole noise of a step recurred
             return False
     seen = case.violated[REUSE_FORECAST.name].evidence
     (rule,) = REUSE_FORECAST.faults
@@ -144,7 +144,7 @@ def _in_part(case: Case) -> bool:
 
 
 def _dependent(case: Case) -> Candidate | None:
-    """Noise of the right size that is told in part: what is left of it is small, and is read so."""
+    """Return the fault if noise of the right size is predicted in part: what is left is small."""
     finding = REUSE_FORECAST.name
     if not _in_part(case) or case.violated[finding].evidence["ratio"] < 1.0 / _ALONE:
         return None
@@ -154,29 +154,29 @@ def _dependent(case: Case) -> Candidate | None:
 
 
 def _comes_back_regularly(monitor: AuditMonitor) -> bool:
-    """Whether steps at one lag agree over the whole run; of few seeds a few pairs do."""
+    """Whether steps at one lag agree over the whole run; with few seeds only a few pairs do."""
     quiet = monitor.witness_noise.smallest_ratio
     return monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
 
 
 def _correlated(case: Case) -> Candidate | None:
-    """Noise that follows that of earlier steps and does not come back as it was."""
+    """Return the fault if noise depends on earlier noise without repeating it."""
     finding = RECURRENCE.name
     seen = case.violated[finding].evidence if finding in case.violated else {}
-    # Where noise is missing, what is left there follows itself; of noise that follows itself, the
-    # past foretells a part, and the rest is small.
+    # Entries without noise also depend on their past. If noise depends on earlier noise, the past
+    # predicts a part of it, and the rest is small: so compare which check was violated first.
     found = first_seen(seen)
     small = [
         first_seen(case.violated[name].evidence) for name in case.sizes if name in case.violated
     ]
-    again = float(seen.get("difference_ratio") or 1.0) < MISSING  # the noise itself comes back
+    again = float(seen.get("difference_ratio") or 1.0) < MISSING  # the noise itself recurs
     if again or "agreement" not in seen or any(at is None or at <= found for at in small):
         return None
     return case.candidate(
         CORRELATED_OVER_STEPS,
         finding,
         REUSE_FORECAST.faults[0].sentence,
-        "how the noise of a step is made of draws of earlier steps, and whether "
+        "how the noise of a step is computed from draws of earlier steps, and whether "
         "PrivacyClaim(noise_coefficients=...) states the weights of these draws",
         {"lag": seen["lag"], "agreement": seen["agreement"]},
         explains=case.of_noise,
@@ -213,17 +213,17 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
 
 
 def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
-    """Whether steps agree by more than noise does that is too small, or missing."""
+    """Whether steps agree more closely than noise that is too small or missing explains."""
     if not case.first_of(case.sizes):
         return True
     since = monitor.witness_noise.onset.ratios() and NOISE_STEP.name in case.violated
     if case.first_of(case.sizes) == NOISE_STEP.name or since:
-        # Steps without noise agree, and are seen as such before two of them are.
+        # Steps without noise agree; `noise.step` flags one before two of them can be compared.
         quiet_at = case.violated[NOISE_STEP.name].evidence.get("violated_at_step")
         alike_at = case.violated[finding].evidence.get("violated_at_step")
         return quiet_at is not None and alike_at is not None and alike_at < quiet_at
     quiet = monitor.witness_noise.smallest_ratio
     difference = float(case.violated[finding].evidence.get("difference_ratio") or 0.0)
-    # Noise that becomes small in the middle of a run is small in the steps compared, and less so in
-    # the mean of all.
+    # If noise becomes small during a run, it is small in the steps compared, and less small in the
+    # mean of all steps.
     return quiet >= MISSING and difference < MISSING

@@ -1,4 +1,4 @@
-"""Entries of a step that share their noise: `reuse.entries`."""
+"""Check that entries of a step do not share their noise: `reuse.entries`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_audit.stats.dependence.alike_entries import AlikeBet
 
 
 class SharedEntries:
-    """`reuse.entries`: entries of a step whose noise is that of others.
+    """Statistic of `reuse.entries`: finds entries of a step that have the noise of other entries.
 
     Args:
         significance: of the whole run.
@@ -25,7 +25,7 @@ class SharedEntries:
         self._found: dict[str, Any] = {"left": 1.0, "distance": 0, "mirror": 0}
 
     def update(self, step: NoiseStep) -> None:
-        """Add the noise of a step's block, which has the same entries at every step."""
+        """Update with the noise of a step's block, which has the same entries at every step."""
         whole, bet = step.seen.whole, self._past
         if whole is None or whole.block is None:
             return
@@ -36,11 +36,11 @@ class SharedEntries:
             self._found = {"left": bet.left, "distance": bet.distance, "mirror": bet.mirror}
 
     def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why no noise was seen."""
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
         return REUSE_ENTRIES.result(
             self._test,
             REUSE_ENTRIES.fine,
-            "entries of a step differ by less than noise of their own makes them: as if draws "
+            "entries of a step differ by less than independent noise makes them: as if draws "
             f"were tiled, mirrored or repeated (at distance {self._found['distance']}, or about "
             f"half of {self._found['mirror']})",
             "look for a noise drawn with too small a shape and repeated, tiled, flipped or "
@@ -62,7 +62,7 @@ REUSE_ENTRIES = dataclasses.replace(
     look_at="Check the shape that the noise is drawn with, and whether it is repeated, mirrored or "
     "rolled to that of the gradient.",
     topic="Fresh randomness",
-    needs="of no step whole tensors were read beside their clipped sums",
+    needs="no step's whole tensors were read together with their clipped sums",
     fine="no entries of a step share their noise",
     faults=(
         FaultRule(

@@ -1,4 +1,4 @@
-"""Private optimizers that draw the same noise: `reuse.optimizers`."""
+"""Check that private optimizers do not draw the same noise: `reuse.optimizers`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from lightning_audit.results.audit_report import CheckResult
 
 
 def noise_shared_result(shared: bool) -> CheckResult:
-    """Result of `reuse.optimizers`: two optimizers must not add the same noise.
+    """Return the result of `reuse.optimizers`: two optimizers must not add the same noise.
 
     Args:
-        shared: whether the noise generators of two of them were in one state when they began.
+        shared: whether the noise generators of two of them started in the same state.
     """
     return NOISE_SHARED.judged(
         {"shared": shared},
         NOISE_SHARED.fine,
-        "two private optimizers began with their noise generators in the same state, so both add "
+        "the noise generators of two private optimizers started in the same state, so both add "
         "the same noise to their gradients",
         "do not seed the noise, or give all optimizers one generator",
     )
@@ -23,7 +23,7 @@ def noise_shared_result(shared: bool) -> CheckResult:
 
 NOISE_SHARED = Check(
     "reuse.optimizers",
-    "the noise generators of two private optimizers started in one state",
+    "the noise generators of two private optimizers started in the same state",
     title="Noise of several optimizers",
     failed_title="Optimizers share their noise",
     meaning="The noise generators of two private optimizers started in the same state, so both add "
@@ -34,7 +34,7 @@ NOISE_SHARED = Check(
     optimizers=2,
     wrong=lambda seen: seen["shared"] is not False,
     private=True,
-    fine="every optimizer began with noise of its own",
+    fine="the noise generator of every optimizer started in its own state",
     public=("shared",),
     faults=(
         FaultRule(

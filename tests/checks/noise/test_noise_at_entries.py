@@ -111,7 +111,7 @@ def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() 
     check.update(whole_step(WholeTensors(np.ones(1), broken, broken), 0))
     result = check.result("")
     assert result.status == "not_run"
-    assert "whole tensors were read beside their clipped sums" in result.message
+    assert "whole tensors were read together with their clipped sums" in result.message
     assert check.result("they are hidden").message == "not tested: they are hidden"
 
 
@@ -144,7 +144,7 @@ def test_entries_without_noise_are_counted() -> None:
     assert result.evidence["violated_at_step"] < 20
     assert (result.evidence["quiet"], result.evidence["entries"]) == (3, 384)
     assert result.evidence["quietest"] == pytest.approx(0.0)
-    assert result.message.startswith("3 of 384 entries that are read have too little noise")
+    assert result.message.startswith("3 of the 384 entries that are read have too little noise")
 
 
 def test_entries_with_noise_of_their_own_are_left_alone() -> None:

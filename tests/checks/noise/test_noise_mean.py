@@ -33,6 +33,6 @@ def test_a_run_without_noise_to_see_says_why_nothing_was_tested() -> None:
     result = found(0.0, steps=0)
     assert result.status == "not_run"
     assert result.message == (
-        "not tested: of no step were entries read between its noise and its update"
+        "not tested: no step's entries were read between its noise and its update"
     )
     assert NoiseMean(1e-3).result("they are hidden").message == "not tested: they are hidden"

@@ -25,7 +25,7 @@ def test_the_noise_is_in_units_of_its_claim(size: float) -> None:
         (NoiseSeen(SUMS + NOISE, None, 1.0), "the clipped sums that the noise was added to are"),
         (NoiseSeen(SUMS + NOISE, None, 1.0, lack="draws are not known"), "draws are not known"),
         (NoiseSeen(SUMS + 0.5 * NOISE, SUMS, 1.0), "is too small to be the noise"),
-        (NoiseSeen(1.5 * (SUMS + NOISE), SUMS, 1.0), "goes along with them"),
+        (NoiseSeen(1.5 * (SUMS + NOISE), SUMS, 1.0), "is correlated with them"),
     ],
 )
 def test_what_is_not_the_noise_alone_is_not_taken_for_it(seen: NoiseSeen, why: str) -> None:

@@ -30,9 +30,9 @@ def test_new_noise_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("part", "lag", "words"),
     [
-        (0.5, 1, "takes 0.5 times that of the step before, and leaves 7"),
-        (-0.6, 1, "times that of the step before, and leaves 6"),
-        (-0.5, FORECAST_LAGS, "times that of 16 steps before"),
+        (0.5, 1, "is 0.5 times the noise of the step before, and leaves 7"),
+        (-0.6, 1, "times the noise of the step before, and leaves 6"),
+        (-0.5, FORECAST_LAGS, "times the noise of 16 steps before"),
     ],
 )
 def test_noise_that_depends_on_the_past_is_told_with_how_it_does(

@@ -51,5 +51,5 @@ def test_a_seed_before_a_resume_repeats_the_noise_unless_it_is_another_or_the_st
     assert status(audit.report, "reuse.resume") == found
     if found == "violated":
         (fault,) = (f for f in audit.report.verdict.faults if f.name == "noise_restarted")
-        assert "leave seed_everything out there, give it another seed" in fault.look_at
+        assert "leave seed_everything out there, give it a different seed" in fault.look_at
         assert "secure_mode=True" in fault.look_at

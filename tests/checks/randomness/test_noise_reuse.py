@@ -50,7 +50,7 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
 def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:
     monitor = monitor_of(simulate(60, reuse="lag 4"))
     assert monitor.reuse.lag == 4
-    assert "as if the noise came back every 4 steps" in by_name(monitor)["reuse.lag"].message
+    assert "as if the noise recurred every 4 steps" in by_name(monitor)["reuse.lag"].message
 
 
 @pytest.mark.parametrize(
