@@ -25,8 +25,12 @@ from lightning_audit.checks.base.check import EntryStatistic
 from lightning_audit.checks.base.evidence import evidence_in, shared_log_e
 from lightning_audit.checks.base.registry import statistics
 from lightning_audit.checks.clipping.sensitivity import SENSITIVITY, SensitivityCheck
-from lightning_audit.checks.noise.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
-from lightning_audit.checks.noise.noise_size_checks import NOISE, NOISE_CANARY
+from lightning_audit.checks.noise.noise_size import (
+    NOISE,
+    NOISE_CANARY,
+    CanaryNoiseCheck,
+    WitnessNoiseCheck,
+)
 from lightning_audit.checks.randomness.noise_reuse import REUSE_LAG, ReuseCheck
 from lightning_audit.checks.update.gradient_replaced import gradient_replaced_result
 from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader

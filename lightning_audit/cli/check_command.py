@@ -87,7 +87,7 @@ def _refusal(report: AuditReport, found: list[str]) -> str:
 
 
 def _unreadable(error: ReportError) -> int:
-    lines = str(error).split("\n")  # what stands in a file has no line ends here any more
+    lines = str(error).split("\n")  # text from a file has no line ends left
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
     return EXIT_CODES["INCONCLUSIVE"]
 

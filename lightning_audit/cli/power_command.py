@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
-from lightning_audit.checks.noise.noise_size_checks import NOISE_CANARY
+from lightning_audit.checks.noise.noise_size import NOISE_CANARY
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power

@@ -16,8 +16,8 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import NOT_SHOWN
 from lightning_audit.checks.replay.replay_findings import Finding
+from lightning_audit.checks.replay.unanswered import NOT_SHOWN
 from lightning_audit.examine.clipping_kind import clipping_kind
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
 from lightning_audit.examine.replayed_pair import (

@@ -25,7 +25,7 @@ from lightning_audit.checks.replay.drawn_noise import (
 )
 from lightning_audit.checks.replay.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
 from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import NOISE_ON_WEIGHTS
+from lightning_audit.checks.replay.unanswered import NOISE_ON_WEIGHTS
 from lightning_audit.examine.noise_entries import DrawsOfNoise, NoiseEntries
 from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray

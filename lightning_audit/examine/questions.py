@@ -13,12 +13,11 @@ from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
 from lightning_audit.checks.replay.record_coupling import COUPLING, tolerance_of
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.replay_checks import (
-    NONE_LEFT,
-    NOT_SHOWN,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
+from lightning_audit.checks.replay.unanswered import NONE_LEFT, NOT_SHOWN
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
 from lightning_audit.examine.clipping_kind import sensitivity_kind
 from lightning_audit.examine.noise import examine_noise

@@ -16,8 +16,8 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
 from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import NOISED_BESIDE
 from lightning_audit.checks.replay.replay_findings import Finding
+from lightning_audit.checks.replay.unanswered import NOISED_BESIDE
 from lightning_audit.examine.made_up_records import within_range
 from lightning_audit.examine.replayed_pair import SHIFTED
 from lightning_audit.replay.random_places import same_numbers

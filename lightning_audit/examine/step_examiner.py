@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import NONE_LEFT
+from lightning_audit.checks.replay.unanswered import NONE_LEFT
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, TOO_SMALL, Asked, ask

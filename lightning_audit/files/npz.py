@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lightning_audit._validate import positive_int, shown
 from lightning_audit.files.bounded import open_regular
 
-#: Numbers that are read of one file unless more are asked for. A bound of so many takes about 3 GB.
+#: Largest number of values that are read by default; a bound from that number takes about 3 GB.
 MAX_VALUES = 10**8
 #: A line of text, such as the header of an audit's observations.
 _MOST_CHARACTERS = 2**22
@@ -34,7 +34,7 @@ _LARGEST_RATIO = 1032
 
 
 class _InChunks(io.BufferedReader):
-    """A file of which no more is read at once than `_CHUNK`, whatever an archive declares."""
+    """A file that reads at most `_CHUNK` at once, regardless of what an archive declares."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:  # zipfile looks for its last record in this way

@@ -29,7 +29,7 @@ def visible(text: str) -> str:
 
     As `repr` has it: control characters (line ends too), marks that change the direction of
     writing, and lone surrogates become ``\x1b``, ``\n``, ``\u202e``, ``\udc80``. A backslash
-    stays as it is.
+    does not change.
 
     Example:
         >>> print(visible("PASS\x1b[2K\rVIOLATION"))

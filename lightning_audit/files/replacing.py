@@ -15,11 +15,11 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file beside ``path``, which takes its place when the block ends without an exception.
+    """Write a new file next to ``path`` that replaces it if the block ends without an exception.
 
     A reader sees the old file or the new one, never half. The new file has a random name and is
     made exclusively, so that a link laid there beforehand is not followed; where ``path`` itself is
-    a link, the link is replaced and its target stays as it is.
+    a link, the link is replaced and its target does not change.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.checks.replay.replay_checks import OTHER_ROWS
+from lightning_audit.checks.replay.unanswered import OTHER_ROWS
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import equal_releases
 from lightning_audit.replay.step_replay import StepReplay

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-from lightning_audit.checks.replay.replay_checks import NONE_LEFT
+from lightning_audit.checks.replay.unanswered import NONE_LEFT
 from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer

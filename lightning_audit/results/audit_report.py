@@ -1,7 +1,7 @@
 """The report of an audit: plain, frozen and JSON-able, with no heavy import.
 
 A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
-each number can be computed again; the observations themselves are in files beside it.
+each number can be computed again; the observations themselves are in separate files.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class EpsilonBound:
         looks: anytime, or for a single look.
         assumptions: what it rests on.
         epsilon_step_lower: the bound on one step's epsilon at ``delta`` (at 0 for "katz"), None
-            where the method bounds mu only through a whole run. It is of telling a batch with the
-            canary from one without it, unless the assumptions name the subsampled game.
+            where the method bounds mu only through a whole run. It is for distinguishing a
+            batch with the canary from one without it, unless the assumptions name the subsampled
+            game.
     """
 
     name: str
@@ -92,12 +93,12 @@ class CheckResult:
         kind: which claim it is about.
         status: "ok", "violated", "allowed" (violated, acknowledged by the user), "warned" (not as
             stated, but no privacy is lost by it: it fails no gate), "undecided" (violated, but not
-            by a fault for certain: nothing can pass beside it), or "not_run".
+            by a fault for certain: it prevents a pass), or "not_run".
         message: what was seen, in a sentence.
         advice: what to look at; empty where nothing is wrong.
         log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
         share: its share of the significance, 0 for a deterministic one.
-        evidence: numbers behind the message.
+        evidence: the numbers of the message.
         optimizer: label of the private optimizer that it is of; empty where there is no other, or
             it is of the run.
         follows_from: of a violated check, the finding whose fault explains it; empty where it is a
@@ -133,7 +134,7 @@ class Power:
 
 @dataclass(frozen=True)
 class OptimizerSeen:
-    """What the verdict rests on of one private optimizer, beside its checks.
+    """What the verdict uses of one private optimizer in addition to its checks.
 
     Args:
         label: its number and first parameters; empty where there is no other.
@@ -144,9 +145,9 @@ class OptimizerSeen:
         noiseless_steps: steps without noise, of which nothing is claimed.
         oversize: norm of the canaries over the clipping norm.
         shift_lower: lower 95 % limit of a canary's signal in clipping norms; None, -inf if unseen.
-        power: what the steps could have shown, by part of the resolution; empty while they go on.
+        power: what the steps could have shown, by part of the resolution; empty during the run.
         released: share of the canaries' square norms on released entries; 1 if not known.
-        pass_blockers: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else prevents a pass, as text.
     """
 
     label: str
@@ -186,13 +187,13 @@ class AuditReport:
         settings: arguments of the audit, seed included.
         environment: versions of the libraries.
         notes: remarks on the run.
-        record: file name of the observations beside the report, None if not kept.
+        record: file name of the observations, in the report's folder; None if not kept.
         created: when the report was written, in ISO 8601 with the zone.
-        complete: False while the run is going on, or if it broke off.
+        complete: False during the run, or if it broke off.
         operating_points: how well the coins were guessed, at several thresholds.
         other_records: those of further private optimizers; all counts are of all of them.
-        optimizers: for each private optimizer what the verdict rests on beside the checks.
-        pass_blockers: what else stands in the way of a pass, in sentences.
+        optimizers: what the verdict uses of each private optimizer in addition to the checks.
+        pass_blockers: what else prevents a pass, as text.
         audit_cost: see `RunTime.cost`.
         examination_cost: of that, of examinations by replay; see `ExaminationLog.spend`.
         schema_version: layout of this report.
@@ -228,7 +229,7 @@ class AuditReport:
 
     @property
     def records(self) -> tuple[str, ...]:
-        """File names of all observations beside the report."""
+        """File names of all observations, in the report's folder."""
         return (*((self.record,) if self.record else ()), *self.other_records)
 
     @property

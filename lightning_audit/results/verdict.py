@@ -1,4 +1,4 @@
-"""The answer of an audit, with the faults that may be behind it, in data and in words."""
+"""The verdict of an audit, with the faults that may explain it, as data and as text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LikelyFault:
         sentence: what is wrong, in words.
         finding: name of the check that shows it.
         look_at: what to look at in the code, in a sentence.
-        evidence: the numbers that speak for it.
+        evidence: the numbers that support it.
         place: where it was seen.
         consequences: names of the other violated checks that it explains.
     """
@@ -81,7 +81,7 @@ class Verdict:
         faults: what may be wrong, the root first. One with another finding than those before it is
             a further finding, which none of those explains.
         allowed: findings that the user allows, which the first line names.
-        holds: which epsilon holds beside them, in words; empty where nothing is allowed.
+        holds: which epsilon holds with them, in words; empty where nothing is allowed.
 
     Raises:
         ValueError: ``fault`` is not the sentence of the first of ``faults``.

@@ -6,7 +6,7 @@ from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
 from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
 from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
-from lightning_audit.checks.noise.noise_size_checks import NOISE_STEP, NOISE_TENSOR
+from lightning_audit.checks.noise.noise_size import NOISE, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
 from lightning_audit.checks.randomness.noise_recurrence import RECURRENCE
@@ -106,7 +106,7 @@ OF_THE_OPTIMIZER = (
         "no_noise",
         "no noise is added",
         "a variant of opacus #313",
-        "noise",
+        NOISE.name,
         "no noise",
         noise.NoNoise,
     ),
@@ -114,7 +114,7 @@ OF_THE_OPTIMIZER = (
         "half_noise",
         "half the noise is added",
         "greenelab/SPRINT_gan #5",
-        "noise",
+        NOISE.name,
         "noise scale too small",
         noise.HalfNoise,
         named="noise_too_small",
@@ -123,7 +123,7 @@ OF_THE_OPTIMIZER = (
         "noise_over_batch",
         "noise of the mean's size is added to the sum",
         "Tramer et al., arXiv 2202.12219; tensorflow/privacy #153",
-        "noise",
+        NOISE.name,
         "noise divided by the batch size",
         noise.NoiseOverBatch,
         named="noise_divided_by_batch",
@@ -132,7 +132,7 @@ OF_THE_OPTIMIZER = (
         "noise_of_squared_norm",
         "the noise is sigma C^2, for a clipping norm C below 1",
         "greenelab/SPRINT_gan #5",
-        "noise",
+        NOISE.name,
         "noise scale too small",
         noise.NoiseOfSquaredNorm,
         settings={"max_grad_norm": 0.5},
@@ -141,7 +141,7 @@ OF_THE_OPTIMIZER = (
         "noise_of_squared_multiplier",
         "the variance is used as the standard deviation, for a noise multiplier below 1",
         "greenelab/SPRINT_gan #5",
-        "noise",
+        NOISE.name,
         "noise scale too small",
         noise.NoiseOfSquaredMultiplier,
         settings={"noise_multiplier": 0.5},

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.checks.noise.noise_size import NOISE
 from lightning_audit.checks.randomness.noise_recurrence import RECURRENCE
 from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING
 from lightning_audit.testing import faulty_steps as faulty
@@ -113,7 +114,7 @@ OF_CORRELATED_NOISE = (
         "half_banded_noise",
         "banded noise is declared, and half of it is added",
         "a noise multiplier computed for another sensitivity of the encoder",
-        "noise",
+        NOISE.name,
         _TOO_SMALL,
         correlation.HalfBandedNoise,
         named="noise_too_small",
@@ -123,7 +124,7 @@ OF_CORRELATED_NOISE = (
         "half_banded_noise_by_hand",
         "banded noise is declared, and half of it is added by hand",
         "a noise multiplier computed for another sensitivity of the encoder",
-        "noise",
+        NOISE.name,
         _TOO_SMALL,
         training=trainings.HalfBandedByHand,
         named="noise_too_small",

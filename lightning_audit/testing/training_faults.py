@@ -229,7 +229,8 @@ OF_THE_TRAINING = (
         "record",
         "Opacus' make_private",
         "expected_batch_size",
-        "gradients are divided by int(records * sample_rate) = 16, with one record more or less",
+        "gradients are divided by int(records * sample_rate) = 16, and with one record more or "
+        "less",
         ends="INCONCLUSIVE",
         warn_only=True,
         remarked=True,

@@ -17,7 +17,10 @@ from lightning_audit.checks.base.registry import REGISTRY, entailed, group
 from lightning_audit.checks.clipping.clipping_faults import clipping_candidates
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_faults import noise_candidates
+from lightning_audit.checks.noise.noise_size import NOISE_TENSOR
 from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
+from lightning_audit.checks.randomness.noise_recurrence import RECURRENCE
+from lightning_audit.checks.randomness.noise_reuse import REUSE_BROADCAST, REUSE_LAG
 from lightning_audit.checks.randomness.repeated_values import (
     noise_of_another_shape,
     repeated_in_step,
@@ -87,9 +90,9 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     of_both = (*group("clipping"), *group("replay"), *group("noise"), *group("reuse"))
     if not set(case.violated) <= set(of_both):
         return False
-    if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
+    if any(name == RECURRENCE.name or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
-    if not {"noise", "noise.tensor"} & set(case.violated):  # over all steps the noise is right
+    if not {"noise", NOISE_TENSOR.name} & set(case.violated):  # over all steps the noise is right
         return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
@@ -129,7 +132,7 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
     monitor = case.monitor
     if monitor is not None and monitor.witness_noise.onset.ratios():
         return []  # since some step all have too little noise, for any number of drawn records
-    shared = ("reuse.broadcast", "reuse.lag")
+    shared = (REUSE_BROADCAST.name, REUSE_LAG.name)
     if monitor is not None and any(reuse_is_seen(case, monitor, name) for name in shared):
         return []
     quiet = 1.0 if monitor is None else monitor.witness_noise.smallest_ratio

@@ -17,8 +17,12 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES, NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size import SHOW_THE_RELEASE
-from lightning_audit.checks.noise.noise_size_checks import NOISE, NOISE_CANARY, NOISE_TENSOR
+from lightning_audit.checks.noise.noise_size import (
+    NOISE,
+    NOISE_CANARY,
+    NOISE_TENSOR,
+    SHOW_THE_RELEASE,
+)
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
 from lightning_audit.checks.randomness.noise_forecast import REUSE_FORECAST

@@ -11,6 +11,7 @@ import numpy as np
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise.noise_size import NOISE_CANARY
 from lightning_audit.results.audit_report import Power
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power, steps_needed
@@ -48,7 +49,7 @@ class PowerModel:
         if monitor.canary_steps:
             ones = np.ones(self._canaries, dtype=np.int64)
             self._noise += _quiet_groups(
-                ones, canaries.mean_square, canaries.count, "noise.canary", self._canary_rate
+                ones, canaries.mean_square, canaries.count, NOISE_CANARY.name, self._canary_rate
             )
 
     def noise(self, ratio: float, steps: int | None = None) -> float:

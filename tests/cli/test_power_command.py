@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.checks.noise.noise_size_checks import NOISE_CANARY
+from lightning_audit.checks.noise.noise_size import NOISE_CANARY
 from lightning_audit.cli import power_command
 from lightning_audit.cli.main import main
 from lightning_audit.stats.bounds.bound_power import bound_power

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.checks.base.check import OF_BATCHES, Check, FaultRule
-from lightning_audit.checks.sampling.drawn_batches import DrawnBatches
+from lightning_audit.checks.sampling.batch_sampling import SAMPLING_RATE
+from lightning_audit.checks.sampling.drawn_batches import LEDGER_DRAWS, DrawnBatches
 from lightning_audit.results.audit_report import CheckResult
 
 
@@ -75,7 +76,7 @@ LEDGER_STEPS = Check(
             "step needs a new draw",
             headline="Several steps were taken on one batch",
             rank=11,
-            explains=("sampling.rate",),
+            explains=(SAMPLING_RATE.name,),
         ),
     ),
 )
@@ -131,7 +132,7 @@ LEDGER_RECORDS = Check(
             "times as often",
             headline="The data set holds records several times",
             rank=12,
-            explains=("sampling.rate", "ledger.draws"),
+            explains=(SAMPLING_RATE.name, LEDGER_DRAWS.name),
         ),
     ),
 )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.base.check import FaultRule
 from lightning_audit.checks.noise.noise_seen import NoiseStep
+from lightning_audit.checks.noise.noise_size import NOISE_TENSOR
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import (
@@ -51,7 +52,7 @@ NOISE_ENTRIES = dataclasses.replace(
             "it was added: a mask, an index, a slice",
             headline="Single entries get too little noise or none",
             rank=0.7,
-            explains=("noise.tensor",),
+            explains=(NOISE_TENSOR.name,),
             explains_groups=("reuse", "channel", "leakage"),
         ),
     ),

@@ -15,7 +15,7 @@ from lightning_audit.checks.base.candidates import (
 )
 from lightning_audit.checks.base.registry import group
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size_checks import (
+from lightning_audit.checks.noise.noise_size import (
     NOISE,
     NOISE_CANARY,
     NOISE_STEP,

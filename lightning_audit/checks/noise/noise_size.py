@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.evidence import Evidence
-from lightning_audit.checks.noise.noise_size_checks import (
-    NOISE,
-    NOISE_CANARY,
-    NOISE_STEP,
-    NOISE_TENSOR,
-)
+from lightning_audit.checks.noise.pooled_sums import Onset, PooledSums
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import (
-    INTERVAL_SIGNIFICANCE,
-    chosen_upper,
     interval_in_words,
     noise_log_e,
     rounded_up,
-    units_upper,
 )
 from lightning_audit.stats.evalues.sequential import (
     PredictableCentre,
@@ -40,8 +34,77 @@ SHOW_THE_RELEASE = (
     "show the noisy gradient first: grads = lightning_audit.released(grads, module=self)"
 )
 
-#: Least number of steps before and after an onset; ratio of noise below which it is clearly less.
-_SEVERAL, _LESS = 3, 0.9
+_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
+
+_NO_STEP = "no finite gradient was read at a step with claimed noise"
+
+NOISE = Check(
+    "noise",
+    _FINDS,
+    title="Size of the noise",
+    failed_title="Too little noise overall",
+    meaning="The gradients have less noise than the privacy guarantee is computed from.",
+    look_at="Compare the standard deviation that `add_noise` draws with `noise_multiplier * "
+    "max_grad_norm`, and look for code that changes the gradient after the noise is added.",
+    topic="Noise",
+    weight=100,
+    group="noise",
+    needs=_NO_STEP,
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+    size_of="noise",
+    # Its statistic gives the results of `noise.tensor` and `noise.step` as well.
+    reads="steps",
+    init=lambda *about: WitnessNoiseCheck(*about),
+)
+
+NOISE_TENSOR = dataclasses.replace(
+    NOISE,
+    name="noise.tensor",
+    title="Noise in each tensor",
+    failed_title="Some tensors lack noise",
+    meaning="Some tensors get less noise than claimed, so what they learn can be traced to single "
+    "records.",
+    look_at="Check which parameters get noise, and at which scale: biases, frozen or late layers, "
+    "parameter groups.",
+    topic="Noise",
+    reads=None,
+    init=None,
+)
+
+NOISE_STEP = dataclasses.replace(
+    NOISE,
+    name="noise.step",
+    title="Noise in each step",
+    failed_title="Some steps lack noise",
+    meaning="Some steps add less noise than claimed, and each of them reveals more of its records "
+    "than is accounted.",
+    look_at="Check branches around `add_noise` (the last batch, skipped steps, gradient "
+    "accumulation, warm-up), and what the noisy sum is divided by.",
+    topic="Noise",
+    size_of=None,
+    reads=None,
+    init=None,
+)
+
+NOISE_CANARY = dataclasses.replace(
+    NOISE,
+    name="noise.canary",
+    title="Noise along the canaries",
+    failed_title="Canary directions lack noise",
+    meaning="The noise along the directions of the audit's canaries is smaller than claimed.",
+    look_at="Check the scale of the noise, and if one canary alone is affected, the tensors that "
+    "it lies in.",
+    topic="Noise",
+    needs="no finite gradient was read at a step with canaries",
+    reads="canaries",
+    init=lambda *about: CanaryNoiseCheck(*about),
+)
+
+CHECKS = (NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY)
+
 _ADVICE = (
     "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
     "and look for code that changes the gradient after the noise was added"
@@ -51,128 +114,6 @@ _ADVICE = (
 def _upper(test: Evidence, upper: float) -> dict[str, float]:
     """Return the limit as evidence, rounded as in the message."""
     return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
-
-
-class PooledSums:
-    """Sums of squares of several units, also pooled over units with recent mean square below 1.
-
-    The choice of units to pool depends on earlier steps alone, so the pooled test stays valid, and
-    units with large data do not mask the others.
-
-    Args:
-        units: number of units (tensors, or canaries).
-    """
-
-    _DECAY = 0.9
-    #: Clip the mean square at 2x the claim: one high-variance step must not mask later ones.
-    _LOUDEST = 2.0
-
-    def __init__(self, units: int) -> None:
-        self.count = np.zeros(units)
-        self.squares = np.zeros(units)
-        self.pooled_count = 0.0
-        self.pooled_squares = 0.0
-        # No unit is pooled at the first step: nothing is known of it yet.
-        self._recent = np.ones(units)
-
-    def update(self, counts: FloatArray, squares: FloatArray) -> None:
-        """Update with a step's number of terms and sum of squares of each unit, ``[n]`` each."""
-        chosen = self._recent < 1.0
-        self.pooled_count += float(counts[chosen].sum())
-        self.pooled_squares += float(squares[chosen].sum())
-        self.count += counts
-        self.squares += squares
-        mean = squares / np.maximum(counts, 1.0)
-        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
-        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
-
-    @property
-    def mean_square(self) -> FloatArray:
-        """Mean square of each unit so far, ``[n]``; 1 for a unit that was not read."""
-        return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
-
-    @property
-    def unit_log_e(self) -> FloatArray:
-        """Log e-value of each unit."""
-        return noise_log_e(self.count, self.squares)
-
-    @property
-    def pooled_log_e(self) -> float:
-        """Log e-value of the pooled sums."""
-        return float(noise_log_e(self.pooled_count, self.pooled_squares))
-
-    def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
-        """Upper limit of the noise over its claim; see `lightning_audit.stats.evalues.noise_scale`.
-
-        Half of the stake is on all units together, and half is on each unit alone. The pooled sums
-        are not used: they omit steps in which every unit had a large mean square, and would compare
-        the noise of the other steps with the signal of all steps.
-        """
-        return units_upper(self.count, self.squares, significance)
-
-    def largest_upper(self, units: Iterable[int]) -> float:
-        """Return the largest upper limit of the noise over its claim among the given units.
-
-        The units may be chosen by their readings; see `chosen_upper`. Infinite without a unit.
-        """
-        among = len(self.count)
-        limits = (chosen_upper(self.count[j], self.squares[j], among) for j in units)
-        return max(limits, default=math.inf)
-
-
-class Onset:
-    """Mean squares of the tensors before the first step that `noise.step` flags, and since then.
-
-    Args:
-        units: number of tensors.
-    """
-
-    #: Mean squares of the flagged step: that step is chosen by its readings, later ones are not.
-    #: Checkpoints of earlier versions have none.
-    _chosen: FloatArray | float = 0.0
-
-    def __init__(self, units: int) -> None:
-        self.steps = 0
-        #: Number of steps since the flag whose own e-value is above 1.
-        self.quiet = 0
-        # Number of steps before; the tensors' mean squares before and since, summed over steps.
-        self._before, self._squares = 0, np.zeros((2, units))
-
-    def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
-        """Update with a step, and with whether a step has been flagged by now."""
-        self.steps += flagged
-        self.quiet += flagged and quiet
-        self._before += not flagged
-        if self.steps == 1 and flagged:
-            self._chosen = mean_squares
-        self._squares[int(flagged)] += mean_squares
-
-    def ratios(self) -> dict[int, float]:
-        """Return tensor -> noise and data over the claim since, if it was as claimed before.
-
-        Empty unless at least `_SEVERAL` steps came before the flag and at least as many since, and
-        the own e-value of each step since is above 1.
-        """
-        if self.steps < _SEVERAL or self.quiet < self.steps or self._before < _SEVERAL:
-            return {}
-        before, since = np.sqrt(self._squares / [[self._before], [self.steps]])
-        smaller = np.flatnonzero((since < _LESS) & (since < _LESS * before) & (before > _LESS))
-        return {int(j): float(since[j]) for j in smaller}
-
-    def upper(self, counts: FloatArray, units: Sequence[int]) -> float:
-        """Return an upper limit of the noise over its claim in each given tensor, after the flag.
-
-        The limit comes from a confidence sequence that starts at a step which the past determines.
-        The tensors may be chosen by their readings, since the limits of all tensors hold at once.
-
-        Args:
-            counts: coordinates that a step reads of each tensor, ``[n]``.
-            units: the tensors.
-        """
-        sums = PooledSums(len(counts))
-        sums.count = counts * max(self.steps - 1, 0)
-        sums.squares = counts * (self._squares[1] - self._chosen)
-        return sums.largest_upper(units)
 
 
 class WitnessNoiseCheck:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from lightning_audit.checks.base.check import FaultRule
+from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.checks.noise.noise_seen import NoiseSeen
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.results.audit_report import CheckResult
@@ -40,7 +41,7 @@ BATCH_NORMALISED = dataclasses.replace(
             "size, a constant",
             headline="The noisy sum is divided by the actual batch size",
             rank=0,
-            explains=("noise.shape", "noise.entries", "noise.whole"),
+            explains=(NOISE_SHAPE.name, NOISE_ENTRIES.name, NOISE_WHOLE.name),
             explains_groups=("clipping", "reuse", "leakage"),
         ),
     ),

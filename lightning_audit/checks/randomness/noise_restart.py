@@ -6,6 +6,8 @@ import numpy as np
 
 from lightning_audit.checks.base.check import Check, FaultRule
 from lightning_audit.checks.noise.noise_seen import NoiseStep
+from lightning_audit.checks.randomness.noise_recurrence import RECURRENCE
+from lightning_audit.checks.randomness.noise_reuse import REUSE_LAG
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e
@@ -39,7 +41,7 @@ NOISE_RESTARTED = Check(
             "its get_state and set_state)",
             headline="The noise starts again when the training is resumed",
             rank=-5,
-            explains=("reuse.lag", "reuse.recurrence"),
+            explains=(REUSE_LAG.name, RECURRENCE.name),
         ),
     ),
 )

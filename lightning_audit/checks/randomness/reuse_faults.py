@@ -13,7 +13,7 @@ from lightning_audit.checks.base.candidates import (
 )
 from lightning_audit.checks.base.registry import REGISTRY, group
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size_checks import NOISE_CANARY, NOISE_STEP
+from lightning_audit.checks.noise.noise_size import NOISE_CANARY, NOISE_STEP
 from lightning_audit.checks.randomness.noise_forecast import REUSE_FORECAST
 from lightning_audit.checks.randomness.noise_recurrence import CORRELATED_OVER_STEPS, RECURRENCE
 from lightning_audit.checks.randomness.noise_reuse import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR

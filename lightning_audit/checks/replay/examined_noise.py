@@ -21,8 +21,8 @@ from lightning_audit.checks.replay.drawn_noise import (
     TOGETHER,
     Seen,
 )
-from lightning_audit.checks.replay.replay_checks import unanswered
 from lightning_audit.checks.replay.replay_findings import Finding
+from lightning_audit.checks.replay.unanswered import unanswered
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 

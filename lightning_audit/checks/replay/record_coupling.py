@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lightning_audit.checks.base.check import Check, FaultRule
 from lightning_audit.checks.replay.replay_answers import NOT_EXAMINED, Answer
-from lightning_audit.checks.replay.replay_checks import unanswered
+from lightning_audit.checks.replay.unanswered import unanswered
 from lightning_audit.results.audit_report import CheckResult
 
 COUPLING = Check(

@@ -18,6 +18,8 @@ from lightning_audit.stats.evalues.batch_sizes import (
 )
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
+#: Name of the check of `drawn_batches`, which faults of the loader violate as well.
+DRAWS = "ledger.draws"
 #: Largest ratio of rates without a finding: a loader's rate is often rounded.
 RATE_TOLERANCE = 1.01
 
@@ -73,7 +75,7 @@ NOT_POISSON = Check(
             "the sampler, and what fills batches up",
             headline="A batch contains a record twice",
             rank=6,
-            explains=("sampling.rate", "ledger.draws"),
+            explains=("sampling.rate", DRAWS),
             applies=lambda seen: bool(seen.get("doubled")),
         ),
         FaultRule(
@@ -82,7 +84,7 @@ NOT_POISSON = Check(
             "which loader train_dataloader returns: Lightning does not use the one of make_private",
             headline="Batches are not Poisson-sampled",
             rank=6,
-            explains=("sampling.rate", "ledger.draws"),
+            explains=("sampling.rate", DRAWS),
         ),
     ),
 )
@@ -110,7 +112,7 @@ SAMPLING_RATE = dataclasses.replace(
             "accountant's",
             headline="Some records are drawn more often than accounted",
             rank=9,
-            explains=("ledger.draws",),
+            explains=(DRAWS,),
             applies=lambda seen: "loader_rate" not in seen,  # found in the batches themselves
         ),
         FaultRule(
@@ -121,7 +123,7 @@ SAMPLING_RATE = dataclasses.replace(
             "the accountant's step hook needs the new rate, or the loader keeps the old one",
             headline="The loader draws more often from some epoch on",
             rank=9,
-            explains=("ledger.draws",),
+            explains=(DRAWS,),
             applies=lambda seen: seen.get("raised_in") is not None,
         ),
         FaultRule(
@@ -131,7 +133,7 @@ SAMPLING_RATE = dataclasses.replace(
             "given",
             headline="The loader draws more often than accounted",
             rank=9,
-            explains=("ledger.draws",),
+            explains=(DRAWS,),
         ),
     ),
 )

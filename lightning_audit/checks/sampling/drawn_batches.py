@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.base.check import OF_BATCHES, Check, FaultRule
-from lightning_audit.checks.sampling.batch_sampling import RATE_TOLERANCE
+from lightning_audit.checks.sampling.batch_sampling import DRAWS, RATE_TOLERANCE, SAMPLING_RATE
 from lightning_audit.checks.sampling.record_numbers import record_numbers
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.poisson_draws import RepeatBet, favoured_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 LEDGER_DRAWS = Check(
-    "ledger.draws",
+    DRAWS,
     "batches that repeat earlier ones, or records that are drawn more often than others",
     title="Independence of the draws",
     failed_title="Draws are not independent",
@@ -47,7 +47,7 @@ LEDGER_DRAWS = Check(
             "how the sampler chooses records: the accountant needs the largest probability of all",
             headline="Some records are drawn more often than others",
             rank=7,
-            explains=("sampling.rate",),
+            explains=(SAMPLING_RATE.name,),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.clipping.ghost_norms import CLIPPING_NORM
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
 from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
-from lightning_audit.checks.noise.noise_size_checks import NOISE
+from lightning_audit.checks.noise.noise_size import NOISE
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.randomness.noise_forecast import REUSE_FORECAST
 from lightning_audit.checks.replay.record_coupling import COUPLING

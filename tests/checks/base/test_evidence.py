@@ -12,7 +12,7 @@ from simulated_record import (
 from lightning_audit.checks.base.evidence import log_weight
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES
-from lightning_audit.checks.noise.noise_size_checks import NOISE
+from lightning_audit.checks.noise.noise_size import NOISE
 
 
 def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:

@@ -15,7 +15,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.noise.noise_size import Onset, PooledSums
+from lightning_audit.checks.noise.pooled_sums import Onset, PooledSums
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
 NOISE = {"noise", "noise.tensor", "noise.canary"}

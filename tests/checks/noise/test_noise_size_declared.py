@@ -5,7 +5,7 @@ from lightning_audit.checks.base.registry import REGISTRY, entailed, group, shar
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
 from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
-from lightning_audit.checks.noise.noise_size_checks import (
+from lightning_audit.checks.noise.noise_size import (
     NOISE,
     NOISE_CANARY,
     NOISE_STEP,

@@ -9,7 +9,7 @@ from simulated_record import (
 )
 
 from lightning_audit.checks.base.candidates import Case
-from lightning_audit.checks.noise.noise_size_checks import NOISE
+from lightning_audit.checks.noise.noise_size import NOISE
 from lightning_audit.checks.randomness.reuse_faults import reuse_is_seen
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 

@@ -8,11 +8,11 @@ from lightning_audit.checks.base.registry import entailed, group
 from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
 from lightning_audit.checks.replay.record_coupling import COUPLING
 from lightning_audit.checks.replay.replay_checks import (
-    NONE_LEFT,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
+from lightning_audit.checks.replay.unanswered import NONE_LEFT
 
 ALL = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
 

@@ -15,7 +15,7 @@ from scipy import stats
 from stages import most_failures, staged
 
 from lightning_audit.checks.base.registry import shares
-from lightning_audit.checks.noise.noise_size import PooledSums
+from lightning_audit.checks.noise.pooled_sums import PooledSums
 from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats.evalues import sequential
 from lightning_audit.stats.evalues.coin_bet import CoinBet
