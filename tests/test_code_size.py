@@ -9,7 +9,7 @@ import pytest
 from places import REPOSITORY
 
 #: Lines of code of the rooms checks and verdict together: what a check says to people included.
-MOST = 5800
+MOST = 6100
 
 SOURCE = '''"""Docstring
 of two lines."""

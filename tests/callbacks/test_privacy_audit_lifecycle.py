@@ -119,7 +119,7 @@ def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -
     monitor = replay(header, entries, report.settings["significance"])
     again = {check.name: check for check in monitor.results()}
     tests = [check for check in report.checks if check.log_e_value is not None]
-    of_noise = NoiseChannelChecks(1e-3).results(clips=True)
+    of_noise = NoiseChannelChecks(header, 1e-3).results(clips=True)
     memory = {*(check.name for check in of_noise), "gradient_replaced", "ledger.draws"}
     of_record = [check for check in tests if check.name not in memory]
     assert len(of_record) >= 7

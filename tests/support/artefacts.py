@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_audit.checks.base.registry import REGISTRY
 
 #: Fields of a report that the clock decides.
-_BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
+_BY_THE_CLOCK = ("created", "audit_cost", "examination_cost", "sha256")
 #: Of a checkpoint: a digest of all of it.
 _DIGEST_OF_STATE = re.compile(r"/checksum(/|$)")
 #: What the clock decides of the printed report.

@@ -35,10 +35,13 @@ def _modules(subject: str) -> Iterator[ModuleType]:
 
 
 def _own() -> Iterator[Check]:
-    """Yield `CHECKS` of the modules of each subject, first those that a pass requires."""
+    """Yield `CHECKS` of the modules of each subject.
+
+    Those that a pass requires come first, that of the run before those of each optimizer.
+    """
     for subject in _SUBJECTS:
         declared = [c for module in _modules(subject) for c in getattr(module, "CHECKS", ())]
-        yield from sorted(declared, key=lambda check: not check.must_run)
+        yield from sorted(declared, key=lambda c: (not c.must_run, c.must_run and c.each))
 
 
 def _from_outside() -> Iterator[Check]:
