@@ -92,9 +92,10 @@ def run_checks(
         for checks, optimizer in zip(seen, facts.optimizers, strict=True)
     ]
     late = located(shown(check, config.significance) for check in late)
+    every = [*common, *(check for checks in own for check in checks), *late]
     return Findings(
-        acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
-        tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),
+        acknowledge(in_order(every), config.allow),
+        tuple(acknowledge(in_order([*common, *checks, *late]), config.allow) for checks in own),
     )
 
 
@@ -135,7 +136,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         by_batch=session.recorder.shrinks_with_batch,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
-    return in_order(undecided(check) if check.name in unsure else check for check in checks)
+    return [undecided(check) if check.name in unsure else check for check in checks]
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
@@ -185,7 +186,7 @@ def _results_of_run(
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
-    return in_order(facts.earlier.joined(-1, checks, config.significance))
+    return facts.earlier.joined(-1, checks, config.significance)
 
 
 def _sampling_results(
