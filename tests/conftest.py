@@ -18,7 +18,7 @@ settings.load_profile("lightning_audit")
 
 _TESTS = Path(__file__).parent
 #: Rooms whose tests train with a Trainer.
-_TRAINING = ("callbacks", "run", "session", "examine", "replay")
+_TRAINING = ("callbacks", "run", "session", "replay")
 
 
 def _trains(item: pytest.Item) -> bool:

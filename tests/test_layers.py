@@ -32,7 +32,6 @@ LEVELS = {
     "verdict": 3,
     "blackbox": 4,
     "config": 4,
-    "examine": 4,
     "replay": 4,
     "lints": 4,
     "session": 4,
@@ -61,7 +60,7 @@ BARRED = {
     **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
     "cli": HEAVY,
-    **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine", "replay"), LIGHTNING),
+    **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "replay"), LIGHTNING),
     **dict.fromkeys(("config", "session", "run"), LIGHTNING),
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 from lightning_audit.blackbox.frozen_noise import FrozenNoise
 from lightning_audit.blackbox.outputs import MechanismError
 from lightning_audit.blackbox.probes import Probe, Released, ShiftReading
-from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
+from lightning_audit.replay.questions.crafted_gradients import CraftedGradients, Trial
 from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ExactReading", "read_exactly"]

@@ -16,7 +16,12 @@ from lightning_audit.blackbox.probes import (
     read_noise,
     read_shift,
 )
-from lightning_audit.examine.crafted_gradients import OVERSIZE, Trial, against_others, alone
+from lightning_audit.replay.questions.crafted_gradients import (
+    OVERSIZE,
+    Trial,
+    against_others,
+    alone,
+)
 from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ADDS_UP", "LEARNING", "probes", "read_noises", "read_shifts"]

@@ -21,9 +21,9 @@ from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.examine.questions import QUESTIONS
-from lightning_audit.examine.step_examiner import Examined, examine_step
 from lightning_audit.lints.own_code import OwnCode
+from lightning_audit.replay.questions.question_list import QUESTIONS
+from lightning_audit.replay.questions.step_examiner import Examined, examine_step
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
 

@@ -12,11 +12,11 @@ from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
 from lightning_audit.checks.replay.record_coupling import COUPLING
 from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.examine.clipping import TRIALS
-from lightning_audit.examine.examination_schedule import Schedule
-from lightning_audit.examine.questions import USUAL
-from lightning_audit.examine.step_examiner import UserStep, examine_step
-from lightning_audit.examine.successive_steps import SuccessiveSteps
+from lightning_audit.replay.questions.clipping import TRIALS
+from lightning_audit.replay.questions.examination_schedule import Schedule
+from lightning_audit.replay.questions.question_list import USUAL
+from lightning_audit.replay.questions.step_examiner import UserStep, examine_step
+from lightning_audit.replay.questions.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_facts import RunCourse

@@ -20,9 +20,9 @@ from lightning_audit._validate import BadArgument
 from lightning_audit.canaries.inputs import InputCanary, has_forward, loss_of
 from lightning_audit.canaries.sample_batches import Sample, appended, rows, sample_of
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.examine.own_gradient import DenseDirection, own_direction, undisturbed
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
+from lightning_audit.replay.questions.own_gradient import DenseDirection, own_direction, undisturbed
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.session.canary_source import CanarySource, Tensors
 from lightning_audit.session.reading_way import ReadingWay

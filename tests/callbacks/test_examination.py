@@ -16,7 +16,7 @@ from training_matrix import ROWS, Row
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination, PrivacyAudit
-from lightning_audit.examine.questions import QUESTIONS
+from lightning_audit.replay.questions.question_list import QUESTIONS
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faulty_steps import OwnFactors
 from lightning_audit.testing.step_faults import OF_THE_STEP

@@ -22,8 +22,8 @@ from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.examine import examination_schedule
-from lightning_audit.examine.examination_schedule import NEVER
+from lightning_audit.replay.questions import examination_schedule
+from lightning_audit.replay.questions.examination_schedule import NEVER
 from lightning_audit.results.verdict import describe
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.run_facts import RunCourse

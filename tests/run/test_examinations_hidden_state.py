@@ -14,7 +14,7 @@ from hidden_state import KINDS, Counting, close_files
 from training_support import trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.examine import step_examiner
+from lightning_audit.replay.questions import step_examiner
 
 #: Kinds that are the same in each replay; with the others the step gives other bits each time.
 STEADY = {"global variable", "file that is written"}

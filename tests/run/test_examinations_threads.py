@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.examine import step_examiner
+from lightning_audit.replay.questions import step_examiner
 
 NOISE: list[bytes] = []
 

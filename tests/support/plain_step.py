@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.examine.step_examiner import Examined, examine_step
+from lightning_audit.replay.questions.step_examiner import Examined, examine_step
 from lightning_audit.replay.step_watch import TakenStep
 
 

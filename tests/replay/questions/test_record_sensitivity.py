@@ -10,7 +10,7 @@ from torch.nn import functional
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination
-from lightning_audit.examine.record_sensitivity import tolerance
+from lightning_audit.replay.questions.record_sensitivity import tolerance
 
 
 def test_tolerances_are_those_of_the_precision() -> None:

@@ -18,8 +18,8 @@ from lightning_audit.canaries.sample_batches import rows, taken
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.checks.replay.unanswered import NOISED_BESIDE
-from lightning_audit.examine.made_up_records import within_range
-from lightning_audit.examine.replayed_pair import SHIFTED
+from lightning_audit.replay.questions.made_up_records import within_range
+from lightning_audit.replay.questions.replayed_pair import SHIFTED
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import hidden_by_noise

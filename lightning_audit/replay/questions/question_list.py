@@ -18,12 +18,12 @@ from lightning_audit.checks.replay.replay_checks import (
     REPLAY_SENSITIVITY,
 )
 from lightning_audit.checks.replay.unanswered import NONE_LEFT, NOT_SHOWN
-from lightning_audit.examine.clipping import TRIALS, examine_clipping
-from lightning_audit.examine.clipping_kind import sensitivity_kind
-from lightning_audit.examine.noise import examine_noise
-from lightning_audit.examine.record_independence import examine_independence
-from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
-from lightning_audit.examine.release_use import examine_release
+from lightning_audit.replay.questions.clipping import TRIALS, examine_clipping
+from lightning_audit.replay.questions.clipping_kind import sensitivity_kind
+from lightning_audit.replay.questions.noise import examine_noise
+from lightning_audit.replay.questions.record_independence import examine_independence
+from lightning_audit.replay.questions.record_sensitivity import examine_sensitivity, tolerance
+from lightning_audit.replay.questions.release_use import examine_release
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases

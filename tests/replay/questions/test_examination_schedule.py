@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_audit.examine.examination_schedule import (
+from lightning_audit.replay.questions.examination_schedule import (
     FIRST_REPLAYS,
     LATER_SHARE,
     NEVER,

@@ -20,8 +20,8 @@ from lightning_audit.canaries.sample_batches import rows, taken
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.checks.replay.unanswered import NO_RECORD, NOT_SHOWN
-from lightning_audit.examine.made_up_records import made_up_records
-from lightning_audit.examine.replayed_pair import (
+from lightning_audit.replay.questions.made_up_records import made_up_records
+from lightning_audit.replay.questions.replayed_pair import (
     SHIFTED,
     Draw,
     Judged,

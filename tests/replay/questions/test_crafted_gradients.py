@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
+from lightning_audit.replay.questions.crafted_gradients import CraftedGradients, Trial
 
 SIZES = (24, 6, 12, 2)
 

@@ -9,9 +9,9 @@ from opacus.optimizers import DPOptimizer
 from plain_step import PlainStep
 from torch import nn
 
-from lightning_audit.examine.noise import ExaminedNoise
-from lightning_audit.examine.noise_entries import NoiseEntries
-from lightning_audit.examine.successive_steps import STEPS, SuccessiveSteps
+from lightning_audit.replay.questions.noise import ExaminedNoise
+from lightning_audit.replay.questions.noise_entries import NoiseEntries
+from lightning_audit.replay.questions.successive_steps import STEPS, SuccessiveSteps
 from lightning_audit.testing.faulty.faulty_draws import OwnNoise
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from plain_step import PlainStep, examined
 
-from lightning_audit.examine.questions import LEAST_RECORDS, QUESTIONS
+from lightning_audit.replay.questions.question_list import LEAST_RECORDS, QUESTIONS
 
 
 def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:

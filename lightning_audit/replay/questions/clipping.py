@@ -18,9 +18,9 @@ from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.checks.replay.unanswered import NOT_SHOWN
-from lightning_audit.examine.clipping_kind import clipping_kind
-from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
-from lightning_audit.examine.replayed_pair import (
+from lightning_audit.replay.questions.clipping_kind import clipping_kind
+from lightning_audit.replay.questions.crafted_gradients import CraftedGradients, Trial
+from lightning_audit.replay.questions.replayed_pair import (
     MORE,
     SHIFTED,
     Draw,

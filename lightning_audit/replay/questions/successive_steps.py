@@ -9,9 +9,9 @@ from lightning_audit.checks.replay.examined_noise import NoiseLook
 from lightning_audit.checks.replay.successive_noise import successive_seen
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.examine.noise import ExaminedNoise
-from lightning_audit.examine.noise_entries import flat
 from lightning_audit.layout import FloatArray
+from lightning_audit.replay.questions.noise import ExaminedNoise
+from lightning_audit.replay.questions.noise_entries import flat
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.noise_reading import clipped_sums
 

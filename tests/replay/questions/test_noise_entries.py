@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lightning_audit.examine.noise_entries import NoiseEntries, flat
 from lightning_audit.layout import TensorSlot
+from lightning_audit.replay.questions.noise_entries import NoiseEntries, flat
 
 LAYOUT = [
     TensorSlot("w", (6, 4)),

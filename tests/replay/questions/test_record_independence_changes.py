@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from lightning_audit.examine.record_independence import examine_independence, largest_change
+from lightning_audit.replay.questions.record_independence import (
+    examine_independence,
+    largest_change,
+)
 from lightning_audit.replay.replay import Replay
 
 #: Gradients of four copies of a record, and of a batch with two copies, sorted by the user's code.

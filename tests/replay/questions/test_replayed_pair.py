@@ -11,7 +11,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from plain_step import PlainStep
 
-from lightning_audit.examine.replayed_pair import Judged, hands_all_over, is_noise, judge
+from lightning_audit.replay.questions.replayed_pair import Judged, hands_all_over, is_noise, judge
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.training_state import TrainingState

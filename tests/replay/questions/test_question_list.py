@@ -16,10 +16,15 @@ from training_matrix import ROWS
 from training_support import trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.examine import crafted_gradients, noise, record_independence, step_examiner
-from lightning_audit.examine.examination_schedule import FIRST_REPLAYS
-from lightning_audit.examine.questions import QUESTIONS
-from lightning_audit.examine.step_examiner import Examined, examine_step
+from lightning_audit.replay.questions import (
+    crafted_gradients,
+    noise,
+    record_independence,
+    step_examiner,
+)
+from lightning_audit.replay.questions.examination_schedule import FIRST_REPLAYS
+from lightning_audit.replay.questions.question_list import QUESTIONS
+from lightning_audit.replay.questions.step_examiner import Examined, examine_step
 from lightning_audit.run import examinations
 
 # Opacus and torch remark on loaders and hooks in every training.

@@ -26,9 +26,9 @@ from lightning_audit.checks.replay.drawn_noise import (
 from lightning_audit.checks.replay.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.unanswered import NOISE_ON_WEIGHTS
-from lightning_audit.examine.noise_entries import DrawsOfNoise, NoiseEntries
-from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
+from lightning_audit.replay.questions.noise_entries import DrawsOfNoise, NoiseEntries
+from lightning_audit.replay.questions.replayed_pair import MORE, hands_all_over
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import hidden_by_noise, independent, rounding

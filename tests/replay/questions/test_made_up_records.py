@@ -6,7 +6,7 @@ import pytest
 import torch
 from plain_step import PlainStep
 
-from lightning_audit.examine.made_up_records import made_up_records, within_range
+from lightning_audit.replay.questions.made_up_records import made_up_records, within_range
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.training_state import TrainingState
 

@@ -15,11 +15,17 @@ import torch
 from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.unanswered import NONE_LEFT
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.examine.clipping import TRIALS
-from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, TOO_SMALL, Asked, ask
 from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.own_reach import CannotSeparate
+from lightning_audit.replay.questions.clipping import TRIALS
+from lightning_audit.replay.questions.question_list import (
+    NOT_REPEATED,
+    QUESTIONS,
+    TOO_SMALL,
+    Asked,
+    ask,
+)
 from lightning_audit.replay.replay import ANOTHER_DREW
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep

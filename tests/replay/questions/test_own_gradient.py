@@ -15,7 +15,7 @@ from opacus.grad_sample import GradSampleHooks
 from torch import nn
 from torch.nn import functional
 
-from lightning_audit.examine.own_gradient import own_direction, undisturbed
+from lightning_audit.replay.questions.own_gradient import own_direction, undisturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
