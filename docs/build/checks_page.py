@@ -15,7 +15,8 @@ _HEAD = """# Checks
 <!-- Made by `python docs/build/checks_page.py` from the registry; do not edit. -->
 
 An audit runs up to {count} checks on {topics} topics. The first column has the name of a check, as
-in reports and in `allow`; the last three columns apply if the check fails.
+in reports and in `allow`; the last three columns apply if the check fails. [Packages add their
+own](own-checks.md).
 """
 _COLUMNS = """
 | check | title | title if it fails | what that means | where to look |

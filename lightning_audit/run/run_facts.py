@@ -19,6 +19,7 @@ from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.record.earlier_segments import EarlierSegments
+from lightning_audit.record.kept import Kept
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.own_time import RunTime
@@ -250,8 +251,10 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
     return min(rates) if loaders == 1 else max(rates)
 
 
-class RankComparison:
+class RankComparison(Kept):
     """Comparison of the processes of a run: same gradients, different noise."""
+
+    KEPT = ("synchronised", "noise_equal")
 
     def __init__(self) -> None:
         #: See `RunFacts`, which has them by the same names.
@@ -275,14 +278,6 @@ class RankComparison:
         self.synchronised = same and self.synchronised is not False
         session.planner.anyone_copies = any(row[2] for row in told)
         self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
-
-    def state(self) -> list[bool | None]:
-        """Return the state for a checkpoint."""
-        return [self.synchronised, self.noise_equal]
-
-    def load(self, state: Sequence[bool | None]) -> None:
-        """Load a checkpoint's state."""
-        self.synchronised, self.noise_equal = state[0], bool(state[1])
 
 
 @dataclass

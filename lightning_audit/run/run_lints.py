@@ -24,6 +24,7 @@ from lightning_audit.lints.loader_facts import (
 )
 from lightning_audit.lints.loss_lint import reduction_of
 from lightning_audit.lints.own_code import OwnCode
+from lightning_audit.record.kept import Kept
 from lightning_audit.run.run_facts import Notes
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
@@ -35,7 +36,7 @@ _PARTS = (
 )
 
 
-class RunLints:
+class RunLints(Kept):
     """Reader of a run's loaders, loss and Trainer settings.
 
     Args:
@@ -183,17 +184,7 @@ class RunLints:
         if sentence := adaptive_remark(module, loss):
             self._notes.add(sentence)
 
-    #: What a resumed run cannot recompute.
-    _KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {name: getattr(self, name) for name in self._KEPT}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint's state."""
-        for name in self._KEPT:
-            setattr(self, name, state[name])
+    KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
 
     def detach(self) -> None:
         """Remove the hooks from the loaders."""

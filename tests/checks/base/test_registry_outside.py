@@ -14,24 +14,10 @@ from places import REPOSITORY
 
 from lightning_audit.results.verdict import EXIT_CODES
 
-MODULE = """
-import numpy as np
-
-from lightning_audit.checks.base.check import Check
-from lightning_audit.stats.evalues.noise_shape import sign_log_e
-
-
-class Median:
-    def __init__(self, significance):
-        self.signs, self.test = np.zeros(2), MEDIAN.test(significance)
-
-    def update(self, step):
-        self.signs += [np.sum(step.noise > SHIFT), np.sum(step.noise < SHIFT)]
-        self.test.update(sign_log_e(*self.signs.astype(int).tolist()), step.number)
-
-    def result(self, lack):
-        return MEDIAN.result(self.test, MEDIAN.fine, "the median is wrong", "mend it", {}, lack)
-
+#: The module of docs/own-checks.md, and a second check, whose statistic checkpoints hold.
+PAGE = (REPOSITORY / "docs" / "own-checks.md").read_text(encoding="utf-8")
+MODULE = PAGE.split("```python\n")[1].split("```")[0]
+COUNTED = """
 
 class Counted:
     def __init__(self):
@@ -45,18 +31,6 @@ class Counted:
         return (COUNTED.judged(seen, f"{self.steps} steps have noise", "none has", "train"),)
 
 
-MEDIAN = Check(
-    "noise.median",
-    "noise whose median is not zero",
-    weight=10,
-    group="channel",
-    each=True,
-    always=True,
-    private=True,
-    fine="the median of the noise is zero",
-    reads="noise",
-    init=lambda header, significance: Median(significance),
-)
 COUNTED = Check(
     "steps.counted",
     "no step has noise",
@@ -67,7 +41,6 @@ COUNTED = Check(
     init=lambda header, significance: Counted(),
 )
 CHECKS = (MEDIAN, COUNTED)
-SHIFT = 0.0
 """
 
 TRAINING = """
@@ -78,17 +51,15 @@ from checks_table import table
 from resume_support import StepwiseModule
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.testing.faulty.faulty_noise import ShiftedNoise
 
-directory, shift, resume = sys.argv[1:]
-if shift != "0":
-    import noise_median
-
-    noise_median.SHIFT = float(shift)
+directory, fault, resume = sys.argv[1:]
+kind = ShiftedNoise if fault else None
 audit = PrivacyAudit(
     seed=1,
     report_dir=directory,
     examinations=0,
-    allow=["noise.median"] if shift != "0" else [],
+    allow=["noise.median"] if fault else [],
     on_violation="warn",
 )
 checkpoint = pl.callbacks.ModelCheckpoint(dirpath=directory, save_last=True, every_n_train_steps=8)
@@ -100,7 +71,8 @@ trainer = pl.Trainer(
     max_epochs=-1,
     max_steps=16 if resume else 8,
 )
-trainer.fit(StepwiseModule(), ckpt_path=resume or None, weights_only=True if resume else None)
+module = StepwiseModule(optimizer_class=kind)
+trainer.fit(module, ckpt_path=resume or None, weights_only=True if resume else None)
 print(table())
 """
 
@@ -109,10 +81,11 @@ print(table())
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of processes that have the package with the checks."""
     site = tmp_path_factory.mktemp("site")
-    (site / "noise_median.py").write_text(MODULE)
+    (site / "noise_median.py").write_text(MODULE + COUNTED)
     info = site / "noise_median-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noise-median\nVersion: 1.0\n")
+    assert 'median = "noise_median:CHECKS"' in PAGE
     points = "[lightning_audit.checks]\nmedian = noise_median:CHECKS\n"
     (info / "entry_points.txt").write_text(points)
     (site / "training.py").write_text(textwrap.dedent(TRAINING))
@@ -143,7 +116,7 @@ def checks_of(directory: Path) -> dict[str, dict[str, object]]:
 def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    code, output = run(environment, str(tmp_path), "0", "")
+    code, output = run(environment, str(tmp_path), "", "")
     assert code == 0, output
     found = checks_of(tmp_path)
     assert (found["noise.median"]["status"], found["steps.counted"]["status"]) == ("ok", "ok")
@@ -160,7 +133,7 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
     assert code == 2
     assert "noise.median" in output
     resumed = tmp_path / "resumed"
-    code, output = run(environment, str(resumed), "0", str(tmp_path / "last.ckpt"))
+    code, output = run(environment, str(resumed), "", str(tmp_path / "last.ckpt"))
     assert code == 0, output
     assert checks_of(resumed)["steps.counted"]["message"] == "16 steps have noise"
 
@@ -168,6 +141,6 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
 def test_a_check_from_outside_is_allowed_by_its_name(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    code, output = run(environment, str(tmp_path), "1.0", "")
+    code, output = run(environment, str(tmp_path), "shifted", "")
     assert code == 0, output
     assert checks_of(tmp_path)["noise.median"]["status"] == "allowed"
