@@ -121,7 +121,7 @@ class Check:
             for a check that finds nothing without an e-value.
         warns: whether a finding is a warning, which fails nothing.
         must_run: whether a pass requires that it observed something.
-        doubtful: whether a finding may be undecided; see `checks.post_processing`.
+        doubtful: whether a finding may be undecided; see `verdict.post_processing`.
         size_of: the quantity whose size it measures over many steps.
         blocks: why a result prevents a pass, in a sentence, or empty; None if nothing but an
             undecided finding does, as for every check.
