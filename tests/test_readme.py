@@ -37,7 +37,7 @@ def test_readme_has_at_most_two_hundred_lines() -> None:
 
 
 def test_readme_has_these_blocks_and_each_is_run_or_compared_below() -> None:
-    languages = re.findall(r"^```(\w*)\n", TEXT, flags=re.MULTILINE)
+    languages = re.findall(r"^```(\w+)\n", TEXT, flags=re.MULTILINE)
     assert languages == ["python", "text", "console", "console", "console"]
 
 
