@@ -9,7 +9,9 @@ import tomllib
 import traceback
 from pathlib import Path
 
+import english
 import pytest
+from english import PLACES
 from places import DOCS, REPOSITORY
 from shown_code import README, blocks, example, formed, run, text_of
 
@@ -34,6 +36,11 @@ def digits():
 
 def test_readme_has_at_most_two_hundred_lines() -> None:
     assert len(TEXT.splitlines()) <= 200
+
+
+def test_readme_is_read_by_the_linter_of_english_which_finds_nothing(capsys) -> None:
+    assert "README.md" in PLACES
+    assert english.main([str(README)]) == 0, capsys.readouterr().out
 
 
 def test_readme_has_these_blocks_and_each_is_run_or_compared_below() -> None:
@@ -122,7 +129,7 @@ def test_every_page_of_the_docs_for_readers_is_reached_from_the_readme():
             for link in re.findall(r"\]\(([^)\s:]+)\)", text_of(page))
         }
         new = {path for path in links if path.suffix == ".md" and path.is_file()} - reached
-    of_developers = {DOCS / name for name in ("english.md", "names.md", "nightly.md")}
+    of_developers = {DOCS / name for name in ("english.md", "nightly.md")}
     assert set(DOCS.rglob("*.md")) - of_developers <= reached
 
 
