@@ -149,6 +149,12 @@ class AuditMonitor:
         return self.sensitivity.evidence.violated
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Share of the significance of each statistic and test, 0 of those without an e-value."""
+        tests = {test.name: test.share for test in evidence_in(self)}
+        return {**dict.fromkeys([*self._of_steps, *self._of_canaries], 0.0), **tests}
+
+    @property
     def log_e_value(self) -> float:
         """Log of the joint e-value of the record's checks; see `shared_log_e`."""
         return shared_log_e((test.log_e, test.share) for test in evidence_in(self))

@@ -193,10 +193,11 @@ def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
 
 
 def _refuse_unknown_findings(allow: Sequence[str]) -> None:
+    known = findings()  # raises here, and not in `fit`, if a package's check cannot be loaded
     for name in allow:
-        if name not in findings():
+        if name not in known:
             raise ValueError(
-                f"allow holds {name!r}; it must hold names of findings, of {sorted(findings())}."
+                f"allow holds {name!r}; it must hold names of findings, of {sorted(known)}."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,31 +50,40 @@ _HOOKS = (
 _RELEASE: tuple[Role, ...] = ("optimizer", "hooks", "by_hand")
 _STEP: tuple[Role, ...] = ("optimizer", "hooks", "training_step")
 _BATCHES: tuple[Role, ...] = ("loader",)
-#: Code to look at for each finding; for one without an entry, the settings.
-_ROLES: Mapping[str, tuple[Role, ...]] = {
-    **{
-        name: _RELEASE
-        for name, check in REGISTRY.items()
-        if check.group in ("noise", "channel", "reuse")
-    },
-    **dict.fromkeys((SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _STEP),
-    **dict.fromkeys((check.name for check in (CLIPPING_NORM, NOISE_MEAN, NOISE_EXCESS)), _RELEASE),
-    GRADIENT_REPLACED.name: _STEP,
-    REPLAY_RELEASE.name: ("norm", *_STEP),
-    COUPLING.name: ("norm", "training_step"),
-    **dict.fromkeys((FINITE.name, "loss_reduction"), ("training_step",)),
-    LEDGER_STEPS.name: ("training_step", "loader"),
-    **{
-        name: _BATCHES
-        for name in REGISTRY
-        if name.startswith("sampling.") or name in (LEDGER_DRAWS.name, LEDGER_RECORDS.name)
-    },
-    LOGICAL_BATCH.name: _BATCHES,
-    UNSYNCHRONISED.name: (),
-    NO_DP.name: ("settings", "training_step"),
-}
 #: Statuses for which a report shows only a check's advice; faults show places separately.
 _BY_ADVICE = ("undecided", "warned")
+
+
+@functools.cache
+def _roles() -> Mapping[str, tuple[Role, ...]]:
+    """Return the code to look at for each finding; for one without an entry, the settings.
+
+    The registry is not read on import: a package that adds a check may import this one.
+    """
+    return {
+        **{
+            name: _RELEASE
+            for name, check in REGISTRY.items()
+            if check.group in ("noise", "channel", "reuse")
+        },
+        **dict.fromkeys((SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _STEP),
+        **dict.fromkeys(
+            (check.name for check in (CLIPPING_NORM, NOISE_MEAN, NOISE_EXCESS)), _RELEASE
+        ),
+        GRADIENT_REPLACED.name: _STEP,
+        REPLAY_RELEASE.name: ("norm", *_STEP),
+        COUPLING.name: ("norm", "training_step"),
+        **dict.fromkeys((FINITE.name, "loss_reduction"), ("training_step",)),
+        LEDGER_STEPS.name: ("training_step", "loader"),
+        **{
+            name: _BATCHES
+            for name in REGISTRY
+            if name.startswith("sampling.") or name in (LEDGER_DRAWS.name, LEDGER_RECORDS.name)
+        },
+        LOGICAL_BATCH.name: _BATCHES,
+        UNSYNCHRONISED.name: (),
+        NO_DP.name: ("settings", "training_step"),
+    }
 
 
 class OwnCode:
@@ -97,7 +107,7 @@ class OwnCode:
             Names, files and lines; empty if none of the code is the user's own.
         """
         found: dict[str, None] = {}
-        for role in _ROLES.get(finding, ("settings",)):
+        for role in _roles().get(finding, ("settings",)):
             found.update(dict.fromkeys(_FIND[role](self._trainer, self._module)))
         return ", ".join(found)
 

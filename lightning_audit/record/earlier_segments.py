@@ -133,7 +133,16 @@ class EarlierSegments:
         Args:
             state: `state` of the previous segment.
             step: number of the coming step.
+
+        Raises:
+            ValueError: it has results of a check that no installed package declares.
         """
+        names = {kept["name"] for of_place in state["found"] for kept in of_place}
+        if absent := sorted(names - {*REGISTRY}):
+            raise ValueError(
+                f"the checkpoint's audit had other checks ({', '.join(absent)}); resume with the "
+                "packages that add checks as they were."
+            )
         self.count, self._step = state["segment"], step
         self._found = [
             {check.name: _decided(check) for check in (CheckResult(**kept) for kept in of_place)}

@@ -279,7 +279,7 @@ class Recorder:
             )
         significance = self._monitor.significance
         monitor = restore(state["monitor"])
-        refuse_others(evidence_in(self._monitor), evidence_in(monitor))
+        refuse_others(self._monitor.shares, monitor.shares)
         self._monitor, self._reducer = monitor, restore(state["reducer"])
         self.steps = self._monitor.steps
         self._noise.resume(state["noise"], self.steps)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES
@@ -44,6 +45,19 @@ def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence
     (again,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
     assert again.status == "violated"
     assert [check.name for check in after.joined(-1, [], SIGNIFICANCE)] == [NOISE_ENTRIES.name]
+
+
+def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = Check("made.up", "nothing", wrong=lambda seen: False, private=True)
+    with monkeypatch.context() as installed:
+        installed.setitem(REGISTRY, outside.name, outside)
+        state = EarlierSegments().state([[outside.not_run("nothing")]], [SIGNIFICANCE])
+    with pytest.raises(
+        ValueError, match=r"had other checks \(made\.up\); resume with the packages"
+    ):
+        EarlierSegments().load(state, 40)
 
 
 def test_of_what_was_not_found_a_power_of_ten_is_left() -> None:

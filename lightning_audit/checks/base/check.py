@@ -172,6 +172,26 @@ class Check:
     init: Callable[[RecordHeader, float], Any] | None = None
     refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
+    def __post_init__(self) -> None:
+        """Validate how its statistic is declared.
+
+        Raises:
+            ValueError: it would never run, or what it computes from un-noised data would reach a
+                checkpoint or a report.
+        """
+        if (self.reads is None) != (self.init is None):
+            raise ValueError(f"the check {self.name!r} must have both `reads` and `init`, or none.")
+        if self.reads is None:
+            return
+        if not self.each:
+            raise ValueError(f"the check {self.name!r} has a statistic for each optimizer: `each`.")
+        of_data = self.reads in ("readings", "noise")
+        if of_data != self.private:
+            declare = "must be declared" if of_data else "must not be declared"
+            raise ValueError(
+                f"the check {self.name!r} reads {self.reads!r} and {declare} `private`."
+            )
+
     def heading(self, *, failed: bool = False) -> str:
         """Return its title, or its title if it failed; the name of a check without titles."""
         return (failed and self.failed_title) or self.title or self.name

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-_PACKAGE = __name__.partition(".")[0]
 
 #: Factor by which a log e-value above 1 must grow for its step to be kept.
 _GROWTH = 1.25
@@ -100,21 +98,32 @@ class Evidence:
 
 
 def evidence_in(part: object) -> Iterator[Evidence]:
-    """Yield every test in an object of this package, at any depth.
+    """Yield every test in an object of this package or of one that adds checks, at any depth.
 
     Args:
-        part: an object of this package, or a list, tuple or dict of such objects.
+        part: such an object, or a list, tuple or dict of such objects.
     """
+    from lightning_audit.checks.base import registry
+
+    return _evidence_in(part, registry.packages(), set())
+
+
+def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[Evidence]:
     match part:
         case Evidence():
+            inner: Iterable[object] = ()
             yield part
         case dict():
-            yield from evidence_in(list(part.values()))
+            inner = part.values()
         case list() | tuple():
-            for item in part:
-                yield from evidence_in(item)
-        case _ if type(part).__module__.partition(".")[0] == _PACKAGE:
-            yield from evidence_in(list(vars(part).values()))
+            inner = part
+        case _ if type(part).__module__.partition(".")[0] in packages and id(part) not in seen:
+            seen.add(id(part))  # objects of other packages may refer to each other
+            inner = vars(part).values()
+        case _:
+            inner = ()
+    for item in list(inner):
+        yield from _evidence_in(item, packages, seen)
 
 
 def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[str], list[str]]:
@@ -137,20 +146,19 @@ def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[st
     return new, gone
 
 
-def refuse_others(now: Iterable[Evidence], then: Iterable[Evidence]) -> None:
-    """Raise if the tests of a checkpoint are not those of this run.
+def refuse_others(now: Mapping[str, float], then: Mapping[str, float]) -> None:
+    """Raise if the checks of a checkpoint are not those of this run.
 
     Args:
-        now: the tests of this run.
-        then: those of the checkpoint.
+        now: share of the significance of each check of this run, 0 without an e-value.
+        then: the same of the checkpoint.
 
     Raises:
-        ValueError: a test is missing or added, or has another share of the significance, as when a
-            package adds or no longer adds a check.
+        ValueError: a check is missing or added, or has another share of the significance, as when
+            a package adds or no longer adds a check.
     """
-    here, there = ({test.name: test.share for test in tests} for tests in (now, then))
-    if here != there:
-        names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+    if now != then:
+        names = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
         raise ValueError(
             f"the checkpoint's audit had other checks, or other shares of the significance "
             f"({', '.join(names)}); resume with the packages that add checks as they were."

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lightning_audit.checks.base.check import Check
@@ -81,3 +83,23 @@ def test_how_often_a_check_is_in_a_report_goes_by_the_number_of_optimizers(
     check: Check, occurs: list[tuple[int, int]]
 ) -> None:
     assert [check.occurs(optimizers) for optimizers in range(3)] == occurs
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ({"reads": "noise"}, "both `reads` and `init`"),
+        ({"init": lambda *_: None}, "both `reads` and `init`"),
+        ({"reads": "steps", "init": lambda *_: None, "each": False}, "each optimizer"),
+        # Its findings before a resume would be lost, and reports would show un-noised numbers.
+        ({"reads": "noise", "init": lambda *_: None}, "must be declared `private`"),
+        ({"reads": "readings", "init": lambda *_: None}, "must be declared `private`"),
+        # A checkpoint would hold it.
+        ({"reads": "steps", "init": lambda *_: None, "private": True}, "must not be declared"),
+    ],
+)
+def test_a_statistic_that_would_not_run_or_would_leak_is_refused(
+    declared: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"'made\.up'.*{why}"):
+        Check("made.up", "nothing that exists", **{"each": True, **declared})

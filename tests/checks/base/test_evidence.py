@@ -3,13 +3,16 @@ from __future__ import annotations
 import math
 
 import pytest
+from noise_steps import HEADER
 from simulated_record import (
     SIGNIFICANCE,
     simulate,
     violated,
 )
 
-from lightning_audit.checks.base.evidence import Evidence, log_weight, refuse_others
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.evidence import Evidence, evidence_in, log_weight, refuse_others
+from lightning_audit.checks.base.registry import REGISTRY, shares
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES
 from lightning_audit.checks.noise.noise_size import NOISE
@@ -59,9 +62,36 @@ def test_only_tests_of_private_numbers_restart() -> None:
     assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)
 
 
-def test_a_checkpoint_with_other_tests_or_shares_is_refused() -> None:
-    one, other = Evidence("a", 1e-3, 0.1), Evidence("b", 1e-3, 0.2)
-    refuse_others([one, other], [Evidence("b", 1e-2, 0.2), Evidence("a", 1e-3, 0.1)])
-    for then in ([one], [one, other, Evidence("c", 1e-3, 0.1)], [one, Evidence("b", 1e-3, 0.3)]):
-        with pytest.raises(ValueError, match=r"had other checks.*(b|c).*resume with the packages"):
-            refuse_others([one, other], then)
+def test_a_checkpoint_with_other_checks_or_shares_is_refused() -> None:
+    now = {"a": 0.1, "b": 0.2, "without": 0.0}
+    refuse_others(now, dict(reversed(now.items())))
+    for then in ({"a": 0.1, "without": 0.0}, {"a": 0.1, "b": 0.2}, {**now, "b": 0.3}):
+        with pytest.raises(ValueError, match=r"had other checks.*(b|without).*resume with the pac"):
+            refuse_others(now, then)
+
+
+class Outside:
+    """A statistic of a package that adds a check; its parts refer to each other."""
+
+    def __init__(self) -> None:
+        self.test, self.whole = Evidence("a.median", 1e-3, 0.1), [self]
+
+
+def test_tests_in_statistics_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(evidence_in({"a.median": Outside()})) == []  # of no package that adds a check
+    median = Check(
+        "a.median", "nothing", each=True, reads="steps", init=lambda *_: Outside(), weight=10
+    )
+    monkeypatch.setitem(REGISTRY, median.name, median)
+    made = Outside()
+    assert list(evidence_in({"a.median": made})) == [made.test]
+
+
+def test_a_record_lists_its_statistics_with_and_without_e_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = AuditMonitor(HEADER, SIGNIFICANCE).shares
+    assert before["noise.tensor"] == pytest.approx(shares()["noise.tensor"])
+    plain = Check("a.count", "nothing", each=True, reads="steps", init=lambda *_: object())
+    monkeypatch.setitem(REGISTRY, plain.name, plain)
+    assert AuditMonitor(HEADER, SIGNIFICANCE).shares == {**before, "a.count": 0.0}

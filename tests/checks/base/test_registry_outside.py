@@ -81,7 +81,9 @@ print(table())
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of processes that have the package with the checks."""
     site = tmp_path_factory.mktemp("site")
-    (site / "noise_median.py").write_text(MODULE + COUNTED)
+    # A package with a check may import this one when it is imported.
+    callback = "from lightning_audit import PrivacyAudit\n"
+    (site / "noise_median.py").write_text(callback + MODULE + COUNTED)
     info = site / "noise_median-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noise-median\nVersion: 1.0\n")
@@ -144,3 +146,30 @@ def test_a_check_from_outside_is_allowed_by_its_name(
     code, output = run(environment, str(tmp_path), "shifted", "")
     assert code == 0, output
     assert checks_of(tmp_path)["noise.median"]["status"] == "allowed"
+
+
+def executed(environment: dict[str, str], code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_package_with_a_check_may_import_this_one(environment: dict[str, str]) -> None:
+    code = "import noise_median; noise_median.PrivacyAudit(allow=['noise.median']); print('made')"
+    assert executed(environment, code).strip() == "made"
+
+
+def test_a_check_that_cannot_be_loaded_is_named_before_a_training(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lightning_audit.checks]\nbroken = absent:CHECKS\n")
+    there = {**environment, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    output = executed(there, "from lightning_audit import PrivacyAudit as A; print('here'); A()")
+    assert output.startswith("here")
+    assert "ImportError: the check 'absent:CHECKS' cannot be loaded" in output
+    assert "the entry point 'broken' of lightning_audit.checks" in output
