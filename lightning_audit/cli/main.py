@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = refused(error)
         except MemoryError:
             code = refused("not enough memory for this input; pass a smaller one")
+        except ImportError as error:  # of a package that adds a check: the message names it
+            code = refused(str(error))
         except Exception as error:  # a traceback would exit with 1, the code of a violation
             code = refused(own_fault(error))
         output.flush()

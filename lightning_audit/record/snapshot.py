@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ def snapshot(value: Any) -> Any:
         The value as dicts, lists and plain values; arrays are copied.
 
     Raises:
-        TypeError: the value, or a part of it, is of another kind.
+        TypeError: the value, or a part of it, is of another kind, or its class cannot be imported
+            by its name.
 
     Example:
         >>> snapshot((1, {"a": 2.0}))
@@ -44,13 +46,18 @@ def snapshot(value: Any) -> Any:
             return [snapshot(item) for item in value]
         case tuple():
             return {"tuple": [snapshot(item) for item in value]}
-        case dict():
+        case dict() if type(value) is dict:  # a Counter, say, would come back as a dict
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
     kind = type(value)
     if kind.__module__.partition(".")[0] not in packages():
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
             "values, arrays, or objects of this package's classes and of those that add checks."
+        )
+    if getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot: a resume finds "
+            "classes by name; define it at the top of its module."
         )
     state = {name: snapshot(item) for name, item in vars(value).items()}
     return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
 from lightning_audit.record.snapshot import restore, snapshot
@@ -62,6 +65,21 @@ def test_every_part_of_an_audit_can_be_kept() -> None:
 def test_foreign_objects_are_refused() -> None:
     with pytest.raises(TypeError, match=r"numpy\.random.*Generator cannot be part of a snapshot"):
         snapshot([np.random.default_rng(0)])
+
+
+def test_what_would_come_back_as_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"collections\.Counter cannot be part of a snapshot"):
+        snapshot({"steps": Counter(a=1)})
+
+
+def test_a_class_that_no_resume_would_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local:
+        """A statistic whose class is defined in a function."""
+
+    local = Check("a.local", "nothing", each=True, reads="steps", init=lambda *_: Local())
+    monkeypatch.setitem(REGISTRY, local.name, local)
+    with pytest.raises(TypeError, match=r"Local cannot be part.*at the top of its module"):
+        snapshot([Local()])
 
 
 @pytest.mark.parametrize("name", ["os:system", "lightning_audit.nothing:A", "lightning_audit:b"])

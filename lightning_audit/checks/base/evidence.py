@@ -122,7 +122,7 @@ def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[E
             inner = vars(part).values()
         case _:
             inner = ()
-    for item in list(inner):
+    for item in inner:
         yield from _evidence_in(item, packages, seen)
 
 

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from made_report import made_report
 from places import REPOSITORY
 
 from lightning_audit.results.verdict import EXIT_CODES
@@ -173,3 +174,7 @@ def test_a_check_that_cannot_be_loaded_is_named_before_a_training(
     assert output.startswith("here")
     assert "ImportError: the check 'absent:CHECKS' cannot be loaded" in output
     assert "the entry point 'broken' of lightning_audit.checks" in output
+    (tmp_path / "report.json").write_text(made_report().to_json())
+    code, output = gate(there, tmp_path)
+    assert code == EXIT_CODES["INCONCLUSIVE"]
+    assert output.startswith("lightning-audit: the check 'absent:CHECKS' cannot be loaded")
