@@ -52,8 +52,8 @@ def regressions(old: AuditReport, new: AuditReport, most: float) -> list[tuple[O
         if before is not None and now is None:
             found.append(("INCONCLUSIVE", f"{name} was {before:.4g} and is unknown now"))
         elif before is not None and now > before + most:  # an infinite one exceeds no other
-            limit = f"more than --max-regression {most:g}" if most else "from the baseline"
-            found.append(("VIOLATION", f"{name} rose from {before:.4g} to {now:.4g}, {limit}"))
+            limit = f", by more than --max-regression {most:g}" if most else ""
+            found.append(("VIOLATION", f"{name} rose from {before:.4g} to {now:.4g}{limit}"))
     newly = (" of ".join(filter(None, check)) for check in sorted(failed(new) - failed(old)))
     return [*found, *(("VIOLATION", f"newly failed: {name}") for name in newly)]
 
