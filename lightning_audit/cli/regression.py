@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_audit.results.audit_report import AuditReport, Outcome
@@ -54,8 +54,20 @@ def regressions(old: AuditReport, new: AuditReport, most: float) -> list[tuple[O
         elif before is not None and now > before + most:  # an infinite one exceeds no other
             limit = f", by more than --max-regression {most:g}" if most else ""
             found.append(("VIOLATION", f"{name} rose from {before:.4g} to {now:.4g}{limit}"))
-    newly = (" of ".join(filter(None, check)) for check in sorted(failed(new) - failed(old)))
-    return [*found, *(("VIOLATION", f"newly failed: {name}") for name in newly)]
+    return [*found, *(("VIOLATION", text) for text in _newly_failed(old, new))]
+
+
+def _newly_failed(old: AuditReport, new: AuditReport) -> Iterator[str]:
+    """Yield a sentence for each newly failed check; those that follow from it are counted."""
+    names = failed(new) - failed(old)
+    newly = [check for check in new.checks if (check.name, check.optimizer) in names]
+    roots = {check.name for check in newly if not check.follows_from}
+    for check in newly:
+        if check.follows_from in roots:
+            continue
+        number = sum(other.follows_from == check.name for other in newly)
+        follow = f", and {number} that follow{'s' * (number == 1)} from it" if number else ""
+        yield f"newly failed: {' of '.join(filter(None, (check.name, check.optimizer)))}{follow}"
 
 
 def failed(report: AuditReport) -> set[tuple[str, str]]:
@@ -82,5 +94,5 @@ def _shown(value: Any, beside: Any) -> str:
     """Return a value; of names, the first that the other value does not have."""
     if not isinstance(value, tuple):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    own = [name for name in value if name not in beside]
+    own = [name for name in value if name and name not in beside]
     return f"{len(value)}" + (f" ({own[0]}{', ...' if len(own) > 1 else ''})" if own else "")

@@ -48,7 +48,9 @@ def test_a_rise_of_an_epsilon_above_the_limit_is_found(
 
 def test_a_newly_failed_check_is_found_and_an_old_failure_is_not() -> None:
     texts = [text for _, text in regressions(made_report(), violated(), 0.0)]
-    assert texts == ["newly failed: noise", "newly failed: noise.step"]
+    assert texts == ["newly failed: noise, and 1 that follows from it"]
+    once = dataclasses.replace(violated(), checks=made_report("VIOLATION").checks)
+    assert [text for _, text in regressions(once, violated(), 0.0)] == ["newly failed: noise.step"]
     assert regressions(violated(), violated(), 0.0) == []
     assert regressions(violated(), made_report(), 0.0) == []
 
