@@ -19,7 +19,12 @@ INFINITE = float("inf")
         ({}, {}, 0.0, []),
         ({"spent": 4.0}, {}, 0.0, []),
         ({}, {"spent": 3.4}, 0.5, []),
-        ({}, {"spent": 3.6}, 0.5, [("VIOLATION", "epsilon_spent rose from 3 to 3.6, by more than --max")]),
+        (
+            {},
+            {"spent": 3.6},
+            0.5,
+            [("VIOLATION", "epsilon_spent rose from 3 to 3.6, by more")],
+        ),
         ({}, {"spent": 3.1}, 0.0, [("VIOLATION", "epsilon_spent rose from 3 to 3.1")]),
         ({}, {"proved": 2.0}, 0.0, [("VIOLATION", "epsilon_lower rose from 1.5 to 2")]),
         ({}, {"spent": INFINITE}, 9.0, [("VIOLATION", "epsilon_spent rose from 3 to inf")]),

@@ -18,7 +18,7 @@ def as_lines(checked: Sequence[Checked]) -> str:
     """Return a line for each report, then the worst outcome.
 
     Args:
-        checked: two reports or more.
+        checked: one report or more.
     """
     names = [visible(one.training) for one in checked]
     outcomes = [_outcome(one) for one in checked]
@@ -29,7 +29,8 @@ def as_lines(checked: Sequence[Checked]) -> str:
     ]
     found = worst(one.outcome for one in checked)
     path = visible(next(one.path for one in checked if one.outcome == found))
-    last = f"{found} is the worst verdict of {len(checked)} trainings: {path}"
+    which = f"worst verdict of {len(checked)} trainings" if len(checked) > 1 else "verdict"
+    last = f"{found} is the {which}: {path}"
     return "\n".join([*rows, "", last])
 
 
