@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from places import DOCS
+from shown_code import README, blocks, text_of
 from stages import staged
 
 from lightning_audit.cli.main import _parser
@@ -22,14 +23,6 @@ FIGURES = [
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text_of(page), flags=re.DOTALL)
 
 
 def test_there_are_pages_and_figures() -> None:
@@ -55,12 +48,12 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
         exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page) -> None:
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     for line in lines:
         if line.startswith("lightning-audit "):
-            _parser().parse_args(line.split()[1:])
+            _parser().parse_args(line.split("#")[0].split()[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

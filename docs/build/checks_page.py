@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from checks_table import table
+
 from lightning_audit.checks.base.check import QUESTIONS, Check
 from lightning_audit.checks.base.registry import REGISTRY
 
@@ -15,8 +17,16 @@ _HEAD = """# Checks
 <!-- Made by `python docs/build/checks_page.py` from the registry; do not edit. -->
 
 An audit runs up to {count} checks on {topics} topics. The first column has the name of a check, as
-in reports and in `allow`; the last three columns apply if the check fails. [Packages add their
-own](own-checks.md).
+in reports and in `allow`; the last three columns apply if the check fails. The [last
+table](#all-findings) has all findings in short, with the conditions under which they are found.
+[Packages add their own](own-checks.md).
+"""
+_FINDINGS = """
+## All findings
+
+`replay.*` and `coupling` come from [examinations](how-it-works.md#examinations-by-replay), which
+run steps again.
+
 """
 _COLUMNS = """
 | check | title | title if it fails | what that means | where to look |
@@ -34,7 +44,7 @@ def markdown() -> str:
     others = [check for check in REGISTRY.values() if check.topic is None]
     if others:
         sections.append(_section("Other packages", "", others))
-    return head + "".join(sections)
+    return head + "".join(sections) + _FINDINGS + table()
 
 
 def _section(topic: str, question: str, checks: Iterable[Check]) -> str:

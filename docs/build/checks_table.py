@@ -1,12 +1,9 @@
-"""Copies the checks of the registry to the README's table: `python docs/build/checks_table.py`."""
+"""Table of findings in short, a part of docs/checks.md (`python docs/build/checks_page.py`)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lightning_audit.checks.base.registry import REGISTRY
 
-README = Path(__file__).parents[2] / "README.md"
 _HEAD = "| finding | what it says |\n|---|---|\n"
 #: Not a check: the report has a note on it.
 _UNAUDITED = (
@@ -22,13 +19,3 @@ def table() -> str:
         names.setdefault(check.finds, []).append(f"`{check.name}`")
     rows = "".join(f"| {', '.join(named)} | {finds} |\n" for finds, named in names.items())
     return _HEAD + rows + _UNAUDITED
-
-
-def shown(readme: str) -> str:
-    """Return the table in the README."""
-    return _HEAD + readme.split(_HEAD)[1].split("\n\n")[0] + "\n"
-
-
-if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    README.write_text(text.replace(shown(text), table()), encoding="utf-8")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "english.md"
-#: Read if no path is given; README is rewritten separately.
-PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "CONTRIBUTING.md")
+#: Read if no path is given.
+PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "README.md", "CONTRIBUTING.md")
 _ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
 #: Code, replacement fields, and names of arguments and fields in docstrings.
 _CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}|(?m:^ +\w+(?=:))", re.DOTALL)

@@ -1,49 +1,79 @@
-"""Copies numbers and rows of the page to the README: `python docs/build/readme_rows.py`.
+"""Makes the README's topics, selftest result and costs: `python docs/build/readme_rows.py`.
 
-Run it after `python docs/build/selftest_page.py`.
+The topics come from the registry of checks, the others from docs/selftest.md and
+docs/benchmarks.md. Run it after `python docs/build/selftest_page.py`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+from lightning_audit.checks.base.check import QUESTIONS
+from lightning_audit.checks.base.registry import REGISTRY
+
 REPOSITORY = Path(__file__).parents[2]
-PAGE, README = REPOSITORY / "docs" / "selftest.md", REPOSITORY / "README.md"
-BEGIN, END = "<!-- of docs/selftest.md -->\n", "<!-- to here -->\n"
-
-#: Rows of the page that the README shows, and their columns.
-SHOWN = (
-    ("`half_noise`", "Opacus"),
-    ("`no_noise_on_last_layer`", "Opacus"),
-    ("`same_noise_at_every_step`", "Opacus"),
-    ("`clip_after_average`", "figure 7"),
-    ("`few_seeds`", "figure 8"),
-    ("`noise_too_small`", "figure 9, epsilon 1.57"),
-    ("healthy", "figures 7-9"),
-)
-COLUMNS = (0, 1, 2, 6, 7, 9, 10, 11)
+DOCS, README = REPOSITORY / "docs", REPOSITORY / "README.md"
+_END = "<!-- to here -->\n"
+#: Checks that the README names for each topic.
+EXAMPLES = 3
+_COSTS = "| training | without an audit | audited, without the first examination |"
 
 
-def part() -> str:
-    """Return the part for the README."""
-    page = PAGE.read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page if "|" in line]
-    head = next(row for row in rows if row[:2] == ["training", "configuration"])
-    table = [
-        head,
-        ["---"] * len(head),
-        *(next(row for row in rows if tuple(row[:2]) == shown) for shown in SHOWN),
+def topics() -> str:
+    """Return the table of topics, with the titles of failures of their first checks."""
+    rows = [
+        (topic, question, [c.heading(failed=True) for c in REGISTRY.values() if c.topic == topic])
+        for topic, question in QUESTIONS.items()
     ]
-    lines = "".join(f"| {' | '.join(row[i] for i in COLUMNS)} |\n" for row in table)
-    numbers = next(line for line in page if "healthy runs accused" in line)
-    return f"{BEGIN}{numbers}\n\n{lines}{END}"
+    body = "".join(f"| {t} | {q} | {'; '.join(f[:EXAMPLES])} |\n" for t, q, f in rows)
+    return f"| topic | question | findings, for example |\n|---|---|---|\n{body}"
 
 
-def shown(readme: str) -> str:
-    """Return the README's part between the markers, markers included."""
-    return BEGIN + readme.split(BEGIN)[1].split(END)[0] + END
+def selftest() -> str:
+    """Return the line of docs/selftest.md with the numbers of faults and healthy runs."""
+    page = (DOCS / "selftest.md").read_text(encoding="utf-8").splitlines()
+    return next(line for line in page if "healthy runs accused" in line) + "\n"
+
+
+def costs() -> str:
+    """Return the table of whole runs: seconds with and without an audit, and their ratio.
+
+    docs/benchmarks.md states the ratio without the first examination, and that in seconds.
+    """
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    body = "".join(_cost(row) for row in page.split(_COSTS)[1].split("\n\n")[0].splitlines()[2:])
+    return f"| training | without an audit | with it | ratio |\n|---|---|---|---|\n{body}"
+
+
+def _cost(row: str) -> str:
+    name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+    plain, ratio, first = (float(cell.removesuffix(" s")) for cell in cells)
+    audited = plain * ratio + first
+    name = re.sub(r" \(needs.*?\)", "", name)
+    return f"| {name} | {plain:.1f} s | {audited:.1f} s | {audited / plain:.1f} |\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"topics": topics, "selftest": selftest, "costs": costs}
+
+
+def _begin(name: str) -> str:
+    return f"<!-- made by docs/build/readme_rows.py: {name} -->\n"
+
+
+def shown(readme: str, name: str) -> str:
+    """Return a part of the README, without its markers."""
+    return readme.split(_begin(name))[1].split(_END)[0]
+
+
+def made(readme: str) -> str:
+    """Return the README with its parts made again."""
+    for name, part in PARTS.items():
+        before, after = readme.split(_begin(name))
+        readme = before + _begin(name) + part() + _END + after.split(_END, 1)[1]
+    return readme
 
 
 if __name__ == "__main__":
-    text = README.read_text(encoding="utf-8")
-    README.write_text(text.replace(shown(text), part()), encoding="utf-8")
+    README.write_text(made(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -37,8 +37,9 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     Each step carries canary gradients through the user's own clipping and noise. The noisy sum is
     read before the update, and the canaries are removed again, so that the trained model is what it
-    would have been. Lower bounds on epsilon are logged at the ends of epochs, see README; when the
-    training ends, the report gives a verdict: PASS, VIOLATION or INCONCLUSIVE.
+    would have been. Lower bounds on epsilon are logged at the ends of epochs, see
+    docs/how-it-works.md; when the training ends, the report gives a verdict: PASS, VIOLATION or
+    INCONCLUSIVE.
 
     Without arguments everything is read from the optimizer and its accountant, and the claim is
     the accountant's own epsilon.

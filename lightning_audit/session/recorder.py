@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.base.evidence import Evidence, evidence_in, judge_again
+from lightning_audit.checks.base.evidence import Evidence, evidence_in, judge_again, refuse_others
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_size import SHOW_THE_RELEASE
 from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
@@ -260,7 +260,7 @@ class Recorder:
             Changes of results due to a new significance, as text.
 
         Raises:
-            ValueError: the checkpoint's audit had other canaries, noise coefficients or version.
+            ValueError: the checkpoint's audit had other canaries, coefficients, checks or version.
         """
         header = restore(state["header"])
         kept, now = header.noise_coefficients, self.header.noise_coefficients
@@ -278,7 +278,9 @@ class Recorder:
                 "precision."
             )
         significance = self._monitor.significance
-        self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
+        monitor = restore(state["monitor"])
+        refuse_others(evidence_in(self._monitor), evidence_in(monitor))
+        self._monitor, self._reducer = monitor, restore(state["reducer"])
         self.steps = self._monitor.steps
         self._noise.resume(state["noise"], self.steps)
         self._use = restore(state["use"])

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from checks_table import README, shown, table
+from checks_page import PAGE
+from checks_table import table
 
 from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.registry import REGISTRY
 
 
-def test_the_table_of_the_readme_is_made_of_the_registry() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert shown(text) == table(), "run `python docs/build/checks_table.py`"
+def test_the_docs_page_ends_with_the_table_of_the_registry() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.endswith(f"\n\n{table()}"), "run `python docs/build/checks_page.py`"
 
 
 def test_a_check_that_is_added_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

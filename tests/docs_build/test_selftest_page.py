@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import readme_rows
 from selftest_page import PAGE, Compared, markdown, needed_by
 
 from lightning_audit.selftest.result import Result
@@ -48,8 +47,3 @@ def test_the_docs_page_has_every_row_that_is_trained() -> None:
         assert f"\n| {name} | {row.configuration} |" in page, (
             "run `python docs/build/selftest_page.py`"
         )
-
-
-def test_the_readme_shows_numbers_and_rows_of_the_docs_page() -> None:
-    text = readme_rows.README.read_text(encoding="utf-8")
-    assert readme_rows.shown(text) == readme_rows.part(), "run `python docs/build/readme_rows.py`"

@@ -103,7 +103,8 @@ class Check:
 
     Args:
         name: in reports and in ``allow``.
-        finds: what is wrong if it is violated; checks with the same text share a row of the README.
+        finds: what is wrong if it is violated; checks with the same text share a row of the last
+            table of docs/checks.md.
         title: what it looks at, in three to five words.
         failed_title: the title if it fails, in three to five words.
         meaning: what a failure means, in one sentence.

@@ -137,6 +137,26 @@ def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[st
     return new, gone
 
 
+def refuse_others(now: Iterable[Evidence], then: Iterable[Evidence]) -> None:
+    """Raise if the tests of a checkpoint are not those of this run.
+
+    Args:
+        now: the tests of this run.
+        then: those of the checkpoint.
+
+    Raises:
+        ValueError: a test is missing or added, or has another share of the significance, as when a
+            package adds or no longer adds a check.
+    """
+    here, there = ({test.name: test.share for test in tests} for tests in (now, then))
+    if here != there:
+        names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+        raise ValueError(
+            f"the checkpoint's audit had other checks, or other shares of the significance "
+            f"({', '.join(names)}); resume with the packages that add checks as they were."
+        )
+
+
 def shared_log_e(tests: Iterable[tuple[float, float]]) -> float:
     """Return the log of the shared e-value: the largest share times e-value, at least 0.
 

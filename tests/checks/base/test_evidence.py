@@ -9,7 +9,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.base.evidence import log_weight
+from lightning_audit.checks.base.evidence import Evidence, log_weight, refuse_others
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES
 from lightning_audit.checks.noise.noise_size import NOISE
@@ -57,3 +57,11 @@ def test_the_weights_of_all_segments_add_up_to_one() -> None:
 
 def test_only_tests_of_private_numbers_restart() -> None:
     assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)
+
+
+def test_a_checkpoint_with_other_tests_or_shares_is_refused() -> None:
+    one, other = Evidence("a", 1e-3, 0.1), Evidence("b", 1e-3, 0.2)
+    refuse_others([one, other], [Evidence("b", 1e-2, 0.2), Evidence("a", 1e-3, 0.1)])
+    for then in ([one], [one, other, Evidence("c", 1e-3, 0.1)], [one, Evidence("b", 1e-3, 0.3)]):
+        with pytest.raises(ValueError, match=r"had other checks.*(b|c).*resume with the packages"):
+            refuse_others([one, other], then)

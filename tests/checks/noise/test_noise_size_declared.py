@@ -78,3 +78,7 @@ def test_a_tensor_with_too_little_noise_is_told_from_single_entries_without() ->
     assert told(0.5, *entries) == ["noise_too_small_over_a_tensor"]
     assert told(0.99, *entries) == ["noise_missing_at_entries"]
     assert told(0.99) == ["noise_too_small_over_a_tensor"]
+
+
+def test_a_pass_requires_all_four_in_the_order_of_the_registry() -> None:
+    assert group("noise") == (NOISE.name, NOISE_TENSOR.name, NOISE_STEP.name, NOISE_CANARY.name)

@@ -1,0 +1,200 @@
+"""What the pages of docs show of a training happens; their code has names of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+from places import DOCS, REPOSITORY
+from shown_code import blocks, example, formed, run, text_of, trained
+from stages import staged
+
+import lightning_audit
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Dirac, Spread
+from lightning_audit.cli import main as cli
+from lightning_audit.config.audit_config import findings
+from lightning_audit.stats.bounds.named_bounds import METHODS
+from lightning_audit.testing.faults import FAULTS
+
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
+HAND_WRITTEN = DOCS / "hand-written.md"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def digits():
+    yield from example("digits")
+
+
+def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
+    digits, tmp_path, monkeypatch, capsys
+):
+    (command,) = blocks(DOCS / "bounds.md", "console")
+    _, *arguments = command.split()
+    monkeypatch.chdir(tmp_path)
+    audit = PrivacyAudit(claimed_epsilon=8.0, delta=1e-5, bounds="all")
+    pl.Trainer(max_epochs=10, callbacks=[audit]).fit(digits.Digits())
+    capsys.readouterr()
+    assert cli.main(arguments) == 0
+    (bound,) = [b for b in audit.report.bounds if b.name == arguments[3]]
+    # The run subtracts from a reading what its past residuals were.
+    assert json.loads(capsys.readouterr().out)["epsilon_lower"] == pytest.approx(
+        bound.epsilon_step_lower, rel=0.3
+    )
+
+
+@pytest.fixture
+def hand_written():
+    yield from example("hand_written")
+
+
+def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
+    code, _ = blocks(HAND_WRITTEN, "python")
+    monkeypatch.chdir(tmp_path)
+    names = run(code, dict(vars(hand_written)))
+    kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
+    report = trained(kind, names, 12).report
+    assert report.observations == 12 * 8
+    assert not [c.name for c in report.checks if c.status == "violated"]
+
+
+@pytest.mark.heavy
+def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
+    stated, processed = blocks(HAND_WRITTEN, "python")
+    monkeypatch.chdir(tmp_path)
+    names = run(processed, run(stated, dict(vars(hand_written))))
+    kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
+    # Twice the steps that the power needs: the audit draws its seed.
+    assert trained(kind, names, 120).report.verdict.outcome == "PASS"
+
+
+def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
+    (code,) = blocks(DOCS / "input-canaries.md", "python")
+    monkeypatch.chdir(tmp_path)
+    kind = type("Model", (digits.Digits,), {"forward": lambda self, x: self.net(x)})
+    assert trained(kind, run(code), 12).report.observations == 12
+
+
+@pytest.mark.heavy
+def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
+    (code,) = blocks(DOCS / "correlated-noise.md", "python")
+    monkeypatch.chdir(tmp_path)
+    names = run(code)
+
+    class Model(digits.Digits):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            optimizer.__class__ = names["Banded"]
+            return optimizer
+
+    report = trained(Model, names, 300).report
+    assert report.verdict.outcome == "PASS"
+    assert (report.epsilon_spent, report.epsilon_lower) == (None, None)
+    assert "the mechanism alone was judged" in report.verdict.summary
+
+
+def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
+    (code,) = blocks(DOCS / "test-your-gate.md", "python")
+    monkeypatch.chdir(tmp_path)
+    names = run(code, {"Model": digits.Digits})
+    assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
+
+
+def test_the_number_of_faults_is_as_stated():
+    assert "has eighty-nine faults" in text_of(DOCS / "test-your-gate.md")
+    assert len(FAULTS) == 89
+
+
+@pytest.mark.parametrize("name", staged(quick=["vmap"], heavy=["own optimizer", "one by one"]))
+def test_the_hand_written_trainings_pass(hand_written, tmp_path, name):
+    assert set(hand_written.RUNS) == {"vmap", "one by one", "own optimizer"}
+    assert hand_written.train(name, tmp_path) == "PASS"
+
+
+def test_every_bound_of_the_literature_is_named_with_its_kind():
+    table = text_of(DOCS / "bounds.md").split("| name | from | is |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", table, flags=re.MULTILINE)
+    assert rows == [(name, method.interpretation) for name, method in METHODS.items()]
+
+
+@pytest.mark.heavy
+def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):
+    (command,) = (block.split() for block in blocks(DOCS / "lightning-cli.md", "console"))
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = AuditReport.load(tmp_path / "audit" / "report.json")
+    assert report.verdict.outcome == "PASS"
+    assert " ".join(command) in (REPOSITORY / "examples" / "cli.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_the_yaml_configures_the_audit_in_either_lightning(package, tmp_path, monkeypatch):
+    (block,) = blocks(DOCS / "lightning-cli.md", "yaml")
+    config = tmp_path / "audit.yaml"
+    config.write_text(block, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    lightning_cli = importlib.import_module(f"{package}.cli").LightningCLI
+    boring = importlib.import_module(f"{package}.demos.boring_classes").BoringModel
+    cli = lightning_cli(boring, run=False, args=["--config", str(config)])
+    (audit,) = [c for c in cli.trainer.callbacks if isinstance(c, PrivacyAudit)]
+    assert audit.canaries == (Dirac(tensor="last_bias"), Spread())
+    assert audit.claim == PrivacyClaim(delta=1e-5, noise_multiplier=1.0)
+    assert (audit.claimed_epsilon, audit.delta) == (8.0, 1e-5)
+
+
+def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "96")
+    outcome, fault = digits.train("half noise", Path("demo/half-noise"))
+    assert outcome == "VIOLATION"
+    assert fault.startswith("noise scale too small")
+    (shown,) = blocks(DOCS / "reports.md", "text")
+    assert set(formed(shown)) - {"..."} <= set(formed(capsys.readouterr().out))
+
+
+def test_every_finding_is_explained():
+    table = text_of(DOCS / "checks.md").split("| finding |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z_.]+)`", table)) == set(findings())
+
+
+def test_a_mechanism_of_half_the_noise_is_refuted_as_shown(capsys):
+    (code,) = blocks(DOCS / "without-a-training.md", "python")
+    run(code)
+    shown = re.search(r"print\(audit\)  # (.*)", code).group(1)
+    assert " ".join(capsys.readouterr().out.split()).startswith(shown)
+
+
+def test_what_is_used_outside_of_a_training_is_there():
+    table = text_of(DOCS / "without-a-training.md").split("```")[0]
+    rows = [row.split("|") for row in table.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == 8
+    for row in rows:
+        for name in re.findall(r"`(.*?)`", row[2]):
+            if name.startswith("lightning-audit "):
+                assert name.split()[1] in cli._parser().format_help()
+            elif "." in name:
+                importlib.import_module(name)
+            else:
+                assert callable(getattr(lightning_audit, name))
+        pages = re.findall(r"\]\((.*?)\)", row[3])
+        assert pages
+        assert all((DOCS / page).is_file() for page in pages)
