@@ -64,12 +64,14 @@ class Checked:
     def reasons(self) -> list[str]:
         """Reasons for an outcome other than PASS, the first the most important."""
         remarks = [r.text for r in self.remarks if r.outcome == self.outcome]
-        if self.report is None or self.report.verdict.outcome != self.outcome:
+        if self.outcome == "PASS" or self.report is None:
+            return remarks
+        if self.report.verdict.outcome != self.outcome:
             return remarks
         verdict = self.report.verdict
         if root := verdict.root:
             return [f"{headline_of(root)} ({root.finding})", *remarks]
-        return [*verdict.pass_blockers, *remarks]
+        return [*(verdict.pass_blockers or (verdict.summary,)), *remarks]
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

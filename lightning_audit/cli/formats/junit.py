@@ -56,7 +56,8 @@ def _cases(one: Checked) -> Iterator[ElementTree.Element]:
             yield _case(one, "gate", "verdict", "error", "INCONCLUSIVE", why)
     for remark in one.remarks:
         kind: _Kind = "failure" if remark.outcome == "VIOLATION" else "error"
-        yield _case(one, "gate", remark.rule, kind, remark.rule, remark.text)
+        first, *rest = remark.text.split("\n")
+        yield _case(one, "gate", remark.rule, kind, remark.rule, first, rest)
 
 
 def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> ElementTree.Element:

@@ -63,7 +63,8 @@ def _headline(checked: Sequence[Checked]) -> str:
     if len(checked) == 1:
         which = checked[0].training
     reasons = [reason for one in checked if one.outcome == outcome for reason in one.reasons]
-    why = f": {escaped(reasons[0])}" if reasons else ""
+    first = reasons[0].split("\n")[0] if reasons else ""
+    why = f": {escaped(first)}" if first else ""
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
     return f"{_ICONS[outcome]} Privacy audit: {outcome} ({escaped(which)}){why}{more}"
 
@@ -88,7 +89,8 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
 def _sections(one: Checked) -> Iterator[list[str]]:
     name = f"<b>{escaped(one.training)}</b>"
     for remark in one.remarks:
-        yield [f"{name}: {escaped(remark.text)}"]
+        text = " ".join(line.strip() for line in remark.text.split("\n"))
+        yield [f"{name}: {escaped(text)}"]
     if one.report is None:
         return
     for finding in findings_of(one.report):

@@ -24,7 +24,7 @@ from lightning_audit.results.report_json import plain
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT = "%SRCROOT%"
-#: Severities as GitHub sorts alerts: from 9 on critical, from 4 on medium, below low.
+#: Severities as GitHub sorts alerts with the tag "security": from 9 critical, from 4 medium.
 _SCORES: dict[Severity, str] = {"critical": "9.0", "theoretical": "5.0", "negligible": "1.0"}
 #: Rules of the gate itself, which are no checks.
 _GATE = {
@@ -83,7 +83,7 @@ def _rule(name: str) -> dict[str, Any]:
         "help": {"text": check.look_at or check.finds},
         "defaultConfiguration": {"level": "note" if check.warns else "error"},
         "properties": {
-            "tags": ["privacy", "dp-sgd", *([check.topic] if check.topic else [])],
+            "tags": ["security", "privacy", "dp-sgd", *([check.topic] if check.topic else [])],
             "security-severity": _SCORES[severity],
             "severity": severity,
         },

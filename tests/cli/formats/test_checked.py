@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() 
     assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
     assert unreadable().reasons == ["the report is not complete JSON"]
     assert checked(made_report()).reasons == []
+    report = violated()
+    verdict = dataclasses.replace(report.verdict, faults=(), fault="", summary="noise: seen")
+    assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]
 
 
 def test_a_training_has_the_same_name_in_every_clone(

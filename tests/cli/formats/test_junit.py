@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from checked_reports import checked, hostile, of_every_outcome, with_status
+from checked_reports import checked, hostile, of_every_outcome, unreadable, with_status
 from junitparser import Error, Failure, JUnitXml, Skipped
 from made_report import made_report
 
@@ -48,6 +48,12 @@ def test_inconclusive_and_unreadable_are_errors() -> None:
         (error,) = results(suites[name], Error).values()
         assert (suites[name].errors, suites[name].failures, error.type) == (1, 0, kind)
     assert results(suites["short"], Error)["verdict"].message == "the canary was taken out"
+
+
+def test_the_lines_of_a_refusal_are_message_and_text() -> None:
+    (suite,) = read([unreadable("cut", "it contradicts itself:\n  steps is 7")]).values()
+    (error,) = results(suite, Error).values()
+    assert (error.message, error.text) == ("it contradicts itself:", "  steps is 7")
 
 
 def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:

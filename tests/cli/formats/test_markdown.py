@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
-from checked_reports import checked, hostile, of_every_outcome, violated
+from checked_reports import checked, hostile, of_every_outcome, unreadable, violated
 from made_report import made_report
 from markdown_it import MarkdownIt
 
@@ -47,6 +47,12 @@ def test_the_headline_has_outcome_number_and_reason() -> None:
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
     second = as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
     assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
+
+
+def test_the_lines_of_a_refusal_are_one_paragraph() -> None:
+    text = as_markdown([unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")])
+    assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
+    assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
 
 
 def test_a_finding_has_severity_place_and_what_to_look_at() -> None:

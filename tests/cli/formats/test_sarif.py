@@ -59,6 +59,8 @@ def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> No
     rule = run["tool"]["driver"]["rules"][found["ruleIndex"]]
     assert rule["id"] == "noise"
     assert rule["fullDescription"]["text"] == REGISTRY["noise"].meaning
+    assert rule["properties"]["security-severity"] == "9.0"
+    assert "security" in rule["properties"]["tags"]  # without it GitHub ignores the severity
 
 
 def test_every_location_is_relative_to_the_repository() -> None:
