@@ -9,7 +9,7 @@ import pytest
 from places import REPOSITORY
 
 #: Lines of code of the rooms checks and verdict together: what a check says to people included.
-MOST = 6100
+MOST = 6120
 
 SOURCE = '''"""Docstring
 of two lines."""

@@ -5,73 +5,140 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from importlib import import_module
 
-from lightning_audit.cli.options import positive
+from lightning_audit.cli.formats.checked import Checked, Remark, exit_code, named
+from lightning_audit.cli.options import non_negative, positive
+from lightning_audit.cli.output import Refused
+from lightning_audit.cli.regression import another_training, regressions
 from lightning_audit.files.printable import visible
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.report.console import print_report
-from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
+from lightning_audit.results.audit_report import AuditReport, ReportError
 from lightning_audit.verdict.gate import contradiction_of_epsilon, contradictions
 
 #: Contradictions that are shown.
 _SHOWN = 10
+#: Formats of the output, each a function of the reports in its module of `cli.formats`.
+FORMATS = {
+    "text": "lines:as_lines",
+    "json": "json_summary:as_json_summary",
+    "junit": "junit:as_junit",
+    "sarif": "sarif:as_sarif",
+    "github": "github:as_github",
+    "markdown": "markdown:as_markdown",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Show a report and exit with its verdict: 0 for PASS, 1 for VIOLATION, "
+        "Show reports and exit with the worst verdict: 0 for PASS, 1 for VIOLATION, "
         "2 for INCONCLUSIVE or a report that cannot be read."
     )
     parser.add_argument(
-        "report", help="a report.json, or a folder of trainings: the worst verdict counts"
+        "report",
+        nargs="+",
+        help="a report.json, or a folder of trainings; several reports get a line each",
     )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument(
         "--max-epsilon",
         type=positive,
         metavar="X",
         help="fail also if the proved or the spent epsilon exceeds X",
     )
+    parser.add_argument(
+        "--baseline",
+        metavar="REPORT",
+        help="fail also if epsilon_spent or epsilon_lower rose since this report of the same "
+        "training, or a check newly failed",
+    )
+    parser.add_argument(
+        "--max-regression",
+        type=non_negative,
+        metavar="X",
+        help="with --baseline: accept a rise of an epsilon by at most X (default: 0)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show every report that is meant; the exit code is that of the worst verdict or budget."""
-    try:
-        paths = _reports_of(options.report)
-    except ReportError as error:
-        return _unreadable(error)
-    codes = {path: _check(path, options.max_epsilon) for path in paths}
-    worst = _worst(codes.values())
-    if len(paths) > 1:
-        names = {code: outcome for outcome, code in EXIT_CODES.items()}
-        where = next(path for path in paths if codes[path] == worst)
-        print(f"{names[worst]} is the worst verdict of {len(paths)} trainings: {where}")
-    return worst
+    """Show every report; the exit code is that of the worst verdict, budget or comparison."""
+    if options.max_regression is not None and options.baseline is None:
+        raise Refused("--max-regression compares with a baseline; add --baseline report.json")
+    paths, errors = _reports_of(options.report)
+    every = named([*paths, *errors])
+    if options.baseline is not None and len(every) > 1:
+        raise Refused(
+            f"--baseline is the report of one training, and {len(every)} are given; check each "
+            "with its own baseline"
+        )
+    checked = [_checked(*names, options, errors.get(names[0])) for names in every]
+    for one in checked:
+        for remark in one.remarks if one.report is None else ():
+            _print_unreadable(remark.text)
+    if options.format != "text" or len(checked) > 1:
+        module, _, function = FORMATS[options.format].partition(":")
+        show = getattr(import_module(f"lightning_audit.cli.formats.{module}"), function)
+        try:
+            print(show(checked))
+        except OSError as error:
+            raise Refused(f"cannot write the step summary: {error}") from error
+    elif (report := checked[0].report) is not None:
+        _print_one(checked[0], report, options)
+    return exit_code(checked)
 
 
-def _check(path: str, max_epsilon: float | None) -> int:
-    """Show one report, and give the exit code of its verdict and of the budget."""
+def load(path: str) -> AuditReport:
+    """Read a report that does not contradict itself.
+
+    Raises:
+        ReportError: it is absent or unreadable, or contradicts itself.
+    """
+    if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
+        raise ReportError(
+            f"{folder!r} holds the record of a training and no report.json: the training is "
+            "still running, was killed, or could not write it; wait for its end, or train "
+            "again."
+        )
+    report = AuditReport.load(path)
+    if found := contradictions(report):
+        raise ReportError(_refusal(report, found))
+    return report
+
+
+def _checked(
+    path: str, training: str, place: str, options: argparse.Namespace, error: str | None
+) -> Checked:
+    """Judge one report."""
     try:
-        if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
-            raise ReportError(
-                f"{folder!r} holds the record of a training and no report.json: the training is "
-                "still running, was killed, or could not write it; wait for its end, or train "
-                "again."
-            )
-        report = AuditReport.load(path)
-        found = contradictions(report)
-        if max_epsilon is not None and not found:
-            found = list(filter(None, [contradiction_of_epsilon(report)]))
-        if found:
-            raise ReportError(_refusal(report, found))
-    except ReportError as error:
-        return _unreadable(error)
-    print_report(report, path)
-    code = report.verdict.exit_code
-    if max_epsilon is not None:
-        code = _worst([code, _check_budget(report, max_epsilon)])
-    return code
+        if error is not None:
+            raise ReportError(error)
+        report = load(path)
+        if options.max_epsilon is not None and (found := contradiction_of_epsilon(report)):
+            raise ReportError(_refusal(report, [found]))
+    except ReportError as unreadable:
+        remark = Remark("unreadable", "INCONCLUSIVE", str(unreadable))
+        return Checked(path, training, place, None, (remark,))
+    remarks: list[Remark] = []
+    if options.max_epsilon is not None:
+        remarks += _above_budget(report, options.max_epsilon)
+    if options.baseline is not None:
+        remarks += _against_baseline(report, options.baseline, options.max_regression or 0.0)
+    return Checked(path, training, place, report, tuple(remarks))
+
+
+def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -> None:
+    """Print a report after the reasons of the gate, or before what the gate compared."""
+    for remark in one.remarks:
+        print(visible(remark.text))
+    print_report(report, one.path)
+    rules = {remark.rule for remark in one.remarks}
+    if options.max_epsilon is not None and "max-epsilon" not in rules:
+        limit = options.max_epsilon
+        print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
+    if options.baseline is not None and "baseline" not in rules:
+        print(f"nothing became worse since --baseline {visible(options.baseline)}")
 
 
 def _refusal(report: AuditReport, found: list[str]) -> str:
@@ -86,14 +153,30 @@ def _refusal(report: AuditReport, found: list[str]) -> str:
     return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
 
 
-def _unreadable(error: ReportError) -> int:
-    lines = str(error).split("\n")  # text from a file has no line ends left
+def _print_unreadable(text: str) -> None:
+    lines = text.split("\n")  # text from a file has no line ends left
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
-    return EXIT_CODES["INCONCLUSIVE"]
 
 
-def _reports_of(name: str) -> list[str]:
-    """The report that is meant by its own name, or those of all trainings in a folder."""
+def _reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the reports that are named, each once, and why others cannot be found, by name."""
+    paths: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for name in names:
+        try:
+            for path in _reports_in(name):
+                paths.setdefault(os.path.realpath(path), path)
+        except ReportError as error:
+            errors[name] = str(error)
+    return list(paths.values()), errors
+
+
+def _reports_in(name: str) -> list[str]:
+    """Return the report of this name, or those of all trainings in a folder.
+
+    Raises:
+        ReportError: the folder has none, or cannot be read.
+    """
     if not os.path.isdir(name):
         return [name]
     try:
@@ -108,21 +191,30 @@ def _reports_of(name: str) -> list[str]:
     return paths
 
 
-def _check_budget(report: AuditReport, limit: float) -> int:
-    """Exit code of the comparison of the report's epsilons with a budget."""
+def _above_budget(report: AuditReport, limit: float) -> list[Remark]:
+    """Return what a comparison of the report's epsilons with a budget found."""
     numbers = {"proved": report.epsilon_lower, "spent": report.epsilon_spent}
     above = [f"{n} {v:.4g}" for n, v in numbers.items() if v is not None and v > limit]
     if above:
-        print(f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}")
-        return EXIT_CODES["VIOLATION"]
+        text = f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}"
+        return [Remark("max-epsilon", "VIOLATION", text)]
     if report.epsilon_spent is None:
-        print("INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon")
-        return EXIT_CODES["INCONCLUSIVE"]
-    print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
-    return EXIT_CODES["PASS"]
+        text = "INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon"
+        return [Remark("max-epsilon", "INCONCLUSIVE", text)]
+    return []
 
 
-def _worst(codes: Iterable[int]) -> int:
-    """A violation outweighs an inconclusive report, which outweighs a pass."""
-    order = [EXIT_CODES["PASS"], EXIT_CODES["INCONCLUSIVE"], EXIT_CODES["VIOLATION"]]
-    return max(codes, key=order.index)
+def _against_baseline(report: AuditReport, path: str, most: float) -> list[Remark]:
+    """Return what became worse since a report of the same training."""
+    try:
+        old = load(path)
+    except ReportError as error:
+        text = f"INCONCLUSIVE: --baseline {path} is refused: {error}"
+        return [Remark("baseline", "INCONCLUSIVE", text.replace("\n", " "))]
+    if other := another_training(old, report):
+        text = f"INCONCLUSIVE: --baseline {path} is the report of another training: {other}"
+        return [Remark("baseline", "INCONCLUSIVE", text)]
+    return [
+        Remark("baseline", outcome, f"{outcome} against --baseline {path}: {text}")
+        for outcome, text in regressions(old, report, most)
+    ]

@@ -16,7 +16,8 @@ from lightning_audit.results.audit_report import EXIT_CODES
 #: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
-    "check": "show a report; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
+    "check": "show reports; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
+    "diff": "what changed between two reports of one training",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",

@@ -11,13 +11,21 @@ def nearby(path: str) -> str:
 
     The name alone where it lies in neither, or where the path from there would name a user's home.
     """
+    return inside(path) or Path(path).name
+
+
+def inside(path: str) -> str | None:
+    """Return a path from its repository, else from the working directory; None in neither case.
+
+    None also if the path from there would name a user's home.
+    """
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # no cwd, or no home
         file = Path(path).resolve()
         roots = (folder for folder in file.parents if _is_repository(folder))
         root = next(roots, None) or Path.cwd().resolve()
         if root not in Path.home().resolve().parents:
             return file.relative_to(root).as_posix()
-    return Path(path).name
+    return None
 
 
 def _is_repository(folder: Path) -> bool:

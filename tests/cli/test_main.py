@@ -244,9 +244,10 @@ def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
         paths.append(saved(folder, outcome))
     assert check(tmp_path) == EXIT_CODES[expected]
     shown = capsys.readouterr().out
-    assert all(f"Report: {path}" in shown for path in paths)
+    *rows, blank, last = shown.splitlines()
+    assert [row[2:].split()[1] for row in rows] == list(outcomes)  # a line each
+    assert blank == ""
     worst = paths[outcomes.index(expected)]
-    last = shown.splitlines()[-1]
     assert last == f"{expected} is the worst verdict of {len(paths)} trainings: {worst}"
     assert check(paths[0]) == EXIT_CODES[outcomes[0]]  # by its own name it stands alone
 

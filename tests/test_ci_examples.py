@@ -1,0 +1,117 @@
+"""examples/ci: the files fit their schemas, and the commands in them do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from junitparser import JUnitXml
+from made_report import made_report
+from places import EXAMPLES
+
+from lightning_audit.results.audit_report import EXIT_CODES, Outcome
+
+ACTION = EXAMPLES / "ci" / "github-action" / "action.yml"
+JOB = EXAMPLES / "ci" / "gitlab-ci.yml"
+OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
+
+
+def yaml_of(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def run(script: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with bash as GitHub does, in an environment that has the command."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script],
+        cwd=directory,
+        env={**os.environ, "PATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+    action = yaml_of(ACTION)
+    (step,) = action["runs"]["steps"]
+    given = {name: one["default"] for name, one in action["inputs"].items()}
+    given |= {name.replace("_", "-"): value for name, value in inputs.items()}
+    variables = {
+        name: given[value.removeprefix("${{ inputs.").removesuffix(" }}")]
+        for name, value in step["env"].items()
+    }
+    return run(
+        step["run"],
+        directory,
+        **variables,
+        GITHUB_OUTPUT=str(directory / "output"),
+        GITHUB_STEP_SUMMARY=str(directory / "summary"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        (ACTION, ["--builtin-schema", "vendor.github-actions"]),
+        (JOB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+    ],
+    ids=["GitHub", "GitLab"],
+)
+def test_a_file_fits_the_schema_of_its_service(
+    path: Path, options: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", *options]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text("runs: {using: composite, steps: 3}\nprivacy-audit: {script: {}}\n")
+    done = subprocess.run([*command, str(wrong)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_action_ends_with_the_verdict_and_leaves_its_files(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    for name, each in (("a b", outcome), ("c", "PASS")):
+        (tmp_path / name).mkdir()
+        made_report(each).save(tmp_path / name / "report.json")
+    done = run_action(tmp_path, reports="a b\n\nc\n")
+    assert done.returncode == EXIT_CODES[outcome], done.stderr
+    assert f"{outcome} is the worst verdict of 2 trainings" in done.stdout
+    assert (tmp_path / "output").read_text() == f"outcome={outcome}\n"
+    assert f"Privacy audit: {outcome}" in (tmp_path / "summary").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "privacy-audit.sarif").read_text())["version"] == "2.1.0"
+    assert len(list(JUnitXml.fromfile(str(tmp_path / "privacy-audit.xml")))) == 2
+
+
+def test_the_action_passes_its_limits_on_and_runs_no_input_as_a_command(tmp_path: Path) -> None:
+    path = made_report().save(tmp_path / "report.json")
+    assert run_action(tmp_path, reports="report.json", max_epsilon="2").returncode == 1
+    assert run_action(tmp_path, reports="report.json", baseline=str(path)).returncode == 0
+    done = run_action(tmp_path, reports='$(touch made)\n"; touch made; "\n--max-epsilon=1')
+    assert done.returncode == 2
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    (tmp_path / "audit").mkdir()
+    made_report(outcome).save(tmp_path / "audit" / "report.json")
+    job = yaml_of(JOB)["privacy-audit"]
+    install, *commands = job["script"]
+    assert install == "pip install lightning-audit"
+    done = run("\n".join(commands), tmp_path, **job["variables"])
+    assert done.returncode == EXIT_CODES[outcome], done.stderr
+    kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}
+    assert {path.name for path in tmp_path.iterdir()} == {"audit", *kept}
