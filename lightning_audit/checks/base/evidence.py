@@ -151,7 +151,7 @@ def refuse_others(now: Mapping[str, float], then: Mapping[str, float]) -> None:
 
     Args:
         now: share of the significance of each check of this run, 0 without an e-value.
-        then: the same of the checkpoint.
+        then: that of each check of the checkpoint.
 
     Raises:
         ValueError: a check is missing or added, or has another share of the significance, as when
