@@ -9,7 +9,7 @@ import pytest
 from places import REPOSITORY
 
 #: Lines of code of the rooms checks and verdict together: what a check says to people included.
-MOST = 6120
+MOST = 6130
 
 SOURCE = '''"""Docstring
 of two lines."""
