@@ -85,6 +85,12 @@ number = 3
 """
 
 
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the folders that the command adds, one of which has a json.py, from later tests."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "trainings_to_plan.py"
