@@ -29,7 +29,8 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     Args:
         checks: results of all checks.
     """
-    by_name = {check.name: check for check in checks if check.name in _OF}
+    found = {check.name: check for check in checks}
+    by_name = {name: found[name] for name in _OF if name in found}
     asked = {n: c for n, c in by_name.items() if c.status != "not_run"}
     reasons: dict[str, list[str]] = {}
     for name, check in by_name.items():

@@ -28,7 +28,7 @@ _REUSE = Check(
     "removes it.",
     look_at="Look for a generator that is seeded or restored between steps.",
     topic="Fresh randomness",
-    weight=80,
+    weight=74,
     group="reuse",
     needs="no reading was compared with one of an earlier step",
     each=True,
@@ -45,7 +45,7 @@ REUSE_BROADCAST = dataclasses.replace(
     meaning="Many coordinates of a step share one draw, so their differences have no noise.",
     look_at="Check the shape that the noise is drawn with: it must be that of the gradient.",
     topic="Fresh randomness",
-    weight=100,
+    weight=113,
     needs="no readings of one step were compared with each other",
 )
 
@@ -57,7 +57,7 @@ REUSE_PAIR = dataclasses.replace(
     meaning="Two tensors get the same draw, so their difference has no noise.",
     look_at="Check whether one seed or key serves several tensors.",
     topic="Fresh randomness",
-    weight=70,
+    weight=63,
     needs="no readings of two tensors were compared with each other",
 )
 
