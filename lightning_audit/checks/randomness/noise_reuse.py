@@ -45,6 +45,7 @@ REUSE_BROADCAST = dataclasses.replace(
     meaning="Many coordinates of a step share one draw, so their differences have no noise.",
     look_at="Check the shape that the noise is drawn with: it must be that of the gradient.",
     topic="Fresh randomness",
+    # With a tenth of the significance, two steps of shared noise are enough (median of runs).
     weight=113,
     needs="no readings of one step were compared with each other",
 )
