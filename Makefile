@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
 LOWEST := benchmarks/.environments/lowest
+TRACKERS := benchmarks/.environments/trackers
 # Options of pytest for `make lowest`, such as SELECT="tests/stats".
 SELECT := tests
 
@@ -63,4 +64,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/$(PIP) --constraint constraints-lowest.txt --editable ".[test]"
+	touch $@
+
+# MLflow and Weights & Biases, on top of the packages of the environment that PYTHON is of.
+$(TRACKERS)/.dev: constraints.txt constraints-trackers.txt
+	$(PYTHON) -m venv --clear $(TRACKERS)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(TRACKERS)/base.pth
+	mv $(TRACKERS)/base.pth $(TRACKERS)/lib/python3*/site-packages/
+	$(TRACKERS)/bin/$(PIP) --constraint constraints.txt --constraint constraints-trackers.txt mlflow-skinny sqlalchemy alembic wandb
 	touch $@

@@ -208,15 +208,17 @@ def _single_step(
     sigma: float, sample_rate: float, grid: float, adjacency: Adjacency
 ) -> PrivacyLossDistribution:
     # Imported here because it takes a second, and most users of this module never need it.
+    if adjacency == "add_remove":
+        from lightning_audit.accounting.step_losses import step_losses
+
+        return step_losses(sigma, sample_rate, grid)
     from dp_accounting.pld import privacy_loss_distribution
 
-    relations = privacy_loss_distribution.NeighborRel
-    relation = relations.REPLACE_ONE if adjacency == "replace_one" else relations.ADD_OR_REMOVE_ONE
     return privacy_loss_distribution.from_gaussian_mechanism(
         sigma,
         value_discretization_interval=grid,
         sampling_prob=sample_rate,
-        neighboring_relation=relation,
+        neighboring_relation=privacy_loss_distribution.NeighborRel.REPLACE_ONE,
     )
 
 

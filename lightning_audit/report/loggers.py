@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +16,29 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["send_figure", "send_files"]
+__all__ = ["send_figure", "send_files", "takes_figures"]
 
 _log = logging.getLogger(__name__)
+
+
+def takes_figures(logger: Any) -> bool:
+    """Return whether a logger accepts figures, or stores files of a run, such as a figure's.
+
+    Loggers are recognized by their methods, as in `send_figure` and `send_files`. One that raises
+    an exception counts as one that does not; the exception is logged as a warning.
+    """
+    found: list[bool] = []
+    _spare(logger, "the figure", lambda: found.append(_takes(logger)))
+    return found == [True]
 
 
 def send_figure(loggers: Iterable[Any], figure: Figure, tag: str, step: int) -> None:
     """Send a figure to each logger that accepts figures; skip the others.
 
     Loggers are recognized by their methods: Weights & Biases (``logger.log_image``), TensorBoard
-    (``experiment.add_image`` or ``add_figure``), MLflow and Comet (``experiment.log_figure``).
-    An exception of a logger is logged as a warning and does not stop the training.
+    (``experiment.add_image`` or ``add_figure``), and Comet (``experiment.log_figure``). MLflow gets
+    the figure's file from `send_files`. An exception of a logger is logged as a warning and does
+    not stop the training.
 
     Args:
         loggers: Lightning's loggers, as in ``trainer.loggers``.
@@ -40,9 +53,10 @@ def send_figure(loggers: Iterable[Any], figure: Figure, tag: str, step: int) -> 
 def send_files(loggers: Iterable[Any], files: Sequence[Path], tag: str) -> None:
     """Send files to each logger that stores files of a run; skip the others.
 
-    MLflow gets them as artifacts of the run below ``tag`` (``experiment.log_artifact``), Weights &
-    Biases as one artifact of type "privacy-audit". Nothing is imported: a training with such a
-    logger has already loaded its package.
+    MLflow gets them as artifacts of the run below ``tag`` (``experiment.log_artifact``), or below
+    ``tag-2``, ``tag-3``... if an earlier training of the same run has used that. Weights & Biases
+    gets one artifact of type "privacy-audit", with a new version for each training. Nothing is
+    imported: a training with such a logger has already loaded its package.
 
     Args:
         loggers: Lightning's loggers, as in ``trainer.loggers``.
@@ -67,18 +81,34 @@ def _spare(logger: Any, what: str, send: Callable[[], None]) -> None:
         )
 
 
+def _takes(logger: Any) -> bool:
+    experiment: Any = getattr(logger, "experiment", None)
+    by_method = any(hasattr(experiment, name) for name in ("add_image", "add_figure", "log_figure"))
+    return hasattr(logger, "log_image") or by_method or _is_mlflow(logger, experiment)
+
+
+def _is_mlflow(logger: Any, experiment: Any) -> bool:
+    return getattr(logger, "run_id", None) is not None and hasattr(experiment, "log_artifact")
+
+
 def _send_files(logger: Any, files: Sequence[Path], tag: str) -> None:
     experiment: Any = getattr(logger, "experiment", None)
-    run_id = getattr(logger, "run_id", None)
     wandb = sys.modules.get("wandb")
-    if run_id is not None and hasattr(experiment, "log_artifact"):  # MLflow
+    if _is_mlflow(logger, experiment):
+        below = _free_path(experiment, logger.run_id, tag)
         for file in files:
-            experiment.log_artifact(run_id, str(file), tag)
+            experiment.log_artifact(logger.run_id, str(file), below)
     elif wandb is not None and isinstance(experiment, wandb.sdk.wandb_run.Run):
         artifact = wandb.Artifact(f"{tag.replace('/', '-')}-{experiment.id}", "privacy-audit")
         for file in files:
             artifact.add_file(str(file))
         experiment.log_artifact(artifact)
+
+
+def _free_path(client: Any, run_id: str, tag: str) -> str:
+    """Return ``tag``, or ``tag`` with the first number from 2 that no artifact has."""
+    names = (tag if number == 1 else f"{tag}-{number}" for number in itertools.count(1))
+    return next(name for name in names if not client.list_artifacts(run_id, name))
 
 
 def _send(logger: Any, figure: Figure, tag: str, step: int) -> None:
@@ -91,15 +121,7 @@ def _send(logger: Any, figure: Figure, tag: str, step: int) -> None:
         experiment.add_image(tag, _pixels(figure), step, dataformats="HWC")
     elif hasattr(experiment, "add_figure"):
         experiment.add_figure(tag, figure, step)
-    elif hasattr(experiment, "log_figure"):
-        _send_to_log_figure(logger, experiment, figure, tag, step)
-
-
-def _send_to_log_figure(logger: Any, experiment: Any, figure: Figure, tag: str, step: int) -> None:
-    run_id = getattr(logger, "run_id", None)
-    if run_id is not None:  # MLflow keeps files of a run
-        experiment.log_figure(run_id, figure, f"{tag}/{step:08d}.png")
-    else:  # Comet
+    elif hasattr(experiment, "log_figure") and not _is_mlflow(logger, experiment):  # Comet
         experiment.log_figure(figure_name=tag, figure=figure, step=step)
 
 

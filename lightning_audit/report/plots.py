@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["figure", "save_figure"]
+__all__ = ["figure", "save_drawn", "save_figure"]
 
 _TITLE_COLOURS = {"PASS": GREEN, "VIOLATION": VIOLATION, "INCONCLUSIVE": GREY}
 _FORMATS = (".png", ".svg", ".pdf")
@@ -84,11 +84,15 @@ def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
         ImportError: matplotlib is not installed.
         ValueError: the suffix is another one.
     """
+    return save_drawn(figure(report), path)
+
+
+def save_drawn(drawn: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure that is drawn already; see `save_figure`."""
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in _FORMATS:
         raise ValueError(f"path={os.fspath(path)!r} must end in one of {', '.join(_FORMATS)}.")
-    drawn = figure(report)
     with replacing(target) as file:
         drawn.savefig(file, format=suffix[1:], dpi=_DPI)
     return target

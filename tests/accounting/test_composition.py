@@ -20,15 +20,15 @@ histories = st.lists(phases, max_size=20)
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch):
     """The single-step distributions built in the test, starting from empty caches."""
-    from dp_accounting.pld import privacy_loss_distribution
+    from lightning_audit.accounting import step_losses
 
-    build, built = privacy_loss_distribution.from_gaussian_mechanism, []
+    build, built = step_losses.step_losses, []
 
-    def counted(sigma, **options):
-        built.append((sigma, options["sampling_prob"], options["value_discretization_interval"]))
-        return build(sigma, **options)
+    def counted(sigma, rate, grid):
+        built.append((sigma, rate, grid))
+        return build(sigma, rate, grid)
 
-    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", counted)
+    monkeypatch.setattr(step_losses, "step_losses", counted)
     composition._single_step.cache_clear()
     composition._sufficient_grid.cache_clear()
     composition._epsilon_on_grid.cache_clear()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import io
 import logging
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_audit.report.loggers import send_figure, send_files
+from lightning_audit.report.loggers import send_figure, send_files, takes_figures
 
 TAG = "audit/report"
 
@@ -94,14 +92,28 @@ def test_a_logger_with_log_image_gets_pixels(drawn: Figure) -> None:
     assert (image.shape, image.dtype) == ((50, 100, 3), np.uint8)
 
 
-def test_mlflow_gets_a_file_of_its_run_and_comet_a_named_figure(drawn: Figure) -> None:
-    mlflow, comet = Recorder("log_figure"), Recorder("log_figure")
+def test_comet_gets_a_named_figure_and_mlflow_none_but_its_file(drawn: Figure) -> None:
+    mlflow, comet = Recorder("log_figure", "log_artifact"), Recorder("log_figure")
     send_figure(
         [Recorder(experiment=mlflow, run_id="r"), Recorder(experiment=comet)], drawn, TAG, 7
     )
-    assert mlflow.calls == [("log_figure", ("r", drawn, "audit/report/00000007.png"), {})]
+    assert mlflow.calls == []
     named = {"figure_name": TAG, "figure": drawn, "step": 7}
     assert comet.calls == [("log_figure", (), named)]
+
+
+def test_figures_are_taken_by_what_shows_images_or_stores_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        shows = [Recorder(experiment=writer), Recorder("log_image")]
+        stores = [Recorder(experiment=Recorder("log_artifact"), run_id="r")]
+        assert all(takes_figures(logger) for logger in shows + stores)
+    others = [CSVLogger(str(tmp_path)), Recorder(), Recorder(experiment=None)]
+    assert not any(takes_figures(logger) for logger in others)
+    assert caplog.records == []
+    assert not takes_figures(Failing())
+    assert "the figure was not logged by Failing (ConnectionError" in caplog.text
 
 
 def test_a_logger_that_fails_costs_a_warning_and_the_others_get_the_figure(
@@ -124,39 +136,6 @@ def files(tmp_path: Path) -> list[Path]:
     for path in made:
         path.write_text(path.name)
     return made
-
-
-def test_mlflow_gets_the_files_as_artifacts_of_its_run(files: list[Path]) -> None:
-    experiment = Recorder("log_artifact")
-    send_files([Recorder(experiment=experiment, run_id="r"), DummyLogger()], files, TAG)
-    assert experiment.calls == [("log_artifact", ("r", str(path), TAG), {}) for path in files]
-
-
-def test_weights_and_biases_gets_one_artifact_of_all_files(
-    files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Run(Recorder):
-        id = "2aehv56t"
-
-    class Artifact(Recorder):
-        def __init__(self, name: str, kind: str) -> None:
-            super().__init__("add_file", name=name, kind=kind)
-
-    package: Any = types.ModuleType("wandb")
-    package.Artifact = Artifact
-    package.sdk = types.SimpleNamespace(wandb_run=types.SimpleNamespace(Run=Run))
-    monkeypatch.setitem(sys.modules, "wandb", package)
-    run = Run("log_artifact")
-    send_files([Recorder(experiment=run)], files, TAG)
-    ((_, (artifact,), _),) = run.calls
-    assert (artifact.name, artifact.kind) == ("audit-report-2aehv56t", "privacy-audit")
-    assert artifact.calls == [("add_file", (str(path),), {}) for path in files]
-
-
-def test_a_tracker_that_is_not_used_is_not_imported(files: list[Path]) -> None:
-    before = set(sys.modules)
-    send_files([CSVLogger("."), DummyLogger(), Recorder(experiment=None)], files, TAG)
-    assert not {"wandb", "mlflow"} & (set(sys.modules) - before)
 
 
 def test_a_tracker_that_is_away_costs_a_warning(

@@ -1,0 +1,98 @@
+"""Trackers that are real, each read back from its files, in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import REPOSITORY
+
+pytestmark = pytest.mark.heavy
+
+_ENVIRONMENT = "benchmarks/.environments/trackers"
+_EPSILONS = ("audit/epsilon_lower", "audit/epsilon_spent", "audit/observations", "audit/violated")
+Case = Callable[[str], Any]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """Runs a case of trackers_worker.py."""
+
+    def run(name: str) -> Any:
+        make = ["make", f"{_ENVIRONMENT}/.dev", f"PYTHON={sys.executable}"]
+        subprocess.run(make, cwd=REPOSITORY, check=True)
+        done = subprocess.run(
+            [f"{_ENVIRONMENT}/bin/python", "tests/support/trackers_worker.py", name, str(tmp_path)],
+            cwd=REPOSITORY,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}",
+                "OMP_NUM_THREADS": "1",
+                "WANDB_SILENT": "true",
+                "GIT_PYTHON_REFRESH": "quiet",
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case: Case) -> None:
+    found = case("all")
+    ((row,),) = found["epochs"]
+    assert found["figures"] == 1
+    mlflow, wandb, board = found["mlflow"], found["wandb"], found["board"]
+    assert mlflow["artifacts"] == ["audit/report/report.json", "audit/report/report.png"]
+    assert mlflow["outcomes"] == ["PASS"]
+    files = ["report.json", "report.png"]
+    assert wandb["artifacts"] == [[f"audit-report-{wandb['id']}", "privacy-audit", files]]
+    assert len(wandb["images"]) == 1
+    assert board["images"] == {"audit/report": [32]}
+    (logged,) = [each for each in wandb["rows"] if "audit/violated" in each]
+    for name in _EPSILONS:
+        value = pytest.approx(row[name.removeprefix("audit/")], rel=1e-5)
+        assert mlflow["metrics"][name] == [[31, value]]
+        assert logged[name] == value
+        assert len(board["scalars"][name]) == 1
+    assert len(found["rows"]) == 2  # a header, and an epoch
+    assert set(_EPSILONS) < set(found["rows"][0].split(","))
+
+
+def test_without_them_a_training_imports_no_tracker_and_draws_nothing(case: Case) -> None:
+    assert case("unused") == []
+
+
+@pytest.mark.nightly
+def test_two_fits_of_one_run_keep_both_reports(case: Case) -> None:
+    found = case("two fits")
+    assert found["figures"] == 2
+    mlflow, wandb = found["mlflow"], found["wandb"]
+    folders = ["audit/report", "audit/report-2"]
+    assert mlflow["artifacts"] == [f"{a}/report.{end}" for a in folders for end in ("json", "png")]
+    name = f"audit-report-{wandb['id']}"  # of two versions
+    assert [artifact[0] for artifact in wandb["artifacts"]] == [name, name]
+    assert len(wandb["images"]) == 2
+    assert found["board"]["images"] == {"audit/report": [32, 32]}
+    assert len(mlflow["metrics"]["audit/epsilon_spent"]) == 2
+
+
+@pytest.mark.nightly
+def test_two_optimizers_have_one_report_and_one_value_of_each_metric(case: Case) -> None:
+    found = case("two optimizers")
+    ((row,),) = found["epochs"]
+    assert found["figures"] == 1
+    assert found["mlflow"]["artifacts"] == ["audit/report/report.json", "audit/report/report.png"]
+    assert found["board"]["images"] == {"audit/report": [200]}
+    for name in _EPSILONS:
+        ((_, value),) = found["mlflow"]["metrics"][name]
+        assert value == pytest.approx(row[name.removeprefix("audit/")], rel=1e-5)
+    assert row["step"] == 200
