@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from lightning_audit.accounting.phases import Phase, merge
 from lightning_audit.stats._arguments import Floats
@@ -85,7 +85,7 @@ def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
 
     if missing(-_SLACK) >= 0.0 or missing(_SLACK) <= 0.0:  # at an end of the table
         return mu
-    return np.asarray(mu * np.exp(optimize.brentq(missing, -_SLACK, _SLACK, xtol=1e-13)))
+    return np.asarray(mu * np.exp(scipy.optimize.brentq(missing, -_SLACK, _SLACK, xtol=1e-13)))
 
 
 def _all_steps(proved: LeastLogs, taken: Sequence[Phase]) -> Floats:

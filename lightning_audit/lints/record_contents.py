@@ -62,9 +62,25 @@ def repeated_contents(data: Any) -> int | None:
     if sum(t.numel() * t.element_size() for t in tensors) > _BYTES or not len(data):
         return None
     rows = [_bytes(t) for t in tensors]
-    joined = np.ascontiguousarray(np.concatenate(rows, axis=1))
+    sums = np.add.reduce([_sums(of_one) for of_one in rows])
+    _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
+    alike = counts[place] > 1  # all others are distinct
+    if not alike.any():
+        return 0
+    joined = np.ascontiguousarray(np.concatenate([of_one[alike] for of_one in rows], axis=1))
     kinds = joined.view(np.dtype((np.void, joined.shape[1]))).ravel()
     return len(kinds) - len(np.unique(kinds))
+
+
+def _sums(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a hash of each row of bytes, ``[n]``, in a twentieth of the time to sort them."""
+    whole = rows.shape[1] // 8 * 8
+    words = rows[:, :whole].view(np.uint64)
+    rest = rows[:, whole:].astype(np.uint64)
+    factors = np.random.default_rng(0).integers(
+        2**64, size=words.shape[1] + rest.shape[1], dtype=np.uint64
+    )
+    return np.asarray(words @ factors[: words.shape[1]] + rest @ factors[words.shape[1] :])
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

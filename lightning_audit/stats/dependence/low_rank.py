@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 
 def low_rank_log_e(matrix: ArrayLike) -> float:
@@ -53,6 +53,6 @@ def low_rank_log_e(matrix: ArrayLike) -> float:
     elif beyond(most) >= 0.0:
         t = most
     else:
-        t = float(optimize.brentq(beyond, 0.0, most))
+        t = float(scipy.optimize.brentq(beyond, 0.0, most))
     log_p = min(math.log(2.0) - 0.5 * t * t, 0.0)
     return -0.5 * log_p - math.log(2.0)

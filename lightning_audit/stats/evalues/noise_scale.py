@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy import optimize, special
+from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
@@ -106,7 +107,7 @@ def noise_upper(
         return float(np.inf)
     if excess(low) >= 0.0:
         return 0.0
-    return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
+    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-9)))
 
 
 def noise_lower(
@@ -135,7 +136,7 @@ def noise_lower(
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
     if excess(low) < 0.0:
         return 0.0
-    return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
+    return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-9)))
 
 
 def units_upper(count: ArrayLike, sum_squares: ArrayLike, significance: float) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.tradeoff.gdp import gaussian_delta
@@ -157,7 +158,7 @@ def sharpest_score(mu: float) -> HockeySticks:
     covariance = squares - np.outer(mean, mean)
     slope = np.exp(-0.5 * (0.5 * mu - t) ** 2) / _ROOT
     half = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(len(t)))
-    weights, _ = optimize.nnls(half.T, np.linalg.solve(half, slope), maxiter=1000)
+    weights, _ = scipy.optimize.nnls(half.T, np.linalg.solve(half, slope), maxiter=1000)
     weights /= np.sum(weights * odds)
     variance = float(weights @ covariance @ weights)
     return HockeySticks(weights, t, epsilons, float(weights @ mean), variance)

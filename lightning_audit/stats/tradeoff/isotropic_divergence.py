@@ -27,7 +27,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats, delta_in_unit, non_negative
@@ -109,7 +110,7 @@ def _one_way(ratio: float, coordinates: int, delta: float) -> float:
     none = mode + _END if a < 0.0 else max(mode - _END, 0.0)
     whole = math.sqrt(n * math.log(ratio) / a)
     least = min(1e-300, 0.5 * delta)  # replaces zero in the logarithm
-    root = optimize.brentq(
+    root = scipy.optimize.brentq(
         lambda t: math.log(max(_divergence(t, n, a), least) / delta), whole, none, xtol=1e-15
     )
     return max(n * math.log(ratio) - a * float(root) ** 2, 0.0)
