@@ -40,6 +40,7 @@ LEVELS = {
     "testing": 7,
     "selftest": 7,
     "cli": 8,
+    "pytest_plugin": 8,
 }
 #: What some rooms may import of this package, where that is less than their level allows.
 ONLY = {
@@ -59,7 +60,7 @@ BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
     **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
-    "cli": HEAVY,
+    **dict.fromkeys(("cli", "pytest_plugin"), HEAVY),
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "replay"), LIGHTNING),
     **dict.fromkeys(("config", "session", "run"), LIGHTNING),
 }
