@@ -44,9 +44,8 @@ def call(report: AuditReport) -> str:
     if given is not None:
         names = [n for n in settings if n in given or (n == "exemptions" and "allow" in given)]
     names = [name for name in names if name not in ("allow", "exemptions")]
-    lines = [
-        f"    {name}={_code(name, settings[name])},\n" for name in names if name not in _ALWAYS
-    ]
+    own = [name for name in names if name not in _ALWAYS]
+    lines = [f"    {name}={_code(name, settings[name])},\n" for name in own]
     if allowed := list(_allowed(settings)):
         lines.append(f"    allow=[{', '.join(allowed)}],\n")
     lines += [f"    {name}={_literal(settings[name])},\n" for name in _ALWAYS if name in settings]

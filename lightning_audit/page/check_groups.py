@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,15 @@ from markupsafe import Markup
 from lightning_audit.checks.base.check import QUESTIONS
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
-from lightning_audit.page.shown_text import inner, listed, marked, plural, power_of_ten, sentence
+from lightning_audit.page.shown_text import (
+    DASH,
+    inner,
+    listed,
+    marked,
+    plural,
+    power_of_ten,
+    sentence,
+)
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 
 #: Sign and word of each status, the worst first. The signs differ in shape.
@@ -21,11 +30,13 @@ STATUSES: Mapping[str, tuple[str, str]] = {
     "warned": ("!", "warning"),
     "allowed": ("○", "fails, allowed"),
     "ok": ("✓", "fine"),
-    "not_run": ("–", "not examined"),
+    "not_run": (DASH, "not examined"),
 }
 _WORST = tuple(STATUSES)
 #: Checks of other packages that belong to no topic.
 _OTHER = "Other checks"
+#: Levels of an alarm from this on are shown as a power of ten.
+_LARGE = 1e7
 #: What no audit of this kind looks at.
 NEVER = (
     "Steps before or after this training, and what is released in addition to the model: metrics, "
@@ -121,7 +132,8 @@ def alarm_words(check: CheckResult, significance: float) -> str:
 
 
 def _alarm(check: CheckResult, significance: float) -> str:
-    return f"{1.0 / (check.share * significance):.2g}"
+    level = 1.0 / (check.share * significance)
+    return power_of_ten(math.log(level)) if level >= _LARGE else f"{float(f'{level:.2g}'):,.0f}"
 
 
 def _group(name: str, results: Sequence[CheckResult], significance: float) -> CheckGroup:
@@ -138,13 +150,13 @@ def _group(name: str, results: Sequence[CheckResult], significance: float) -> Ch
 
 
 def _says(results: Sequence[CheckResult]) -> str:
-    tally = Counter(check.status for check in results)
+    tally: Counter[str] = Counter(check.status for check in results)
     ran = len(results) - tally["not_run"]
     parts = []
     if failed := tally["violated"]:
         follow = all(c.follows_from for c in results if c.status == "violated")
         parts.append(f"{failed} of {ran} {'fails' if failed == 1 else 'fail'}")
-        parts += ["follow from another finding" if failed > 1 else "follows"] if follow else []
+        parts += ["explained by another"] if follow else []
     elif ran:
         parts.append(f"{tally['ok']} of {ran} fine")
     for status, word in (("undecided", "undecided"), ("allowed", "allowed")):

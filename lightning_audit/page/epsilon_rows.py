@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lightning_audit.page.shown_text import level, number, percent, plural
+from lightning_audit.page.shown_text import DASH, level, number, percent, plural
 from lightning_audit.page.svg_parts import element, level_line, nice, row, tick_row, upright
 from lightning_audit.page.tradeoff_figure import FPR
 from lightning_audit.results.audit_report import AuditReport, EpsilonBound
@@ -73,10 +73,7 @@ def most_found(epsilon: float, delta: float, fpr: float = FPR) -> float:
         Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015,
         arXiv:1311.0776, Theorem 2.1.
     """
-    if epsilon > math.log(1.0 / fpr):
-        first = 1.0
-    else:
-        first = math.exp(epsilon) * fpr + delta
+    first = 1.0 if epsilon > -math.log(fpr) else math.exp(epsilon) * fpr + delta
     return min(1.0, first, 1.0 - math.exp(-epsilon) * (1.0 - delta - fpr))
 
 
@@ -114,7 +111,8 @@ class _Axis:
         self.claim, self.spent = report.claimed_epsilon, report.epsilon_spent
         self.proved, self.free = report.epsilon_lower, report.epsilon_not_excluded
         self.single = _constant_bound(report)
-        known = [self.claim, self.spent, self.proved, self.single and self.single.epsilon_lower]
+        single = self.single.epsilon_lower if self.single else None
+        known = [self.claim, self.spent, self.proved, single]
         finite = [value for value in known if value is not None and math.isfinite(value)]
         top = max(finite, default=0.0) or 1.0
         self.high = 1.12 * max(top, min(self.free or 0.0, _MOST * top))
@@ -162,7 +160,7 @@ class _Axis:
         parts = [level_line(0.0, 100.0, 15, "base"), bar]
         if self.claim is not None and math.isfinite(self.claim):
             parts.append(upright(self.at(self.claim), "claim dash", 30))
-        shown = "–" if value is None else number(value)
+        shown = DASH if value is None else number(value)
         return EpsilonRow(kind, sign, name, shown, row(30, *parts), means)
 
 

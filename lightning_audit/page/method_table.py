@@ -9,7 +9,15 @@ from markupsafe import Markup
 
 from lightning_audit.files.printable import visible
 from lightning_audit.page.epsilon_rows import adjacency_words, sampling_words
-from lightning_audit.page.shown_text import level, marked, number, percent, plural, sentence
+from lightning_audit.page.shown_text import (
+    DASH,
+    level,
+    marked,
+    number,
+    plural,
+    power_words,
+    sentence,
+)
 from lightning_audit.results.audit_report import AuditReport, EpsilonBound
 
 _HOW = {
@@ -60,7 +68,7 @@ def method_table(report: AuditReport) -> MethodTable:
     letters = {text: _letter(i) for i, text in enumerate(every)}
     return MethodTable(
         rows=tuple(
-            MethodRow(name, value, how, holds, " ".join(letters[a] for a in assumed) or "–")
+            MethodRow(name, value, how, holds, " ".join(letters[a] for a in assumed) or DASH)
             for name, value, how, holds, assumed in rows
         ),
         assumptions=tuple(marked(sentence(text)) for text in every),
@@ -81,7 +89,7 @@ def _rows(report: AuditReport) -> Iterator[_Row]:
     if claim is not None:
         stated = report.settings.get("claimed_epsilon", claim) is not None
         how = "stated by the user" if stated else "the accountant's epsilon of these steps"
-        yield "Claimed ε", number(claim, 4), how, "–", ()
+        yield "Claimed ε", number(claim, 4), how, DASH, ()
     if report.epsilon_spent is not None:
         how = "composed from the stated noise and the steps that ran"
         assumed = f"Gaussian noise as stated, independent steps, {sampling_words(report)}"
@@ -110,7 +118,7 @@ def _rows(report: AuditReport) -> Iterator[_Row]:
                 f"probability of an alarm at {number(float(row['size']))} times the stated, within "
                 f"the steps that ran; 95 % needs {plural(int(row['steps_needed']), 'step')}"
             )
-            yield name, percent(float(row["power"])), how, "computed", (_VARIANCE,)
+            yield name, power_words(float(row["power"])), how, "computed", (_VARIANCE,)
 
 
 def _bound(bound: EpsilonBound) -> _Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def growth(report: AuditReport) -> list[tuple[int, float]]:
     """Return the e-value that all checks share, by step: (steps taken, its log), growing.
 
     Of each step the largest of share times e-value counts, without checks that only warn. If a
-    report holds no course of its checks, the values at the ends of epochs.
+    report holds no course of its checks, the values at alarms and at the ends of epochs.
     """
     shares = {check.name: check.share for check in report.checks}
     rows = [
@@ -63,18 +63,29 @@ def growth(report: AuditReport) -> list[tuple[int, float]]:
         if shares.get(name) and not _warns(name)
         for step, log_e in _field(test, "growth", ())
     ]
-    if not rows:
-        rows = [
-            (int(row["step"]), math.log(row["e_value"]))
-            for row in report.epochs
-            if {"step", "e_value"} <= row.keys() and row["e_value"] > 0
-        ]
+    if not has_course(report):
+        rows = [*_at_alarms(report), *_at_epochs(report)]
     found, best = [], 0.0
     for step, log_e in sorted(rows):
         if log_e > best:
             best = log_e
             found.append((step, log_e))
     return found
+
+
+def _at_alarms(report: AuditReport) -> Iterator[tuple[int, float]]:
+    """Yield the alarms of checks, with the level that they reached at least."""
+    level = -math.log(float(report.settings.get("significance", 1e-3)))
+    for check in report.checks:
+        step = check.evidence.get("violated_at_step")
+        if isinstance(step, int) and check.share and not _warns(check.name):
+            yield step + 1, level
+
+
+def _at_epochs(report: AuditReport) -> Iterator[tuple[int, float]]:
+    for row in report.epochs:
+        if {"step", "e_value"} <= row.keys() and row["e_value"] > 0:
+            yield int(row["step"]), math.log(row["e_value"])
 
 
 def has_course(report: AuditReport) -> bool:

@@ -46,19 +46,24 @@ def percent(probability: float) -> str:
     """Return a probability in percent, without rounding it up to certainty.
 
     Example:
-        >>> percent(0.0915), percent(0.99966), percent(1 - 1e-9), percent(1.0)
-        ('9.1 %', '99.97 %', '>99.99 %', '100 %')
+        >>> percent(0.0924), percent(0.99966), percent(1 - 1e-9), percent(1.0)
+        ('9.2 %', '99.97 %', '>99.99 %', '100 %')
     """
-    if 0.9999 < probability < 1.0:
+    if probability == 1.0:
+        return "100 %"
+    if probability > 0.9999:
         return ">99.99 %"
     if 0.0 < probability < 1e-4:
         return "<0.01 %"
-    digits = 2 if probability > 0.99 else 0 if 0.1 <= probability <= 0.99 else 1
-    return (
-        f"{100.0 * probability:.{digits}f}".rstrip("0").rstrip(".") + " %"
-        if digits
-        else (f"{100.0 * probability:.0f} %")
-    )
+    if 0.1 <= probability <= 0.99:
+        return f"{100.0 * probability:.0f} %"
+    shown = f"{100.0 * probability:.{2 if probability > 0.99 else 1}f}"
+    return f"{shown.rstrip('0').rstrip('.')} %"
+
+
+def power_words(power: float) -> str:
+    """Return a power in percent, which is never certainty."""
+    return percent(min(power, 1.0 - 1e-9))
 
 
 def level(significance: float) -> str:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from lightning_audit.files.printable import visible
 from lightning_audit.page import report_extras
 from lightning_audit.page.report_extras import TensorNoise
-from lightning_audit.page.shown_text import plural
+from lightning_audit.page.shown_text import DASH, plural
 from lightning_audit.page.svg_parts import element, level_line, path, row, tick_row, upright
 from lightning_audit.results.audit_report import AuditReport
 
@@ -112,7 +112,7 @@ def _row(tensor: TensorNoise, prefix: str, high: float, resolution: float) -> Te
         name=name,
         short=short,
         value=f"{tensor.ratio:.2f}",
-        limits=f"({tensor.lower:.2f}–{tensor.upper:.2f})",
+        limits=f"({tensor.lower:.2f}{DASH}{tensor.upper:.2f})",
         flagged=tensor.flagged,
         says="too little noise" if tensor.flagged else "no lack of noise seen",
         dot=_dot(tensor, high, resolution),

@@ -42,11 +42,8 @@ def timeline(report: AuditReport) -> Timeline | None:
     """Return the section of a report; None if it has neither epsilons nor evidence by step."""
     if not report.steps or not (_has_epsilons(report) or _has_evidence(report)):
         return None
-    pictures = [
-        _Drawing(report, width, name).picture()
-        for width, name in ((_WIDE, "wide"), (_NARROW, "narrow"))
-    ]
-    return Timeline(*pictures, says=" ".join(_says(report)))
+    wide, narrow = _Drawing(report, _WIDE, "wide"), _Drawing(report, _NARROW, "narrow")
+    return Timeline(wide.picture(), narrow.picture(), " ".join(_says(report)))
 
 
 def _has_epsilons(report: AuditReport) -> bool:
@@ -73,12 +70,10 @@ def _says(report: AuditReport) -> Iterator[str]:
                 "the other checks."
             )
     if not report_extras.has_course(report):
-        yield "This report holds the evidence at the ends of epochs only."
+        yield "This report holds the evidence at alarms and at the ends of epochs only."
     if not _has_epsilons(report):
-        ends = plural(len(report.epochs), "end of an epoch").replace(
-            "end of an epochs", "epoch ends"
-        )
-        yield f"Epsilon was computed at {ends} only, so it has no curve."
+        times = plural(len(report.epochs), "time")
+        yield f"Epsilon was computed {times} only, so it has no curve."
 
 
 @dataclass

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from scipy import special
 
-from lightning_audit.page.shown_text import level, number, percent, plural
+from lightning_audit.page.shown_text import DASH, level, number, percent, plural
 from lightning_audit.page.svg_parts import Point, Scale, cross, element, figure, line, path, text
 from lightning_audit.report.rate_regions import (
     RateRegion,
@@ -35,7 +35,7 @@ class Tradeoff:
     Args:
         picture: the figure; empty if it has too few readings.
         says: what the figure shows.
-        words: mu and the attack's rate in sentences.
+        words: mu and the attack's rate as text.
         outside: whether a region is outside of the claim.
         level: confidence level of a region.
         claim: the claimed curve by name, or why there is none.
@@ -101,11 +101,11 @@ def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]
         )
     for bound in report.bounds:
         if bound.name == "mu" and bound.looks == "single" and bound.mu_lower:
+            sure, found = level(bound.significance), percent(true_positives(bound.mu_lower))
             yield (
-                f"Measured: μ is at least {number(bound.mu_lower)} with {level(bound.significance)} "
-                "confidence, if signal and noise kept a constant ratio to their claims. The audit's "
-                f"own attack then finds at least {percent(true_positives(bound.mu_lower))} at the "
-                "same rate of false accusations."
+                f"Measured: μ is at least {number(bound.mu_lower)} with {sure} confidence, if "
+                "signal and noise kept a constant ratio to their claims. The audit's own attack "
+                f"then finds at least {found} at the same rate of false accusations."
             )
 
 
@@ -137,7 +137,7 @@ def _in_shade(region: RateRegion, curve: GaussianTradeoff) -> bool:
 
 def _row(region: RateRegion, wrong: bool) -> tuple[str, ...]:
     def span(low: float, high: float) -> str:
-        return f"{100 * low:.1f}–{100 * high:.1f}"
+        return f"{100 * low:.1f}{DASH}{100 * high:.1f}"
 
     return (
         f"{region.threshold:g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ from lightning_audit.page.shown_text import (
     listed,
     marked,
     number,
-    percent,
     plural,
+    power_words,
     sentence,
 )
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
@@ -111,7 +112,8 @@ def _claim(report: AuditReport) -> str:
     if report.claimed_epsilon is None:
         return "its privacy"
     source = report.settings.get("claimed_epsilon", 0.0) is None
-    return f"{'its' if not source else 'the accountant’s'} ε = {number(report.claimed_epsilon)}"
+    whose = "the accountant's" if source else "its claim of"
+    return f"{whose} ε = {number(report.claimed_epsilon)}"
 
 
 def _resolution(report: AuditReport) -> str:
@@ -121,7 +123,7 @@ def _resolution(report: AuditReport) -> str:
         "sensitivity": "clipping at {} times the norm",
     }
     parts = [
-        f"{text.format(number(float(row['size'])))} ({percent(float(row['power']))})"
+        f"{text.format(number(float(row['size'])))} ({power_words(float(row['power']))})"
         for part, text in words.items()
         if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
     ]
@@ -149,9 +151,7 @@ def further_findings(report: AuditReport) -> list[FindingShown]:
 
 
 def _with_advice(shown: FindingShown, advice: str) -> FindingShown:
-    from dataclasses import replace
-
-    return replace(shown, look_at=marked(sentence(advice)))
+    return dataclasses.replace(shown, look_at=marked(sentence(advice)))
 
 
 def _shown(

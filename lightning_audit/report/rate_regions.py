@@ -1,4 +1,4 @@
-"""The measured error rates of guessing a step's coins, with their regions, and the claimed curve."""
+"""Measured error rates of guessing a step's coins, with their regions, and the claimed curve."""
 
 from __future__ import annotations
 
