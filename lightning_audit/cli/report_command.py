@@ -12,7 +12,7 @@ from lightning_audit.cli.formats.checked import named
 from lightning_audit.cli.output import Refused
 from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import reason_of
-from lightning_audit.page.page_files import Source, write_page, write_pages
+from lightning_audit.page.page_files import Source, training_of, write_page, write_pages
 from lightning_audit.record.report_directory import PAGE_NAME
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 
@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_one(options: argparse.Namespace) -> Path:
     report = _read(options.report)
-    (_, training, _), *_ = named([options.report])
     target = Path(options.output or Path(options.report).with_name(PAGE_NAME))
     if target.is_dir():
         target /= PAGE_NAME
+    training = training_of(Path(options.report))
     return write_page(report, target, training, beside=options.css == "beside")
 
 

@@ -89,7 +89,8 @@ def write_pages(
         address = ""
         if source.report is not None:
             place = folder / _free(source.training, taken) if into else source.folder / name
-            write_page(source.report, place, source.training, beside=beside)
+            training = training_of(source.folder / name)
+            write_page(source.report, place, training, beside=beside)
             address = _address(place, folder)
         rows.append(IndexRow(source.training, address, source.report, source.error))
     index = folder / INDEX_NAME
