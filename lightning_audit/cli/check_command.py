@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """Show every report; the exit code is that of the worst verdict, budget or comparison."""
     if options.max_regression is not None and options.baseline is None:
         raise Refused("--max-regression compares with a baseline; add --baseline report.json")
-    paths, errors = _reports_of(options.report)
+    paths, errors = reports_of(options.report)
     every = named([*paths, *errors])
     if options.baseline is not None and len(every) > 1:
         raise Refused(
@@ -174,7 +174,7 @@ def _print_unreadable(text: str) -> None:
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
 
 
-def _reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
+def reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return the reports that are named, each once, and why others cannot be found, by name."""
     paths: dict[str, str] = {}
     errors: dict[str, str] = {}

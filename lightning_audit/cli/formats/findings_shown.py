@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.registry import REGISTRY, headlines
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
+from lightning_audit.results.report_details import CodePlace, places_in
 
 Severity = Literal["critical", "theoretical", "negligible"]
 #: What the severities mean.
@@ -19,23 +19,6 @@ SEVERITIES: Mapping[Severity, str] = {
     "theoretical": "an assumption of the guarantee fails; no attack is known",
     "negligible": "no privacy is lost",
 }
-#: Places in the user's code, as a report lists them: "Lit.training_step at src/model.py:41".
-_PLACE = re.compile(r"(?:^|, )([^,]+?) at (?!/)([^:]+?):([1-9]\d{0,6})(?=, |$)")
-
-
-@dataclass(frozen=True)
-class CodePlace:
-    """A place in the user's code.
-
-    Args:
-        name: of the function or class.
-        file: path from the repository.
-        line: from 1.
-    """
-
-    name: str
-    file: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -90,15 +73,16 @@ def severity_of(check: Check, status: str = "violated") -> Severity:
 
 def _finding(report: AuditReport, result: CheckResult) -> Finding:
     check, fault = REGISTRY[result.name], _fault(report, result)
-    code = fault.place.code if fault else ""
-    where = code or result.evidence.get("where")
+    where = result.evidence.get("where")
+    code = fault.place.code if fault else ()
+    code = code or places_in(where if isinstance(where, str) else "")
     return Finding(
         check=result.name,
         title=headline_of(fault) if fault else check.heading(failed=True),
         severity=severity_of(check, result.status),
         result=result,
         look_at=(fault.look_at if fault else "") or result.advice or check.look_at,
-        places=_places(where) if isinstance(where, str) else (),
+        places=tuple(place for place in code if place.is_relative),
         explains=fault.consequences if fault else (),
     )
 
@@ -118,9 +102,3 @@ def headline_of(fault: LikelyFault) -> str:
 @functools.cache
 def _headlines() -> dict[str, str]:
     return headlines()
-
-
-def _places(text: str) -> tuple[CodePlace, ...]:
-    """Read places in the code; a path that leaves the repository is none."""
-    found = (CodePlace(name, file, int(line)) for name, file, line in _PLACE.findall(text))
-    return tuple(place for place in found if ".." not in place.file.split("/"))
