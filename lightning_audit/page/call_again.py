@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_audit.files.printable import visible
-from lightning_audit.page import report_extras
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_json import plain
 
@@ -39,9 +38,9 @@ def call(report: AuditReport) -> str:
     Canaries are included only if the report says that the user gave them.
     """
     settings = dict(report.settings)
-    given = report_extras.settings_given(report)
+    given = report.settings_given
     names = [n for n in settings if n in DEFAULTS and plain(settings[n]) != plain(DEFAULTS[n])]
-    if given is not None:
+    if given:
         names = [n for n in settings if n in given or (n == "exemptions" and "allow" in given)]
     names = [name for name in names if name not in ("allow", "exemptions")]
     own = [name for name in names if name not in _ALWAYS]

@@ -92,16 +92,20 @@ def _rows(report: AuditReport) -> Iterator[_Row]:
         yield "Claimed ε", number(claim, 4), how, DASH, ()
     if report.epsilon_spent is not None:
         how = "composed from the stated noise and the steps that ran"
-        assumed = f"Gaussian noise as stated, independent steps, {sampling_words(report)}"
-        neighbors = f"neighboring data sets: {adjacency_words(report)}"
-        exact = "computed, rounded up"
-        yield "Spent ε", number(report.epsilon_spent, 4), how, exact, (assumed, neighbors)
+        yield (
+            "Spent ε",
+            number(report.epsilon_spent, 4),
+            how,
+            "computed, rounded up",
+            _of_spent(report),
+        )
     for bound in report.bounds:
         yield _bound(bound)
     if report.epsilon_not_excluded is not None:
         how = "ε of the worst mechanism that this run could have missed"
         value = number(report.epsilon_not_excluded, 4)
-        yield "Not excluded, up to", value, how, "95 % power", (_VARIANCE,)
+        assumed = _stated(report, "epsilon_not_excluded") or (_VARIANCE,)
+        yield "Not excluded, up to", value, how, "95 % power", assumed
     if significance is not None:
         how = "e-values, shares over all checks (Ville's inequality, union bound)"
         yield (
@@ -119,6 +123,18 @@ def _rows(report: AuditReport) -> Iterator[_Row]:
                 f"the steps that ran; 95 % needs {plural(int(row['steps_needed']), 'step')}"
             )
             yield name, power_words(float(row["power"])), how, "computed", (_VARIANCE,)
+
+
+def _stated(report: AuditReport, name: str) -> tuple[str, ...]:
+    """Return the assumptions of a number as the report has them."""
+    return tuple(one.sentence for one in report.assumptions.get(name, ()))
+
+
+def _of_spent(report: AuditReport) -> tuple[str, ...]:
+    return _stated(report, "epsilon_spent") or (
+        f"Gaussian noise as stated, independent steps, {sampling_words(report)}",
+        f"neighboring data sets: {adjacency_words(report)}",
+    )
 
 
 def _bound(bound: EpsilonBound) -> _Row:

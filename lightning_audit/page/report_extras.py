@@ -1,29 +1,28 @@
-"""Parts of a report that older ones lack, as the page uses them; empty where they are absent."""
+"""What figures draw of a report, in steps that count from 1; empty where an older one lacks it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.results.audit_report import AuditReport, LikelyFault
+from lightning_audit.results.audit_report import AuditReport
 
-#: Lines of a place in the code that the page shows.
-_MOST_LINES = 12
+#: A number by the number of steps taken.
+BySteps = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
-class TensorNoise:
-    """Noise of one tensor over the stated one.
+class MeasuredTensor:
+    """Noise of one tensor over the stated one, with all its numbers.
 
     Args:
-        name: of the tensor.
+        name: of the tensor, and of its optimizer if there are several.
         reads: numbers that were read.
         ratio: measured over stated.
         lower: lower limit of the ratio.
-        upper: upper limit of the ratio.
+        upper: upper limit of the noise.
         flagged: whether the check found too little noise in it.
     """
 
@@ -35,36 +34,22 @@ class TensorNoise:
     flagged: bool
 
 
-@dataclass(frozen=True)
-class CodeShown:
-    """Lines of the user's code that a finding points to.
-
-    Args:
-        file: path from the repository.
-        name: of the function.
-        lines: number and text of each line.
-    """
-
-    file: str
-    name: str
-    lines: tuple[tuple[int, str], ...]
-
-
-def growth(report: AuditReport) -> list[tuple[int, float]]:
-    """Return the e-value that all checks share, by step: (steps taken, its log), growing.
+def growth(report: AuditReport) -> BySteps:
+    """Return the e-value that all checks share: (steps taken, its log), growing.
 
     Of each step the largest of share times e-value counts, without checks that only warn. If a
     report holds no course of its checks, the values at alarms and at the ends of epochs.
     """
-    shares = {check.name: check.share for check in report.checks}
+    significance = float(report.settings.get("significance", 1e-3))
     rows = [
-        (int(step) + 1, float(log_e) + math.log(shares[name]))
-        for name, test in _field(report, "tests", {}).items()
-        if shares.get(name) and not _warns(name)
-        for step, log_e in _field(test, "growth", ())
+        # The threshold is that of the check's own share.
+        (step + 1, log_e - test.threshold - math.log(significance))
+        for name, test in report.tests.items()
+        if not _warns(name)
+        for step, log_e in test.growth
     ]
-    if not has_course(report):
-        rows = [*_at_alarms(report), *_at_epochs(report)]
+    if not report.tests:
+        rows = [*_at_alarms(report, significance), *_at_epochs(report)]
     found, best = [], 0.0
     for step, log_e in sorted(rows):
         if log_e > best:
@@ -73,13 +58,34 @@ def growth(report: AuditReport) -> list[tuple[int, float]]:
     return found
 
 
-def _at_alarms(report: AuditReport) -> Iterator[tuple[int, float]]:
+def epsilons_by_step(report: AuditReport, name: str) -> BySteps:
+    """Return a metric at the ends of epochs: (steps taken, value), finite values only."""
+    rows = ((row.get("step"), row.get(name)) for row in report.epochs)
+    return [
+        (int(step), float(value))
+        for step, value in rows
+        if step is not None and value is not None and math.isfinite(value)
+    ]
+
+
+def tensors(report: AuditReport) -> list[MeasuredTensor]:
+    """Return the noise of each tensor of which something was read."""
+    found = []
+    for row in report.tensors:
+        name = f"{row.optimizer}: {row.name}" if row.optimizer else row.name
+        numbers = row.ratio, row.lower, row.upper
+        if None not in numbers and all(math.isfinite(x) for x in numbers if x is not None):
+            ratio, lower, upper = (float(x) for x in numbers if x is not None)
+            found.append(MeasuredTensor(name, row.reads, ratio, lower, upper, row.flagged))
+    return found
+
+
+def _at_alarms(report: AuditReport, significance: float) -> Iterator[tuple[int, float]]:
     """Yield the alarms of checks, with the level that they reached at least."""
-    level = -math.log(float(report.settings.get("significance", 1e-3)))
     for check in report.checks:
         step = check.evidence.get("violated_at_step")
         if isinstance(step, int) and check.share and not _warns(check.name):
-            yield step + 1, level
+            yield step + 1, -math.log(significance)
 
 
 def _at_epochs(report: AuditReport) -> Iterator[tuple[int, float]]:
@@ -88,66 +94,5 @@ def _at_epochs(report: AuditReport) -> Iterator[tuple[int, float]]:
             yield int(row["step"]), math.log(row["e_value"])
 
 
-def has_course(report: AuditReport) -> bool:
-    """Return whether the report holds the course of its checks' evidence."""
-    return bool(_field(report, "tests", {}))
-
-
-def epsilons_by_step(report: AuditReport, name: str) -> list[tuple[float, float]]:
-    """Return a metric at the ends of epochs: (steps taken, value), finite values only."""
-    return [
-        (float(row["step"]), float(row[name]))
-        for row in report.epochs
-        if row.get("step") is not None and math.isfinite(row.get(name) or 0.0) and name in row
-    ]
-
-
-def tensors(report: AuditReport) -> list[TensorNoise]:
-    """Return the noise of each tensor; those without a finite ratio are left out."""
-    rows = [
-        TensorNoise(
-            name=_of_optimizer(row),
-            reads=int(_field(row, "reads", 0)),
-            ratio=float(_field(row, "ratio", math.nan)),
-            lower=float(_field(row, "lower", math.nan)),
-            upper=float(_field(row, "upper", math.nan)),
-            flagged=bool(_field(row, "flagged", False)),
-        )
-        for row in _field(report, "tensors", ())
-    ]
-    return [t for t in rows if all(map(math.isfinite, (t.ratio, t.lower, t.upper)))]
-
-
-def code_of(fault: LikelyFault) -> list[CodeShown]:
-    """Return the code that a fault points to."""
-    found = []
-    for place in _field(fault.place, "sources", ()):
-        lines = str(_field(place, "source", "")).rstrip("\n").split("\n")[:_MOST_LINES]
-        indent = min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
-        first = int(_field(place, "line", 1))
-        rows = tuple((first + i, s[indent:]) for i, s in enumerate(lines))
-        found.append(
-            CodeShown(str(_field(place, "file", "")), str(_field(place, "name", "")), rows)
-        )
-    return found
-
-
-def settings_given(report: AuditReport) -> tuple[str, ...] | None:
-    """Return the names of the settings that the user gave; None if the report does not say."""
-    given = _field(report, "settings_given", None)
-    return None if given is None else tuple(map(str, given))
-
-
 def _warns(name: str) -> bool:
     return name in REGISTRY and REGISTRY[name].warns
-
-
-def _of_optimizer(row: Any) -> str:
-    name, optimizer = str(_field(row, "name", "")), str(_field(row, "optimizer", "") or "")
-    return f"{optimizer}: {name}" if optimizer else name
-
-
-def _field(owner: Any, name: str, otherwise: Any) -> Any:
-    if isinstance(owner, Mapping):
-        return owner.get(name, otherwise)
-    return getattr(owner, name, otherwise)

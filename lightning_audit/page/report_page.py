@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -14,10 +14,10 @@ from markupsafe import Markup
 
 from lightning_audit import __version__
 from lightning_audit.files.printable import visible
-from lightning_audit.page import call_again, check_groups
+from lightning_audit.page import call_again, check_groups, run_details
 from lightning_audit.page.epsilon_rows import epsilon_section
 from lightning_audit.page.method_table import method_table
-from lightning_audit.page.shown_text import marked, number, sentence
+from lightning_audit.page.shown_text import marked, number, plural, sentence
 from lightning_audit.page.tensor_rows import tensor_section
 from lightning_audit.page.timeline_figure import timeline
 from lightning_audit.page.tradeoff_figure import tradeoff
@@ -72,7 +72,7 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         created=_time_shown(report.created),
         verdict=verdict_sentence(report),
         meaning=verdict_meaning(report),
-        facts=_facts(report),
+        facts=run_details.facts(report),
         contents=_contents(parts),
         delta=number(report.delta),
         never=check_groups.NEVER,
@@ -151,7 +151,7 @@ def _parts(report: AuditReport) -> dict[str, Any]:
     """Return the sections by name; those for which the report lacks numbers are empty."""
     verdict = report.verdict
     return {
-        "missing": [marked(sentence(item)) for item in verdict.pass_blockers],
+        "missing": list(_missing(report)),
         "advice": marked(sentence(verdict.advice)) if not verdict.root else "",
         "root": root_finding(report),
         "further": further_findings(report),
@@ -161,8 +161,20 @@ def _parts(report: AuditReport) -> dict[str, Any]:
         "noise": tensor_section(report),
         "groups": check_groups.check_groups(report),
         "not_examined": check_groups.not_examined(report),
+        "examinations": run_details.examinations(report),
         "method": method_table(report),
+        "claim": run_details.claim_rows(report),
+        "circumstances": run_details.circumstances(report),
     }
+
+
+def _missing(report: AuditReport) -> Iterator[Markup]:
+    """Yield what a pass still needs, with the steps that are missing."""
+    details = {one.sentence: one for one in report.blockers}
+    for item in report.verdict.pass_blockers:
+        more = details[item].steps_more if item in details else None
+        steps = f" About {plural(more, 'more step')}." if more and "more step" not in item else ""
+        yield marked(sentence(item) + steps)
 
 
 def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -181,26 +193,6 @@ def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
         ("again", "Reproduce", True),
     )
     return [(name, words) for name, words, there in every if there]
-
-
-def _facts(report: AuditReport) -> list[tuple[str, str, str]]:
-    """Return the numbers below the verdict, each with a remark."""
-    facts = [
-        ("Steps audited", f"{report.steps:,}", ""),
-        ("Canary readings", f"{report.observations:,}", ""),
-    ]
-    if len(report.optimizers) > 1:
-        facts.append(("Private optimizers", f"{len(report.optimizers)}", ""))
-    asked = [c.evidence.get("examined") for c in report.checks if c.name.startswith("replay.")]
-    examined = max((n for n in asked if isinstance(n, int)), default=0)
-    if examined:
-        facts.append(("Steps run again", f"{examined}", "with and without a record"))
-    significance = report.settings.get("significance")
-    if significance is not None:
-        facts.append(("False alarm", f"≤ {100 * float(significance):g} %", "over the whole run"))
-    if not report.complete:
-        facts.append(("Training", "not ended", "when this was written"))
-    return facts
 
 
 def _time_shown(created: str) -> str:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from lightning_audit.files.printable import visible
 from lightning_audit.page import report_extras
-from lightning_audit.page.report_extras import TensorNoise
+from lightning_audit.page.report_extras import MeasuredTensor
 from lightning_audit.page.shown_text import DASH, plural
 from lightning_audit.page.svg_parts import element, level_line, path, row, tick_row, upright
 from lightning_audit.results.audit_report import AuditReport
@@ -79,7 +79,7 @@ def tensor_section(report: AuditReport) -> TensorSection | None:
         rows=tuple(_row(tensor, prefix, high, resolution) for tensor in shown),
         prefix=visible(prefix),
         says=_says(every),
-        note=_note(every, shown, resolution),
+        note=_note(report, every, shown, resolution),
         ticks=tick_row([tick for tick in _TICKS if tick <= high], high),
     )
 
@@ -103,7 +103,7 @@ def common_prefix(names: Sequence[str]) -> str:
     return "".join(f"{part}." for part in shared)
 
 
-def _row(tensor: TensorNoise, prefix: str, high: float, resolution: float) -> TensorRow:
+def _row(tensor: MeasuredTensor, prefix: str, high: float, resolution: float) -> TensorRow:
     name = visible(tensor.name)
     short = visible(tensor.name[len(prefix) :])
     if len(short) > _LONGEST:
@@ -119,7 +119,7 @@ def _row(tensor: TensorNoise, prefix: str, high: float, resolution: float) -> Te
     )
 
 
-def _dot(tensor: TensorNoise, high: float, resolution: float) -> Markup:
+def _dot(tensor: MeasuredTensor, high: float, resolution: float) -> Markup:
     def at(value: float) -> float:
         return 100.0 * min(max(value, 0.0), high) / high
 
@@ -142,7 +142,7 @@ def _dot(tensor: TensorNoise, high: float, resolution: float) -> Markup:
     return row(28, *parts)
 
 
-def _says(every: Sequence[TensorNoise]) -> str:
+def _says(every: Sequence[MeasuredTensor]) -> str:
     few = sum(tensor.flagged for tensor in every)
     if few:
         verb = "has" if few == 1 else "have"
@@ -150,16 +150,24 @@ def _says(every: Sequence[TensorNoise]) -> str:
     return f"None of {plural(len(every), 'tensor')} shows less noise than stated."
 
 
-def _note(every: Sequence[TensorNoise], shown: Sequence[TensorNoise], resolution: float) -> str:
+def _note(
+    report: AuditReport,
+    every: Sequence[MeasuredTensor],
+    shown: Sequence[MeasuredTensor],
+    resolution: float,
+) -> str:
     read = plural(sum(tensor.reads for tensor in every), "number")
     words = (
         f"Read from {read} of released gradients without canaries. A reading is the noise plus "
         "what the data add to it: a ratio below 1 is a lack of noise, one above 1 may be data. "
-        "The verdict follows the check, which looks after every step, and not these intervals. "
-        f"Solid line: stated. Dotted: {resolution:g} times that, the fault that this run must be "
-        "able to see."
+        "The lower limit is for one look and Gaussian readings, the upper one for any data and all "
+        "looks; crosses follow the check. Solid line: stated. Dotted: "
+        f"{resolution:g} times that, the fault that this run must be able to see."
     )
     rest = [tensor.ratio for tensor in every if tensor not in shown]
     if rest:
         words += f" {len(rest)} more have {min(rest):.2f} to {max(rest):.2f} times."
+    if report.tensors_left_out:
+        left_out = plural(report.tensors_left_out, "further tensor")
+        words += f" The report leaves out {left_out} with more noise."
     return words

@@ -52,7 +52,7 @@ def _has_epsilons(report: AuditReport) -> bool:
 
 def _has_evidence(report: AuditReport) -> bool:
     rows = any("e_value" in row and "step" in row for row in report.epochs)
-    return report_extras.has_course(report) or rows
+    return bool(report.tests) or rows
 
 
 def _says(report: AuditReport) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _says(report: AuditReport) -> Iterator[str]:
                 "The fault of this run was seen directly and has no such bet: the line is that of "
                 "the other checks."
             )
-    if not report_extras.has_course(report):
+    if not report.tests:
         yield "This report holds the evidence at alarms and at the ends of epochs only."
     if not _has_epsilons(report):
         times = plural(len(report.epochs), "time")

@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from lightning_audit.checks.base.registry import REGISTRY, headlines
 from lightning_audit.files.printable import visible
-from lightning_audit.page import report_extras
 from lightning_audit.page.check_groups import alarm_words
-from lightning_audit.page.report_extras import CodeShown
+from lightning_audit.page.run_details import CodeShown, code_of
 from lightning_audit.page.shown_text import (
     inner,
     listed,
@@ -66,8 +65,8 @@ class FindingShown:
 
 
 def headline_of(fault: LikelyFault) -> str:
-    """Return a fault in a few words; its sentence if no check of this release names it."""
-    return _headlines().get(fault.name, fault.sentence)
+    """Return a fault in a few words; its sentence if nothing names it."""
+    return fault.headline or _headlines().get(fault.name, fault.sentence)
 
 
 @functools.cache
@@ -169,7 +168,7 @@ def _shown(
         evidence=marked(evidence),
         where=_where(fault.place),
         look_at=marked(sentence(look_at)) if look_at else Markup(""),
-        code=tuple(report_extras.code_of(fault)),
+        code=code_of(fault),
         alternatives=alternatives,
         follows=tuple(_failed_title(name) for name in fault.consequences),
     )
@@ -200,5 +199,5 @@ def _where(place: Place) -> Markup:
     if place.process is not None:
         parts.append(f"in process {place.process}")
     if place.code:
-        parts.append(f"see {place.code}")
+        parts.append(f"see {', '.join(map(str, place.code))}")
     return marked(sentence(", ".join(parts) or "unknown"))
