@@ -64,7 +64,7 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
             that forbid inline styles. If not, the page contains it.
     """
     parts = _parts(report)
-    return _rendered(
+    return rendered(
         "report.html.j2",
         css_beside,
         training=visible(training),
@@ -100,7 +100,7 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
     worst = min(outcomes, key=order.index, default="INCONCLUSIVE")
     found = sorted(zip(rows, outcomes, strict=True), key=lambda pair: order.index(pair[1]))
     counts = [f"{outcomes.count(o)} {o}" for o in order if o in outcomes]
-    return _rendered(
+    return rendered(
         "index.html.j2",
         css_beside,
         headline=f"{', '.join(counts)}",
@@ -137,7 +137,14 @@ def _templates() -> Environment:
     )
 
 
-def _rendered(template: str, css_beside: bool, **values: Any) -> str:
+def rendered(template: str, css_beside: bool, **values: Any) -> str:
+    """Return a page from a template.
+
+    Args:
+        template: file name of the template.
+        css_beside: see `report_page`.
+        **values: names of the template, with their values.
+    """
     page = _templates().get_template(template)
     return page.render(
         css=Markup(style_sheet()),
