@@ -29,6 +29,7 @@ LEVELS = {
     "canaries": 3,
     "taps": 3,
     "dpsgd": 3,
+    "page": 3,
     "verdict": 3,
     "blackbox": 4,
     "config": 4,
@@ -47,6 +48,7 @@ ONLY = {
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
     "report": {"report", "results", "stats", "files"},
+    "page": {"page", "report", "results", "record", "checks", "stats", "files"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},
 }
@@ -59,6 +61,7 @@ BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
     **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
+    "page": HEAVY,
     "cli": HEAVY,
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "replay"), LIGHTNING),
     **dict.fromkeys(("config", "session", "run"), LIGHTNING),

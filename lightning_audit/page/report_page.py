@@ -70,7 +70,7 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         training=visible(training),
         outcome=report.verdict.outcome,
         created=_time_shown(report.created),
-        verdict=verdict_sentence(report),
+        verdict=marked(verdict_sentence(report)),
         meaning=verdict_meaning(report),
         facts=run_details.facts(report),
         contents=_contents(parts),
@@ -111,7 +111,7 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
                 "page": row.page,
                 "outcome": outcome,
                 "sign": SIGNS[outcome],
-                "says": verdict_sentence(row.report) if row.report else visible(row.error),
+                "says": marked(verdict_sentence(row.report) if row.report else row.error),
                 "numbers": _numbers(row.report) if row.report else "",
             }
             for row, outcome in found
