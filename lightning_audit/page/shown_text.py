@@ -20,6 +20,16 @@ DASH = "\N{EN DASH}"
 PERCENT = "\N{NO-BREAK SPACE}%"
 
 
+def seen(text: str) -> str:
+    r"""Return text of which nothing is hidden, see `visible`; no-break spaces are kept.
+
+    Example:
+        >>> seen("9\N{NO-BREAK SPACE}%\x1b[2K")
+        '9\xa0%\\x1b[2K'
+    """
+    return "\N{NO-BREAK SPACE}".join(map(visible, text.split("\N{NO-BREAK SPACE}")))
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number in a few digits; "unknown" for None.
 
@@ -92,7 +102,7 @@ def power_of_ten(log_e: float) -> str:
 
 def sentence(text: str) -> str:
     """Return text with a capital letter and a full stop."""
-    text = visible(text).rstrip()
+    text = seen(text).rstrip()
     return text if not text else text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
 
 
@@ -103,7 +113,7 @@ def inner(text: str) -> str:
         >>> inner("No noise is added."), inner("DPOptimizer differs"), inner("Opacus' own")
         ('no noise is added', 'DPOptimizer differs', "Opacus' own")
     """
-    text = visible(text).rstrip().removesuffix(".")
+    text = seen(text).rstrip().removesuffix(".")
     first = text.split(" ", 1)[0]
     is_name = any(c.isupper() for c in first[1:]) or first.startswith(("Opacus", "Poisson"))
     return text if is_name else text[:1].lower() + text[1:]
@@ -117,7 +127,7 @@ def listed(parts: Iterable[str]) -> str:
 
 def marked(text: str) -> Markup:
     """Return text from a report, escaped, with what is between backticks as code."""
-    parts = re.split(r"`([^`]+)`", visible(text))
+    parts = re.split(r"`([^`]+)`", seen(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
         for i, part in enumerate(parts)
