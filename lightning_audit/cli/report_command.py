@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--css",
         choices=("inline", "beside"),
         default="inline",
-        help="beside: write the style sheet into report.css next to the page, for servers that "
+        help="`beside`: write the style sheet into report.css next to the page, for servers that "
         "forbid inline styles (default: inline)",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning_audit.files.printable import visible
+from lightning_audit.page.shown_text import PERCENT
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_json import plain
 
@@ -70,7 +71,9 @@ def cost(report: AuditReport) -> str:
     seconds, share = report.audit_cost.get("seconds"), report.audit_cost.get("share")
     if seconds is None or share is None:
         return ""
-    return f"The audit took {seconds:.2g} s, {100 * share:.0f} % of the rest of the training."
+    return (
+        f"The audit took {seconds:.2g} s, {100 * share:.0f}{PERCENT} of the rest of the training."
+    )
 
 
 def visible_lines(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ STATUSES: Mapping[str, tuple[str, str]] = {
 _WORST = tuple(STATUSES)
 #: Checks of other packages that belong to no topic.
 _OTHER = "Other checks"
+#: The topic of the total over all steps.
+_TOTAL = list(QUESTIONS)[-1]
 #: Levels of an alarm from this on are shown as a power of ten.
 _LARGE = 1e7
 #: What no audit of this kind looks at.
@@ -70,8 +73,8 @@ class CheckShown:
     title: str
     message: Markup
     evidence: str
-    means: str
-    look_at: str
+    means: Markup
+    look_at: Markup
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,11 @@ def check_groups(report: AuditReport) -> list[CheckGroup]:
         known = REGISTRY.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
     significance = float(report.settings.get("significance", 1e-3))
-    return [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
+    groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
+    verdict = report.verdict
+    if verdict.outcome == "VIOLATION" and verdict.kind == "mechanism":
+        groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
+    return groups
 
 
 def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
@@ -149,6 +156,14 @@ def _group(name: str, results: Sequence[CheckResult], significance: float) -> Ch
     )
 
 
+def _without_mechanism(group: CheckGroup) -> CheckGroup:
+    """Return the group of the total if the mechanism, for which it is computed, did not run."""
+    if group.status != "ok":
+        return group
+    says = f"{group.says}, for the stated mechanism only"
+    return dataclasses.replace(group, status="not_run", sign=DASH, says=says)
+
+
 def _says(results: Sequence[CheckResult]) -> str:
     tally: Counter[str] = Counter(check.status for check in results)
     ran = len(results) - tally["not_run"]
@@ -185,8 +200,8 @@ def _shown(check: CheckResult, significance: float) -> CheckShown:
         title=_with_owner(heading(check, failed=failed), check),
         message=marked(sentence(check.message)),
         evidence=f"e = {value}, alarm at {_alarm(check, significance)}" if ran else "",
-        means=known.meaning if explain and known else "",
-        look_at=known.look_at if explain and known else "",
+        means=marked(known.meaning if explain and known else ""),
+        look_at=marked(known.look_at if explain and known else ""),
     )
 
 

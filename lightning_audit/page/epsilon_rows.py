@@ -129,7 +129,8 @@ class _Axis:
                 "claimed", "┆", "Claimed", self.claim, _promise(self.report, self.claim)
             )
         if self.spent is not None:
-            yield self._row("spent", "◆", "Spent", self.spent, _books(self.report, self.spent))
+            kind = "spent refuted" if mechanism else "spent"
+            yield self._row(kind, "◆", "Spent", self.spent, _books(self.report, self.spent))
         if self.proved is not None:
             value = self.proved or None
             yield self._row("proved", "▶", "Proved at least", value, _measured(self.report))

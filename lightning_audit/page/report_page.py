@@ -17,7 +17,7 @@ from lightning_audit.files.printable import visible
 from lightning_audit.page import call_again, check_groups, run_details
 from lightning_audit.page.epsilon_rows import epsilon_section
 from lightning_audit.page.method_table import method_table
-from lightning_audit.page.shown_text import marked, number, plural, sentence
+from lightning_audit.page.shown_text import marked, number, plural, seen, sentence
 from lightning_audit.page.tensor_rows import tensor_section
 from lightning_audit.page.timeline_figure import timeline
 from lightning_audit.page.tradeoff_figure import tradeoff
@@ -70,14 +70,14 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         training=visible(training),
         outcome=report.verdict.outcome,
         created=_time_shown(report.created),
-        verdict=verdict_sentence(report),
+        verdict=marked(verdict_sentence(report)),
         meaning=verdict_meaning(report),
         facts=run_details.facts(report),
         contents=_contents(parts),
         delta=number(report.delta),
         never=check_groups.NEVER,
         notes=[marked(sentence(note)) for note in report.notes],
-        call=call_again.call(report),
+        call=Markup.escape(call_again.call(report)),
         settings=call_again.all_settings(report),
         environment=call_again.environment(report),
         cost=call_again.cost(report),
@@ -111,7 +111,7 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
                 "page": row.page,
                 "outcome": outcome,
                 "sign": SIGNS[outcome],
-                "says": verdict_sentence(row.report) if row.report else visible(row.error),
+                "says": marked(verdict_sentence(row.report) if row.report else row.error),
                 "numbers": _numbers(row.report) if row.report else "",
             }
             for row, outcome in found
@@ -132,9 +132,15 @@ def _templates() -> Environment:
         loader=PackageLoader("lightning_audit.page"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _finalized(value: Any) -> Any:
+    """Return a value as a template shows it: nothing in text from a report is hidden."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else seen(value)
 
 
 def rendered(template: str, css_beside: bool, **values: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
-from lightning_audit.page.shown_text import inner, listed, number, plural
+from lightning_audit.page.shown_text import PERCENT, inner, listed, number, plural
 from lightning_audit.results.audit_report import AuditReport, LikelyFault
 from lightning_audit.results.report_json import plain
 
@@ -71,7 +71,9 @@ def facts(report: AuditReport) -> list[Fact]:
         found.append(("Steps run again", f"{examined}", "with and without a record"))
     significance = report.settings.get("significance")
     if significance is not None:
-        found.append(("False alarm", f"≤ {100 * float(significance):g} %", "over the whole run"))
+        found.append(
+            ("False alarm", f"≤ {100 * float(significance):g}{PERCENT}", "over the whole run")
+        )
     if report.ended:
         reason = _ENDED.get(report.ended.reason, report.ended.reason)
         found.append(("Training", visible(reason), ""))

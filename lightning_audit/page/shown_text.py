@@ -16,6 +16,18 @@ _WHOLE_POWER = 10.0
 _LN10 = math.log(10.0)
 #: Instead of an unknown number, and between two limits.
 DASH = "\N{EN DASH}"
+#: Percent after a number, on its line.
+PERCENT = "\N{NO-BREAK SPACE}%"
+
+
+def seen(text: str) -> str:
+    r"""Return text of which nothing is hidden, see `visible`; no-break spaces are kept.
+
+    Example:
+        >>> seen("9\N{NO-BREAK SPACE}%\x1b[2K")
+        '9\xa0%\\x1b[2K'
+    """
+    return "\N{NO-BREAK SPACE}".join(map(visible, text.split("\N{NO-BREAK SPACE}")))
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -43,22 +55,22 @@ def plural(count: int, word: str) -> str:
 
 
 def percent(probability: float) -> str:
-    """Return a probability in percent, without rounding it up to certainty.
+    r"""Return a probability in percent, without rounding it up to certainty.
 
     Example:
         >>> percent(0.0924), percent(0.99966), percent(1 - 1e-9), percent(1.0)
-        ('9.2 %', '99.97 %', '>99.99 %', '100 %')
+        ('9.2\xa0%', '99.97\xa0%', '>99.99\xa0%', '100\xa0%')
     """
     if probability == 1.0:
-        return "100 %"
+        return f"100{PERCENT}"
     if probability > 0.9999:
-        return ">99.99 %"
+        return f">99.99{PERCENT}"
     if 0.0 < probability < 1e-4:
-        return "<0.01 %"
+        return f"<0.01{PERCENT}"
     if 0.1 <= probability <= 0.99:
-        return f"{100.0 * probability:.0f} %"
+        return f"{100.0 * probability:.0f}{PERCENT}"
     shown = f"{100.0 * probability:.{2 if probability > 0.99 else 1}f}"
-    return f"{shown.rstrip('0').rstrip('.')} %"
+    return f"{shown.rstrip('0').rstrip('.')}{PERCENT}"
 
 
 def power_words(power: float) -> str:
@@ -68,19 +80,21 @@ def power_words(power: float) -> str:
 
 def level(significance: float) -> str:
     """Return the confidence level of a significance, such as "95 %"."""
-    return f"{100.0 - 100.0 * significance:.6g} %"
+    return f"{100.0 - 100.0 * significance:.6g}{PERCENT}"
 
 
 def power_of_ten(log_e: float) -> str:
-    """Return e to the ``log_e`` as a power of ten; a large one without decimals.
+    """Return e to the ``log_e``, from 10 on as a power of ten; a large one without decimals.
 
     Example:
         >>> power_of_ten(1726.3), power_of_ten(0.0), power_of_ten(5.0)
-        ('10⁷⁵⁰', '10⁰', '10²·²')
+        ('10⁷⁵⁰', '1', '10²·²')
     """
     if math.isinf(log_e):
         return "∞" if log_e > 0 else "0"
     power = log_e / _LN10
+    if 0.0 <= power < 1.0:
+        return f"{10.0**power:.2g}"
     whole = abs(power) >= _WHOLE_POWER or abs(power - round(power)) < 0.05
     digits = f"{power + 0.0:.0f}" if whole else f"{power:.1f}"
     return "10" + ("0" if digits == "-0" else digits).translate(_RAISED)
@@ -88,7 +102,7 @@ def power_of_ten(log_e: float) -> str:
 
 def sentence(text: str) -> str:
     """Return text with a capital letter and a full stop."""
-    text = visible(text).rstrip()
+    text = seen(text).rstrip()
     return text if not text else text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
 
 
@@ -99,7 +113,7 @@ def inner(text: str) -> str:
         >>> inner("No noise is added."), inner("DPOptimizer differs"), inner("Opacus' own")
         ('no noise is added', 'DPOptimizer differs', "Opacus' own")
     """
-    text = visible(text).rstrip().removesuffix(".")
+    text = seen(text).rstrip().removesuffix(".")
     first = text.split(" ", 1)[0]
     is_name = any(c.isupper() for c in first[1:]) or first.startswith(("Opacus", "Poisson"))
     return text if is_name else text[:1].lower() + text[1:]
@@ -113,7 +127,7 @@ def listed(parts: Iterable[str]) -> str:
 
 def marked(text: str) -> Markup:
     """Return text from a report, escaped, with what is between backticks as code."""
-    parts = re.split(r"`([^`]+)`", visible(text))
+    parts = re.split(r"`([^`]+)`", seen(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
         for i, part in enumerate(parts)

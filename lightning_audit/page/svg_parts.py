@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lightning_audit.files.printable import visible
+from lightning_audit.page.shown_text import seen
 
 #: Fill of text without the style sheet.
 _INK = {"fill": "#222", "stroke": "none"}
@@ -31,7 +31,7 @@ def element(tag: str, *children: str, **attributes: object) -> Markup:
         **attributes: by name, with "_" for "-"; ``class_`` is the class. A float gets two digits
             after the point; None is left out.
     """
-    inside = Markup("").join(visible(c) if not isinstance(c, Markup) else c for c in children)
+    inside = Markup("").join(seen(c) if not isinstance(c, Markup) else c for c in children)
     shown = Markup("").join(
         Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _value(value))
         for name, value in attributes.items()
@@ -42,7 +42,7 @@ def element(tag: str, *children: str, **attributes: object) -> Markup:
 
 def _value(value: object) -> str:
     if not isinstance(value, float):
-        return visible(str(value))
+        return seen(str(value))
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 

@@ -192,7 +192,7 @@ class _Drawing:
             return
         yield from self._alarm_label(first, y(alarm) + 17)
         if best > cap:
-            yield self._beside(first, top + 14, f"up to {power_of_ten(best)}", "lab")
+            yield self._beside(first, top + 14, "higher than shown", "lab")
 
     def _growth(self, rows: list[tuple[int, float]], y: Scale, cap: float) -> Iterator[Markup]:
         """Yield the line of the evidence, with an arrow where it leaves the picture."""

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from scipy import special
 
-from lightning_audit.page.shown_text import DASH, level, number, percent, plural
+from lightning_audit.page.shown_text import DASH, PERCENT, level, number, percent, plural
 from lightning_audit.page.svg_parts import Point, Scale, cross, element, figure, line, path, text
 from lightning_audit.report.rate_regions import (
     RateRegion,
@@ -141,9 +141,9 @@ def _row(region: RateRegion, wrong: bool) -> tuple[str, ...]:
 
     return (
         f"{region.threshold:g}",
-        f"{100 * region.fpr:.1f} %",
+        f"{100 * region.fpr:.1f}{PERCENT}",
         span(region.left, region.right),
-        f"{100 * region.fnr:.1f} %",
+        f"{100 * region.fnr:.1f}{PERCENT}",
         span(region.bottom, region.top),
         "✕ outside" if wrong else "✓ within",
     )

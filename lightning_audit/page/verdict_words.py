@@ -55,7 +55,7 @@ class FindingShown:
     """
 
     headline: Markup
-    means: str
+    means: Markup
     evidence: Markup
     where: Markup
     look_at: Markup
@@ -164,7 +164,7 @@ def _shown(
     look_at = fault.look_at or (known.look_at if known else "")
     return FindingShown(
         headline=marked(headline_of(fault)),
-        means=known.meaning if known else "",
+        means=marked(known.meaning if known else ""),
         evidence=marked(evidence),
         where=_where(fault.place),
         look_at=marked(sentence(look_at)) if look_at else Markup(""),

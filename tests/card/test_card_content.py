@@ -104,7 +104,9 @@ def test_what_is_undecided_or_accepted_is_named(status: str, word: str) -> None:
 def test_power_is_stated_with_the_size_of_the_fault() -> None:
     card = privacy_card(made_report(), {}, "t")
     by_question = {a.question: a.certainty for a in card.answers}
-    assert by_question[QUESTIONS["Noise"]].endswith("0.8 times the noise would be seen with 99 %")
+    assert by_question[QUESTIONS["Noise"]].endswith(
+        "0.8 times the noise would be seen with 99\xa0%"
+    )
     assert "2 times the clipping norm" in by_question[QUESTIONS["Clipping"]]
 
 
