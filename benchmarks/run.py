@@ -32,6 +32,7 @@ NAMES = (
     "black_box",
     "names",
     "lower_bound",
+    "pytest_start",
 )
 
 #: Arguments of a small run that checks that a benchmark works, for benchmarks that have them.
@@ -46,6 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "reports": {"steps": 40, "copies": 3},
     "black_box": {"runs": 1},
+    "pytest_start": {"pairs": 2},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import reprlib
 from collections.abc import Collection
@@ -20,6 +21,14 @@ class BadArgument(ValueError):
 def shown(value: Any) -> str:
     """Return a value as text for an error: one line, large values abbreviated in the middle."""
     return " ".join(_REPR.repr(value).split())
+
+
+def did_you_mean(name: str, allowed: Collection[str]) -> str:
+    """Return what to write instead of an unknown name: the nearest one, or all that are allowed."""
+    near = difflib.get_close_matches(name, allowed, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"allowed: {', '.join(sorted(allowed))}."
 
 
 def _fail(name: str, value: Any, allowed: str, advice: str) -> ValueError:

@@ -13,6 +13,8 @@ from command_worker import Command
 from expected_warnings import EXPECTED_WARNINGS
 from hypothesis import settings
 
+pytest_plugins = ["pytester"]
+
 settings.register_profile("lightning_audit", derandomize=True, deadline=None)
 settings.load_profile("lightning_audit")
 

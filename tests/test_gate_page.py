@@ -15,6 +15,7 @@ from lightning_audit.cli import main as cli
 from lightning_audit.cli.check_command import FORMATS
 from lightning_audit.cli.formats.findings_shown import SEVERITIES
 from lightning_audit.results.audit_report import LikelyFault, Place
+from lightning_audit.results.report_details import places_in
 
 PAGE = (DOCS / "gate.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -31,7 +32,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "half the noise",
         "noise",
         "compare the standard deviation of the noise with noise_multiplier * max_grad_norm",
-        place=Place(step=7, code="Half.add_noise at src/half.py:41"),
+        place=Place(step=7, code=places_in("Half.add_noise at src/half.py:41")),
     )
     verdict = dataclasses.replace(half.verdict, faults=(fault,), fault="")
     short = made_report("INCONCLUSIVE")

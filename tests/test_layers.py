@@ -29,17 +29,20 @@ LEVELS = {
     "canaries": 3,
     "taps": 3,
     "dpsgd": 3,
+    "page": 3,
     "verdict": 3,
     "blackbox": 4,
     "config": 4,
     "replay": 4,
     "lints": 4,
     "session": 4,
+    "card": 4,
     "run": 5,
     "callbacks": 6,
     "testing": 7,
     "selftest": 7,
     "cli": 8,
+    "pytest_plugin": 8,
 }
 #: What some rooms may import of this package, where that is less than their level allows.
 ONLY = {
@@ -47,6 +50,7 @@ ONLY = {
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
     "report": {"report", "results", "stats", "files"},
+    "page": {"page", "report", "results", "record", "checks", "stats", "files"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},
 }
@@ -59,7 +63,8 @@ BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
     **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
-    "cli": HEAVY,
+    **dict.fromkeys(("page", "card"), HEAVY),
+    **dict.fromkeys(("cli", "pytest_plugin"), HEAVY),
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "replay"), LIGHTNING),
     **dict.fromkeys(("config", "session", "run"), LIGHTNING),
 }

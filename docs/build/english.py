@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "english.md"
 #: Read if no path is given.
 PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "README.md", "CONTRIBUTING.md")
+_SUFFIXES = (".py", ".md", ".j2")
 _ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
 #: Code, replacement fields, and names of arguments and fields in docstrings.
 _CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}|(?m:^ +\w+(?=:))", re.DOTALL)
@@ -59,7 +60,7 @@ def files(places: list[Path]) -> Iterator[Path]:
         inside = sorted(place.rglob("*")) if place.is_dir() else [place]
         for path in inside:
             hidden = any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-            if path.suffix in (".py", ".md") and path != GUIDE and not hidden:
+            if path.suffix in _SUFFIXES and path != GUIDE and not hidden:
                 yield path
 
 

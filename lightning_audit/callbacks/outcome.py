@@ -60,7 +60,7 @@ def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
 
 
 def send(run: AuditRun, trainer: Any, name: str) -> None:
-    """Draw the report's figure, and send both to the loggers.
+    """Write the report's page and its figure, and send the report to the loggers.
 
     Args:
         run: of the report.
@@ -71,6 +71,7 @@ def send(run: AuditRun, trainer: Any, name: str) -> None:
     if report is not None and files is not None:
         drawn = partial(send_report_figure, report, files, name, trainer)
         view(run, "drawing the report's figure", drawn)
+        files.write_page(run.report or report)
         sent = partial(send_report_files, files, name, trainer)
         view(run, "sending the report to the loggers", sent)
 
@@ -142,6 +143,7 @@ def _add_note(run: AuditRun, sentence: str) -> None:
 def _save(report: AuditReport, files: ReportFiles | None) -> None:
     if files is not None:
         files.write(REPORT_NAME, report.save, beside=True)
+        files.write_page(report)
 
 
 # ------------------------------------------------------------------ the audit has failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from importlib import import_module
@@ -66,27 +67,27 @@ def run(options: argparse.Namespace) -> int:
     """Show every report; the exit code is that of the worst verdict, budget or comparison."""
     if options.max_regression is not None and options.baseline is None:
         raise Refused("--max-regression compares with a baseline; add --baseline report.json")
-    paths, errors = _reports_of(options.report)
+    paths, errors = reports_of(options.report)
     every = named([*paths, *errors])
     if options.baseline is not None and len(every) > 1:
         raise Refused(
             f"--baseline is the report of one training, and {len(every)} are given; check each "
             "with its own baseline"
         )
-    checked = [_checked(*names, options, errors.get(names[0])) for names in every]
-    for one in checked:
+    found = [_compared(*names, options, errors.get(names[0])) for names in every]
+    for one in found:
         for remark in one.remarks if one.report is None else ():
             _print_unreadable(remark.text)
-    if options.format != "text" or len(checked) > 1:
+    if options.format != "text" or len(found) > 1:
         module, _, function = FORMATS[options.format].partition(":")
         show = getattr(import_module(f"lightning_audit.cli.formats.{module}"), function)
         try:
-            print(show(checked))
+            print(show(found))
         except OSError as error:
             raise Refused(f"cannot write the step summary: {error}") from error
-    elif (report := checked[0].report) is not None:
-        _print_one(checked[0], report, options)
-    return exit_code(checked)
+    elif (report := found[0].report) is not None:
+        _print_one(found[0], report, options)
+    return exit_code(found)
 
 
 def load(path: str) -> AuditReport:
@@ -107,25 +108,40 @@ def load(path: str) -> AuditReport:
     return report
 
 
-def _checked(
-    path: str, training: str, place: str, options: argparse.Namespace, error: str | None
+def checked(
+    path: str, training: str, place: str, max_epsilon: float | None = None, error: str | None = None
 ) -> Checked:
-    """Judge one report."""
+    """Judge one report.
+
+    Args:
+        path: of the report.
+        training: see `Checked`.
+        place: see `Checked`.
+        max_epsilon: what neither the proved nor the spent epsilon may exceed; None for no limit.
+        error: why the report cannot be found; None to read it.
+    """
     try:
         if error is not None:
             raise ReportError(error)
         report = load(path)
-        if options.max_epsilon is not None and (found := contradiction_of_epsilon(report)):
+        if max_epsilon is not None and (found := contradiction_of_epsilon(report)):
             raise ReportError(_refusal(report, [found]))
     except ReportError as unreadable:
         remark = Remark("unreadable", "INCONCLUSIVE", str(unreadable))
         return Checked(path, training, place, None, (remark,))
-    remarks: list[Remark] = []
-    if options.max_epsilon is not None:
-        remarks += _above_budget(report, options.max_epsilon)
-    if options.baseline is not None:
-        remarks += _against_baseline(report, options.baseline, options.max_regression or 0.0)
+    remarks = [] if max_epsilon is None else _above_budget(report, max_epsilon)
     return Checked(path, training, place, report, tuple(remarks))
+
+
+def _compared(
+    path: str, training: str, place: str, options: argparse.Namespace, error: str | None
+) -> Checked:
+    """Judge one report, and compare it with the baseline."""
+    one = checked(path, training, place, options.max_epsilon, error)
+    if options.baseline is None or one.report is None:
+        return one
+    found = _against_baseline(one.report, options.baseline, options.max_regression or 0.0)
+    return dataclasses.replace(one, remarks=(*one.remarks, *found))
 
 
 def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -> None:
@@ -158,7 +174,7 @@ def _print_unreadable(text: str) -> None:
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
 
 
-def _reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
+def reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return the reports that are named, each once, and why others cannot be found, by name."""
     paths: dict[str, str] = {}
     errors: dict[str, str] = {}

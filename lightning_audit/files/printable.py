@@ -5,6 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+#: Markdown shows these characters as they are: no tags, links, mentions, emphasis or cells.
+_ESCAPED = {ord(c): f"&#{ord(c)};" for c in "&<>|`*[]\\@$~#"}
+#: Characters of a text in Markdown.
+_LONGEST = 2000
+
 
 def nearby(path: str) -> str:
     """A path as a report shows it: from its repository, else from the working directory.
@@ -46,3 +51,15 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def in_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, in one line of at most 2,000 characters.
+
+    Example:
+        >>> in_markdown("a <b> *c*")
+        'a &#60;b&#62; &#42;c&#42;'
+    """
+    text = visible(text)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text.translate(_ESCAPED)

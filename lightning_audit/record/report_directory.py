@@ -13,6 +13,7 @@ RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
 FIGURE_NAME = "report.png"
+PAGE_NAME = "report.html"
 #: Records of a run's first optimizer and of further ones.
 _RECORDS = re.compile(r"observations(-\d+)?\.bin")
 _FILES = re.compile(rf"{_RECORDS.pattern}|observations(-\d+)?\.npz")
@@ -97,7 +98,7 @@ def put_back(folder: Path) -> None:
 
 def _found(directory: Path) -> list[str]:
     """Return the names of a run's files in a directory, those of the first optimizer first."""
-    names = [RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME]
+    names = [RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME, PAGE_NAME]
     others = [p.name for p in directory.glob("observations-*") if _FILES.fullmatch(p.name)]
     # A broken link also occupies the name.
     return [name for name in (*names, *sorted(others)) if os.path.lexists(directory / name)]

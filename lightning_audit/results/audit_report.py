@@ -18,6 +18,19 @@ from lightning_audit.files.json_reader import MOST_BYTES
 from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import replacing
 from lightning_audit.results import report_json
+from lightning_audit.results.report_details import (
+    Assumption,
+    CheckGrowth,
+    ClaimedValue,
+    CourseRow,
+    Ended,
+    ExaminationTold,
+    PassBlocker,
+    RunAbout,
+    TensorNoise,
+    as_now,
+)
+from lightning_audit.results.report_details import OperatingPoint as OperatingPoint
 from lightning_audit.results.report_json import ReportError as ReportError
 from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
 from lightning_audit.results.verdict import KINDS as KINDS
@@ -66,25 +79,6 @@ class EpsilonBound:
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
-    """How often the coins were guessed wrong at one threshold, over the whole run.
-
-    Args:
-        threshold: a reading above it is guessed "in": 0.5 is half way between out and in.
-        fn: canary in, guessed out.
-        tp: canary in, guessed in.
-        fp: canary out, guessed in.
-        tn: canary out, guessed out.
-    """
-
-    threshold: float
-    fn: int
-    tp: int
-    fp: int
-    tn: int
-
-
-@dataclass(frozen=True)
 class CheckResult:
     """One check of one property.
 
@@ -103,6 +97,7 @@ class CheckResult:
             it is of the run.
         follows_from: of a violated check, the finding whose fault explains it; empty where it is a
             finding itself.
+        log_e_threshold: ``log_e_value`` at which it flags; None for a deterministic one.
     """
 
     name: str
@@ -115,6 +110,7 @@ class CheckResult:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = ""
     follows_from: str = ""
+    log_e_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +192,19 @@ class AuditReport:
         pass_blockers: what else prevents a pass, as text.
         audit_cost: see `RunTime.cost`.
         examination_cost: of that, of examinations by replay; see `ExaminationLog.spend`.
+        tests: how the e-value of each check by e-process grew.
+        tensors: noise of each tensor: the flagged ones and the 50 others with the least noise.
+        tensors_left_out: number of further tensors.
+        course: at each epoch's end, 200 rows at most.
+        claimed_mu: mu of the step with the least noise, as claimed; None without steps or noise.
+        claim: each part of the audited claim and its source.
+        ended: how the training ended; None while it runs.
+        planned_steps: of the whole training; None if unknown.
+        blockers: the verdict's pass_blockers, in the same order, with their numbers.
+        run: circumstances of the training; None if the audit failed before it began.
+        settings_given: arguments of the audit that are not at their defaults.
+        assumptions: what ``epsilon_spent`` and ``epsilon_not_excluded`` rest on, by their names.
+        examinations: of steps by replay.
         schema_version: layout of this report.
     """
 
@@ -225,6 +234,19 @@ class AuditReport:
     composed: tuple[tuple[float, float | None, int], ...] = ()
     audit_cost: Mapping[str, float] = field(default_factory=dict)
     examination_cost: Mapping[str, float] = field(default_factory=dict)
+    tests: Mapping[str, CheckGrowth] = field(default_factory=dict)
+    tensors: tuple[TensorNoise, ...] = ()
+    tensors_left_out: int = 0
+    course: tuple[CourseRow, ...] = ()
+    claimed_mu: float | None = None
+    claim: Mapping[str, ClaimedValue] = field(default_factory=dict)
+    ended: Ended | None = None
+    planned_steps: int | None = None
+    blockers: tuple[PassBlocker, ...] = ()
+    run: RunAbout | None = None
+    settings_given: tuple[str, ...] = ()
+    assumptions: Mapping[str, tuple[Assumption, ...]] = field(default_factory=dict)
+    examinations: tuple[ExaminationTold, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -258,7 +280,7 @@ class AuditReport:
                 does not match, or a field of another type.
         """
         report: AuditReport
-        report, unknown = report_json.read(cls, text, SCHEMA_VERSION)
+        report, unknown = report_json.read(cls, text, SCHEMA_VERSION, as_now)
         if not unknown:
             return report
         note = f"this release ignores the unknown fields {', '.join(unknown)}"

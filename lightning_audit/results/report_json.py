@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lightning_audit.files.json_reader import JsonError, as_type, read_json
@@ -58,13 +58,16 @@ def write(fields: Mapping[str, Any]) -> str:
     return json.dumps({**data, _DIGEST: digest(data)}, indent=2, allow_nan=False)
 
 
-def read(kind: Any, text: str, version: int) -> tuple[Any, list[str]]:
+def read(
+    kind: Any, text: str, version: int, as_now: Callable[[Any], Any] = lambda data: data
+) -> tuple[Any, list[str]]:
     """Read what `write` wrote.
 
     Args:
         kind: class of the report.
         text: the JSON.
         version: the layout that is read.
+        as_now: changes fields of earlier releases with the same layout to what they are now.
 
     Returns:
         (the report, names of the fields that its class does not have).
@@ -92,7 +95,7 @@ def read(kind: Any, text: str, version: int) -> tuple[Any, list[str]]:
         )
     try:
         fits = data.pop(_DIGEST, None) == digest(data)
-        report = as_type(kind, data) if fits else None
+        report = as_type(kind, as_now(data)) if fits else None
     except (ValueError, RecursionError) as error:
         raise ReportError(
             f"a field of the report is missing or invalid: {visible(str(error))}; the file was "

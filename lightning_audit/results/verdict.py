@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_audit.files.printable import visible
+from lightning_audit.results.report_details import CodePlace
 
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
@@ -27,15 +28,14 @@ class Place:
         step: optimizer step, from 0, at which it was first seen; None if unknown.
         process: rank of the process, None if all show it.
         optimizer: which of several private optimizers; empty where there is no other.
-        code: the user's own code to look at, by name, file and line; empty where it is none of
-            theirs.
+        code: the user's own code to look at; empty where it is none of theirs.
     """
 
     parameters: tuple[str, ...] = ()
     step: int | None = None
     process: int | None = None
     optimizer: str = ""
-    code: str = ""
+    code: tuple[CodePlace, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class LikelyFault:
         evidence: the numbers that support it.
         place: where it was seen.
         consequences: names of the other violated checks that it explains.
+        headline: what is wrong, in a few words without numbers; empty in earlier reports.
     """
 
     name: str
@@ -59,6 +60,7 @@ class LikelyFault:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     place: Place = Place()
     consequences: tuple[str, ...] = ()
+    headline: str = ""
 
     def shares_finding(self, other: LikelyFault) -> bool:
         """Whether the same check of the same optimizer shows both: one of them is the cause."""
@@ -187,9 +189,9 @@ def _in_words(place: Place) -> str:
     if place.process is not None:
         parts.append(f"process {place.process}")
     if place.step is not None:
-        parts.append(f"first seen at step {place.step}")
+        parts.append(f"first seen at step {place.step + 1}")
     if place.code:
-        parts.append(f"see {place.code}")
+        parts.append(f"see {', '.join(map(str, place.code))}")
     return ", ".join(parts)
 
 

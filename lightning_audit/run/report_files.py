@@ -12,8 +12,16 @@ from typing import TypeVar
 
 from lightning_audit.files.replacing import reason_of, remove_partials
 from lightning_audit.record.directory_lock import DirectoryLock, claim, lock_of
-from lightning_audit.record.report_directory import RECORD_NAME, all_beside, put_back, set_aside
+from lightning_audit.record.report_directory import (
+    PAGE_NAME,
+    RECORD_NAME,
+    REPORT_NAME,
+    all_beside,
+    put_back,
+    set_aside,
+)
 from lightning_audit.record.store import run_of
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 
 _log = logging.getLogger(__name__)
@@ -151,6 +159,25 @@ class ReportFiles:
             return None
         self.unwritten.pop(name, None)
         return made
+
+    def write_page(self, report: AuditReport) -> None:
+        """Write a report's page next to it; a failure is logged and does not stop the training.
+
+        The report needs no note of a failure: `lightning-audit report` writes the page again.
+        """
+        if self._lock is None or REPORT_NAME in self.unwritten:
+            return
+        page = self.directory / PAGE_NAME
+        try:
+            from lightning_audit.page.page_files import write_page  # loads Jinja
+
+            write_page(report, page)
+        except Exception as error:
+            _log.warning(
+                "privacy audit: %s could not be written (%s: %s); `lightning-audit report` writes "
+                "it from the report",
+                *(page, type(error).__name__, reason_of(error)),
+            )
 
     def _acquire_again(self, *, own: bool) -> None:
         """Lock the directory again if it was removed; another training may have taken it."""

@@ -177,6 +177,7 @@ COUNTS = {"false_negatives": [2], "n_in": 9, "false_positives": [1], "n_out": 9,
     "arguments",
     [
         "check report.json --max-epsilon 5",
+        "card report.json",
         "bound held.npz --method fdp_t --delta 1e-5",
         "epsilon-star held.npz --delta 0.1 --permutations 9",
         "mcmc counts.json",

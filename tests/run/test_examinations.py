@@ -61,8 +61,8 @@ def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
     module = private(optimizer_class=OwnClipping)
     report = violation(tmp_path, module, audit(), max_steps=4)
     code = report.verdict.faults[0].place.code
-    assert code.startswith("OwnClipping at tests/run/test_examinations.py:")
-    assert f"see {code}" in describe(report.verdict)
+    assert str(code[0]).startswith("OwnClipping at tests/run/test_examinations.py:")
+    assert f"see {code[0]}" in describe(report.verdict)
 
 
 def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from made_report import made_report
 
 from lightning_audit.cli.formats.checked import Checked, Remark
 from lightning_audit.results.audit_report import AuditReport, LikelyFault, Outcome, Place
+from lightning_audit.results.report_details import places_in
 
-CODE = "Half.add_noise at src/half.py:41, Lit.training_step at src/model.py:7"
+CODE = places_in("Half.add_noise at src/half.py:41, Lit.training_step at src/model.py:7")
 #: What a file may hold, to pose as markup or as a command.
 HOSTILE = (
     "]]><script>alert(1)</script>\n::error::forged\r\n| a | b |\n</details>"

@@ -68,6 +68,6 @@ class Guesses:
             return ()
         thresholds = 0.5 + self._spread * _OFFSETS
         return tuple(
-            OperatingPoint(float(threshold), *(int(n) for n in row))
-            for threshold, row in zip(thresholds, self._counts, strict=True)
+            OperatingPoint(float(threshold), fn, tp, fp, tn)
+            for threshold, (fn, tp, fp, tn) in zip(thresholds, self._counts.tolist(), strict=True)
         )

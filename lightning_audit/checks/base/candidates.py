@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_audit.checks.base.registry import REGISTRY, group
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
+from lightning_audit.results.report_details import places_in
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
@@ -126,7 +127,7 @@ class Case:
             parameters,
             None if (step := first_seen(seen)) is None else int(step),
             None if seen.get("process") is None else int(seen["process"]),
-            code=str(seen.get("where", "")),
+            code=places_in(str(seen.get("where", ""))),
         )
         entailed = tuple(n for n in self.violated if n in explains and n != finding)
         fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.page.verdict_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
+from lightning_audit.results.report_details import CodePlace, places_in
 
 Severity = Literal["critical", "theoretical", "negligible"]
 #: What the severities mean.
@@ -19,23 +19,6 @@ SEVERITIES: Mapping[Severity, str] = {
     "theoretical": "an assumption of the guarantee fails; no attack is known",
     "negligible": "no privacy is lost",
 }
-#: Places in the user's code, as a report lists them: "Lit.training_step at src/model.py:41".
-_PLACE = re.compile(r"(?:^|, )([^,]+?) at (?!/)([^:]+?):([1-9]\d{0,6})(?=, |$)")
-
-
-@dataclass(frozen=True)
-class CodePlace:
-    """A place in the user's code.
-
-    Args:
-        name: of the function or class.
-        file: path from the repository.
-        line: from 1.
-    """
-
-    name: str
-    file: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -90,15 +73,16 @@ def severity_of(check: Check, status: str = "violated") -> Severity:
 
 def _finding(report: AuditReport, result: CheckResult) -> Finding:
     check, fault = REGISTRY[result.name], _fault(report, result)
-    code = fault.place.code if fault else ""
-    where = code or result.evidence.get("where")
+    where = result.evidence.get("where")
+    code = fault.place.code if fault else ()
+    code = code or places_in(where if isinstance(where, str) else "")
     return Finding(
         check=result.name,
         title=headline_of(fault) if fault else check.heading(failed=True),
         severity=severity_of(check, result.status),
         result=result,
         look_at=(fault.look_at if fault else "") or result.advice or check.look_at,
-        places=_places(where) if isinstance(where, str) else (),
+        places=tuple(place for place in code if place.is_relative),
         explains=fault.consequences if fault else (),
     )
 
@@ -108,19 +92,3 @@ def _fault(report: AuditReport, result: CheckResult) -> LikelyFault | None:
     whose = ("", result.optimizer)
     faults = (f for f in report.verdict.faults if f.finding == result.name)
     return next((f for f in faults if not result.optimizer or f.place.optimizer in whose), None)
-
-
-def headline_of(fault: LikelyFault) -> str:
-    """Return a fault in a few words; its sentence if no check of this release names it."""
-    return _headlines().get(fault.name, fault.sentence)
-
-
-@functools.cache
-def _headlines() -> dict[str, str]:
-    return headlines()
-
-
-def _places(text: str) -> tuple[CodePlace, ...]:
-    """Read places in the code; a path that leaves the repository is none."""
-    found = (CodePlace(name, file, int(line)) for name, file, line in _PLACE.findall(text))
-    return tuple(place for place in found if ".." not in place.file.split("/"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from lightning_audit.cli.formats.checked import Checked, counts, worst
 from lightning_audit.cli.formats.epsilons_shown import number, proved
 from lightning_audit.cli.formats.findings_shown import SEVERITIES, Finding, findings_of
-from lightning_audit.files.printable import visible
+from lightning_audit.files.printable import in_markdown
 from lightning_audit.results.audit_report import AuditReport, Outcome
 
 #: First line; a job finds its earlier comment by it.
@@ -16,10 +16,6 @@ MARKER = "<!-- lightning-audit -->"
 MOST_BYTES = 1_000_000
 _ICONS: dict[Outcome, str] = {"PASS": "✅", "VIOLATION": "❌", "INCONCLUSIVE": "⚠️"}
 _WORST_FIRST: tuple[Outcome, ...] = ("VIOLATION", "INCONCLUSIVE", "PASS")
-#: Text from a report is shown as it is: no tags, links, mentions, emphasis, formulas or cells.
-_ESCAPED = {ord(c): f"&#{ord(c)};" for c in "&<>|`*[]\\@$~#"}
-#: Characters of a text from a report.
-_LONGEST = 2000
 _CLOSE = "A pass is evidence, not a proof of privacy."
 
 
@@ -36,13 +32,6 @@ def as_markdown(checked: Sequence[Checked]) -> str:
         ]
     sections = ["\n".join(["", *lines]) for one in checked for lines in _sections(one)]
     return "\n".join([*_fitting("\n".join(head), sections), "", _CLOSE])
-
-
-def escaped(text: str) -> str:
-    """Return text from a report, so that Markdown shows it as it is, in one line."""
-    text = visible(text)
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-    return text.translate(_ESCAPED)
 
 
 def _fitting(head: str, sections: list[str]) -> list[str]:
@@ -64,9 +53,9 @@ def _headline(checked: Sequence[Checked]) -> str:
         which = checked[0].training
     reasons = [reason for one in checked if one.outcome == outcome for reason in one.reasons]
     first = reasons[0].split("\n")[0] if reasons else ""
-    why = f": {escaped(first)}" if first else ""
+    why = f": {in_markdown(first)}" if first else ""
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return f"{_ICONS[outcome]} Privacy audit: {outcome} ({escaped(which)}){why}{more}"
+    return f"{_ICONS[outcome]} Privacy audit: {outcome} ({in_markdown(which)}){why}{more}"
 
 
 def _table(checked: Sequence[Checked]) -> Iterator[str]:
@@ -79,7 +68,7 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
         if report := one.report:
             epsilons = [proved(report), number(report.epsilon_spent)]
             numbers = [*epsilons, number(report.claimed_epsilon), str(report.steps)]
-        name = escaped(one.training[-200:])
+        name = in_markdown(one.training[-200:])
         cells = [name, f"{_ICONS[one.outcome]} {one.outcome}", *numbers]
         yield f"| {' | '.join(cells)} |"
     if len(checked) > most:
@@ -87,36 +76,36 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
 
 
 def _sections(one: Checked) -> Iterator[list[str]]:
-    name = f"<b>{escaped(one.training)}</b>"
+    name = f"<b>{in_markdown(one.training)}</b>"
     for remark in one.remarks:
         text = " ".join(line.strip() for line in remark.text.split("\n"))
-        yield [f"{name}: {escaped(text)}"]
+        yield [f"{name}: {in_markdown(text)}"]
     if one.report is None:
         return
     for finding in findings_of(one.report):
         yield list(_details(name, finding, one.report))
     if blockers := one.report.verdict.pass_blockers:
-        yield [f"{name} needs for a pass:", "", *(f"- {escaped(item)}" for item in blockers)]
+        yield [f"{name} needs for a pass:", "", *(f"- {in_markdown(item)}" for item in blockers)]
 
 
 def _details(name: str, finding: Finding, report: AuditReport) -> Iterator[str]:
-    title, result = escaped(finding.title), finding.result
+    title, result = in_markdown(finding.title), finding.result
     if result.optimizer:
-        title += f" ({escaped(result.optimizer)})"
+        title += f" ({in_markdown(result.optimizer)})"
     status = "" if finding.fails else f", {result.status}"
     yield f"<details><summary>{name}: {title}</summary>"
     yield ""
-    yield f"- **Check:** {escaped(finding.check)}{status}"
+    yield f"- **Check:** {in_markdown(finding.check)}{status}"
     yield f"- **Severity:** {finding.severity}: {SEVERITIES[finding.severity]}"
-    yield f"- **Seen:** {escaped(result.message)}"
+    yield f"- **Seen:** {in_markdown(result.message)}"
     step = result.evidence.get("violated_at_step")
     if isinstance(step, int):
         yield f"- **First seen:** after {step + 1} of {report.steps} steps"
     for place in finding.places:
-        yield f"- **Code:** {escaped(place.name)} at {escaped(place.file)}:{place.line}"
+        yield f"- **Code:** {in_markdown(place.name)} at {in_markdown(place.file)}:{place.line}"
     if finding.look_at:
-        yield f"- **Look at:** {escaped(finding.look_at)}"
+        yield f"- **Look at:** {in_markdown(finding.look_at)}"
     if finding.explains:
-        yield f"- **Explains:** {escaped(', '.join(finding.explains))}"
+        yield f"- **Explains:** {in_markdown(', '.join(finding.explains))}"
     yield ""
     yield "</details>"

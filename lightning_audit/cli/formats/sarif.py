@@ -13,13 +13,13 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli.formats.checked import Checked
 from lightning_audit.cli.formats.findings_shown import (
     SEVERITIES,
-    CodePlace,
     Finding,
     Severity,
     findings_of,
     severity_of,
 )
 from lightning_audit.files.printable import visible
+from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

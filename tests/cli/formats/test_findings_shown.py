@@ -9,6 +9,7 @@ from made_report import made_report
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli.formats.findings_shown import SEVERITIES, findings_of, severity_of
 from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.report_details import CodePlace
 
 
 def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> None:
@@ -51,12 +52,13 @@ def test_the_severities_are_three_and_every_check_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["f at /etc/passwd:3", "f at ../../x.py:3", "f at a.py:0", "f at a.py:x", "nowhere"]
+    ("file", "line"),
+    [("/etc/passwd", 3), ("../../x.py", 3), ("a/..\\b.py", 3), ("c:x.py", 3), ("a.py", 0), ("", 1)],
 )
-def test_a_place_outside_of_the_repository_is_no_location(code: str) -> None:
+def test_a_place_outside_of_the_repository_is_no_location(file: str, line: int) -> None:
     report: AuditReport = violated()
     fault = report.verdict.faults[0]
-    place = dataclasses.replace(fault.place, code=code)
+    place = dataclasses.replace(fault.place, code=(CodePlace(file, line, line, "f"),))
     faults = (dataclasses.replace(fault, place=place),)
     verdict = dataclasses.replace(report.verdict, faults=faults)
     (found,) = findings_of(dataclasses.replace(report, verdict=verdict))

@@ -13,6 +13,7 @@ from places import REPOSITORY
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli.formats.checked import Checked, Remark
 from lightning_audit.cli.formats.sarif import as_sarif
+from lightning_audit.results.report_details import places_in
 
 #: The schema of OASIS, which is no part of the repository.
 SCHEMA = REPOSITORY.parent / "shared" / "reference" / "sarif-schema-2.1.0.json"
@@ -77,7 +78,9 @@ def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() 
 
     first = violated()
     fault = first.verdict.faults[0]
-    moved = dataclasses.replace(fault.place, code="Half.add_noise at src/half.py:99", step=3)
+    moved = dataclasses.replace(
+        fault.place, code=places_in("Half.add_noise at src/half.py:99"), step=3
+    )
     verdict = dataclasses.replace(
         first.verdict, faults=(dataclasses.replace(fault, place=moved),), fault=""
     )
