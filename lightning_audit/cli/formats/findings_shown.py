@@ -95,8 +95,8 @@ def _fault(report: AuditReport, result: CheckResult) -> LikelyFault | None:
 
 
 def headline_of(fault: LikelyFault) -> str:
-    """Return a fault in a few words; its sentence if no check of this release names it."""
-    return _headlines().get(fault.name, fault.sentence)
+    """Return a fault in a few words; its sentence in an earlier report that names none."""
+    return fault.headline or _headlines().get(fault.name, fault.sentence)
 
 
 @functools.cache
