@@ -17,7 +17,7 @@ from support import Classifier, digits, mlp, quiet, trainer
 from lightning_audit import PrivacyAudit
 from lightning_audit.run.audit_run import AuditRun
 
-#: Canaries of a step; the default is 8, with which 100,000 observations take 12,500 steps.
+#: Canaries of a step. With the default of 8, 10^5 observations take 12,500 steps.
 CANARIES = 100
 
 
