@@ -31,6 +31,7 @@ NAMES = (
     "black_box",
     "names",
     "lower_bound",
+    "report_page",
 )
 
 #: Arguments of a small run that checks that a benchmark works, for benchmarks that have them.
@@ -45,6 +46,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "black_box": {"runs": 1},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
+    "report_page": {"trainings": 1, "repeats": 1},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }
 
