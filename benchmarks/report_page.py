@@ -16,7 +16,7 @@ from lightning_audit import AuditReport
 from lightning_audit.page.page_files import write_page
 from lightning_audit.results.report_details import CheckGrowth, CourseRow, TensorNoise
 
-#: Trains the digits demo for one epoch, and prints the CPU seconds of its page and of the whole fit.
+#: Trains the digits demo for an epoch, and prints the CPU seconds of its page and the whole fit.
 #: The first page of a process includes the import of Jinja and the compilation of the templates.
 _TRAINING = """
 import json, runpy, sys, time
