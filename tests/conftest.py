@@ -82,13 +82,15 @@ def all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits with ``examinations=0`` by default, and as without matplotlib.
+    """Audits with ``examinations=0`` by default, without a page, and as without matplotlib.
 
     These are the larger part of a short training.
     """
     from lightning_audit import PrivacyAudit
 
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
+    page = "lightning_audit.run.report_files.ReportFiles.write_page"
+    monkeypatch.setattr(page, lambda files, report: None)
     *others, examinations, bounds, source = PrivacyAudit.__init__.__defaults__
     assert (examinations, bounds, source) == ("auto", (), True)
     monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, (), source))

@@ -90,6 +90,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("metrics of the loggers", "`audit/e_value`", "coarse if a private check's is the largest"),
     ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
     ("figure", "all of it", "public, verdict"),
+    ("`report.html`", "all of it", "as `report.json`, from which it is made"),
     ("console and log", "the report", "as `report.json`"),
     (
         "console and log",
