@@ -32,6 +32,7 @@ NAMES = (
     "names",
     "lower_bound",
     "pytest_start",
+    "report_page",
 )
 
 #: Arguments of a small run that checks that a benchmark works, for benchmarks that have them.
@@ -47,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "black_box": {"runs": 1},
     "pytest_start": {"pairs": 2},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
+    "report_page": {"trainings": 1, "repeats": 1},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }
 

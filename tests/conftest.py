@@ -93,16 +93,18 @@ def all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits with ``examinations=0`` by default, and as without matplotlib.
+    """Audits with ``examinations=0`` by default, without a page, and as without matplotlib.
 
     These are the larger part of a short training.
     """
     from lightning_audit import PrivacyAudit
 
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
-    *others, examinations, bounds = PrivacyAudit.__init__.__defaults__
-    assert (examinations, bounds) == ("auto", ())
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, ()))
+    page = "lightning_audit.run.report_files.ReportFiles.write_page"
+    monkeypatch.setattr(page, lambda files, report: None)
+    *others, examinations, bounds, source = PrivacyAudit.__init__.__defaults__
+    assert (examinations, bounds, source) == ("auto", (), True)
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, (), source))
 
 
 @pytest.fixture
@@ -110,8 +112,8 @@ def one_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits with ``examinations=1`` and ``bounds="all"`` by default."""
     from lightning_audit import PrivacyAudit
 
-    *others, _, _ = PrivacyAudit.__init__.__defaults__
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, "all"))
+    *others, _, _, source = PrivacyAudit.__init__.__defaults__
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, "all", source))
 
 
 @pytest.fixture(autouse=True)

@@ -44,18 +44,53 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`checks`", "see the tables below"),
     (
         "`report.json`",
+        "`tests`: growth of e-values",
+        "public; coarse for private checks: whole powers of ten, and the steps that reached them",
+    ),
+    ("`report.json`", "`tests`: `threshold`, `log_e_threshold` of checks", "public (settings)"),
+    (
+        "`report.json`",
+        "`examinations`",
+        "verdict: number of the step, names of checks and of findings; public (the clock). No "
+        "number of records or replays",
+    ),
+    (
+        "`report.json`",
+        "`claim`",
+        "public. The number of records only if shuffled batches are claimed; no divisor that is "
+        "computed from it if it is stated as private",
+    ),
+    (
+        "`report.json`",
         "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_refuted_by`, "
-        "`epsilon_not_excluded`, `history`, `composed`, `steps`, `observations`, `optimizers`",
+        "`epsilon_not_excluded`, `history`, `composed`, `steps`, `observations`, `optimizers`, "
+        "`tensors`, `tensors_left_out`, `course`, `claimed_mu`, `planned_steps`, `assumptions`",
         "public",
     ),
     ("`report.json`", "`epochs`", "as the metrics"),
-    ("`report.json`", "`settings`, `environment`, `claimed_epsilon`, `delta`", "public"),
+    (
+        "`report.json`",
+        "`settings`, `settings_given`, `environment`, `claimed_epsilon`, `delta`",
+        "public",
+    ),
+    ("`report.json`", "`ended`, `blockers`", "verdict; public numbers"),
+    (
+        "`report.json`",
+        "`run`",
+        "public: the clock, names of class, device and strategy, commit of the user's repository",
+    ),
     ("`report.json`", "`created`, `audit_cost`, `examination_cost`", "public (the clock)"),
-    ("`report.json`", "`evidence.where`, paths in `advice`", "public; never an absolute path"),
+    (
+        "`report.json`",
+        "`evidence.where`, paths in `advice`, `place.code` of faults",
+        "public; never an absolute path. At most 12 lines of the user's source; none with "
+        "`source_in_report=False`",
+    ),
     ("`observations.bin`, `observations.npz`", "every field", "public; see below"),
     ("metrics of the loggers", "`audit/e_value`", "coarse if a private check's is the largest"),
     ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
     ("figure", "all of it", "public, verdict"),
+    ("`report.html`", "all of it", "as `report.json`, from which it is made"),
     ("console and log", "the report", "as `report.json`"),
     (
         "console and log",

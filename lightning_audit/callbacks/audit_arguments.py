@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,21 @@ def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
     # The configuration refuses a claim of any other class.
     stated = claim.delta if isinstance(claim, PrivacyClaim) else None
     return DEFAULT_DELTA if stated is None else stated
+
+
+def given(init: Callable[..., None], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that are not at their defaults.
+
+    Args:
+        init: the function that takes the arguments.
+        values: the arguments by name, among others.
+    """
+    parameters = inspect.signature(init).parameters.values()
+    return tuple(
+        one.name
+        for one in parameters
+        if one.default is not one.empty and values[one.name] != one.default
+    )
 
 
 def canaries_of(

@@ -80,6 +80,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             does not change the training: "auto" for the first step (at most 80 replays) and later
             ones (at most 3 % of the time since), 0 for none, or a number of steps in each fit,
             without a time limit. On a GPU, files that a step writes are written again.
+        source_in_report: whether the report shows the first 12 lines at most of the code to look
+            at; file and lines are shown in any case.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a
@@ -109,6 +111,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         seed: int | None = None,
         examinations: Literal["auto"] | int = "auto",
         bounds: Sequence[str] | Literal["all"] = (),
+        source_in_report: bool = True,
     ) -> None:
         super().__init__()
         self.config = AuditConfig(
@@ -126,6 +129,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             seed=seed,
             examinations=examinations,
             bounds=bounds,
+            source_in_report=source_in_report,
+            given=arguments.given(PrivacyAudit.__init__, locals()),
             **arguments.allowed(allow),
         )
         self.report_dir, self.log_prefix = report_dir, log_prefix
@@ -264,13 +269,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     @of_its_run(outcome.left)
     def on_train_batch_end(
-        self,
-        run: AuditRun,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, run: AuditRun, trainer: Trainer, _: Any, outputs: Any, batch: Any, *__: Any
     ) -> None:
         """End the batch, and respond to what was found in it."""
         run.end_batch(batch)
@@ -328,7 +327,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
-        run.end()
+        run.end(self._stopping.reason(trainer))
         outcome.send(run, trainer, f"{self.log_prefix}/report")
 
     def _release(self, *, meet: bool = False) -> None:

@@ -50,6 +50,12 @@ class Stopping:
         self._gates = Handles()
         #: Whether a claimed epsilon may stop the training.
         self.counts = False
+        #: Why the audit stopped the training, as in `Ended`; empty if it did not.
+        self._why = ""
+
+    def reason(self, trainer: Any) -> str:
+        """Return why the training ended, as in `Ended`."""
+        return self._why or ("stopped" if trainer.should_stop else "planned")
 
     def begin(self, trainer: Any, run: AuditRun) -> None:
         """Respond to violations known before the first step; see `respond` for the arguments."""
@@ -128,6 +134,7 @@ class Stopping:
                 budget.counts = False
                 self.respond(run.look(composed=True), trainer, run)
         elif budget.is_used_up():
+            self._why = self._why or "budget"
             self._stop(trainer, run)
         self.counts = budget.counts
 
@@ -145,6 +152,7 @@ class Stopping:
             _log.error("privacy audit: %s", report.verdict.summary)
         self.told = True
         if self._ends and not run.trial:
+            self._why = self._why or "violation"
             self._stop(trainer, run)
 
     def _stop(self, trainer: Any, run: AuditRun) -> None:

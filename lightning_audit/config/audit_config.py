@@ -20,6 +20,8 @@ from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 #: Actions after a verdict.
 ON_VIOLATION = ("raise", "stop", "warn")
 ON_INCONCLUSIVE = ("raise", "warn")
+#: Fields that are no settings.
+_UNSHOWN = ("drawn_seed", "given")
 
 
 def findings() -> tuple[str, ...]:
@@ -33,7 +35,8 @@ class AuditConfig(OutcomeSettings):
 
     A run, its sessions, its report and its checkpoints share this object. Lists become tuples, and
     an epsilon stated by ``claim`` becomes ``claimed_epsilon``. ``drawn_seed`` is the seed that a
-    run draws if ``seed`` is None.
+    run draws if ``seed`` is None, and ``given`` the names of the arguments that are not at their
+    defaults.
 
     Raises:
         ValueError: an argument has the wrong type, is outside its range, or contradicts the claim.
@@ -49,6 +52,8 @@ class AuditConfig(OutcomeSettings):
     seed: int | None
     examinations: int | str
     drawn_seed: int | None = None
+    source_in_report: bool = True
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _refuse_another_class("claim", self.claim, PrivacyClaim)
@@ -71,6 +76,7 @@ class AuditConfig(OutcomeSettings):
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
         _refuse_seed(self.seed)
+        _refuse_no_flag("source_in_report", self.source_in_report)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -106,7 +112,7 @@ class AuditConfig(OutcomeSettings):
         Args:
             ended: whether the training has ended; before that, a drawn seed is not included.
         """
-        names = (field.name for field in fields(self) if field.name != "drawn_seed")
+        names = (field.name for field in fields(self) if field.name not in _UNSHOWN)
         return {
             **{name: getattr(self, name) for name in names},
             "seed": self.drawn_seed if ended and self.seed is None else self.seed,
@@ -221,6 +227,11 @@ def _refuse_no_count(name: str, value: int | str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value != "auto" and not whole:
         raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
+
+
+def _refuse_no_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
 
 
 def _refuse_seed(seed: int | None) -> None:

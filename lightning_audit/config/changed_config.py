@@ -8,7 +8,15 @@ from typing import Any
 from lightning_audit.accounting.phases import Phase
 
 #: Settings that may change without a note, or that are compared elsewhere.
-_NOT_COMPARED = {"claim", "resolution", "canaries", "on_violation", "on_inconclusive", "seed"}
+_NOT_COMPARED = {
+    "claim",
+    "resolution",
+    "canaries",
+    "on_violation",
+    "on_inconclusive",
+    "seed",
+    "source_in_report",
+}
 #: Parts of the claim in whose units the steps were read.
 _MECHANISM = (
     "noise_multiplier",

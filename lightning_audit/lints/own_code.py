@@ -1,13 +1,10 @@
-"""Locates the user's code that a finding may concern: names, files and lines only."""
+"""Locates the user's code that a finding may concern."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from torch.nn.modules.batchnorm import _NormBase
@@ -32,14 +29,22 @@ from lightning_audit.checks.sampling.logical_batch import LOGICAL_BATCH
 from lightning_audit.checks.update.gradient_replaced import GRADIENT_REPLACED
 from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.checks.update.unsynchronised import UNSYNCHRONISED
-from lightning_audit.files.printable import nearby
-from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.lints.code_places import of_class, of_methods, of_optimizer
+from lightning_audit.results.audit_report import CheckResult, Verdict
+from lightning_audit.results.report_details import CodePlace
 from lightning_audit.taps.sampler_tap import unwatched
 
-#: Packages whose code is not the user's, and folders of installed packages.
-_LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
-_INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
-Role = Literal["optimizer", "hooks", "norm", "training_step", "by_hand", "settings", "loader"]
+Role = Literal[
+    "adds_noise",
+    "clips",
+    "steps",
+    "hooks",
+    "norm",
+    "training_step",
+    "by_hand",
+    "settings",
+    "loader",
+]
 #: Methods that Lightning calls between the backward pass and the update.
 _HOOKS = (
     "on_after_backward",
@@ -47,8 +52,15 @@ _HOOKS = (
     "configure_gradient_clipping",
     "optimizer_step",
 )
-_RELEASE: tuple[Role, ...] = ("optimizer", "hooks", "by_hand")
-_STEP: tuple[Role, ...] = ("optimizer", "hooks", "training_step")
+#: Methods of a private optimizer that each role is about.
+_PARTS: Mapping[Role, tuple[str, ...]] = {
+    "adds_noise": ("add_noise",),
+    "clips": ("clip_and_accumulate", "scale_grad"),
+    "steps": ("pre_step", "step"),
+}
+_RELEASE: tuple[Role, ...] = ("adds_noise", "hooks", "by_hand")
+_CLIPPING: tuple[Role, ...] = ("clips", "hooks", "training_step")
+_STEP: tuple[Role, ...] = ("steps", "hooks", "training_step")
 _BATCHES: tuple[Role, ...] = ("loader",)
 #: Statuses for which a report shows only a check's advice; faults show places separately.
 _BY_ADVICE = ("undecided", "warned")
@@ -66,7 +78,9 @@ def _roles() -> Mapping[str, tuple[Role, ...]]:
             for name, check in REGISTRY.items()
             if check.group in ("noise", "channel", "reuse")
         },
-        **dict.fromkeys((SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _STEP),
+        **dict.fromkeys(
+            (SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _CLIPPING
+        ),
         **dict.fromkeys(
             (check.name for check in (CLIPPING_NORM, NOISE_MEAN, NOISE_EXCESS)), _RELEASE
         ),
@@ -97,19 +111,38 @@ class OwnCode:
     def __init__(self, trainer: Any, module: Any) -> None:
         self._trainer, self._module = trainer, module
 
-    def places(self, finding: str) -> str:
-        """Return places to look at for a finding: "Lit.training_step at src/model.py:41".
+    def code(self, finding: str) -> tuple[CodePlace, ...]:
+        """Return the places to look at for a finding; empty if none is the user's own.
 
         Args:
             finding: name of a check.
-
-        Returns:
-            Names, files and lines; empty if none of the code is the user's own.
         """
-        found: dict[str, None] = {}
+        found: dict[CodePlace, None] = {}
         for role in _roles().get(finding, ("settings",)):
             found.update(dict.fromkeys(_FIND[role](self._trainer, self._module)))
-        return ", ".join(found)
+        return tuple(found)
+
+    def places(self, finding: str) -> str:
+        """Return these places as text: "Lit.training_step at src/model.py:41"."""
+        return ", ".join(dict.fromkeys(map(str, self.code(finding))))
+
+    def in_verdict(self, verdict: Verdict, *, source: bool) -> Verdict:
+        """Return the verdict with the places of its faults.
+
+        Args:
+            verdict: of the run.
+            source: whether to include the first lines of their source.
+        """
+        faults = tuple(
+            dataclasses.replace(fault, place=dataclasses.replace(fault.place, code=code))
+            for fault in verdict.faults
+            for code in [self._shown(fault.finding, source=source)]
+        )
+        return dataclasses.replace(verdict, faults=faults)
+
+    def _shown(self, finding: str, *, source: bool) -> tuple[CodePlace, ...]:
+        code = self.code(finding)
+        return code if source else tuple(dataclasses.replace(one, source="") for one in code)
 
     def located(self, checks: Iterable[CheckResult]) -> list[CheckResult]:
         """Return the checks with the places of their findings, as evidence or in the advice."""
@@ -123,85 +156,57 @@ class OwnCode:
         return dataclasses.replace(check, evidence={**check.evidence, "where": places})
 
 
-def _of_class(kind: type) -> Iterator[str]:
-    if not _is_library(kind.__module__):
-        yield from _place(kind.__qualname__, kind)
-
-
-def _of_methods(owner: Any, *names: str) -> Iterator[str]:
-    """Yield methods of an object that the user's own classes define."""
-    for name in names:
-        kind = next((kind for kind in type(owner).__mro__ if name in vars(kind)), None)
-        if kind is not None and not _is_library(kind.__module__):
-            yield from _place(f"{kind.__qualname__}.{name}", vars(kind)[name])
-
-
-def _is_library(module: str) -> bool:
-    top = module.partition(".")[0]
-    return top in (*_LIBRARIES, __name__.partition(".")[0]) or top in sys.stdlib_module_names
-
-
-def _place(name: str, code: Any) -> Iterator[str]:
-    """Yield the place of code in an existing file; code typed into a notebook has none."""
-    try:
-        code = inspect.unwrap(code)
-        file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
-    except (OSError, TypeError, ValueError, SyntaxError, IndexError):
-        return
-    if file and Path(file).is_file() and not {*Path(file).parts} & {*_INSTALLED}:
-        yield f"{name.replace('<locals>.', '')} at {nearby(file)}:{max(line, 1)}"
-
-
-def _optimizers(trainer: Any, module: Any) -> Iterator[str]:
+def _optimizers(role: Role, trainer: Any, module: Any) -> Iterator[CodePlace]:
     for optimizer in trainer.optimizers:
         while optimizer is not None:
-            yield from _of_class(type(optimizer))
+            yield from of_optimizer(optimizer, *_PARTS[role])
             optimizer = getattr(optimizer, "original_optimizer", None)
 
 
-def _hooks(trainer: Any, module: Any) -> Iterator[str]:
+def _hooks(trainer: Any, module: Any) -> Iterator[CodePlace]:
     for owner in (module, *trainer.callbacks):
-        yield from _of_methods(owner, *_HOOKS)
+        yield from of_methods(owner, *_HOOKS)
 
 
-def _norms(trainer: Any, module: Any) -> Iterator[str]:
+def _norms(trainer: Any, module: Any) -> Iterator[CodePlace]:
     """Yield the user's classes that contain layers with batch statistics."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, _NormBase)]
     for name in names[:3]:
         owner = name
         while owner:
             owner = owner.rpartition(".")[0]
-            if found := list(_of_class(type(module.get_submodule(owner)))):
-                yield f"layer `{name}` of {found[0]}"
+            if found := list(of_class(type(module.get_submodule(owner)))):
+                of_layer = f"layer `{name}` of {found[0].name}"
+                yield dataclasses.replace(found[0], name=of_layer)
                 break
 
 
-def _training_step(trainer: Any, module: Any) -> Iterator[str]:
-    return _of_methods(module, "training_step")
+def _training_step(trainer: Any, module: Any) -> Iterator[CodePlace]:
+    return of_methods(module, "training_step")
 
 
-def _by_hand(trainer: Any, module: Any) -> Iterator[str]:
+def _by_hand(trainer: Any, module: Any) -> Iterator[CodePlace]:
     if not getattr(module, "automatic_optimization", True):
         yield from _training_step(trainer, module)
 
 
-def _settings(trainer: Any, module: Any) -> Iterator[str]:
-    return _of_methods(module, "configure_optimizers")
+def _settings(trainer: Any, module: Any) -> Iterator[CodePlace]:
+    return of_methods(module, "configure_optimizers")
 
 
-def _loaders(trainer: Any, module: Any) -> Iterator[str]:
+def _loaders(trainer: Any, module: Any) -> Iterator[CodePlace]:
     """Yield the user's samplers and data sets, and the code that creates the loader."""
     for loader in _pytree.tree_leaves(trainer.train_dataloader):
         sampler = unwatched(getattr(loader, "batch_sampler", None))
         inner = getattr(sampler, "sampler", None)
         for part in (loader, sampler, inner, getattr(loader, "dataset", None)):
-            yield from _of_class(type(part))
+            yield from of_class(type(part))
     for owner in filter(None, (getattr(trainer, "datamodule", None), module)):
-        yield from _of_methods(owner, "train_dataloader")
+        yield from of_methods(owner, "train_dataloader")
 
 
-_FIND: Mapping[Role, Callable[[Any, Any], Iterator[str]]] = {
-    "optimizer": _optimizers,
+_FIND: Mapping[Role, Callable[[Any, Any], Iterator[CodePlace]]] = {
+    **{role: functools.partial(_optimizers, role) for role in _PARTS},
     "hooks": _hooks,
     "norm": _norms,
     "training_step": _training_step,

@@ -26,6 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
     "on_inconclusive": "warn",
     "examinations": "auto",
     "bounds": [],
+    "source_in_report": True,
 }
 #: Stated in every call: without them another run would follow.
 _ALWAYS = ("delta", "seed")

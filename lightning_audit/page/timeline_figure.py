@@ -191,8 +191,9 @@ class _Drawing:
             yield text((self.left + 9, y(0) - 9), words, "lab")
             return
         yield from self._alarm_label(first, y(alarm) + 17)
-        if best > cap:
-            yield self._beside(first, top + 14, "higher than shown", "lab")
+        leaves = next((step for step, log_e in rows if log_e > cap), None)
+        if leaves is not None:
+            yield self._beside(leaves, top + 14, "higher than shown", "lab")
 
     def _growth(self, rows: list[tuple[int, float]], y: Scale, cap: float) -> Iterator[Markup]:
         """Yield the line of the evidence, with an arrow where it leaves the picture."""

@@ -178,8 +178,8 @@ class Ended:
     Args:
         step: steps of the private optimizers that were taken.
         reason: "planned" (all planned steps or epochs), "violation" (the audit stopped it),
-            "budget" (one step more would exceed the claim), "stopped" (by a callback or the user),
-            "broke off" (an exception) or "failed" (the audit failed).
+            "budget" (one step more would exceed the claim), "stopped" (by a callback or the user)
+            or "broke off" (an exception).
     """
 
     step: int
@@ -191,7 +191,7 @@ class PassBlocker:
     """What keeps an audit from a pass.
 
     Args:
-        kind: "power", "signal", "canaries", "steps", "check" or "run".
+        kind: "power", "optimizer" (another one of its steps), "check" or "run".
         sentence: in words, as in the verdict's `pass_blockers`.
         part: part of the resolution ("noise", "sensitivity"), or name of the check; or empty.
         power: probability that the run would have shown a violation of this part.

@@ -19,7 +19,7 @@ from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics, segment_state
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.findings import EpochEnds, Findings, Looks, run_checks, violated
-from lightning_audit.run.optimizer_audit import draw_seed
+from lightning_audit.run.optimizer_audit import draw_seed, planned_steps
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunCourse, RunFacts, steps_of
@@ -50,7 +50,7 @@ class AuditRun:
         self.trial = bool(trainer.fast_dev_run)
         self.files = ReportFiles(directory) if self.ranks.is_first and not self.trial else None
         self.report: AuditReport | None = None
-        self._course = RunCourse.of(shuffled=config.shuffled)
+        self._course = RunCourse.of(trainer, shuffled=config.shuffled)
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
@@ -205,8 +205,7 @@ class AuditRun:
     def note_trainer_settings(self, trainer: Any) -> None:
         """Note how the Trainer's arguments affect the private optimizers."""
         self.lints.note_trainer_settings([s.step.optimizer for s in self.sessions], trainer)
-
-    # ------------------------------------------------------------------ each step and epoch
+        self._course.about.planned_steps = planned_steps(trainer)
 
     def start_epoch(self) -> None:
         """Start an epoch: look for changed weights and gradients left over from the last one."""
@@ -289,6 +288,7 @@ class AuditRun:
             self._course.unaudited = self.optimizers.unaudited(module)
         self._course.comparison.compare(self.session, self.ranks)
         if not self._epoch_ends.is_due(due=due):
+            self._course.about.end_epoch(epoch, self.sessions, self.config)
             return {}, None
         with self._epoch_ends.timed():
             metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
@@ -298,12 +298,12 @@ class AuditRun:
         epsilons, findings = self._evaluate()
         metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
         self._course.end_epoch({"epoch": epoch, **metrics})
+        self._course.about.end_epoch(epoch, self.sessions, self.config, metrics)
         return metrics, self._write(epsilons, findings, complete=False)
 
-    # ------------------------------------------------------------------ the end
-
-    def end(self) -> None:
-        """Close the records and write the final report."""
+    def end(self, reason: str = "") -> None:
+        """Close the records and write the final report; ``reason`` as in `Ended`."""
+        self._course.about.ended_by = reason
         self._course.comparison.compare(self.session, self.ranks)
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:

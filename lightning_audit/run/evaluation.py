@@ -25,6 +25,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.run.details.filled import filled
 from lightning_audit.run.findings import Findings, results_by_place, unknown_epsilons
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
@@ -169,7 +170,7 @@ def build_report(
     history, composed = run_history(sessions), merge(epsilons.composed)
     not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
-    return AuditReport(
+    report = AuditReport(
         verdict=verdict,
         checks=mark_consequences(findings.all, verdict.faults),
         bounds=_bounds_that_hold(epsilons.proved.bounds, now),
@@ -203,6 +204,7 @@ def build_report(
         audit_cost=facts.cost,
         examination_cost=facts.examined.cost,
     )
+    return filled(report, sessions, facts, config)
 
 
 def _as_tuples(phases: Iterable[Phase]) -> tuple[tuple[float, float | None, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
 from lightning_audit.checks.replay.record_coupling import COUPLING
+from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.replay.questions.clipping import TRIALS
@@ -18,6 +20,7 @@ from lightning_audit.replay.questions.question_list import USUAL
 from lightning_audit.replay.questions.step_examiner import UserStep, examine_step
 from lightning_audit.replay.questions.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
+from lightning_audit.results.report_details import ExaminationTold
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.audit_session import AuditSession
@@ -52,6 +55,7 @@ class Examinations:
     ) -> None:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
+        self._about = course.about
         self._user: UserStep | None = None
         #: Collects the batches of the next step to be examined.
         self.watch: StepWatch | None = None
@@ -153,7 +157,10 @@ class Examinations:
             self._notes.add(note)
         if found.ends:
             self.schedule.end()
+        before = self._log.noise.found(config.significance)
         self._log.take(steps - 1, answers)
+        noisy = self._log.noise.found(config.significance) and not before
+        self._tell(steps - 1, answers, found.seconds, [REPLAY_NOISE.name] if noisy else [])
         if found.step_times > 0.0:
             self._log.spend(found.seconds, found.step_times)
         if (answer := answers.get(REPLAY_NOISE.name)) is not None and answer.kept is not None:
@@ -165,6 +172,14 @@ class Examinations:
         if found.logged:
             shown = ", ".join(f"`{name}`" for name in found.logged[:5])
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
+
+    def _tell(
+        self, step: int, answers: Mapping[str, Answer], seconds: float, findings: Collection[str]
+    ) -> None:
+        """Keep names for the report: counts of replays and records depend on the data."""
+        asked = tuple(name for name, answer in answers.items() if not answer.reason)
+        found = tuple(n for n in asked if answers[n].findings or n in findings)
+        self._about.examinations.append(ExaminationTold(step, asked, found, seconds))
 
     def look_at_changes(self) -> None:
         """Make `replay.release` due if weights begin to change outside of steps.

@@ -10,6 +10,7 @@ from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_par
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import EpsilonBound
+from lightning_audit.run.details.circumstances import proved_mu
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, METHODS, BoundMethod
 from lightning_audit.stats.bounds.subsampled_counts import (
     subsampled_epsilon_clopper_pearson,
@@ -52,9 +53,7 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
         significance: probability that the bound is wrong.
     """
     front, claims = monitor.leakage.front(significance), monitor.claims
-    # Each ratio with the noise multiplier at the step up to which it was proved.
-    at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
-    mu = max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
+    mu = proved_mu(front, claims)
     return EpsilonBound(
         name="betting",
         epsilon_lower=epsilon_of_parts(claims, front, delta),

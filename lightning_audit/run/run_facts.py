@@ -20,6 +20,7 @@ from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.record.earlier_segments import EarlierSegments
 from lightning_audit.record.kept import Kept
+from lightning_audit.run.details.circumstances import Circumstances
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.own_time import RunTime
@@ -115,12 +116,10 @@ class RunFacts:
         trained_batches: batches that were trained on.
         split_epochs: epochs with split batches.
         begun: epochs that began.
-        passes: steps that a record may have entered, if each is in one batch an epoch;
-            0 if the claim does not state shuffled batches.
+        passes: steps that a record may have entered, if shuffled batches are claimed; else 0.
         planned: planned steps or epochs that cost more than the claim; None if they do not.
         carried_over: epochs with split batches that began with the rest of a batch.
-        loss_reduction: "mean" or "sum", as the first loss was reduced over its batch; None if
-            unknown.
+        loss_reduction: how the first loss was reduced, "mean" or "sum"; None if unknown.
         processes: number of processes that train together.
         synchronised: whether they read the same gradients so far; None if they were not compared.
         noise_equal: whether two of them drew the same noise.
@@ -135,6 +134,7 @@ class RunFacts:
         cost: see `RunTime.cost`.
         earlier: results of the segments before the last resume.
         code: locates the user's code; None before the training begins.
+        about: its circumstances, course and examinations.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -170,6 +170,7 @@ class RunFacts:
     cost: Mapping[str, float] = field(default_factory=dict)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
     code: OwnCode | None = None
+    about: Circumstances = field(default_factory=Circumstances)
 
     @classmethod
     def of(
@@ -215,6 +216,7 @@ class RunFacts:
             cost=course.time.cost(),
             earlier=course.earlier,
             code=lints.code,
+            about=course.about,
         )
 
     @property
@@ -297,11 +299,12 @@ class RunCourse:
     unwritten: list[str] = field(default_factory=list)
     time: RunTime = field(default_factory=RunTime)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
+    about: Circumstances = field(default_factory=Circumstances)
 
     @classmethod
-    def of(cls, *, shuffled: bool) -> RunCourse:
+    def of(cls, trainer: Any, *, shuffled: bool) -> RunCourse:
         """Return the course of a new run, which counts passes if batches are shuffled."""
-        return cls(passes=PassCounter() if shuffled else None)
+        return cls(passes=PassCounter() if shuffled else None, about=Circumstances.of(trainer))
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep an epoch's metrics; a run resumed at an epoch's end replaces those of that epoch."""
@@ -330,6 +333,7 @@ class RunCourse:
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
+            "about": self.about.state(),
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
             "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
@@ -340,6 +344,7 @@ class RunCourse:
         self.notes.load(state["notes"])
         self.comparison.load(state["comparison"])
         self.epochs = [dict(row) for row in state["epochs"]]
+        self.about.load(state.get("about", {}))
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
         if self.passes is not None:
             self.passes.load(state["passes"])

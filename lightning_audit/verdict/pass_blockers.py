@@ -5,7 +5,7 @@ This module uses only what the report contains, and only the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ TARGET = 0.95
 MAX_LOST = 0.01
 #: The lower 95 % limit of a live canary's shift is above this; a removed canary reads mu = 0.
 _LIVE = 0.5
+#: Number of missing steps from which none is stated.
+MOST_STEPS = 10**6
 #: First words of a blocker after which no step is audited.
 LAYOUT_CHANGED = "the set of trained parameters changed"
 #: Blocker of a report during the training.
@@ -204,7 +206,25 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
         return []
     if seen.canary_steps == 0:
         return ["no canary was observed"]
-    blockers = []
+    blockers = [text for _, text in lacking_power(seen, resolution)]
+    shift = seen.shift_lower
+    needed = _LIVE * seen.released
+    if shift is None or not shift > needed:
+        limit = "unknown" if shift is None else f"{shift:.2f}"
+        blockers.append(
+            f"the canaries' signal was not detected (lower 95 % limit {limit}, above {needed:.2g} "
+            "needed): train more steps, or look for code that removes it before the update"
+        )
+    return blockers
+
+
+def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple[str, str]]:
+    """Yield each part of the resolution whose power is too small, and that as a sentence.
+
+    Args:
+        seen: what was read of the steps of a private optimizer.
+        resolution: violations that its steps must be able to detect.
+    """
     wanted = {
         "noise": f"{resolution.noise:g}x noise",
         "sensitivity": f"{resolution.sensitivity:g}x clipping",
@@ -215,19 +235,9 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
             more = reached.steps_needed - seen.steps
             need = (
                 f"about {more} more steps are needed at the observed gradient variance"
-                if 0 < more < 10**6
+                if 0 < more < MOST_STEPS
                 else "the gradient variance of the data hides it so far; it may fall as the "
                 "training converges"
             )
-            blockers.append(
-                f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
-            )
-    shift = seen.shift_lower
-    needed = _LIVE * seen.released
-    if shift is None or not shift > needed:
-        limit = "unknown" if shift is None else f"{shift:.2f}"
-        blockers.append(
-            f"the canaries' signal was not detected (lower 95 % limit {limit}, above {needed:.2g} "
-            "needed): train more steps, or look for code that removes it before the update"
-        )
-    return blockers
+            text = f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
+            yield part, text

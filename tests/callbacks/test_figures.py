@@ -16,6 +16,7 @@ def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Pat
         trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
     for folder in (tmp_path / "audit", tmp_path / "audit" / "previous-1"):
         assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / "report.html").read_bytes().startswith(b"<!doctype html>")
 
 
 def test_without_matplotlib_the_audit_goes_without_a_picture(

@@ -34,12 +34,12 @@ def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> No
 
 def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name() -> None:
     names = {field.name for field in dataclasses.fields(AuditConfig)}
-    # A drawn seed is no argument; see `test_privacy_audit_seed.py`.
-    assert names - {"drawn_seed"} == set(config(on_violation="stop").settings())
+    # A drawn seed is no argument; see `test_privacy_audit_seed.py`. `given` lists arguments.
+    assert names - {"drawn_seed", "given"} == set(config(on_violation="stop").settings())
     arguments = set(inspect.signature(PrivacyAudit).parameters)
     assert arguments - names == {"num_canaries", "report_dir", "log_prefix"}
     # A scope and a reason are said in ``allow``.
-    assert names - arguments == {"exemptions", "drawn_seed"}
+    assert names - arguments == {"exemptions", "drawn_seed", "given"}
 
 
 def test_a_changed_copy_is_checked_anew() -> None:

@@ -17,6 +17,8 @@ from lightning_audit.checks.base.registry import REGISTRY
 
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost", "sha256")
+#: The same of rows of a report.
+_OF_ROWS_BY_THE_CLOCK = {"run": ("started", "seconds"), "examinations": ("seconds",)}
 #: Of a checkpoint: a digest of all of it.
 _DIGEST_OF_STATE = re.compile(r"/checksum(/|$)")
 #: What the clock decides of the printed report.
@@ -123,7 +125,7 @@ def differences(one: Artefacts, other: Artefacts, coarse: bool = False) -> list[
 
 def _public(artefacts: Artefacts, coarse: bool) -> dict[str, Any]:
     held = {
-        "report.json": {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK},
+        "report.json": _timeless(artefacts.report),
         "record": artefacts.record,
         "metrics": artefacts.metrics,
         "console": _TIMES.sub("", artefacts.console).splitlines(),
@@ -131,6 +133,15 @@ def _public(artefacts: Artefacts, coarse: bool) -> dict[str, Any]:
         "checkpoints": [public_state(state, coarse=coarse) for state in artefacts.checkpoints],
     }
     return held if coarse else _without_coarse(held)
+
+
+def _timeless(report: dict[str, Any]) -> dict[str, Any]:
+    """A report without what the clock decides."""
+    kept = {k: v for k, v in report.items() if k not in _BY_THE_CLOCK}
+    for name, clock in _OF_ROWS_BY_THE_CLOCK.items():
+        rows = kept[name] if isinstance(kept[name], list) else [kept[name]]
+        kept[name] = [{k: v for k, v in row.items() if k not in clock} for row in rows]
+    return kept
 
 
 def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
@@ -141,10 +152,14 @@ def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
         for check in report["checks"]
     ]
     epochs = [{**row, "e_value": None} for row in report["epochs"]]
+    tests = {
+        name: {**test, "growth": None} if REGISTRY[name].private else test
+        for name, test in report["tests"].items()
+    }
     boards = [{**board, _E_VALUE: None} for board in held["metrics"]["board"]]
     return {
         **held,
-        "report.json": {**report, "checks": checks, "epochs": epochs},
+        "report.json": {**report, "checks": checks, "epochs": epochs, "tests": tests},
         "metrics": {
             "csv": [[{**row, _E_VALUE: None} for row in rows] for rows in held["metrics"]["csv"]],
             "board": boards,

@@ -118,8 +118,7 @@ class Case:
         """
         seen = self.violated[finding].evidence
         if evidence is None:
-            left = (*_PLACES, *_INTERNAL)
-            evidence = {key: value for key, value in seen.items() if key not in left}
+            evidence = {k: v for k, v in seen.items() if k not in (*_PLACES, *_INTERNAL)}
         if parameters is None:
             named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from lightning_audit.stats._arguments import Floats
@@ -24,6 +24,8 @@ NOISE_WEIGHTS: Floats = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
 INTERVAL_SIGNIFICANCE = 0.01
 #: Scales between which `noise_upper` and `noise_lower` search for their limit.
 _SMALLEST, _LARGEST = 1e-9, 1e9
+#: Halvings of the logarithm's range by which `limits_of_each` finds its limits.
+_HALVINGS = 26
 
 #: Precision ratios over which `excess_log_e` mixes.
 EXCESS_PRECISIONS: Floats = 1.0 / np.array([1.05, 1.2, 1.5, 2.0, 4.0, 16.0, 64.0, 256.0]) ** 2
@@ -166,6 +168,47 @@ def chosen_upper(count: float, sum_squares: float, among: float) -> float:
         The limit; infinity if no scale is rejected.
     """
     return noise_upper([count], [sum_squares], [1.0], INTERVAL_SIGNIFICANCE / among)
+
+
+def limits_of_each(
+    count: ArrayLike, sum_squares: ArrayLike, significance: float = INTERVAL_SIGNIFICANCE
+) -> tuple[Floats, Floats]:
+    """Return `noise_lower` and `noise_upper` of each of several sums.
+
+    All upper limits hold together with ``significance``, as those of `chosen_upper`, and so do all
+    lower limits if the readings are noise alone.
+
+    Args:
+        count: Number of coordinates observed, of each sum, ``[n]``.
+        sum_squares: Sums of the squared residuals over the claimed variance, ``[n]``.
+        significance: Probability that one of the upper limits is too small.
+
+    Returns:
+        The limits, ``[n]`` each, to six digits; 0 and infinity if no scale is rejected.
+
+    Example:
+        >>> lower, upper = limits_of_each([4_000, 0], [1_000.0, 0.0])
+        >>> lower.round(3).tolist(), upper.round(3).tolist()
+        ([0.476, 0.0], [0.526, inf])
+    """
+    n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
+    level = np.log(len(n) / significance)
+
+    def rejected(log_scale: Floats, tau: Floats) -> NDArray[np.bool_]:
+        return np.asarray(_scale_log_e(n, s * np.exp(-2.0 * log_scale), tau) >= level)
+
+    def limit(tau: Floats, *, above: bool) -> Floats:
+        low, high = (np.full(len(n), math.log(end)) for end in (_SMALLEST, _LARGEST))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            up = rejected(middle, tau) != above  # the limit is above the middle
+            low, high = np.where(up, middle, low), np.where(up, high, middle)
+        return np.asarray(np.exp(high if above else low))
+
+    upper, lower = limit(NOISE_PRECISIONS, above=True), limit(1.0 / NOISE_PRECISIONS, above=False)
+    return np.where(lower > 2.0 * _SMALLEST, lower, 0.0), np.where(
+        upper < _LARGEST / 2.0, upper, np.inf
+    )
 
 
 def noise_interval(
