@@ -8,7 +8,7 @@ TRACKERS := benchmarks/.environments/trackers
 # Options of pytest for `make lowest`, such as SELECT="tests/stats".
 SELECT := tests
 
-.PHONY: demo test lint fast heavy lowest nightly bench bench-peers clean
+.PHONY: demo test lint fast heavy browser lowest nightly bench bench-peers clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -29,6 +29,11 @@ fast: $(VENV)/.dev
 
 heavy: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m "heavy and not nightly" tests
+
+# Pages of reports in headless Chromium, which is installed if this is root and the PATH has none.
+browser: $(VENV)/.browser
+	$(BIN)/python tests/support/chromium.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --durations=5 -m browser tests/browser
 
 # The quick tests with the lowest versions that pyproject.toml allows, torch apart.
 lowest: $(LOWEST)/.dev
@@ -59,6 +64,10 @@ $(VENV)/.examples: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(INSTALL) --editable ".[dev,browser]"
 	touch $@
 
 $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt

@@ -41,13 +41,24 @@ def _thin(items: list[pytest.Item], marker: str, later: str) -> None:
         cases[test] += 1
 
 
+def _without_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests in a browser to the stage that asks for them."""
+    if "browser" in config.option.markexpr:
+        return
+    left = [item for item in items if item.get_closest_marker("browser")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Expect those warnings of the tests that train; what is nightly is heavy, too.
 
     Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy; of
     the heavy ones of a test that is marked ``heavy_one_in(n)`` one in n, the others are nightly.
     """
+    _without_browser(config, items)
     _thin(items, "one_in", "heavy")
     _thin([item for item in items if item.get_closest_marker("heavy")], "heavy_one_in", "nightly")
     for item in items:

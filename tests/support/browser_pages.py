@@ -19,6 +19,14 @@ _SIDEWAYS = """() => {
   const hidden = [root, document.body].filter(e => getComputedStyle(e).overflowX === 'hidden');
   return {scrolls: root.scrollWidth - root.clientWidth, hides: hidden.length};
 }"""
+#: Boxes that scroll sideways; lines of code may.
+_BOXES = """() => [...document.querySelectorAll('body *')].filter(e =>
+  ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && e.tagName !== 'PRE'
+  && e.scrollWidth > e.clientWidth).map(e => e.outerHTML.slice(0, 200))"""
+_BACKGROUND = "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+_FOCUSED = "selector => document.activeElement.matches(selector)"
+#: Stops of the keyboard in a page at most.
+_STOPS = 60
 _OPEN_ALL = "() => document.querySelectorAll('details').forEach(each => each.open = true)"
 #: Of each group, whether its content is visible.
 _VISIBLE = """() => [...document.querySelectorAll('details')].map(
@@ -39,6 +47,13 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=path, args=options)
         yield browser
         browser.close()
+
+
+def _axe_script() -> str:
+    spec = importlib.util.find_spec("axe_playwright_python")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8")
 
 
 class Shown:
@@ -68,7 +83,7 @@ class Shown:
             "request",
             lambda request: self.requests.append(request.url) if request.url != address else None,
         )
-        self.page.goto(address, wait_until="networkidle")
+        self.page.goto(address)
 
     def _dismiss(self, dialog: Any) -> None:
         self.complaints.append(f"dialog: {dialog.message}")
@@ -78,13 +93,15 @@ class Shown:
         """Open every group."""
         self.page.evaluate(_OPEN_ALL)
 
+    def look(self, width: int, scheme: str) -> None:
+        """Change the window's width in pixels, and the scheme."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+
     def findings_of_axe(self) -> list[str]:
         """What axe-core finds, one line for each rule and impact."""
-        spec = importlib.util.find_spec("axe_playwright_python")
-        assert spec is not None
-        assert spec.origin is not None
-        script = Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8")
-        self.page.evaluate(script)
+        if not self.page.evaluate("() => 'axe' in window"):
+            self.page.evaluate(_axe_script())
         return [
             f"{found['impact']}: {found['id']}: {node['html'][:160]} ({node['failureSummary']})"
             for found in self.page.evaluate(_AXE)
@@ -95,6 +112,24 @@ class Shown:
         """Pixels by which the page scrolls sideways, and elements that hide that it does."""
         found: dict[str, int] = self.page.evaluate(_SIDEWAYS)
         return found
+
+    def scrolling_boxes(self) -> list[str]:
+        """Boxes whose content is wider than they are, so that a part of it is out of sight."""
+        found: list[str] = self.page.evaluate(_BOXES)
+        return found
+
+    def brightness(self) -> float:
+        """Brightness of the background: 0 is black, 255 white."""
+        red, green, blue = self.page.evaluate(_BACKGROUND)[:3]
+        return float(red + green + blue) / 3
+
+    def tab_to(self, selector: str) -> bool:
+        """Press Tab until an element has the focus; whether one got it."""
+        for _ in range(_STOPS):
+            self.page.keyboard.press("Tab")
+            if self.page.evaluate(_FOCUSED, selector):
+                return True
+        return False
 
     def visible_groups(self, media: str) -> list[bool]:
         """Of each group whether its content is visible in a medium."""

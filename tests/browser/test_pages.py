@@ -1,0 +1,188 @@
+"""Pages of real reports in headless Chromium, on a desk and a phone, light and dark.
+
+`make browser` runs these tests. With ``SHOTS=folder`` it leaves pictures of the pages there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_pages import SCHEMES, WIDTHS, Shown, chromium
+from browser_trainings import LONG, TRAININGS, train
+
+from lightning_audit.card.card_facts import FACTS
+from lightning_audit.cli import main as cli
+
+pytestmark = [pytest.mark.browser, pytest.mark.training]
+CARDS = ("correct", "half-noise", "short", "long-names")
+PAGES = ("index", *TRAININGS, *(f"card-{name}" for name in CARDS))
+#: Boxes may scroll sideways in these on a desk: their names have 300 letters.
+LONGEST = {"long-names", "card-long-names"}
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all pages, as the command writes them from trainings."""
+    folder, into = tmp_path_factory.mktemp("trainings"), tmp_path_factory.mktemp("pages")
+    reports = {name: train(name, folder / name) for name in TRAININGS}
+    assert cli.main(["report", str(folder), "-o", str(into)]) == 0
+    facts = into / "card.yaml"
+    facts.write_text("".join(f"{key}: '{LONG}'\n" for key in FACTS), encoding="utf-8")
+    for name in CARDS:
+        stated = ["--facts", str(facts)] if name in LONGEST else []
+        target = str(into / f"card-{name}.html")
+        assert cli.main(["card", str(reports[name]), *stated, "-o", target]) == 0
+    beside = into / "beside"
+    beside.mkdir()
+    page = str(beside / "report.html")
+    assert cli.main(["report", str(reports["correct"]), "--css", "beside", "-o", page]) == 0
+    return into
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@dataclass
+class Observed:
+    """What a page did in one view with all its groups open."""
+
+    axe: list[str]
+    complaints: list[str]
+    requests: list[str]
+    sideways: dict[str, int]
+    boxes: list[str]
+
+
+VIEWS = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
+
+
+@pytest.fixture(scope="session")
+def observed(pages: Path, browser: Any) -> Callable[[str, int, str], Observed]:
+    """Gives what a page did at a width and in a scheme; each page is loaded once."""
+    known: dict[str, dict[tuple[int, str], Observed]] = {}
+
+    def observe(name: str) -> Iterator[tuple[tuple[int, str], Observed]]:
+        shown = Shown(browser, pages / f"{name}.html")
+        shown.open_all()
+        for width, scheme in VIEWS:
+            shown.look(width, scheme)
+            if folder := os.environ.get("SHOTS"):
+                path = Path(folder, f"{name}-{width}-{scheme}.png")
+                shown.page.screenshot(path=path, full_page=True)
+            axe, boxes = shown.findings_of_axe(), shown.scrolling_boxes()
+            found = Observed(axe, shown.complaints, shown.requests, shown.sideways(), boxes)
+            yield (width, scheme), found
+        shown.close()
+
+    def of_view(name: str, width: int, scheme: str) -> Observed:
+        if name not in known:
+            known[name] = dict(observe(name))
+        return known[name][width, scheme]
+
+    return of_view
+
+
+every_view = pytest.mark.parametrize(
+    ("name", "width", "scheme"), [(name, *view) for name in PAGES for view in VIEWS]
+)
+
+
+@every_view
+def test_axe_finds_nothing(observed, name: str, width: int, scheme: str) -> None:
+    assert observed(name, width, scheme).axe == []
+
+
+@every_view
+def test_a_page_says_nothing_on_the_console_and_loads_nothing(
+    observed, name: str, width: int, scheme: str
+) -> None:
+    found = observed(name, width, scheme)
+    assert (found.complaints, found.requests) == ([], [])
+
+
+@every_view
+def test_a_page_does_not_scroll_sideways(observed, name: str, width: int, scheme: str) -> None:
+    found = observed(name, width, scheme)
+    assert found.sideways == {"scrolls": 0, "hides": 0}
+    if width == max(WIDTHS) and name not in LONGEST:
+        assert found.boxes == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_dark_where_the_reader_wants_it(pages: Path, browser: Any, name: str) -> None:
+    shown = Shown(browser, pages / f"{name}.html", scheme="dark")
+    assert shown.brightness() < 60
+    shown.look(1280, "light")
+    assert shown.brightness() > 200
+    shown.close()
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_groups_are_closed_open_by_keyboard_and_print_opens_all(
+    pages: Path, browser: Any, name: str
+) -> None:
+    shown = Shown(browser, pages / f"{name}.html")
+    closed = shown.visible_groups("screen")
+    assert len(closed) >= 6
+    assert not any(closed)
+    assert all(shown.visible_groups("print"))
+    shown.visible_groups("screen")
+    assert shown.tab_to("details.group > summary")
+    shown.page.keyboard.press("Enter")
+    assert shown.visible_groups("screen").count(True) == 1
+    shown.close()
+
+
+def test_markup_in_names_is_shown_as_text(pages: Path, browser: Any) -> None:
+    for name in sorted(LONGEST):
+        shown = Shown(browser, pages / f"{name}.html")
+        shown.open_all()
+        assert shown.page.locator("img, script, iframe").count() == 0
+        assert LONG[:60] in shown.page.content().replace("&lt;", "<").replace("&gt;", ">").replace(
+            "&amp;", "&"
+        )
+        shown.close()
+
+
+def test_a_style_sheet_next_to_the_page_is_all_that_it_loads(pages: Path, browser: Any) -> None:
+    shown = Shown(browser, pages / "beside" / "report.html", scheme="dark")
+    assert [Path(address).name for address in shown.requests] == ["report.css"]
+    assert shown.complaints == []
+    assert shown.brightness() < 60
+    shown.close()
+
+
+def test_the_index_leads_to_every_page(pages: Path, browser: Any) -> None:
+    shown = Shown(browser, pages / "index.html")
+    links = shown.page.locator("ul.trainings a, .trainings a")
+    addresses = {links.nth(i).get_attribute("href") for i in range(links.count())}
+    assert addresses == {f"{name}.html" for name in TRAININGS}
+    shown.close()
+
+
+def test_the_checks_of_this_file_can_fail(tmp_path: Path, browser: Any) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<title>t</title><img src=absent.png><p style='color:#eee;width:2000px'>pale</p>"
+        "<div style='overflow-x:auto;width:9em'><p style='width:99em'>wide</p></div>"
+        "<script>console.log('said'); alert(1)</script><details><summary>s</summary>x<p>y</details>"
+    )
+    shown = Shown(browser, page)
+    rules = {line.split(": ")[1] for line in shown.findings_of_axe()}
+    assert {"image-alt", "html-has-lang", "color-contrast"} <= rules
+    assert shown.sideways()["scrolls"] > 0
+    assert len(shown.scrolling_boxes()) == 1
+    assert {"said", "dialog: 1"} <= set(shown.complaints)
+    assert [Path(address).name for address in shown.requests] == ["absent.png"]
+    assert shown.visible_groups("screen") == [False]
+    assert shown.tab_to("summary")
+    assert not shown.tab_to("button")
+    shown.close()

@@ -1,0 +1,81 @@
+"""Trainings whose reports the browser shows: of every outcome, and with names that break pages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gate_reports import TRAININGS as OF_THE_GATE
+from gate_reports import NotPoisson
+from places import DOCS
+from shown_code import blocks, run
+from torch import nn
+from training_support import PrivateModule, digits, trainer_for
+
+from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+
+#: 300 letters of markup without a place for a break.
+LONG = "<img/src=x>&quot;{{7*7}}<script>alert(1)</script>" + 251 * "n"
+
+
+class LongNames(PrivateModule):
+    """Half the noise on tensors and of an optimizer whose names are long and have markup."""
+
+    def __init__(self) -> None:
+        layers = OrderedDict(
+            {LONG: nn.Linear(64, 32), "relu": nn.ReLU(), "y" * 300: nn.Linear(32, 10)}
+        )
+        optimizer = type("X" * 300, (HalfNoise,), {})
+        super().__init__(nn.Sequential(layers), dataset=digits(), optimizer_class=optimizer)
+
+
+class Correlated(PrivateModule):
+    """The banded noise of the docs, of which no epsilon is composed."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        (code,) = blocks(DOCS / "correlated-noise.md", "python")
+        optimizer.__class__ = run(code)["Banded"]
+        return optimizer
+
+
+_CORRELATED = PrivacyClaim(noise_coefficients=(1.0, -0.5, -0.25))
+_SHUFFLED = PrivacyClaim(sampling="shuffled", epsilon=1000.0, delta=1e-5)
+#: For each page the module, the audit's arguments, and the Trainer's.
+TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
+    "correct": OF_THE_GATE["correct"],
+    "half-noise": OF_THE_GATE["half noise"],
+    "short": OF_THE_GATE["short"],
+    "one-of-two": OF_THE_GATE["half noise in one of two"],
+    "above-the-claim": OF_THE_GATE["above the claim"],
+    "allowed": OF_THE_GATE["allowed"],
+    "shuffled": (NotPoisson, {"claim": _SHUFFLED}, {"max_epochs": 2}),
+    "replace-one": (
+        PrivateModule,
+        {"claim": PrivacyClaim(adjacency="replace_one")},
+        {"max_steps": 60},
+    ),
+    "correlated": (Correlated, {"claim": _CORRELATED}, {"max_steps": 60}),
+    "long-names": (LongNames, {}, {"max_steps": 20}),
+    "stopped": (
+        lambda: PrivateModule(optimizer_class=HalfNoise),
+        {"on_violation": "stop"},
+        {"max_steps": 60},
+    ),
+}
+
+
+#: Of the others no step is replayed, which takes most of their time.
+_EXAMINED = {"correct", "half-noise"}
+
+
+def train(name: str, folder: Path) -> Path:
+    """Train, and return the path of the report."""
+    module, audit, trainer = TRAININGS[name]
+    given = {"on_violation": "warn", **({} if name in _EXAMINED else {"examinations": 0}), **audit}
+    callback = PrivacyAudit(seed=1, **given)
+    trainer_for(folder, callback, **trainer).fit(module())
+    return folder / "audit" / "report.json"
