@@ -37,6 +37,7 @@ LEVELS = {
     "session": 4,
     "run": 5,
     "callbacks": 6,
+    "many": 6,
     "testing": 7,
     "selftest": 7,
     "cli": 8,

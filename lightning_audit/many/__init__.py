@@ -1,0 +1,1 @@
+"""Audits over many trainings: plan, store, engines, looks and result."""
