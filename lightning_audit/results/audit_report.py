@@ -19,6 +19,7 @@ from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import replacing
 from lightning_audit.results import report_json
 from lightning_audit.results.report_json import ReportError as ReportError
+from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
 from lightning_audit.results.verdict import KINDS as KINDS
 from lightning_audit.results.verdict import Kind as Kind
@@ -196,6 +197,7 @@ class AuditReport:
         pass_blockers: what else prevents a pass, as text.
         audit_cost: see `RunTime.cost`.
         examination_cost: of that, of examinations by replay; see `ExaminationLog.spend`.
+        trainings: what an audit over many trainings counted; None in a report of one training.
         schema_version: layout of this report.
     """
 
@@ -225,6 +227,7 @@ class AuditReport:
     composed: tuple[tuple[float, float | None, int], ...] = ()
     audit_cost: Mapping[str, float] = field(default_factory=dict)
     examination_cost: Mapping[str, float] = field(default_factory=dict)
+    trainings: TrainingsSeen | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

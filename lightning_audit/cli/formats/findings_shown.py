@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.checks.base.registry import headlines
+from lightning_audit.many.trainings_verdict import declared
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 
 Severity = Literal["critical", "theoretical", "negligible"]
@@ -89,7 +90,7 @@ def severity_of(check: Check, status: str = "violated") -> Severity:
 
 
 def _finding(report: AuditReport, result: CheckResult) -> Finding:
-    check, fault = REGISTRY[result.name], _fault(report, result)
+    check, fault = declared(result.name), _fault(report, result)
     code = fault.place.code if fault else ""
     where = code or result.evidence.get("where")
     return Finding(
