@@ -93,9 +93,8 @@ def _of(value: Any, path: _Path) -> Any:
 def _of_numbers(value: Any, path: _Path) -> Any:
     torch = sys.modules.get("torch")  # no tensor exists unless torch is loaded
     if torch is not None and isinstance(value, torch.Tensor):
-        if value.dtype == torch.bfloat16:
-            value = value.float()
-        value = value.detach().cpu().numpy()
+        wide = value.float() if value.dtype == torch.bfloat16 else value
+        return ["tensor", str(value.dtype), _of_numbers(wide.detach().cpu().numpy(), path)]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return ["objects", value.shape, [_of(item, path) for item in value.ravel()]]
     if isinstance(value, np.ndarray | np.generic):

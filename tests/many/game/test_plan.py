@@ -11,10 +11,8 @@ from lightning_audit.many.game.plan import Plan, block_size
 
 def test_a_plan_depends_on_its_seed_alone():
     assert Plan(3, 10, 2).training(7) == Plan(3, 1000, 50).training(7)
-    one, other = (
-        [p.training(n).coins for n in range(64)] for p in (Plan(3, 64, 2), Plan(4, 64, 2))
-    )
-    assert one != other
+    one, other = Plan(3, 64, 2), Plan(4, 64, 2)
+    assert any(one.training(n).coins != other.training(n).coins for n in range(64))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345678901234567890])
