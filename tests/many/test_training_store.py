@@ -128,12 +128,12 @@ def test_a_second_driver_is_refused_in_a_sentence(tmp_path):
 
 def test_a_file_that_is_no_store_is_refused_in_a_sentence(tmp_path):
     (tmp_path / DATABASE).write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match="cannot be written .*file is not a database"):
+    with pytest.raises(StoreError, match=r"cannot be written .*file is not a database"):
         TrainingStore(tmp_path, IDENTITY, 1)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot be written \(Not a directory\)"):
         TrainingStore(tmp_path / "file" / "store", IDENTITY, 1)
-    with pytest.raises(StoreError, match="holds no store: there is no trainings.sqlite"):
+    with pytest.raises(StoreError, match=r"holds no store: there is no trainings\.sqlite"):
         rows_of(tmp_path / "absent")
 
 
@@ -162,10 +162,7 @@ def test_attempts_that_were_lost_are_kept_and_errors_cannot_act_on_a_terminal(tm
     with opened(tmp_path) as store:
         store.lost([4, 5], "ProcessExpired: \x1b[2K")
         store.add([row(0, error="x" * 9999)])
-        assert store.attempts() == [
-            (4, "ProcessExpired: \\x1b[2K"),
-            (5, "ProcessExpired: \\x1b[2K"),
-        ]
+        assert store.attempts() == [(n, "ProcessExpired: \\x1b[2K") for n in (4, 5)]
     assert len(rows_of(tmp_path)[0].error) == 500
 
 
