@@ -30,8 +30,8 @@ Flags = NDArray[np.bool_]
 
 # The best threshold of the past is searched again when the past has grown by this part.
 _SEARCH_AGAIN = 0.1
-# Place of (coin, guess) in the counts fn, tp, fp, tn.
-_OUTCOMES = {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}
+# Place of (coin, whether the guess is right) in the counts fn, tp, fp, tn.
+_OUTCOMES = {(True, False): 0, (True, True): 1, (False, False): 2, (False, True): 3}
 
 
 @dataclass(frozen=True, eq=False)

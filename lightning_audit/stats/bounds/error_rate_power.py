@@ -97,6 +97,8 @@ def further_guesses(errors: int, guesses: int, rate: float, significance: float)
         548
     """
     least, goal = _rate("rate", rate), -math.log(significance_level(significance))
+    if error_rate_log_e(errors, guesses, least) >= goal:
+        return 0
     if guesses and errors >= least * guesses:
         return None
     share = errors / guesses if guesses else 0.0
