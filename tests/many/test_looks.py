@@ -226,7 +226,7 @@ ADVERSARIES = {
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
-@pytest.mark.parametrize("runs", staged(quick=[40], heavy=[400]))
+@pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
 def test_a_true_claim_is_seldom_refuted_at_any_look(name: str, runs: int) -> None:
     promise, rng = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(12)
     refuted = sum(
@@ -236,7 +236,7 @@ def test_a_true_claim_is_seldom_refuted_at_any_look(name: str, runs: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["gaussian", "ties", "drift", "past"])
-@pytest.mark.parametrize("runs", staged(quick=[40], heavy=[400]))
+@pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
 def test_limits_of_the_error_rate_cover_the_least_one(name: str, runs: int) -> None:
     truth, rng = float(special.ndtr(-0.5)), np.random.default_rng(13)
     below = {"end": 0, "anytime": 0}
@@ -251,11 +251,11 @@ def test_limits_of_the_error_rate_cover_the_least_one(name: str, runs: int) -> N
 def test_failures_that_depend_on_the_coin_refute_no_true_claim() -> None:
     # By simulation: trainings with the canary fail more often, if their score is low.
     promise, rng, refuted = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(14), 0
-    for _ in range(400):
+    for _ in range(150):
         scores, coins, failed = played(rng, 150, gaussian(1.0))
         failed |= coins & (scores < 0.5)
         refuted += look(scores, coins, failed, promise, 0.05).refuted
-    assert refuted <= most_failures(400, 0.05, 4000)
+    assert refuted <= most_failures(150, 0.05, 4000)
 
 
 @pytest.mark.heavy
