@@ -238,7 +238,7 @@ def _of_privacy_claim(claim: PrivacyClaim, pair: Adjacency, delta: float | None)
     if claim.adjacency == "replace_one" and pair == "add_remove":
         raise ValueError(
             "pair='add_remove' does not play the claim's adjacency='replace_one': it promises "
-            "nothing of data sets of different sizes; replace a record by the canary."
+            "nothing for data sets of different sizes; replace a record by the canary."
         )
     if any(value is None for value in mechanism):
         if claim.epsilon is None or claim.delta is None:

@@ -30,8 +30,8 @@ Flags = NDArray[np.bool_]
 
 # The best threshold of the past is searched again when the past has grown by this part.
 _SEARCH_AGAIN = 0.1
-# Place of (coin, guess) in the counts fn, tp, fp, tn.
-_OUTCOMES = {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}
+# Place of (coin, whether the guess is right) in the counts fn, tp, fp, tn.
+_OUTCOMES = {(True, False): 0, (True, True): 1, (False, False): 2, (False, True): 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,38 +143,17 @@ def guess_coins(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Guess
         (2, 0, 3)
     """
     values, coin, lost = _checked(scores, coins, failed)
-    canaries = values.shape[1]
-    common = _Rules()
-    each = [_Rules() for _ in range(canaries)] if canaries > 1 else []
-    tally = [0] * (6 if each else 3)
-    first, wrong, counts = len(values), [], [0, 0, 0, 0]
-    rows = zip(values.tolist(), coin.tolist(), lost.tolist(), strict=True)
-    for number, (row, inside, gone) in enumerate(rows):
-        options: list[tuple[bool, ...]] = []
-        if common.ready:
-            first = min(first, number)
-            if not gone:
-                options = [_options(value, common, each, j) for j, value in enumerate(row)]
-            best = tally.index(min(tally))
-            right = [option[best] == flip for option, flip in zip(options, inside, strict=False)]
-            for flip, was_right in zip(inside, right, strict=False):
-                counts[_OUTCOMES[flip, was_right]] += 1
-            wrong.append(1.0 - sum(right) / canaries)
-        for option, flip in zip(options, inside, strict=False):
-            tally = [n + (guess != flip) for n, guess in zip(tally, option, strict=True)]
-        for j, (value, flip) in enumerate(zip(row, inside, strict=True)):
-            if not gone:
-                common.learn(value, flip)
-                if each:
-                    each[j].learn(value, flip)
-    fn, tp, fp, tn = counts
+    table = _Table(values.shape[1])
+    for row, flips, gone in zip(values.tolist(), coin.tolist(), lost.tolist(), strict=True):
+        table.add(row, flips, gone=gone)
+    fn, tp, fp, tn = table.counts
     return Guesses(
-        first=first,
-        wrong=np.array(wrong, dtype=np.float64),
+        first=len(values) - len(table.wrong),
+        wrong=np.array(table.wrong, dtype=np.float64),
         counts=ConfusionCounts(fn=fn, tp=tp, fp=fp, tn=tn),
         trainings=len(values),
         failures=int(np.count_nonzero(lost)),
-        canaries=canaries,
+        canaries=values.shape[1],
     )
 
 
@@ -250,12 +229,45 @@ def _checked(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> tuple[Fl
     return values, coin.astype(bool).reshape(values.shape), lost.astype(bool)
 
 
-def _options(value: float, common: _Rules, each: list[_Rules], canary: int) -> tuple[bool, ...]:
-    """Return the guess of each rule."""
-    shared = common.guesses(value)
-    if not each:
-        return shared
-    return (*(each[canary].guesses(value) if each[canary].ready else shared), *shared)
+class _Table:
+    """Guesses of trainings, one after the other, by the rule with the fewest errors so far."""
+
+    def __init__(self, canaries: int) -> None:
+        self._common = _Rules()
+        self._each = [_Rules() for _ in range(canaries)] if canaries > 1 else []
+        self._errors = [0] * (6 if self._each else 3)
+        #: Share of wrong guesses in each training, from the first that is guessed.
+        self.wrong: list[float] = []
+        #: Guesses in trainings that did not fail: fn, tp, fp, tn.
+        self.counts = [0, 0, 0, 0]
+
+    def add(self, scores: list[float], coins: list[bool], *, gone: bool) -> None:
+        """Guess the coins of a training, then learn from it unless it failed."""
+        if not gone:
+            options = [self._options(j, score) for j, score in enumerate(scores)]
+        if self._common.ready:
+            best = self._errors.index(min(self._errors))
+            right = [] if gone else [o[best] == c for o, c in zip(options, coins, strict=True)]
+            for place in zip(coins, right, strict=False):
+                self.counts[_OUTCOMES[place]] += 1
+            self.wrong.append(1.0 - sum(right) / len(scores))
+        if gone:
+            return
+        for j, (option, score, coin) in enumerate(zip(options, scores, coins, strict=True)):
+            for rule, guess in enumerate(option):
+                self._errors[rule] += guess != coin
+            for rules in (self._common, *self._each[j : j + 1]):
+                rules.learn(score, coin)
+
+    def _options(self, canary: int, score: float) -> tuple[bool, ...]:
+        """Return the guess of each rule; none before both groups were seen."""
+        if not self._common.ready:
+            return ()
+        shared = self._common.guesses(score)
+        if not self._each:
+            return shared
+        own = self._each[canary]
+        return (*(own.guesses(score) if own.ready else shared), *shared)
 
 
 class _Rules:

@@ -174,13 +174,12 @@ def conclude(
 
     The bound of one look is given at the planned end only, by Clopper and Pearson's limit: given
     the past, each guess errs with at least the true least error rate, so the number of errors is
-    at least binomial. It needs no multiplicity for the looks before, at which it is not given. Each
-    bound fails with ``bound_significance`` by itself.
+    at least binomial. Each bound fails with ``bound_significance`` by itself.
 
     Args:
-        scores: Scores of a prefix of the plan, as in `many.looks.guess_coins`.
-        coins: Coins, likewise.
-        failed: Failures, likewise.
+        scores: Scores of a prefix of the plan; see `many.looks.guess_coins`, also for the next two.
+        coins: Coins.
+        failed: Failures.
         promise: What is claimed.
         planned: Number of trainings of the plan, fixed before the first one.
         significance: Probability in (0, 1) of a VIOLATION although the claim is true.
@@ -195,11 +194,9 @@ def conclude(
     Example:
         >>> import numpy as np
         >>> from lightning_audit.many.least_error import promise_of
-        >>> rng = np.random.default_rng(0)
-        >>> coins = rng.random(60) < 0.5
-        >>> scores = coins + 0.1 * rng.standard_normal(60)
-        >>> lost = np.zeros(60, dtype=bool)
-        >>> audit = conclude(scores, coins, lost, promise_of((1.0, 1e-5)), planned=60)
+        >>> coins = np.random.default_rng(0).random(60) < 0.5
+        >>> scores = coins + 0.01 * np.arange(60) % 0.3
+        >>> audit = conclude(scores, coins, coins < 0, promise_of((1.0, 1e-5)), planned=60)
         >>> audit.verdict.outcome, audit.errors, audit.seen.refuted_after
         ('VIOLATION', 0, 33)
     """
@@ -208,9 +205,7 @@ def conclude(
     guesses = guess_coins(scores, coins, failed)
     found = look_of(guesses, promise.least_error, -math.log(level))
     anytime = guesses.error_upper(bound_level)
-    at_end = None
-    if guesses.trainings == plan and guesses.canaries == 1:
-        at_end = float(clopper_pearson_upper(guesses.errors, guesses.total, bound_level))
+    at_end = _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(anytime)
     seen = _seen(guesses, found, promise, plan, level, (anytime, at_end), proved)
     end = None if at_end is None else promise.proved_at(at_end)
@@ -224,6 +219,13 @@ def conclude(
         history=tuple((p.noise_multiplier, p.sample_rate, p.steps) for p in promise.history),
         claimed_epsilon=promise.epsilon,
     )
+
+
+def _limit_at_end(guesses: Guesses, planned: int, significance: float) -> float | None:
+    # Several coins of one training depend on each other.
+    if guesses.trainings != planned or guesses.canaries > 1:
+        return None
+    return float(clopper_pearson_upper(guesses.errors, guesses.total, significance))
 
 
 def _seen(

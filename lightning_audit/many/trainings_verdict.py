@@ -127,7 +127,7 @@ def outlook(seen: TrainingsSeen) -> str:
     if seen.trainings_more is not None:
         parts.append(
             f"run about {seen.trainings_more:,} more trainings to refute the claim, if wrong "
-            f"guesses stay as frequent as they were ({seen.errors:,} of {seen.guesses:,})"
+            f"guesses remain as frequent as they were ({seen.errors:,} of {seen.guesses:,})"
         )
     elif seen.guesses:
         parts.append(

@@ -34,8 +34,8 @@ class TrainingsSeen:
         mu_lower: the training is not Gaussian DP with a smaller mu; at any number of looks.
         ratio_lower: leakage over claim is at least this; at any number of looks. None if the claim
             is of no mechanism.
-        trainings_more: further trainings after which the claim is refuted if errors stay as
-            frequent; None if they are not rarer than the claim allows, or it is refuted.
+        trainings_more: further trainings after which the claim is refuted if errors remain
+            as frequent; None if they are not rarer than the claim allows, or it is refuted.
         trainings_to_pass: trainings after which an attack of twice the claimed strength would have
             been found with 95 % power; None if there is no such number.
     """

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from many_trainings import digits, sgd
+from driven_trainings import digits, sgd
 from places import REPOSITORY
 
 import lightning_audit

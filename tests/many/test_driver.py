@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from many_trainings import drive, facts, quick, seeds_of
+from driven_trainings import drive, facts, quick, seeds_of
 
 from lightning_audit.many.driver import TrainingError
 from lightning_audit.many.engines import FromExecutor

@@ -13,9 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-import many_trainings
+import driven_trainings
 import pytest
-from many_trainings import digits, drive, facts, killed_once, quick, seeds_of, wait_for
+from driven_trainings import digits, drive, facts, killed_once, quick, seeds_of, wait_for
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.engines import (
@@ -182,7 +182,7 @@ class KilledDrivers:
 
     def run(self, kill: str, after: float) -> bool:
         """Let the driver store something, then kill; return whether it came to the end."""
-        command = [sys.executable, many_trainings.__file__, str(self.folder), str(self.trainings)]
+        command = [sys.executable, driven_trainings.__file__, str(self.folder), str(self.trainings)]
         lines: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
             reader = threading.Thread(target=lambda: lines.extend(driver.stdout))
@@ -225,8 +225,8 @@ def test_rows_after_kills_at_random_times_are_those_of_an_undisturbed_run(
     for kill in kills:
         drivers.run(kill, times.uniform(0.05, 1.0))
     drivers.run("nothing", 0.0)
-    rows = drive(many_trainings.softmax_regression(), tmp_path / "killed", trainings)
-    whole = drive(many_trainings.softmax_regression(), tmp_path / "whole", trainings)
+    rows = drive(driven_trainings.softmax_regression(), tmp_path / "killed", trainings)
+    whole = drive(driven_trainings.softmax_regression(), tmp_path / "whole", trainings)
     assert facts(rows) == facts(whole)
     assert drivers.twice == 0
     assert drivers.told <= {row.training.number for row in rows}

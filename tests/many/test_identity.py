@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from many_trainings import softmax_regression
+from driven_trainings import softmax_regression
 from torch.utils.data import TensorDataset
 
 from lightning_audit.many.identity import NoIdentity, digest_of

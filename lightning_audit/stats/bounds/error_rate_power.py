@@ -2,6 +2,11 @@
 
 The claim is that every guess errs with at least a given rate, given the past. The guesses are those
 of an attack of constant error rate.
+
+References:
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", Biometrika 26, 1934, doi:10.1093/biomet/26.4.404. The e-value is that of
+    `lightning_audit.stats.bounds.confidence_sequence`.
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ def flawless_guesses_at_end(rate: float, significance: float) -> int:
 
 
 def further_guesses(errors: int, guesses: int, rate: float, significance: float) -> int | None:
-    """Return how many more guesses refute the rate, if errors stay as frequent as they were.
+    """Return how many more guesses refute the rate, if errors remain as frequent as they were.
 
     Not a bound: the error rate of the future guesses is taken to be ``errors / guesses``.
 
@@ -97,6 +102,8 @@ def further_guesses(errors: int, guesses: int, rate: float, significance: float)
         548
     """
     least, goal = _rate("rate", rate), -math.log(significance_level(significance))
+    if error_rate_log_e(errors, guesses, least) >= goal:
+        return 0
     if guesses and errors >= least * guesses:
         return None
     share = errors / guesses if guesses else 0.0

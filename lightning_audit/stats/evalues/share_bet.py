@@ -102,7 +102,7 @@ def log_e_of_whole_shares(errors: int, trainings: int, rate: float) -> Floats:
     growth = _growth(np.array([[0.0], [1.0]]), SHARE_STAKES, 1.0 - rate)
     counts = np.array([errors, trainings - errors])[:, None]
     # Without an error, the infinite stake has lost nothing.
-    total = np.where(counts > 0, counts * growth, 0.0)
+    total = np.multiply(counts, growth, out=np.zeros_like(growth), where=counts > 0)
     return log_mean_exp(np.sum(total, axis=0))
 
 

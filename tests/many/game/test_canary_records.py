@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from many_trainings import digits
+from driven_trainings import digits
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.game.canary_records import Blank, ChosenRecord, Crafted, Many, Mislabeled

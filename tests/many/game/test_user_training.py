@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from many_trainings import digits, softmax_regression
+from driven_trainings import digits, softmax_regression
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from torch.utils.data import DataLoader, TensorDataset
