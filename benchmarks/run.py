@@ -29,6 +29,7 @@ NAMES = (
     "two_processes",
     "memory",
     "black_box",
+    "many_trainings",
     "names",
     "lower_bound",
 )
@@ -44,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "drift": {"seeds": 1},
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "black_box": {"runs": 1},
+    "many_trainings": {"trainings": 8},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }

@@ -60,7 +60,7 @@ def audit_training(
 
     Each training has a fair coin of its own, which decides whether the canary is in its data. The
     audit guesses the coins from the scores. If the claim is true, the guesses err with at least a
-    known rate, whatever the training does (Nasr et al., arXiv:2302.07956, Algorithm 1).
+    known rate, for any training (Nasr et al., arXiv:2302.07956, Algorithm 1).
 
     The same call again continues a store: after a crash, or with a larger ``trainings``.
 
