@@ -192,10 +192,10 @@ class KilledDrivers:
                 time.sleep(0.02)
             time.sleep(after)
             workers = workers_of(driver.pid)
-            victims = {"driver": [driver.pid], "worker": workers[-1:], "nothing": []}[kill]
+            victims = {"worker": workers[-1:], "nothing": []}.get(kill, [driver.pid])
             for victim in victims:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.kill(victim, signal.SIGKILL)
+                    os.kill(victim, signal.SIGINT if kill == "interrupt" else signal.SIGKILL)
             driver.wait(timeout=280)
             reader.join()
             wait_for(lambda: not any(map(alive, workers)), 30)
@@ -209,7 +209,7 @@ class KilledDrivers:
 
 KILLS = [
     pytest.param(["driver", "worker"], 120, marks=pytest.mark.heavy),
-    pytest.param(["driver", "worker"] * 20, 2000, marks=pytest.mark.nightly),
+    pytest.param(["driver", "worker", "interrupt"] * 14, 2000, marks=pytest.mark.nightly),
 ]
 
 
