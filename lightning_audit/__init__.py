@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
     from lightning_audit.dpsgd.hand_over import rows as rows
+    from lightning_audit.many.audit_trainings import audit_training as audit_training
     from lightning_audit.record.scores import CanaryScores as CanaryScores
     from lightning_audit.results.audit_report import AuditReport as AuditReport
     from lightning_audit.results.audit_report import InconclusiveAudit as InconclusiveAudit
@@ -42,6 +43,7 @@ _HOMES = {
     "Verdict": "lightning_audit.results.audit_report",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",
+    "audit_training": "lightning_audit.many.audit_trainings",
     "per_sample": "lightning_audit.dpsgd.hand_over",
     "released": "lightning_audit.dpsgd.hand_over",
     "rows": "lightning_audit.dpsgd.hand_over",

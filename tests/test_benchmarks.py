@@ -44,6 +44,7 @@ def benchmark(monkeypatch):
         "drift",
         "late_faults",
         "black_box",
+        "many_trainings",
         "step_crossings",
         "names",
     ):
@@ -137,3 +138,13 @@ def test_a_step_runs_through_few_files_of_the_package(benchmark):
     assert len(last.calls) > len(steady.calls)
     assert not any(name.startswith("stats/") for name in steady.calls)
     assert any(name.startswith("stats/") for name in last.calls)
+
+
+@pytest.mark.nightly
+def test_many_trainings_fit_into_their_time_and_their_memory_stays_flat(benchmark):
+    pytest.importorskip("pebble")
+    results = benchmark("many_trainings").run(trainings=60)
+    assert results["failed"] == 0
+    assert results["CPU s of 1,000 trainings, at most 300"] <= 300
+    assert results["worker, MiB more in the second half of the trainings"] <= 10
+    assert results["driver, CPU s"] <= 5

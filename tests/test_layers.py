@@ -39,6 +39,7 @@ LEVELS = {
     "card": 4,
     "run": 5,
     "callbacks": 6,
+    "many": 6,
     "testing": 7,
     "selftest": 7,
     "cli": 8,

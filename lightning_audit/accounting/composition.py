@@ -188,7 +188,25 @@ def _epsilon_on_grid(
     phases: tuple[Phase, ...], delta: float, grid: float, adjacency: Adjacency
 ) -> float:
     tail_mass = min(_TAIL_MASS, 1e-5 * delta)
-    composed = reduce(
+    composed = composed_loss(phases, grid, adjacency, tail_mass)
+    # The truncated mass counts as an infinite loss; the finite unsampled bound then applies.
+    with np.errstate(over="ignore"):  # a quotient of masses that is compared with a loss
+        epsilon = float(composed.get_epsilon_for_delta(delta))
+    return min(epsilon, _unsampled_epsilon(phases, delta, adjacency))
+
+
+def composed_loss(
+    phases: Sequence[Phase], grid: float, adjacency: Adjacency, tail_mass: float
+) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of a history, rounded to the pessimistic side.
+
+    Args:
+        phases: Phases with noise and known sample rates; at least one.
+        grid: Width of the discretization of the loss, in nats.
+        adjacency: See `epsilon_of_history`.
+        tail_mass: Mass that each composition may move to an infinite loss.
+    """
+    return reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),
         (
             _single_step(phase.noise_multiplier, phase.known_rate, grid, adjacency).self_compose(
@@ -197,10 +215,6 @@ def _epsilon_on_grid(
             for phase in phases
         ),
     )
-    # The truncated mass counts as an infinite loss; the finite unsampled bound then applies.
-    with np.errstate(over="ignore"):  # a quotient of masses that is compared with a loss
-        epsilon = float(composed.get_epsilon_for_delta(delta))
-    return min(epsilon, _unsampled_epsilon(phases, delta, adjacency))
 
 
 @lru_cache(maxsize=64)

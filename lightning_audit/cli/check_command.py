@@ -13,10 +13,11 @@ from lightning_audit.cli.options import non_negative, positive
 from lightning_audit.cli.output import Refused
 from lightning_audit.cli.regression import another_training, regressions
 from lightning_audit.files.printable import visible
+from lightning_audit.many import trainings_verdict
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.report.console import print_report
 from lightning_audit.results.audit_report import AuditReport, ReportError
-from lightning_audit.verdict.gate import contradiction_of_epsilon, contradictions
+from lightning_audit.verdict import gate
 
 #: Contradictions that are shown.
 _SHOWN = 10
@@ -103,7 +104,8 @@ def load(path: str) -> AuditReport:
             "again."
         )
     report = AuditReport.load(path)
-    if found := contradictions(report):
+    judge = gate if report.trainings is None else trainings_verdict
+    if found := judge.contradictions(report):
         raise ReportError(_refusal(report, found))
     return report
 
@@ -124,7 +126,8 @@ def checked(
         if error is not None:
             raise ReportError(error)
         report = load(path)
-        if max_epsilon is not None and (found := contradiction_of_epsilon(report)):
+        judge = gate if report.trainings is None else trainings_verdict
+        if max_epsilon is not None and (found := judge.contradiction_of_epsilon(report)):
             raise ReportError(_refusal(report, [found]))
     except ReportError as unreadable:
         remark = Remark("unreadable", "INCONCLUSIVE", str(unreadable))
@@ -209,12 +212,15 @@ def _reports_in(name: str) -> list[str]:
 
 def _above_budget(report: AuditReport, limit: float) -> list[Remark]:
     """Return what a comparison of the report's epsilons with a budget found."""
-    numbers = {"proved": report.epsilon_lower, "spent": report.epsilon_spent}
+    # Many trainings show no steps: what they claim is compared instead.
+    many = report.trainings is not None
+    spent = report.claimed_epsilon if many else report.epsilon_spent
+    numbers = {"proved": report.epsilon_lower, "claimed" if many else "spent": spent}
     above = [f"{n} {v:.4g}" for n, v in numbers.items() if v is not None and v > limit]
     if above:
         text = f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}"
         return [Remark("max-epsilon", "VIOLATION", text)]
-    if report.epsilon_spent is None:
+    if spent is None:
         text = "INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon"
         return [Remark("max-epsilon", "INCONCLUSIVE", text)]
     return []

@@ -10,6 +10,7 @@ import os
 
 from lightning_audit.files.printable import visible
 from lightning_audit.results.audit_report import AuditReport, CheckResult, describe
+from lightning_audit.results.trainings_seen import TrainingsSeen
 
 _MARKS = {
     "violated": "VIOLATED",
@@ -113,17 +114,33 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     if by and report.claimed_epsilon is not None:
         holds = spent is not None and spent <= report.claimed_epsilon
         source += "" if holds else f" (not known to hold with {by} allowed)"
+    readings = "readings" if report.trainings is None else "coins, at any look"
     how = "holds" if by else "composed from the steps"
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
         f"spent {{}} ({how})": spent,
-        "proved at least {} (from the readings)": report.epsilon_lower,
+        f"proved at least {{}} (from the {readings})": report.epsilon_lower,
         "not excluded up to {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
     steps = f"{report.steps} steps, {report.observations} canary readings"
-    return [line, *_mu_lines(report), steps, *_cost_lines(report)]
+    counts = [steps] if report.trainings is None else _training_lines(report, report.trainings)
+    return [line, *_mu_lines(report), *counts, *_cost_lines(report)]
+
+
+def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
+    """Return the counts of an audit over many trainings, and its bound at the planned end."""
+    failed = f", {seen.failures:,} failed" if seen.failures else ""
+    lines = [
+        f"{seen.trainings:,} of {seen.planned:,} trainings{failed}; {seen.errors:,} of "
+        f"{seen.guesses:,} coins guessed wrong; error rate at most {seen.error_upper:.3g}, the "
+        f"claim allows {seen.least_error:.3g} or more"
+    ]
+    ends = [b.epsilon_lower for b in report.bounds if b.looks == "single" and b.epsilon_lower]
+    if ends:
+        lines.append(f"epsilon at least {max(ends):.4g} by one look at the planned end")
+    return lines
 
 
 def _cost_lines(report: AuditReport) -> list[str]:

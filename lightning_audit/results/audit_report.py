@@ -32,6 +32,7 @@ from lightning_audit.results.report_details import (
 )
 from lightning_audit.results.report_details import OperatingPoint as OperatingPoint
 from lightning_audit.results.report_json import ReportError as ReportError
+from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
 from lightning_audit.results.verdict import KINDS as KINDS
 from lightning_audit.results.verdict import Kind as Kind
@@ -205,6 +206,7 @@ class AuditReport:
         settings_given: arguments of the audit that are not at their defaults.
         assumptions: what ``epsilon_spent`` and ``epsilon_not_excluded`` rest on, by their names.
         examinations: of steps by replay.
+        trainings: what an audit over many trainings counted; None in a report of one training.
         schema_version: layout of this report.
     """
 
@@ -247,6 +249,7 @@ class AuditReport:
     settings_given: tuple[str, ...] = ()
     assumptions: Mapping[str, tuple[Assumption, ...]] = field(default_factory=dict)
     examinations: tuple[ExaminationTold, ...] = ()
+    trainings: TrainingsSeen | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from lightning_audit.many.engines import environment
 from lightning_audit.selftest.result import Result, crashed
 from lightning_audit.selftest.rows import Row
 from lightning_audit.selftest.training import run_row
@@ -35,7 +35,7 @@ class _Worker:
         self.answers, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=serve, args=(theirs, str(self._log)))
         own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        with theirs, _environment({**own, "TMPDIR": str(scratch)}):
+        with theirs, environment({**own, "TMPDIR": str(scratch)}):
             self._process.start()
 
     def give(self, index: int, row: Row, train: Train, limit: float) -> None:
@@ -125,18 +125,3 @@ def run_all(
             for worker in (*busy, *idle):
                 worker.stop()
     return tuple(found[index] for index in range(len(rows)))
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started within this context."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

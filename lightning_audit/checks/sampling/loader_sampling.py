@@ -135,16 +135,13 @@ def sampling_results(
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
         if epsilon_that_holds is not None:
             evidence["epsilon_that_holds"] = epsilon_that_holds
-        advice = _BY_CHOICE if by_choice else _WRITE_INSTEAD
-        if _INFINITE in description:  # torch's of an IterableDataset
-            advice = _ITERABLE
+        by_code = _BY_CHOICE if by_choice else _WRITE_INSTEAD
+        advice = _ITERABLE if _INFINITE in description else by_code  # of an IterableDataset
         return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
     if kind == "unknown":
         message = f"it is unknown whether {description} draws Poisson batches"
-        evidence = {"accounted_rate": accounted_rate}
-        return (NOT_POISSON.not_run(message, evidence),)
-    message = f"the loader is Poisson: {description}"
-    poisson = NOT_POISSON.judged({"poisson": True}, message, "", "")
+        return (NOT_POISSON.not_run(message, {"accounted_rate": accounted_rate}),)
+    poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}", "", "")
     if loader_rate is None:
         return (poisson,)
     return (poisson, _rates(loader_rate, accounted_rate, raised_in))

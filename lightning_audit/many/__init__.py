@@ -1,0 +1,54 @@
+"""Audits over many trainings: plan, store, engines, looks and result.
+
+The names below are imported at their first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_audit.many.driver import EngineError as EngineError
+    from lightning_audit.many.driver import TrainingError as TrainingError
+    from lightning_audit.many.engines import FromExecutor as FromExecutor
+    from lightning_audit.many.engines import LocalProcesses as LocalProcesses
+    from lightning_audit.many.engines import ThisProcess as ThisProcess
+    from lightning_audit.many.game.canary_records import Blank as Blank
+    from lightning_audit.many.game.canary_records import ChosenRecord as ChosenRecord
+    from lightning_audit.many.game.canary_records import Crafted as Crafted
+    from lightning_audit.many.game.canary_records import Many as Many
+    from lightning_audit.many.game.canary_records import Mislabeled as Mislabeled
+    from lightning_audit.many.game.logit_margin import LogitMargin as LogitMargin
+    from lightning_audit.many.game.user_training import lightning_training as lightning_training
+    from lightning_audit.many.game.user_training import opacus_training as opacus_training
+    from lightning_audit.many.game.worlds import Neighbors as Neighbors
+    from lightning_audit.many.training_audit import TrainingAudit as TrainingAudit
+    from lightning_audit.many.training_store import StoreError as StoreError
+
+_HOMES = {
+    "Blank": "game.canary_records",
+    "ChosenRecord": "game.canary_records",
+    "Crafted": "game.canary_records",
+    "EngineError": "driver",
+    "FromExecutor": "engines",
+    "LocalProcesses": "engines",
+    "LogitMargin": "game.logit_margin",
+    "Many": "game.canary_records",
+    "Mislabeled": "game.canary_records",
+    "Neighbors": "game.worlds",
+    "StoreError": "training_store",
+    "ThisProcess": "engines",
+    "TrainingAudit": "training_audit",
+    "TrainingError": "driver",
+    "lightning_training": "game.user_training",
+    "opacus_training": "game.user_training",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

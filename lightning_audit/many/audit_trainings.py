@@ -1,0 +1,272 @@
+"""`audit_training`: audits a training function from many trainings with and without a canary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit._validate import BadArgument
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.files.printable import visible
+from lightning_audit.files.replacing import reason_of
+from lightning_audit.many.driver import Driver, OnFailure
+from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
+from lightning_audit.many.game.canary_records import Canary, Crafted
+from lightning_audit.many.game.plan import Plan, block_size
+from lightning_audit.many.game.user_training import Score, Work
+from lightning_audit.many.game.worlds import worlds_of
+from lightning_audit.many.identity import NoIdentity, digest_of
+from lightning_audit.many.least_error import Claim, Promise, promise_of
+from lightning_audit.many.looks import look
+from lightning_audit.many.training_audit import TrainingAudit, conclude
+from lightning_audit.many.training_store import Prefix, TrainingStore
+from lightning_audit.many.trainings_needed import before_the_first
+from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.report.console import print_report
+
+#: Trainings of a group from which one score for all of them is reported.
+_LEAST_EQUAL = 10
+
+
+def audit_training(
+    train: Any,
+    dataset: Any,
+    claim: Claim,
+    *,
+    canary: Canary | None = None,
+    score: Score | None = None,
+    trainings: int = 1000,
+    stop: Literal["refuted", "end"] = "refuted",
+    significance: float = 1e-3,
+    engine: Any = None,
+    store: str | os.PathLike[str] = "audit-many",
+    seed: int = 0,
+    identity: str | None = None,
+    on_failure: OnFailure = "count",
+    adjacency: Adjacency | None = None,
+    limit: float | None = None,
+    display: bool = True,
+) -> TrainingAudit:
+    """Audit a training function from the scores of many trained models.
+
+    Each training has a fair coin of its own, which decides whether the canary is in its data. The
+    audit guesses the coins from the scores. If the claim is true, the guesses err with at least a
+    known rate, for any training (Nasr et al., arXiv:2302.07956, Algorithm 1).
+
+    The same call again continues a store: after a crash, or with a larger ``trainings``.
+
+    Args:
+        train: function of (data set, seed) that returns a trained model, or a score as a number.
+            All its randomness must come from ``seed``. Or an object with
+            ``many(data_sets, seeds)``, which trains all at once and returns one result each.
+        dataset: the data set without the canary: a tuple of arrays or tensors (inputs, targets), a
+            map-style Dataset, or a list of records; or both data sets as `Neighbors`.
+        claim: a `PrivacyClaim`, a trade-off function, or (epsilon, delta). State
+            ``PrivacyClaim(noise_multiplier=, sample_rate=, steps=, delta=)`` if these are known: it
+            takes far fewer trainings to refute than an epsilon.
+        canary: `Blank`, `Mislabeled`, `Crafted`, `ChosenRecord` or `Many`; None for `Crafted()`.
+        score: function of (model, record) that returns a number; None for `LogitMargin`, or for the
+            number that ``train`` returns.
+        trainings: their planned number, >= 2.
+        stop: "refuted" to stop as soon as the claim is refuted; "end" to run the whole plan.
+        significance: probability in (0, 1) of a VIOLATION although the claim is true.
+        engine: `LocalProcesses`, or any object with ``submit(function, *arguments)`` that returns a
+            future; None for one process a core.
+        store: folder of the trainings and of ``report.json``. Not on a network file system.
+        seed: of the audit, >= 0: coins, and seeds of trainings.
+        identity: text that identifies ``train``, ``dataset``, ``canary`` and ``score``, if their
+            content cannot be determined.
+        on_failure: "count" for a failed training as a wrong guess; "raise" to end the audit.
+        adjacency: "add_remove" if a canary is a record more, "replace_one" if it replaces one; None
+            for that of the claim.
+        limit: seconds that a training may take; None for ten times the median, at least 60.
+        display: whether to print progress and report.
+
+    Returns:
+        The verdict, with bounds and counts. ``report.json`` is in the store.
+
+    Raises:
+        ValueError: if an argument is outside its range.
+        StoreError: if the store belongs to other trainings, is in use, or cannot be written.
+        TrainingError: if each training fails, or one does and ``on_failure`` is "raise".
+        EngineError: if the engine ends before each training.
+        KeyboardInterrupt: if the user interrupts; the same call continues.
+    """
+    refuse_inside_a_worker()
+    audit = _Audit(
+        promise=promise_of(claim, pair=adjacency or _adjacency_of(claim)),
+        significance=_validate.open_unit("significance", significance, "such as 1e-3"),
+        trainings=_validate.positive_int("trainings", trainings, "such as 1000"),
+        stop=_validate.one_of("stop", stop, ("refuted", "end")),
+        seed=_seed(seed),
+        display=display,
+        engine=settings_of(engine),
+    )
+    _validate.one_of("on_failure", on_failure, ("count", "raise"))
+    if limit is not None:
+        _validate.positive("limit", limit, "in seconds a training")
+    chosen = Crafted() if canary is None else canary
+    work = Work(train, worlds_of(dataset, chosen, audit.promise.pair), score)
+    named = {"canary": _name(chosen), "score": _name(score), "on_failure": on_failure}
+    with _opened(store, work, audit, identity) as kept:
+        audit.run(kept, work, on_failure, limit)
+        return audit.concluded(kept, named)
+
+
+@dataclass(frozen=True)
+class _Audit:
+    """Checked arguments of an audit."""
+
+    promise: Promise
+    significance: float
+    trainings: int
+    stop: str
+    seed: int
+    display: bool
+    engine: EngineSettings
+
+    def run(
+        self, store: TrainingStore, work: Work, on_failure: OnFailure, limit: float | None
+    ) -> None:
+        """Run what is missing of the plan, until a look refutes the claim."""
+        block = store.fixed("block", block_size(self.trainings))
+        plan = Plan(self.seed, self.trainings, block, work.worlds.canaries)
+        store.fixed("planned", self.trainings)
+        self.say(
+            f"privacy audit: {before_the_first(self.promise, self.trainings, self.significance)}"
+        )
+        with contextlib.suppress(OSError):  # of fewer trainings; a killed audit has no report
+            (store.folder / REPORT_NAME).unlink()
+        Driver(
+            plan,
+            work,
+            self.engine,
+            store,
+            look=self._refuted,
+            on_failure=on_failure,
+            limit=limit,
+            line=self.say,
+        ).run()
+
+    def say(self, text: str) -> None:
+        """Print a line about the progress."""
+        if self.display:
+            print(visible(text), file=sys.stderr, flush=True)
+
+    def _refuted(self, prefix: Prefix) -> bool:
+        if self.stop == "end" or not len(prefix.failed):
+            return False
+        seen = look(prefix.scores, prefix.coins, prefix.failed, self.promise, self.significance)
+        return seen.refuted
+
+    def concluded(self, store: TrainingStore, named: Mapping[str, Any]) -> TrainingAudit:
+        """Return the result of the prefix, after its report is written and printed."""
+        # A store may hold more than this plan, of an earlier call.
+        prefix = store.prefix(self.trainings)
+        audit = conclude(
+            prefix.scores,
+            prefix.coins,
+            prefix.failed,
+            self.promise,
+            planned=store.fixed("planned", self.trainings),
+            significance=self.significance,
+        )
+        settings = {
+            **named,
+            "engine": _name(self.engine),
+            "seed": self.seed,
+            "stop": self.stop,
+            "adjacency": self.promise.pair,
+            "trainings": self.trainings,
+        }
+        seconds = sum(row.seconds or 0.0 for row in store.rows())
+        report = audit.to_report(settings, notes=_notes(prefix), seconds=seconds)
+        path: Path | None = store.folder / REPORT_NAME
+        try:
+            report.save(store.folder / REPORT_NAME)
+        except OSError as error:
+            self.say(
+                f"privacy audit: {path} could not be written ({reason_of(error)}); the same call "
+                "writes it again"
+            )
+            path = None
+        if self.display:
+            print_report(report, path)
+        return audit
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: str | os.PathLike[str], work: Work, audit: _Audit, identity: str | None
+) -> Iterator[TrainingStore]:
+    """Open the store of these trainings.
+
+    Raises:
+        BadArgument: if the content of an argument cannot be determined, and ``identity`` is None.
+        StoreError: see `TrainingStore`.
+    """
+    if identity is None:
+        parts = {
+            "train": work.train,
+            "dataset": work.worlds.data,
+            "canary": list(work.worlds.records),
+            "score": work.score,
+        }
+        digests = {}
+        for name, part in parts.items():
+            try:
+                digests[name] = digest_of(part)
+            except NoIdentity as error:
+                raise BadArgument(f"{name}: {error}") from error
+    else:
+        digests = {"identity": digest_of(str(identity))}
+    digests["seed"] = str(audit.seed)
+    digests["adjacency"] = audit.promise.pair
+    store = TrainingStore(folder, digests, work.worlds.canaries)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _notes(prefix: Prefix) -> list[str]:
+    """Return what looks wrong in the scores, as text."""
+    notes = []
+    scores = prefix.scores.reshape(len(prefix.failed), -1)[~prefix.failed]
+    coins = prefix.coins.reshape(len(prefix.failed), -1)[~prefix.failed]
+    for number in range(scores.shape[1]):
+        for inside, word in ((True, "with"), (False, "without")):
+            group = scores[coins[:, number] == inside, number]
+            if len(group) >= _LEAST_EQUAL and np.ptp(group) == 0.0:
+                notes.append(
+                    f"all trainings {word} the canary have one score: check that train uses its "
+                    "seed, and that it adds noise"
+                )
+    return list(dict.fromkeys(notes))
+
+
+def _adjacency_of(claim: Claim) -> Adjacency:
+    stated = claim.adjacency if isinstance(claim, PrivacyClaim) else None
+    return stated or "add_remove"
+
+
+def _seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed={_validate.shown(seed)} must be a whole number >= 0.")
+    return seed
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function or of an object's type; "default" for None."""
+    if value is None:
+        return "default"
+    return str(getattr(value, "__name__", type(value).__name__))

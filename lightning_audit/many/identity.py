@@ -1,0 +1,322 @@
+"""Digests of functions by what they do, and of values by what they hold.
+
+A function counts by its syntax tree without comments and docstrings, its defaults, the contents of
+its closure and the globals that it reads, recursively in the user's own code. A library counts by
+its name and version. The digest does not depend on the process, on PYTHONHASHSEED, or on whether
+the function is in a script or in a module.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import dis
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import platform
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import lightning_audit
+from lightning_audit._validate import shown
+
+#: Folders of installed libraries.
+_OUTSIDE = tuple({sysconfig.get_path(p) for p in ("purelib", "platlib", "stdlib", "platstdlib")})
+_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
+#: Types that are written in C have no Python source, and may hold state that nothing shows.
+_HEAP_TYPE = 1 << 9
+
+
+@dataclasses.dataclass(frozen=True)
+class _Path:
+    """What is on the way from the root to a value, by `id` with its depth, and code seen so far.
+
+    Functions, classes and modules refer to each other in many ways: each is described once, then
+    by its number.
+    """
+
+    above: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    code: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def into(self, value: Any) -> _Path:
+        return dataclasses.replace(self, above={**self.above, id(value): len(self.above)})
+
+
+class NoIdentity(TypeError):
+    """A value whose content cannot be determined."""
+
+
+def digest_of(*values: Any) -> str:
+    """Return the SHA-256 of values, which is the same in each process.
+
+    Args:
+        values: functions, modules of torch, data sets, arrays, plain values and containers of them.
+
+    Raises:
+        NoIdentity: if the content of a value cannot be determined; the message names the type and
+            says what to do.
+    """
+    path = _Path()
+    content = [platform.python_version(), [_of(value, path) for value in values]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _of(value: Any, path: _Path) -> Any:
+    """Return the content of a value as lists, texts and numbers."""
+    if value is None or isinstance(value, bool | int | str):
+        return [type(value).__name__, value]
+    if isinstance(value, float | complex):
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, bytes | bytearray):
+        return ["bytes", hashlib.sha256(value).hexdigest()]
+    if id(value) in path.above:  # a cycle: how far up
+        return ["within", len(path.above) - path.above[id(value)]]
+    path = path.into(value)
+    for known in (_of_numbers, _of_container, _of_code):
+        found = known(value, path)
+        if found is not None:
+            return found
+    return _of_object(value, path)
+
+
+def _of_numbers(value: Any, path: _Path) -> Any:
+    torch = sys.modules.get("torch")  # no tensor exists unless torch is loaded
+    if torch is not None and isinstance(value, torch.Tensor):
+        wide = value.float() if value.dtype == torch.bfloat16 else value
+        return ["tensor", str(value.dtype), _of_numbers(wide.detach().cpu().numpy(), path)]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return ["objects", value.shape, [_of(item, path) for item in value.ravel()]]
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        data = hashlib.sha256(array.tobytes()).hexdigest()
+        return ["array", array.dtype.str, np.shape(value), data]
+    if torch is not None and isinstance(value, torch.dtype | torch.device | torch.Size):
+        return ["torch", repr(value)]
+    if isinstance(value, np.dtype):
+        return ["dtype", value.str]
+    return None
+
+
+def _of_container(value: Any, path: _Path) -> Any:
+    name = type(value).__name__
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return [name, [_of(item, path) for item in value]]
+    if isinstance(value, set | frozenset):
+        return ["set", sorted(json.dumps(_of(item, path)) for item in value)]
+    if isinstance(value, dict):
+        keys = sorted((json.dumps(_of(key, path)), place) for place, key in enumerate(value))
+        items = list(value.values())
+        return ["dict", [[key, _of(items[place], path)] for key, place in keys]]
+    if isinstance(value, range | slice):
+        return [name, repr(value)]
+    return None
+
+
+def _of_code(value: Any, path: _Path) -> Any:
+    if isinstance(value, types.ModuleType | types.FunctionType | type):
+        if id(value) in path.code:
+            return ["again", path.code[id(value)]]
+        path.code[id(value)] = len(path.code)
+    if isinstance(value, types.ModuleType):
+        return _of_module(value, path)
+    if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+        return ["builtin", getattr(value, "__module__", None) or "", value.__name__]
+    if isinstance(value, types.MethodType):
+        return ["method", _of(value.__func__, path), _of(value.__self__, path)]
+    if isinstance(value, types.FunctionType):
+        return _of_function(value, path)
+    if isinstance(value, type):
+        return _of_class(value, path)
+    if isinstance(value, functools.partial):
+        return ["partial", *(_of(v, path) for v in (value.func, value.args, value.keywords))]
+    if isinstance(value, staticmethod | classmethod):
+        return [type(value).__name__, _of(value.__func__, path)]
+    if isinstance(value, property):
+        return ["property", *(_of(f, path) for f in (value.fget, value.fset, value.fdel))]
+    return None
+
+
+def _of_object(value: Any, path: _Path) -> Any:
+    kind = type(value)
+    if hasattr(value, "state_dict") and hasattr(value, "named_modules"):
+        return ["module", repr(value), _of(kind, path), _of(dict(value.state_dict()), path)]
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return ["dataclass", _of(kind, path), _of(fields, path)]
+    own = [vars(each) for each in kind.__mro__[:-1]]
+    plain = not any("__reduce__" in names or "__reduce_ex__" in names for names in own)
+    if plain and hasattr(value, "__dict__") and all(map(_is_python, kind.__mro__[:-1])):
+        return ["object", _of(kind, path), _of(vars(value), path)]
+    raise NoIdentity(
+        f"{kind.__module__}.{kind.__qualname__} {shown(value)} has a content that cannot be "
+        "determined; pass identity='...', a text that you change whenever the training changes."
+    )
+
+
+def _is_python(kind: type) -> bool:
+    """Return whether all state of a class' objects is in their `__dict__`."""
+    if kind.__module__ in ("typing", "abc"):
+        return True
+    return bool(kind.__flags__ & _HEAP_TYPE) and "__slots__" not in vars(kind)
+
+
+def _of_function(function: types.FunctionType, path: _Path) -> Any:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    if _is_library(function):  # one made by a library's function has what that was given
+        return [*_named(function), _of({} if _is_in_module(function) else closure, path)]
+    return [
+        "function",
+        _syntax(function),
+        _of(function.__defaults__, path),
+        _of(function.__kwdefaults__, path),
+        _of(closure, path),
+        _of_globals(function.__code__, function.__globals__, path),
+    ]
+
+
+def _of_globals(code: types.CodeType, names: Mapping[str, Any], path: _Path) -> Any:
+    """Return the globals that a code reads and the modules that it imports, by name."""
+    read: dict[str, Any] = {}
+    for each in _with_inner(code):
+        for step in dis.get_instructions(each):
+            if step.opname in _READS and step.argval in names:
+                read[step.argval] = names[step.argval]
+            elif step.opname == "IMPORT_NAME":
+                read[f"import {step.argval}"] = _imported(step.argval)
+    return _of(read, path)
+
+
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code and those of the functions and classes in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _with_inner(constant)
+
+
+def _imported(name: str) -> types.ModuleType | str:
+    """Return a module that a function imports; its name if it is a library's or is absent."""
+    root = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(root) if root else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or _in_library(spec.origin):
+        return f"{name} {_version(name)}"
+    return importlib.import_module(name)
+
+
+def _syntax(function: types.FunctionType) -> str:
+    """Return the syntax tree of a function; its bytecode for a lambda, or without a source."""
+    if function.__name__ != "<lambda>":
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            pass
+        else:
+            return _dumped(tree)
+    codes = list(_with_inner(function.__code__))
+    constants = [
+        sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for code in codes
+        for c in code.co_consts
+        if not isinstance(c, types.CodeType)
+    ]
+    return json.dumps([[c.co_code.hex(), c.co_names, c.co_varnames] for c in codes] + constants)
+
+
+def _dumped(tree: ast.Module) -> str:
+    """Return a syntax tree as text, without docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+def _of_class(kind: type, path: _Path) -> Any:
+    if _is_library(kind):
+        return _named(kind)
+    try:
+        syntax = _dumped(ast.parse(textwrap.dedent(inspect.getsource(kind))))
+    except (OSError, TypeError, SyntaxError):
+        syntax = ""
+    members = {name: member for name, member in vars(kind).items() if isinstance(member, _MEMBERS)}
+    generated = {name for name, member in members.items() if _is_generated(member)}
+    methods = [[name, _of(members[name], path)] for name in sorted(set(members) - generated)]
+    bases = [_of(base, path) for base in kind.__bases__ if base is not object]
+    return ["class", syntax, bases, methods]
+
+
+def _is_generated(member: Any) -> bool:
+    """Return whether a method was made by a decorator such as `dataclass`."""
+    code = getattr(member, "__code__", None)
+    return code is not None and code.co_filename.startswith("<string>")
+
+
+def _of_module(module: types.ModuleType, path: _Path) -> Any:
+    if _is_library(module):
+        return ["library", module.__name__, _version(module.__name__)]
+    source = _dumped(ast.parse(inspect.getsource(module)))
+    own = types.ModuleType | types.FunctionType | type
+    used = {name: v for name, v in vars(module).items() if isinstance(v, own)}
+    others = {n: v for n, v in used.items() if getattr(v, "__module__", None) != module.__name__}
+    return ["module", source, _of(others, path)]
+
+
+def _named(value: Any) -> Any:
+    return ["library", value.__module__, value.__qualname__, _version(value.__module__ or "")]
+
+
+def _is_in_module(function: types.FunctionType) -> bool:
+    """Return whether a function is found by its name in its module."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is not None
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # the function is not defined yet
+        return False
+
+
+def _is_library(value: Any) -> bool:
+    home = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    if (home or "").partition(".")[0] == lightning_audit.__name__:
+        return True
+    try:
+        return _in_library(inspect.getfile(value))
+    except TypeError:  # built in, or typed in at a prompt
+        return home != "__main__" and not getattr(value, "__code__", None)
+    except OSError:
+        return False
+
+
+def _in_library(file: str) -> bool:
+    return file in ("built-in", "frozen") or file.startswith(_OUTSIDE)
+
+
+def _version(name: str) -> str:
+    root = name.partition(".")[0]
+    if root == lightning_audit.__name__:
+        return lightning_audit.__version__
+    try:
+        return importlib.metadata.version(root.replace("_", "-"))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return str(getattr(sys.modules.get(root), "__version__", ""))

@@ -1,0 +1,211 @@
+"""The driver stores each training once, whatever fails; what failed costs one training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+from driven_trainings import drive, facts, quick, seeds_of
+
+from lightning_audit.many.driver import TrainingError
+from lightning_audit.many.engines import FromExecutor
+from lightning_audit.many.game.plan import Plan
+from lightning_audit.many.training_store import StoreError, TrainingStore
+
+PLAN = Plan(0, 12, 3)
+NUMBERS = seeds_of(PLAN)
+
+
+class Threads:
+    """An executor that runs each block in a thread, some of which never end."""
+
+    def __init__(self, hanging=()):
+        self.hanging = set(hanging)
+
+    def submit(self, function, work, block):
+        future = Future()
+        future.set_running_or_notify_cancel()
+
+        def run():
+            if not self.hanging & {training.number for training in block}:
+                future.set_result(function(work, block))
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
+
+def test_each_training_is_stored_once_in_the_order_of_the_plan(tmp_path):
+    rows = drive(quick, tmp_path, 12)
+    assert [row.training for row in rows] == [PLAN.training(n) for n in range(12)]
+    assert all(row.scores is not None and row.attempts == 1 for row in rows)
+
+
+def test_a_run_continues_after_a_part_of_the_plan_and_stores_the_same(tmp_path):
+    whole = drive(quick, tmp_path / "whole", 12)
+    seen = []
+
+    def interrupted(dataset, seed):
+        seen.append(seed)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+        return quick(dataset, seed)
+
+    lines = []
+    with pytest.raises(KeyboardInterrupt):
+        drive(interrupted, tmp_path / "part", 12, line=lines.append)
+    assert "6 of 12 trainings are stored" in lines[-1]
+    assert facts(drive(quick, tmp_path / "part", 12)) == facts(whole)
+
+
+def test_a_longer_plan_continues_the_trainings_of_a_shorter_one(tmp_path):
+    short = drive(quick, tmp_path, 6)
+    calls = []
+    longer = drive(lambda data, seed: calls.append(seed) or quick(data, seed), tmp_path, 12)
+    assert longer[:6] == short
+    assert len(calls) == 6
+
+
+def test_a_stored_plan_runs_nothing(tmp_path):
+    drive(quick, tmp_path, 6)
+
+    def never(dataset, seed):
+        raise AssertionError("the training ran")
+
+    assert len(drive(never, tmp_path, 6, on_failure="raise")) == 6
+
+
+def test_an_exception_costs_one_training_after_a_second_attempt(tmp_path):
+    calls = []
+
+    def train(dataset, seed):
+        calls.append(NUMBERS[seed])
+        if NUMBERS[seed] == 4:
+            raise ValueError("no such thing")
+        return quick(dataset, seed)
+
+    rows = drive(train, tmp_path, 12)
+    assert [row.training.number for row in rows if row.scores is None] == [4]
+    assert (rows[4].error, rows[4].attempts) == ("ValueError: no such thing", 2)
+    assert calls.count(4) == 2
+
+
+def test_on_failure_raise_names_the_training_and_keeps_the_others(tmp_path):
+    def train(dataset, seed):
+        if NUMBERS[seed] == 4:
+            raise ValueError("no such thing")
+        return quick(dataset, seed)
+
+    with pytest.raises(TrainingError, match="training 4 failed: ValueError: no such thing"):
+        drive(train, tmp_path, 12, on_failure="raise")
+    store = TrainingStore(tmp_path, {"train": "this one"}, 1)
+    assert {0, 1, 2, 3} <= {row.training.number for row in store.rows()}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (None, r"train returned None for training 0; return the model, or its score"),
+        ([1.0, 2.0], r"train returned 2 scores for training 0 .* return one score in each"),
+        ("good", r"LogitMargin takes a model and a record"),
+    ],
+)
+def test_a_result_that_no_training_can_use_ends_the_audit_at_once(tmp_path, returned, sentence):
+    calls = []
+    with pytest.raises(TrainingError, match=sentence):
+        drive(lambda data, seed: calls.append(seed) or returned, tmp_path, 1000)
+    assert len(calls) <= 6  # two blocks
+
+
+def test_scores_that_change_their_shape_end_the_audit_and_keep_the_others(tmp_path):
+    def train(dataset, seed):
+        return quick(dataset, seed) if NUMBERS[seed] < 7 else [1.0, 2.0]
+
+    with pytest.raises(TrainingError, match="train returned 2 scores for training 7"):
+        drive(train, tmp_path, 12)
+    assert len(drive(quick, tmp_path, 7)) >= 7
+
+
+def test_a_score_that_is_no_number_fails_its_training_alone(tmp_path):
+    rows = drive(
+        lambda data, seed: float("nan") if NUMBERS[seed] == 2 else quick(data, seed), tmp_path, 12
+    )
+    assert [row.error for row in rows if row.scores is None] == ["the score is nan"]
+
+
+def test_trainings_that_all_fail_end_the_audit_and_leave_the_store_empty(tmp_path):
+    def train(dataset, seed):
+        raise FileNotFoundError("data.csv")
+
+    match = r"all of the first 10 trainings failed; training 0: FileNotFoundError: data.csv"
+    with pytest.raises(TrainingError, match=match):
+        drive(train, tmp_path, 1000)
+    with pytest.raises(TrainingError, match="all of the first 4 trainings failed"):
+        drive(train, tmp_path, 4)
+    assert drive(quick, tmp_path, 4)[0].error == ""
+
+
+def test_a_look_sees_the_prefix_of_the_plan_and_stops_the_run(tmp_path):
+    lengths = []
+
+    def look(prefix):
+        lengths.append(len(prefix.scores))
+        return len(prefix.scores) >= 6
+
+    rows = drive(quick, tmp_path, 300, look=look)
+    assert lengths[-1] >= 6
+    assert lengths == sorted(lengths)
+    assert len(rows) <= 12
+
+
+def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
+    start = time.monotonic()
+    pytest.importorskip("cloudpickle")
+    engine = FromExecutor(Threads(hanging=[4]), workers=3)
+    rows = drive(quick, tmp_path, 12, engine, limit=0.2)
+    assert time.monotonic() - start < 20
+    failed = [row for row in rows if row.scores is None]
+    assert [row.training.number for row in failed] == [4]
+    assert failed[0].error == "did not end within 0 s"
+
+
+def test_trainings_at_once_get_whole_blocks_and_one_result_each(tmp_path):
+    class Train:
+        def __init__(self):
+            self.sizes = []
+
+        def many(self, data_sets, seeds):
+            self.sizes.append(len(seeds))
+            return [quick(*pair) for pair in zip(data_sets, seeds, strict=True)]
+
+    train = Train()
+    assert facts(drive(train, tmp_path / "many", 11)) == facts(drive(quick, tmp_path / "one", 11))
+    assert train.sizes == [3, 3, 3, 2]
+
+
+def test_trainings_at_once_that_give_too_few_results_end_the_audit(tmp_path):
+    class Train:
+        def many(self, data_sets, seeds):
+            return [1.0]
+
+    with pytest.raises(TrainingError, match=r"train.many returned 1 results for 3 trainings"):
+        drive(Train(), tmp_path, 12)
+
+
+def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_no_row(tmp_path, monkeypatch):
+    add = TrainingStore.add
+
+    def full_after_six(store, rows):
+        if store.finished >= 6:
+            pages = store._db.execute("pragma page_count").fetchone()[0]
+            store._db.execute(f"pragma max_page_count={pages}")
+        add(store, [row.__class__(**{**row.__dict__, "error": "x" * 500}) for row in rows])
+
+    monkeypatch.setattr(TrainingStore, "add", full_after_six)
+    with pytest.raises(StoreError, match=r"disk is full.*free disk space.*\d trainings that are"):
+        drive(quick, tmp_path, 300)
+    monkeypatch.undo()
+    rows = drive(quick, tmp_path, 12)
+    assert [row.training.number for row in rows[:12]] == list(range(12))

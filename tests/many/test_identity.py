@@ -1,0 +1,182 @@
+"""A digest is the same for the same training in any process, and another for another training."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from driven_trainings import softmax_regression
+from torch.utils.data import TensorDataset
+
+from lightning_audit.many.identity import NoIdentity, digest_of
+
+BODY = """
+import numpy as np
+import helpers
+RATE = {rate}
+NAMES = {{"alpha", "beta", "gamma", "delta"}}
+
+def helper(x):
+    return x * RATE
+
+class Net:
+    def __init__(self):
+        self.l = abs
+
+    @property
+    def scale(self):
+        return SCALE
+
+    def forward(self, x):
+        return self.l(x) * {factor}
+
+SCALE = {scale}
+
+def make(lr):
+    data = np.arange(10.0)
+
+    def train(dataset, seed, steps={steps}):
+        {comment}
+        def inner():
+            return INNER
+
+        import lazily
+        net = Net()
+        if "alpha" not in NAMES:
+            return net
+        return helper(np.sum(dataset) + lr + data[0]) + inner() + helpers.add(1)
+
+    return train
+
+INNER = {inner}
+"""
+VALUES = {
+    "rate": 2.0,
+    "factor": 1,
+    "scale": 3,
+    "steps": 10,
+    "comment": "",
+    "inner": 5,
+    "lr": 0.1,
+    "added": 1,
+    "lazy": 1,
+}
+
+
+def digest(folder, in_module=False, hash_seed="0", **changes):
+    """Digest of a training in a process of its own, as a script or as a module."""
+    values = {**VALUES, **changes}
+    folder.mkdir(exist_ok=True)
+    (folder / "helpers.py").write_text(f"def add(x):\n    return x + {values['added']}\n")
+    (folder / "lazily.py").write_text(f"VALUE = {values['lazy']}\n")
+    body = BODY.format(**values)
+    end = "from lightning_audit.many.identity import digest_of\n"
+    end += f"print(digest_of(make({values['lr']})))\n"
+    if in_module:
+        (folder / "user_code.py").write_text(body)
+        body = "from user_code import make\n"
+    (folder / "script.py").write_text(body + end)
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": hash_seed,
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+    }
+    return subprocess.run(
+        [sys.executable, folder / "script.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=120,
+    ).stdout.strip()
+
+
+@pytest.mark.heavy
+def test_a_digest_changes_with_what_a_training_does_and_with_nothing_else(tmp_path):
+    first = digest(tmp_path / "0")
+    assert digest(tmp_path / "1", hash_seed="7") == first
+    assert digest(tmp_path / "2", comment='"""A docstring."""  # and a comment') == first
+    assert digest(tmp_path / "3", in_module=True) == first
+    changes = {"rate": 2.5, "factor": 2, "scale": 4, "steps": 11, "inner": 6, "lr": 0.2}
+    changes |= {"added": 2, "lazy": 2}
+    changed = {digest(tmp_path / name, **{name: value}) for name, value in changes.items()}
+    assert len(changed) == len(changes)
+    assert first not in changed
+
+
+def test_data_counts_by_its_bytes_types_and_shape():
+    base = np.arange(6.0)
+    values = [
+        base,
+        base.reshape(2, 3),
+        base.astype(np.float32),
+        base + 1,
+        torch.arange(6.0),
+        [*base],
+        (*base,),
+        TensorDataset(torch.arange(6.0)),
+        TensorDataset(torch.arange(6.0) + 1),
+        torch.arange(6.0).bfloat16(),
+        {"a": base},
+        {"b": base},
+        None,
+        0,
+        False,
+        "0",
+        b"0",
+        0.0,
+        -0.0,
+    ]
+    digests = [digest_of(value) for value in values]
+    assert len(set(digests)) == len(values)
+    assert [digest_of(copy.deepcopy(value)) for value in values] == digests
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+def test_models_count_by_their_structure_and_weights():
+    torch.manual_seed(0)
+    one, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    assert digest_of(one) != digest_of(other)
+    other.load_state_dict(one.state_dict())
+    assert digest_of(one) == digest_of(other)
+
+
+def test_a_training_made_by_the_library_counts_by_what_it_was_given():
+    assert digest_of(softmax_regression(5)) == digest_of(softmax_regression(5))
+    assert digest_of(softmax_regression(5)) != digest_of(softmax_regression(6))
+
+
+def test_lambdas_on_one_line_differ():
+    one, other = (lambda x: x + 1), (lambda x: x + 2)
+    assert digest_of(one) != digest_of(other)
+    partials = [functools.partial(max, 1), functools.partial(max, 2), functools.partial(min, 1)]
+    assert len(set(map(digest_of, partials))) == 3
+
+
+def test_functions_that_call_each_other_have_a_digest():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    assert digest_of(even) == digest_of(even) != digest_of(odd)
+    cycle: list[object] = []
+    cycle.append(cycle)
+    assert digest_of(cycle) == digest_of(cycle)
+
+
+@pytest.mark.parametrize("hidden", [threading.Lock(), torch.Generator(), iter(())])
+def test_a_content_that_cannot_be_determined_is_refused(hidden):
+    def train(dataset, seed):
+        return hidden
+
+    with pytest.raises(NoIdentity, match=r"cannot be determined; pass identity='...'"):
+        digest_of(train)

@@ -1,0 +1,288 @@
+"""Guesses and looks: naive twins, laws, and false alarms on adversarial scores by simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from refused_calls import refused_changes
+from scipy import special
+from stages import most_failures, staged
+
+from lightning_audit.many.least_error import promise_of
+from lightning_audit.many.looks import guess_coins, look
+from lightning_audit.stats.bounds.confidence_sequence import error_rate_log_e
+from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
+from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+
+FAIR = 0.5
+Rng = np.random.Generator
+#: Scores of n trainings, given their coins; each training is as private as the error rate says.
+Mechanism = Callable[[Rng, np.ndarray], np.ndarray]
+
+
+def played(rng: Rng, n: int, mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    coins = rng.random(n) < FAIR
+    return mechanism(rng, coins), coins, np.zeros(n, dtype=bool)
+
+
+def gaussian(mu: float) -> Mechanism:
+    return lambda rng, coins: rng.standard_normal(len(coins)) + mu * coins
+
+
+def test_guesses_of_groups_that_do_not_overlap_are_right() -> None:
+    rng = np.random.default_rng(0)
+    for mu in (9.0, -9.0):  # the side of the canary is learnt
+        scores, coins, failed = played(rng, 200, gaussian(mu))
+        guesses = guess_coins(scores, coins, failed)
+        assert guesses.errors <= 2
+        assert guesses.first == max(np.argmax(coins), np.argmin(coins)) + 1
+        assert guesses.total == 200 - guesses.first
+
+
+def test_a_guess_depends_on_its_own_score_and_the_past_only() -> None:
+    rng = np.random.default_rng(1)
+    scores, coins, failed = played(rng, 60, gaussian(1.0))
+    whole = guess_coins(scores, coins, failed)
+    for n in (20, 41, 60):
+        prefix = guess_coins(scores[:n], coins[:n], failed[:n])
+        assert np.array_equal(prefix.wrong, whole.wrong[: n - whole.first])
+    other = np.concatenate([scores[:30], rng.standard_normal(30)])
+    assert np.array_equal(
+        guess_coins(other, coins, failed).wrong[: 30 - whole.first], whole.wrong[: 30 - whole.first]
+    )
+
+
+def test_the_own_coin_decides_only_whether_the_guess_is_right() -> None:
+    scores, coins, failed = played(np.random.default_rng(2), 50, gaussian(1.0))
+    flipped = coins.copy()
+    flipped[-1] = not flipped[-1]
+    ends = [guess_coins(scores, c, failed).wrong[-1] for c in (coins, flipped)]
+    assert sorted(ends) == [0, 1]
+
+
+def test_a_threshold_half_way_between_the_means_is_the_naive_one() -> None:
+    scores, coins, failed = played(np.random.default_rng(3), 300, gaussian(2.0))
+    guesses = guess_coins(scores, coins, failed)
+    naive = []
+    for k in range(guesses.first, 300):
+        past, flips = scores[:k], coins[:k]
+        middle = 0.5 * (past[flips].mean() + past[~flips].mean())
+        naive.append((scores[k] > middle) != coins[k])
+    assert abs(guesses.errors - sum(naive)) <= 6  # other rules may lead
+    assert guesses.errors <= special.ndtr(-1) * 300 + 3 * math.sqrt(300 * 0.16 * 0.84)
+
+
+def test_a_failed_training_is_a_wrong_guess_and_teaches_nothing() -> None:
+    scores, coins, failed = played(np.random.default_rng(4), 80, gaussian(5.0))
+    failed[[10, 40]] = True
+    scores[[10, 40]] = np.nan
+    guesses = guess_coins(scores, coins, failed)
+    assert guesses.wrong[10 - guesses.first] == guesses.wrong[40 - guesses.first] == 1
+    assert guesses.failures == 2
+    kept = ~failed
+    others = guess_coins(scores[kept], coins[kept], failed[kept])
+    assert guesses.errors == others.errors + 2
+    assert guesses.counts == others.counts
+    assert int(guesses.counts.n_in + guesses.counts.n_out) == others.total
+
+
+def test_counts_are_of_the_guesses() -> None:
+    scores, coins, failed = played(np.random.default_rng(5), 200, gaussian(1.0))
+    guesses = guess_coins(scores, coins, failed)
+    assert int(guesses.counts.fn + guesses.counts.fp) == guesses.errors
+    assert int(guesses.counts.n_in) == int(coins[guesses.first :].sum())
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_without_both_groups_nothing_is_guessed(n: int) -> None:
+    guesses = guess_coins(np.arange(float(n)), np.ones(n, dtype=bool), np.zeros(n, dtype=bool))
+    assert (guesses.total, guesses.errors, guesses.first) == (0, 0, n)
+    seen = look(
+        np.arange(float(n)),
+        np.ones(n, dtype=bool),
+        np.zeros(n, dtype=bool),
+        promise_of((1.0, 0.0)),
+        0.05,
+    )
+    assert (seen.refuted, seen.log_e, seen.refuted_after) == (False, 0, None)
+
+
+def test_a_look_is_the_largest_e_value_of_its_prefixes() -> None:
+    scores, coins, failed = played(np.random.default_rng(6), 120, gaussian(4.0))
+    promise, wrong = promise_of(GaussianTradeoff(1.0)), guess_coins(scores, coins, failed).wrong
+    naive = [
+        float(error_rate_log_e(int(wrong[: k + 1].sum()), k + 1, promise.least_error))
+        for k in range(len(wrong))
+    ]
+    seen = look(scores, coins, failed, promise, 1e-3)
+    assert seen.log_e == pytest.approx(max(naive))
+    assert seen.refuted_after is not None
+    first = seen.refuted_after
+    assert look(scores[:first], coins[:first], failed[:first], promise, 1e-3).refuted
+    assert not look(
+        scores[: first - 1], coins[: first - 1], failed[: first - 1], promise, 1e-3
+    ).refuted
+
+
+def test_a_longer_prefix_stays_refuted() -> None:
+    scores, coins, failed = played(np.random.default_rng(7), 400, gaussian(4.0))
+    coins[100:] = np.random.default_rng(8).random(300) < FAIR  # errors from there on
+    promise = promise_of(GaussianTradeoff(1.0))
+    assert look(scores[:100], coins[:100], failed[:100], promise, 1e-3).refuted
+    assert look(scores, coins, failed, promise, 1e-3).refuted
+
+
+def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses() -> None:
+    coins = np.random.default_rng(9).random(60) < FAIR
+    scores, failed = coins.astype(float), np.zeros(60, dtype=bool)
+    mu = float(gaussian_mu(8, 1e-5))
+    seen = look(scores, coins, failed, promise_of(GaussianTradeoff(mu)), 1e-3)
+    assert seen.refuted_after == guess_coins(scores, coins, failed).first + 42
+
+
+# Several canaries in one training.
+
+
+def test_canaries_of_one_training_are_guessed_from_earlier_trainings_only() -> None:
+    rng = np.random.default_rng(10)
+    coins = rng.random((40, 5)) < FAIR
+    offsets = 10 * np.arange(5)  # each canary has a scale of its own
+    scores = 3 * coins + offsets + rng.standard_normal((40, 5))
+    failed = np.zeros(40, dtype=bool)
+    guesses = guess_coins(scores, coins, failed)
+    assert guesses.total == 5 * len(guesses.wrong)
+    assert guesses.wrong[-20:].mean() < 0.2
+    changed = scores.copy()
+    changed[-1, 1:] += 100
+    again = guess_coins(changed, coins, failed)
+    assert np.array_equal(again.wrong[:-1], guesses.wrong[:-1])
+    assert abs(again.wrong[-1] - guesses.wrong[-1]) <= 0.8
+
+
+def test_one_column_is_one_canary() -> None:
+    scores, coins, failed = played(np.random.default_rng(11), 100, gaussian(1.5))
+    one, column = (
+        guess_coins(scores, coins, failed),
+        guess_coins(scores[:, None], coins[:, None], failed),
+    )
+    assert np.array_equal(one.wrong, column.wrong)
+    assert one.error_upper(0.05) == column.error_upper(0.05)
+
+
+# By simulation: a true claim is seldom refuted at any look, for scores that try to.
+
+
+def randomized_response(error: float) -> Mechanism:
+    return lambda rng, coins: (coins ^ (rng.random(len(coins)) < error)).astype(float)
+
+
+def drifting(mu: float) -> Mechanism:
+    return lambda rng, coins: gaussian(mu)(rng, coins) + 0.3 * np.arange(len(coins))
+
+
+def of_the_order(mu: float) -> Mechanism:
+    """Signs and scales that change with the plan."""
+
+    def scores(rng: Rng, coins: np.ndarray) -> np.ndarray:
+        k = np.arange(len(coins))
+        return np.where(k // 7 % 2, 1, -1) * 2.0 ** (k % 5) * gaussian(mu)(rng, coins)
+
+    return scores
+
+
+def of_earlier_coins(mu: float) -> Mechanism:
+    """Scores that depend on the coins of earlier trainings, as by a seed that leaks."""
+
+    def scores(rng: Rng, coins: np.ndarray) -> np.ndarray:
+        before = np.concatenate([[False], coins[:-1]])
+        return (
+            gaussian(mu)(rng, coins)
+            + 3 * before
+            - 2 * np.cumsum(before) / np.arange(1, len(coins) + 1)
+        )
+
+    return scores
+
+
+def heavy_tails(mu: float) -> Mechanism:
+    """A monotone function of a Gaussian: as private, with huge scores."""
+    return lambda rng, coins: np.sinh(5 * gaussian(mu)(rng, coins))
+
+
+ADVERSARIES = {
+    "gaussian": gaussian(1.0),
+    "null": lambda rng, coins: rng.standard_normal(len(coins)),
+    "constant": lambda rng, coins: np.ones(len(coins)),
+    "ties": randomized_response(special.ndtr(-0.5)),
+    "drift": drifting(1.0),
+    "order": of_the_order(1.0),
+    "past": of_earlier_coins(1.0),
+    "tails": heavy_tails(1.0),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+@pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
+def test_a_true_claim_is_seldom_refuted_at_any_look(name: str, runs: int) -> None:
+    promise, rng = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(12)
+    refuted = sum(
+        look(*played(rng, 150, ADVERSARIES[name]), promise, 0.05).refuted for _ in range(runs)
+    )
+    assert refuted <= most_failures(runs, 0.05, 4000)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "ties", "drift", "past"])
+@pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
+def test_limits_of_the_error_rate_cover_the_least_one(name: str, runs: int) -> None:
+    truth, rng = float(special.ndtr(-0.5)), np.random.default_rng(13)
+    below = {"end": 0, "anytime": 0}
+    for _ in range(runs):
+        guesses = guess_coins(*played(rng, 150, ADVERSARIES[name]))
+        below["end"] += clopper_pearson_upper(guesses.errors, guesses.total, 0.05) < truth
+        below["anytime"] += bool((guesses.log_e(truth) >= math.log(20)).any())
+    assert max(below.values()) <= most_failures(runs, 0.05, 4000)
+
+
+@pytest.mark.heavy
+def test_failures_that_depend_on_the_coin_refute_no_true_claim() -> None:
+    # By simulation: trainings with the canary fail more often, if their score is low.
+    promise, rng, refuted = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(14), 0
+    for _ in range(150):
+        scores, coins, failed = played(rng, 150, gaussian(1.0))
+        failed |= coins & (scores < 0.5)
+        refuted += look(scores, coins, failed, promise, 0.05).refuted
+    assert refuted <= most_failures(150, 0.05, 4000)
+
+
+@pytest.mark.heavy
+def test_dependent_canaries_of_one_training_refute_no_true_claim() -> None:
+    # By simulation: all canaries of a training share their noise.
+    promise, rng, refuted = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(15), 0
+    for _ in range(150):
+        coins = rng.random((60, 6)) < FAIR
+        scores = rng.standard_normal((60, 1)) + coins
+        refuted += look(scores, coins, np.zeros(60, dtype=bool), promise, 0.05).refuted
+    assert refuted <= most_failures(150, 0.05, 4000)
+
+
+GOOD = {"scores": [0.0, 1.0], "coins": [False, True], "failed": [False, False]}
+test_bad_arrays_are_refused = refused_changes(
+    guess_coins,
+    GOOD,
+    ({"scores": [0.0, np.nan]}, r"scores must be finite .*1 of 2, the first at index 1"),
+    ({"scores": [np.inf, 0.0]}, "scores must be finite"),
+    ({"coins": [0, 1]}, "coins has dtype int64"),
+    ({"failed": [0.0, 0.0]}, "failed has dtype float64"),
+    ({"coins": [True]}, r"shapes \(2,\), \(1,\) and \(2,\)"),
+    ({"scores": [[[0.0]], [[1.0]]]}, "shapes"),
+    ({"failed": [[False], [False]]}, "shapes"),
+)
+
+
+def test_a_significance_that_is_no_probability_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"significance=1\.5"):
+        look([], [], [], promise_of((1.0, 0.0)), 1.5)
