@@ -46,7 +46,7 @@ ONLY = {
     "files": {"files", "_validate"},
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
-    "report": {"report", "results", "stats", "files"},
+    "report": {"report", "results", "stats", "files", "checks"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},
 }

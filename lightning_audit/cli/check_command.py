@@ -13,7 +13,7 @@ from lightning_audit.cli.output import Refused
 from lightning_audit.cli.regression import another_training, regressions
 from lightning_audit.files.printable import visible
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
-from lightning_audit.report.console import print_report
+from lightning_audit.report.console import print_summary
 from lightning_audit.results.audit_report import AuditReport, ReportError
 from lightning_audit.verdict.gate import contradiction_of_epsilon, contradictions
 
@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "report",
         nargs="+",
-        help="a report.json, or a folder of trainings; several reports get a line each",
+        help="a report.json, or a folder of trainings; one report gets a summary, several a line "
+        "each",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument(
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     """Show every report; the exit code is that of the worst verdict, budget or comparison."""
     if options.max_regression is not None and options.baseline is None:
         raise Refused("--max-regression compares with a baseline; add --baseline report.json")
-    paths, errors = _reports_of(options.report)
+    paths, errors = reports_of(options.report)
     every = named([*paths, *errors])
     if options.baseline is not None and len(every) > 1:
         raise Refused(
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     checked = [_checked(*names, options, errors.get(names[0])) for names in every]
     for one in checked:
         for remark in one.remarks if one.report is None else ():
-            _print_unreadable(remark.text)
+            print_unreadable(remark.text)
     if options.format != "text" or len(checked) > 1:
         module, _, function = FORMATS[options.format].partition(":")
         show = getattr(import_module(f"lightning_audit.cli.formats.{module}"), function)
@@ -132,7 +133,7 @@ def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -
     """Print a report after the reasons of the gate, or before what the gate compared."""
     for remark in one.remarks:
         print(visible(remark.text))
-    print_report(report, one.path)
+    print_summary(report, one.path)
     rules = {remark.rule for remark in one.remarks}
     if options.max_epsilon is not None and "max-epsilon" not in rules:
         limit = options.max_epsilon
@@ -153,12 +154,13 @@ def _refusal(report: AuditReport, found: list[str]) -> str:
     return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
 
 
-def _print_unreadable(text: str) -> None:
+def print_unreadable(text: str) -> None:
+    """Print why a report cannot be read on standard error."""
     lines = text.split("\n")  # text from a file has no line ends left
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
 
 
-def _reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
+def reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return the reports that are named, each once, and why others cannot be found, by name."""
     paths: dict[str, str] = {}
     errors: dict[str, str] = {}

@@ -17,6 +17,7 @@ from lightning_audit.results.audit_report import EXIT_CODES
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
     "check": "show reports; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
+    "show": "every check and all numbers of a report",
     "diff": "what changed between two reports of one training",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",

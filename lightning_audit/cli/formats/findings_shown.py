@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 from lightning_audit.results.report_details import CodePlace, places_in
 
@@ -92,13 +92,3 @@ def _fault(report: AuditReport, result: CheckResult) -> LikelyFault | None:
     whose = ("", result.optimizer)
     faults = (f for f in report.verdict.faults if f.finding == result.name)
     return next((f for f in faults if not result.optimizer or f.place.optimizer in whose), None)
-
-
-def headline_of(fault: LikelyFault) -> str:
-    """Return a fault in a few words; its sentence in an earlier report that names none."""
-    return fault.headline or _headlines().get(fault.name, fault.sentence)
-
-
-@functools.cache
-def _headlines() -> dict[str, str]:
-    return headlines()
