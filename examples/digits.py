@@ -26,12 +26,15 @@ import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import PrivacyAudit, Verdict
 
 EPOCHS = 10
 BATCH_SIZE = 64
@@ -127,8 +130,8 @@ RUNS: dict[str, tuple[type[DPOptimizer], str]] = {
 }
 
 
-def train(name: str, report_dir: Path, seed: int = 1) -> tuple[str, str]:
-    """Train one of `RUNS` under audit; return the outcome and the likely fault."""
+def train(name: str, report_dir: Path, seed: int = 1) -> Verdict:
+    """Train one of `RUNS` under audit; return the verdict."""
     pl.seed_everything(seed, verbose=False)
     # By default a training stops after the step that shows a violation, and raises an exception.
     # With on_violation="warn" the faulty ones continue for an epoch, so that reports are complete.
@@ -150,7 +153,7 @@ def train(name: str, report_dir: Path, seed: int = 1) -> tuple[str, str]:
     )
     print(f"\n=== {name} ===", flush=True)
     trainer.fit(Digits(RUNS[name][0]))
-    return audit.report.verdict.outcome, audit.report.verdict.fault
+    return audit.report.verdict
 
 
 def main() -> int:
@@ -164,16 +167,18 @@ def main() -> int:
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
 
     wrong = 0
-    lines = []
+    table = Table("training", "verdict", "likely fault", "first seen", box=box.ASCII2)
     for name, (_, fault) in RUNS.items():
-        report_dir = folder / name.replace(" ", "-")
-        outcome, found = train(name, report_dir)
+        verdict = train(name, folder / name.replace(" ", "-"))
         expected = "VIOLATION" if fault else "PASS"
-        wrong += outcome != expected or not found.startswith(fault)
-        lines.append(f"  {name:<22}{outcome:<14}{found.split(':')[0]:<26}{report_dir}/report.json")
-    header = f"  {'training':<22}{'verdict':<14}{'likely fault':<26}report"
-    print("\n=== summary ===", header, *lines, sep="\n")
-    print(f"\n{'as expected' if not wrong else f'{wrong} not as expected'}")
+        wrong += verdict.outcome != expected or not verdict.fault.startswith(fault)
+        found, root = verdict.fault.partition(":")[0], verdict.root
+        step = "" if root is None or root.place.step is None else f"step {root.place.step + 1}"
+        table.add_row(name, verdict.outcome, found, step)
+    print(flush=True)
+    Console(width=80).print(table)
+    print(f"{'all as expected' if not wrong else f'{wrong} not as expected'}; ", end="")
+    print(f"open {folder / 'half-noise' / 'report.png'}")
     return int(wrong > 0)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_worker import Command
@@ -97,23 +99,28 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
     These are the larger part of a short training.
     """
-    from lightning_audit import PrivacyAudit
-
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
     page = "lightning_audit.run.report_files.ReportFiles.write_page"
     monkeypatch.setattr(page, lambda files, report: None)
-    *others, examinations, bounds, source = PrivacyAudit.__init__.__defaults__
-    assert (examinations, bounds, source) == ("auto", (), True)
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, (), source))
+    _change_defaults(monkeypatch, examinations=0)
 
 
 @pytest.fixture
 def one_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits with ``examinations=1`` and ``bounds="all"`` by default."""
+    _change_defaults(monkeypatch, examinations=1, bounds="all")
+
+
+def _change_defaults(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Change defaults of arguments of `PrivacyAudit`."""
     from lightning_audit import PrivacyAudit
 
-    *others, _, _, source = PrivacyAudit.__init__.__defaults__
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, "all", source))
+    init = PrivacyAudit.__init__
+    known = inspect.signature(init).parameters.values()
+    names = [one.name for one in known if one.default is not one.empty]
+    defaults = dict(zip(names, init.__defaults__, strict=True))
+    assert changes.keys() <= defaults.keys()
+    monkeypatch.setattr(init, "__defaults__", tuple({**defaults, **changes}.values()))
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,7 @@ ONLY = {
     "files": {"files", "_validate"},
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
-    "report": {"report", "results", "stats", "files"},
+    "report": {"report", "results", "stats", "files", "checks"},
     "page": {"page", "report", "results", "record", "checks", "stats", "files"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},

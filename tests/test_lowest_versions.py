@@ -35,7 +35,7 @@ def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     stated = [*project["dependencies"]]
-    stated += [one for name in ("console", "cli", "report", "examples") for one in extras[name]]
+    stated += [one for name in ("cli", "report", "examples") for one in extras[name]]
     pins = _pins()
     for one in stated:
         if match := re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", one):

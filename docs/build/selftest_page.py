@@ -24,7 +24,7 @@ from lightning_audit.selftest import published
 from lightning_audit.selftest.pool import run_all
 from lightning_audit.selftest.result import Result
 from lightning_audit.selftest.rows import Row, planned
-from lightning_audit.selftest.table import HEADINGS, as_text, steps_of, summary
+from lightning_audit.selftest.table import HEADINGS, show, steps_of, summary
 from lightning_audit.selftest.training import train_row
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.runs import train
@@ -244,7 +244,7 @@ def main() -> None:
 
     results = run_all(planned(), jobs, lambda r: print(r.fault, r.status), train=by_name)
     seconds = time.perf_counter() - started
-    print(as_text(results, seconds))
+    show(results, seconds)
     PAGE.write_text(markdown(results, seconds, jobs), encoding="utf-8")
 
 

@@ -133,8 +133,7 @@ class ClaimBudget:
         steps = sum(taken)
         told = self._told(_STOPPED, steps=steps, s="" if steps == 1 else "s")
         self._run.optimizers.notes.add(told)
-        if self._run.ranks.is_first:
-            _log.warning("privacy audit: %s", told)
+        self._warn(told)
         return True
 
     def _begin(self) -> None:
@@ -145,26 +144,26 @@ class ClaimBudget:
         if left is None:
             return
         self.hopeless = not any(self._taken) and not left
-        if self._planned is None or left >= self._planned:
+        # Of a first step that exceeds the claim the violation is logged, not the plan.
+        if self.hopeless or self._planned is None or left >= self._planned:
             return
         then = "the training stops there" if self._ends else "the claim is false from there on"
-        if self.hopeless:
-            then = "no step is taken" if self._ends else "the claim is false from the first step on"
         told = self._told(_TOO_MANY_STEPS, planned=self._planned, left=left)
-        self._warn(told, then, _FEWER_STEPS)
+        self.warned = f"{told}; {_FEWER_STEPS}"
+        self._warn(f"{told}: {then}; {_FEWER_STEPS}")
 
     def _begin_shuffled(self) -> None:
         excess = self._excess_of_epochs(self._coming())
         self.counts = excess is not None
         if excess is not None:
-            then = "no step is taken" if self._ends else "the claim will be false"
             told = self._told(_TOO_MANY_EPOCHS, epsilon=excess.epsilon, what=excess.what)
-            self._warn(told, then, _FEWER_EPOCHS)
+            self.warned = f"{told}; {_FEWER_EPOCHS}"
+            if not self._ends:  # else the first step is refused, and the violation is logged
+                self._warn(f"{told}: the claim will be false; {_FEWER_EPOCHS}")
 
-    def _warn(self, told: str, then: str, instead: str) -> None:
-        self.warned = f"{told}; {instead}"
+    def _warn(self, told: str) -> None:
         if self._run.ranks.is_first:
-            _log.warning("privacy audit: %s: %s; %s", told, then, instead)
+            _log.warning("privacy audit: %s", told)
 
     def _is_near(self, coming: list[Phase]) -> bool:
         """Return whether enough may be used to count the remaining steps again."""

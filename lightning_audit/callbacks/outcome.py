@@ -13,12 +13,12 @@ from lightning_audit.callbacks.figures import send_report_figure, send_report_fi
 from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.callbacks.stopping import monitored
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.console import print_report
+from lightning_audit.report.console import print_report, print_summary
+from lightning_audit.report.in_words import status_line
 from lightning_audit.results.audit_report import (
     AuditReport,
     InconclusiveAudit,
     PrivacyViolation,
-    describe,
 )
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
@@ -76,7 +76,7 @@ def send(run: AuditRun, trainer: Any, name: str) -> None:
         view(run, "sending the report to the loggers", sent)
 
 
-def tell(run: AuditRun, on_violation: str) -> None:
+def tell(run: AuditRun, on_violation: str, *, verbose: bool = False) -> None:
     """Print the report, and raise the error of its verdict if configured.
 
     All processes wait until the report is printed, because the end of one may end all of them.
@@ -84,19 +84,24 @@ def tell(run: AuditRun, on_violation: str) -> None:
     Args:
         run: of the report; a fast_dev_run raises nothing.
         on_violation: see `PrivacyAudit`.
+        verbose: see `PrivacyAudit`.
     """
     report = run.report
     if report is None:
         return
     run.ranks.meet()  # detects an audit that failed after the report was written
-    printed = partial(show, report, run.files, run.sessions)
+    printed = partial(show, report, run.files, run.sessions, verbose=verbose)
     run.ranks.from_first(lambda: view(run, "printing the report", printed))
     if not run.trial:
         raise_for(report, on_violation, run.config.on_inconclusive)
 
 
 def show(
-    report: AuditReport, files: ReportFiles | None, sessions: Sequence[AuditSession] = ()
+    report: AuditReport,
+    files: ReportFiles | None,
+    sessions: Sequence[AuditSession] = (),
+    *,
+    verbose: bool = False,
 ) -> None:
     """Print a report and its path.
 
@@ -105,18 +110,30 @@ def show(
         files: of the training; None in a fast_dev_run, which writes none and prints a preview of
             the audit of a whole training.
         sessions: of the private optimizers.
+        verbose: whether to print every check instead of the summary.
     """
-    print_report(report, files.shown(REPORT_NAME) if files else None)
+    printed = print_report if verbose else print_summary
+    printed(report, files.shown(REPORT_NAME) if files else None)
     if files is None:
         print(preview_of(report, sessions, None))
         print("Report: not written, this is a fast_dev_run")
 
 
-def warn_of_end(report: AuditReport | None, files: ReportFiles | None) -> None:
-    """Log the verdict on a training that broke off, and the report's path, as a warning."""
-    if report is not None and files is not None:
-        path = files.shown(REPORT_NAME) or "not written"
-        _log.warning("privacy audit: %s\nReport: %s", describe(report.verdict), path)
+def warn_of_end(
+    report: AuditReport | None, files: ReportFiles | None, *, known: bool = False
+) -> None:
+    """Log the verdict on a training that broke off, and the report's path, as a warning.
+
+    Args:
+        report: of the training; None if there is none.
+        files: of the training; None if it writes none.
+        known: whether a violation was logged before, which is not logged again.
+    """
+    if report is None or files is None:
+        return
+    path = files.shown(REPORT_NAME) or "not written"
+    verdict = "the training broke off" if known else status_line(report)
+    _log.warning("privacy audit: %s; report: %s", verdict, path)
 
 
 def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
@@ -204,7 +221,8 @@ def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     end_failed(audit, trainer)
     report, run = audit.report, audit._run
     if run is not None and run.ranks.is_first:
-        view(run, "printing the report", partial(show, report, run.files, run.sessions))
+        printed = partial(show, report, run.files, run.sessions, verbose=audit.verbose)
+        view(run, "printing the report", printed)
     if not trainer.fast_dev_run:
         raise_for(report, audit.on_violation, audit.config.on_inconclusive)
 
@@ -217,5 +235,6 @@ def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:
     if run is not None and run.files is not None:
         attempt(run.files.release)
     if any(isinstance(each, BaseException) for each in given):
-        warn_of_end(audit.report, None if run is None else run.files)
+        files = None if run is None else run.files
+        warn_of_end(audit.report, files, known=audit._stopping.told)
     audit._boundary.begin()

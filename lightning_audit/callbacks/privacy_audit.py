@@ -37,9 +37,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     Each step carries canary gradients through the user's own clipping and noise. The noisy sum is
     read before the update, and the canaries are removed again, so that the trained model is what it
-    would have been. Lower bounds on epsilon are logged at the ends of epochs, see
-    docs/how-it-works.md; when the training ends, the report gives a verdict: PASS, VIOLATION or
-    INCONCLUSIVE.
+    would have been. Lower bounds on epsilon are logged at the ends of epochs. When the training
+    ends, the report gives a verdict: PASS, VIOLATION or INCONCLUSIVE.
 
     Without arguments everything is read from the optimizer and its accountant, and the claim is
     the accountant's own epsilon.
@@ -67,8 +66,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         bounds: the literature's bounds to log as well, such as ["fdp_cp"], or "all".
         resolution: what the audit must be able to detect before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
-        allow: names of findings that do not fail the run, or an `Allow` of one with scope and
-            reason; they are still shown.
+        allow: findings that do not fail the run, by name or as `Allow`; they are still shown.
         on_violation: "raise" stops the training at once, regardless of min_epochs and min_steps,
             and raises `PrivacyViolation` at its end; "stop" only stops it, "warn" only logs.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
@@ -82,6 +80,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             without a time limit. On a GPU, files that a step writes are written again.
         source_in_report: whether the report shows the first 12 lines at most of the code to look
             at; file and lines are shown in any case.
+        verbose: whether to print every check at the end, instead of a summary of 15 lines.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a
@@ -112,6 +111,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         examinations: Literal["auto"] | int = "auto",
         bounds: Sequence[str] | Literal["all"] = (),
         source_in_report: bool = True,
+        verbose: bool = False,
     ) -> None:
         super().__init__()
         self.config = AuditConfig(
@@ -133,7 +133,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             given=arguments.given(PrivacyAudit.__init__, locals()),
             **arguments.allowed(allow),
         )
-        self.report_dir, self.log_prefix = report_dir, log_prefix
+        self.report_dir, self.log_prefix, self.verbose = report_dir, log_prefix, bool(verbose)
         self._kept: dict[str, Any] = {}  # state of a checkpoint: the next training continues it
         self._run: AuditRun | None = None
         self._ranks: Ranks | None = None
@@ -144,8 +144,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle: report and audit state, not the training."""
         kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
-        fresh = {"_boundary": outcome.boundary(), "_stopping": Stopping(self.on_violation)}
-        return super().__getstate__() | kept | fresh
+        kept |= {"_boundary": outcome.boundary(), "_stopping": Stopping(self.on_violation)}
+        return super().__getstate__() | kept
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
         """Predict this audit of a training from a few steps of a copy; see `callbacks.preview`."""
@@ -301,7 +301,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             if run.report is None:
                 self._end(run, trainer)
         self._unhook(run)
-        outcome.tell(run, self.on_violation)
+        outcome.tell(run, self.on_violation, verbose=self.verbose)
 
     @of_its_run(outcome.release_failed)
     def on_exception(
@@ -312,7 +312,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
-            outcome.warn_of_end(run.report, run.files)
+            outcome.warn_of_end(run.report, run.files, known=self._stopping.told)
         self._close(trainer, pl_module)
 
     @guarded(outcome.release_failed)

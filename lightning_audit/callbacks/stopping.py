@@ -9,12 +9,15 @@ from typing import Any
 from lightning_audit.callbacks.claim_budget import ClaimBudget
 from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.report.in_words import progress, status_line
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.taps.boundary import Handles, StepRefused, entry
 from lightning_audit.taps.method_hook import MethodHook
 
 _log = logging.getLogger(__name__)
+#: Name of the audit's item of a progress bar.
+ITEM = "audit"
 
 
 def monitored(trainer: Any, prefix: str) -> list[str]:
@@ -30,6 +33,20 @@ def ends_with_this_epoch(trainer: Any) -> bool:
     by_epochs = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
     by_steps = steps not in (None, -1) and trainer.global_step >= steps
     return bool(trainer.should_stop or by_epochs or by_steps)
+
+
+class _Words(str):
+    """Text that a progress bar may format as a number, as it may do with all its items."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def show_progress(trainer: Any, report: AuditReport) -> None:
+    """Show the state of the audit in the progress bar, among the metrics of the training."""
+    trainer.progress_bar_metrics[ITEM] = _Words(progress(report))
 
 
 class Stopping:
@@ -139,17 +156,21 @@ class Stopping:
         self.counts = budget.counts
 
     def respond(self, report: AuditReport | None, trainer: Any, run: AuditRun) -> None:
-        """Log the first violation, and stop the training if configured.
+        """Show the state in the progress bar, log the first violation, and stop if configured.
 
         Args:
-            report: the current report; None if nothing was found.
+            report: the current report; None if nothing was evaluated.
             trainer: of the training; it validates, saves and calls callbacks as at a normal end.
             run: of the audit; only its first process logs, and a fast_dev_run is not stopped.
         """
-        if report is None or report.verdict.outcome != "VIOLATION":
+        if report is None:
+            return
+        show_progress(trainer, report)
+        if report.verdict.outcome != "VIOLATION":
             return
         if not self.told and run.ranks.is_first:
-            _log.error("privacy audit: %s", report.verdict.summary)
+            stops = "; the training stops" if self._ends and not run.trial else ""
+            _log.error("privacy audit: %s%s", status_line(report), stops)
         self.told = True
         if self._ends and not run.trial:
             self._why = self._why or "violation"

@@ -15,7 +15,7 @@ from lightning_audit.cli.regression import another_training, regressions
 from lightning_audit.files.printable import visible
 from lightning_audit.many import trainings_verdict
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
-from lightning_audit.report.console import print_report
+from lightning_audit.report.console import print_summary
 from lightning_audit.results.audit_report import AuditReport, ReportError
 from lightning_audit.verdict import gate
 
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "report",
         nargs="+",
-        help="a report.json, or a folder of trainings; several reports get a line each",
+        help="a report.json, or a folder of trainings; one report gets a summary, several a line "
+        "each",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument(
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     found = [_compared(*names, options, errors.get(names[0])) for names in every]
     for one in found:
         for remark in one.remarks if one.report is None else ():
-            _print_unreadable(remark.text)
+            print_unreadable(remark.text)
     if options.format != "text" or len(found) > 1:
         module, _, function = FORMATS[options.format].partition(":")
         show = getattr(import_module(f"lightning_audit.cli.formats.{module}"), function)
@@ -151,7 +152,7 @@ def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -
     """Print a report after the reasons of the gate, or before what the gate compared."""
     for remark in one.remarks:
         print(visible(remark.text))
-    print_report(report, one.path)
+    print_summary(report, one.path)
     rules = {remark.rule for remark in one.remarks}
     if options.max_epsilon is not None and "max-epsilon" not in rules:
         limit = options.max_epsilon
@@ -172,7 +173,8 @@ def _refusal(report: AuditReport, found: list[str]) -> str:
     return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
 
 
-def _print_unreadable(text: str) -> None:
+def print_unreadable(text: str) -> None:
+    """Print why a report cannot be read on standard error."""
     lines = text.split("\n")  # text from a file has no line ends left
     print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
 

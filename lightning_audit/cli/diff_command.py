@@ -12,6 +12,7 @@ from lightning_audit.cli.options import non_negative
 from lightning_audit.cli.output import Refused
 from lightning_audit.cli.regression import another_training, regressions
 from lightning_audit.files.printable import visible
+from lightning_audit.report.terminal import as_text, table
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.results.verdict import outcome_in_words
 
@@ -48,12 +49,11 @@ def run(options: argparse.Namespace) -> int:
     worse = regressions(old, new, options.max_regression)
     for outcome, text in worse:
         print(visible(f"{outcome}: {text}"))
-    rows = [(name, _shown(before), _shown(now)) for name, before, now in _differences(old, new)]
-    if not rows:
-        print("the reports do not differ")
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    for name, before, now in rows:
-        print(f"  {name:<{widths[0]}}  {before:<{widths[1]}}  ->  {now}")
+    rows = [
+        (f"  {name}", _shown(before), "->", _shown(now))
+        for name, before, now in _differences(old, new)
+    ]
+    print(as_text(table([""] * 4, rows)) if rows else "the reports do not differ")
     codes = {EXIT_CODES[outcome] for outcome, _ in worse}
     return min(codes, default=EXIT_CODES["PASS"])  # a violation is worse than inconclusive
 

@@ -19,6 +19,7 @@ _COMMANDS: Mapping[str, str] = {
     "check": "show reports; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "report": "write reports as HTML pages, with an index for a folder",
     "card": "the privacy card of a training: what standards ask, from its report and its owner",
+    "show": "every check and all numbers of a report",
     "diff": "what changed between two reports of one training",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",

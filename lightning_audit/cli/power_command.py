@@ -14,6 +14,7 @@ from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
 from lightning_audit.checks.noise.noise_size import NOISE_CANARY
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
+from lightning_audit.report.terminal import as_text, table
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power, steps_needed
@@ -170,16 +171,20 @@ def _as_text(
         f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary",
         f"needed for a power of {options.target:g} ({options.canaries} canaries a step):",
         "",
-        f"{'test':<22}{'detects':<20}{'false alarm':>12}{'readings':>12}{'steps':>10}",
     ]
-    for test in tests:
-        counts = (
-            (f"> {_LIMIT:g}", "") if test.observations is None else (test.observations, test.steps)
+    columns = ["test", "detects", "false alarm", "readings", "steps"]
+    rows = [
+        (
+            test.name,
+            test.sees,
+            f"{test.significance:g}",
+            f"> {_LIMIT:g}" if test.observations is None else str(test.observations),
+            "" if test.steps is None else str(test.steps),
         )
-        lines.append(
-            f"{test.name:<22}{test.sees:<20}{test.significance:>12g}{counts[0]:>12}{counts[1]:>10}"
-        )
+        for test in tests
+    ]
     lines += [
+        as_text(table(columns, rows, right=columns[2:])),
         "",
         "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
         "last step",

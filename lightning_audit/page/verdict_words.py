@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
 from lightning_audit.page.check_groups import alarm_words
 from lightning_audit.page.run_details import CodeShown, code_of
@@ -21,6 +20,7 @@ from lightning_audit.page.shown_text import (
     power_words,
     sentence,
 )
+from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 
 #: How the sentence of a violation starts, and what it means for the epsilons.
@@ -62,16 +62,6 @@ class FindingShown:
     code: tuple[CodeShown, ...]
     alternatives: tuple[Markup, ...]
     follows: tuple[str, ...]
-
-
-def headline_of(fault: LikelyFault) -> str:
-    """Return a fault in a few words; its sentence if nothing names it."""
-    return fault.headline or _headlines().get(fault.name, fault.sentence)
-
-
-@functools.cache
-def _headlines() -> dict[str, str]:
-    return headlines()
 
 
 def verdict_sentence(report: AuditReport) -> str:

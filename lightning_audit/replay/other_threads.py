@@ -30,6 +30,8 @@ _HARMLESS = sys.stdlib_module_names | frozenset(
 )
 #: Modules of torch whose threads are harmless, regardless of the code that they call.
 _THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
+#: Modules of Lightning whose threads refresh a progress bar, also in a bare ``run``.
+_PROGRESS_BARS = ("pytorch_lightning.callbacks.progress.", "lightning.pytorch.callbacks.progress.")
 
 
 def training_thread() -> str:
@@ -45,12 +47,16 @@ def training_thread() -> str:
 
 def _is_helper(frame: FrameType | None) -> bool:
     """Return whether a thread runs only harmless code, given its innermost frame."""
-    # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
-    if frame is None or frame.f_code.co_name == "run":
+    if frame is None:
         return False
+    # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
+    bare = frame.f_code.co_name == "run"
     modules: list[str] = []
     while frame is not None:
         modules.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
+    if bare:
+        return any(name.startswith(_PROGRESS_BARS) for name in modules)
     packages = {name.partition(".")[0] for name in modules}
-    return packages <= _HARMLESS or any(name.startswith(_THREADS_OF_TORCH) for name in modules)
+    known = (*_THREADS_OF_TORCH, *_PROGRESS_BARS)
+    return packages <= _HARMLESS or any(name.startswith(known) for name in modules)

@@ -1,16 +1,31 @@
-"""Prints a report to the terminal: a table if rich is installed, aligned lines if not.
+"""Prints a report: a summary of at most 15 lines, or the whole table of its checks.
 
-The verdict comes first, with its root. A check that follows from a finding has no row of its own.
+The verdict comes first, with its root. In the table, a check that follows from a finding has no row
+of its own.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from typing import TYPE_CHECKING
 
 from lightning_audit.files.printable import visible
+from lightning_audit.report.summary_rows import mu_bounds, summary_rows
+from lightning_audit.report.terminal import (
+    STYLES,
+    as_ascii,
+    has_signs,
+    print_lines,
+    screen,
+    table,
+    with_signs,
+)
 from lightning_audit.results.audit_report import AuditReport, CheckResult, describe
 from lightning_audit.results.trainings_seen import TrainingsSeen
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _MARKS = {
     "violated": "VIOLATED",
@@ -20,82 +35,77 @@ _MARKS = {
     "ok": "ok",
     "not_run": "not run",
 }
-_STYLES = {
-    "violated": "bold red",
-    "undecided": "bold yellow",
-    "allowed": "yellow",
-    "warned": "yellow",
-    "ok": "green",
-    "not_run": "dim",
-}
-_OUTCOME_STYLES = {"PASS": "bold green", "VIOLATION": "bold red", "INCONCLUSIVE": "bold yellow"}
+#: Signs differ in shape: nothing is shown by color alone.
+_SIGNS = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
+_LABEL = 13
+
+
+def print_summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+    """Print a report in at most 15 lines to standard output.
+
+    Args:
+        report: the report.
+        path: where it was saved; None if it was not.
+    """
+    if has_signs(screen()):
+        print_lines("", _with_color(report, path))
+    else:
+        print_lines("", summary(report, path))
+
+
+def summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:
+    """Return the summary of a report in ASCII, without a final newline; for arguments see above."""
+    lines = [f"{label}{text}" for label, text in _labeled(report, path)]
+    return as_ascii("\n".join(line.rstrip() for line in lines))
+
+
+def _labeled(report: AuditReport, path: str | os.PathLike[str] | None) -> list[tuple[str, str]]:
+    """Return the lines of the summary, each as its first column and its text."""
+    found = []
+    for row in summary_rows(report, path):
+        for number, text in enumerate(row.lines):
+            label = row.label if number == 0 else ""
+            indent = f"  {label:<{_LABEL}}" if row.label else "  " * bool(number)
+            found.append((indent, text))
+    return found
+
+
+def _with_color(report: AuditReport, path: str | os.PathLike[str] | None) -> Text:
+    """Return the summary with signs, raised powers and colors."""
+    from rich.text import Text
+
+    outcome = report.verdict.outcome
+    text = Text()
+    for number, (label, line) in enumerate(_labeled(report, path)):
+        shown = with_signs(line)
+        if number == 0:
+            text.append(f"{_SIGNS[outcome]} {outcome}", STYLES[outcome])
+            text.append(shown.removeprefix(outcome), "bold")
+        else:
+            text.append(f"\n{label}", "dim")
+            text.append(shown, STYLES[outcome] if label.strip() == "Evidence" else "")
+    return text
 
 
 def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
-    """Print a report to standard output.
+    """Print the verdict in full, every check, and all numbers of a report to standard output.
 
     Args:
         report: the report.
         path: where it was saved; None if it was not.
     """
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:  # the text has the same content
-        print(as_text(report, path))
-        return
-    # Names and messages are printed verbatim: no markup, no emoji codes.
-    console = Console(markup=False, emoji=False, highlight=False)
-    table = Table(title="Checks", title_justify="left")
-    for column in ("check", "result", "evidence", "observed"):
-        table.add_column(column, overflow="fold")
-    for check in _shown_checks(report):
-        mark = Text(_MARKS[check.status], style=_STYLES[check.status])
-        name, message = Text(visible(check.name)), Text(visible(check.message))
-        table.add_row(name, mark, evidence_of(check), message)
-    console.print()  # a progress bar may occupy the line
-    console.print(describe(report.verdict), style=_OUTCOME_STYLES[report.verdict.outcome])
-    console.print(table)
-    for line in _epsilon_lines(report):
-        console.print(line)
-    for line in _closing_lines(report, path):
-        # A path broken over several lines cannot be copied.
-        console.print(line, soft_wrap=True)
-
-
-def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:
-    """Return the report as lines of text.
-
-    Args:
-        report: the report.
-        path: where it was saved; None if it was not.
-
-    Returns:
-        The text, without a final newline.
-    """
-    checks = _shown_checks(report)
-    names = [visible(check.name) for check in checks]
-    width = max(map(len, names), default=0)
     rows = [
-        f"  {name:<{width}}  {_MARKS[check.status]:<8}  {evidence_of(check):<12}  "
-        f"{visible(check.message)}"
-        for name, check in zip(names, checks, strict=True)
+        (check.name, _MARKS[check.status], evidence_of(check), check.message)
+        for check in report.checks
+        if not check.follows_from
     ]
-    return "\n".join(
-        [
-            "",
-            describe(report.verdict),
-            "Checks",
-            *rows,
-            *_epsilon_lines(report),
-            *_closing_lines(report, path),
-        ]
+    print_lines(
+        "",
+        describe(report.verdict),
+        table(("check", "result", "evidence", "observed"), rows, title="Checks"),
+        *_epsilon_lines(report),
+        *_closing_lines(report, path),
     )
-
-
-def _shown_checks(report: AuditReport) -> list[CheckResult]:
-    return [check for check in report.checks if not check.follows_from]
 
 
 def evidence_of(check: CheckResult) -> str:
@@ -124,9 +134,14 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     }
     shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
+    mu = [
+        f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
+        "confidence, if signal and noise kept a constant ratio to their claims"
+        for bound in mu_bounds(report)
+    ]
     steps = f"{report.steps} steps, {report.observations} canary readings"
     counts = [steps] if report.trainings is None else _training_lines(report, report.trainings)
-    return [line, *_mu_lines(report), *counts, *_cost_lines(report)]
+    return [line, *mu, *counts, *_cost_lines(report)]
 
 
 def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
@@ -154,16 +169,6 @@ def _cost_lines(report: AuditReport) -> list[str]:
         first = f"{examined['first']:.2g} s ({examined['first_step_times']:.0f} step times)"
         line += f"; the first examination by replay {first}, later ones {examined['later']:.2g} s"
     return [line]
-
-
-def _mu_lines(report: AuditReport) -> list[str]:
-    """Return the lower bound on mu of one step, and its assumption."""
-    return [
-        f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
-        "confidence, if signal and noise kept a constant ratio to their claims"
-        for bound in report.bounds
-        if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
-    ]
 
 
 def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:

@@ -15,6 +15,11 @@ Kind = Literal["mechanism", "epsilon", "accounting"]
 #: The first that is violated is the verdict's.
 KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
 
+#: Remark of a summary on a violation that loses no privacy.
+SAME_FACTOR = (
+    "noise and clipping are off by the same factor, so this loses no privacy by itself, but the "
+    "mechanism is not the stated one"
+)
 #: Exit codes of the gate.
 EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
 
@@ -189,7 +194,7 @@ def _in_words(place: Place) -> str:
     if place.process is not None:
         parts.append(f"process {place.process}")
     if place.step is not None:
-        parts.append(f"first seen at step {place.step + 1}")
+        parts.append(f"first seen in step {place.step + 1}")
     if place.code:
         parts.append(f"see {', '.join(map(str, place.code))}")
     return ", ".join(parts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_audit.report.terminal import print_lines, table
 from lightning_audit.selftest.result import Result
 
 HEADINGS = {
@@ -18,60 +18,17 @@ HEADINGS = {
     "healthy": "Healthy trainings",
 }
 COLUMNS = ("training", "configuration", "answer", "finding", "steps")
-_STYLES = {
-    "found": "green",
-    "warned": "green",
-    "not accused": "green",
-}
 
 
 def show(results: Sequence[Result], seconds: float) -> None:
-    """Print the table and the closing line to standard output."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:  # without rich, the text has the same content
-        print(as_text(results, seconds))
-        return
-    if not sys.stdout.isatty():  # a table folded to 80 columns cannot be searched
-        print(as_text(results, seconds))
-        return
-    console = Console(markup=False, emoji=False, highlight=False)
+    """Print a table for each group, and the closing lines, to standard output."""
+    rows = [cells(result) for result in results]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     for group, title in HEADINGS.items():
-        rows = [result for result in results if result.group == group]
-        if not rows:
-            continue
-        table = Table(title=title, title_justify="left")
-        for column in COLUMNS:
-            table.add_column(column, overflow="fold")
-        for result in rows:
-            texts = [Text(cell) for cell in cells(result)]
-            texts[2].stylize(_STYLES.get(result.status, "bold red"))
-            table.add_row(*texts)
-        console.print(table)
-    for line in closing(results, seconds):
-        console.print(line)
-
-
-def as_text(results: Sequence[Result], seconds: float) -> str:
-    """Return the table as aligned lines of text, and the closing lines."""
-    rows = [(result.group, cells(result)) for result in results]
-    widths = [
-        max(len(row[i]) for row in [COLUMNS, *(row for _, row in rows)])
-        for i in range(len(COLUMNS))
-    ]
-    lines = []
-    for group, title in HEADINGS.items():
-        chosen = [row for own, row in rows if own == group]
+        chosen = [cells(result) for result in results if result.group == group]
         if chosen:
-            lines += [title, *(_aligned(row, widths) for row in [COLUMNS, *chosen]), ""]
-    return "\n".join([*lines, *closing(results, seconds)])
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    joined = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-    return f"  {joined}".rstrip()
+            print_lines(table(COLUMNS, chosen, title=title, widths=widths), "")
+    print_lines(*closing(results, seconds))
 
 
 def cells(result: Result) -> tuple[str, ...]:

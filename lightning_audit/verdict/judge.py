@@ -16,6 +16,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.results.verdict import SAME_FACTOR
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.examined import describe_examined
 from lightning_audit.verdict.pass_blockers import (
@@ -205,8 +206,5 @@ def _violation(
     if verdict.further:
         summary += f" (also: {', '.join(fault.finding for fault in verdict.further)})"
     if monitor and loses_no_privacy(violated, monitor):
-        summary += (
-            "; noise and clipping are off by the same factor, so this loses no privacy by itself, "
-            "but the mechanism is not the stated one"
-        )
+        summary += f"; {SAME_FACTOR}"
     return dataclasses.replace(verdict, summary=summary)

@@ -64,7 +64,7 @@ def test_warn_trains_to_the_end_and_raises_nothing(
     assert hooks.seen.count("epoch_end") == 3
     assert report.steps == 96
     told = [r for r in caplog.records if r.name.startswith("lightning_audit")]
-    assert len([r for r in told if "privacy audit: noise" in r.getMessage()]) == 1
+    assert len([r for r in told if "privacy audit: VIOLATION (mechanism)" in r.getMessage()]) == 1
 
 
 def test_violation_in_the_middle_of_an_epoch_is_found_at_max_steps(tmp_path: Path) -> None:
@@ -95,3 +95,15 @@ def test_report_is_shown_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "PASS" in shown
     assert "report.json" in shown
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_every_check_is_shown_on_request_and_else_a_summary(
+    tmp_path: Path, verbose: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = PrivacyAudit(seed=1, verbose=verbose)
+    report = fit(tmp_path, PrivateModule(), audit, max_steps=4)
+    out = capsys.readouterr().out
+    words = out.split()
+    assert all(check.name in words for check in report.checks) == verbose
+    assert (len(out.strip().splitlines()) <= 15) == (not verbose)

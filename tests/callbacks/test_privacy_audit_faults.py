@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from printed_report import as_text
 from torch import nn
 from torch.nn import functional
 from training_support import (
@@ -22,7 +23,6 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
-from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import describe
 from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
 from lightning_audit.verdict.gate import contradictions

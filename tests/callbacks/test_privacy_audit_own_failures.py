@@ -156,7 +156,7 @@ def test_a_failed_set_up_is_reported_too(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("view", "words"),
     [
-        ("lightning_audit.callbacks.outcome.print_report", "printing the report failed"),
+        ("lightning_audit.callbacks.outcome.print_summary", "printing the report failed"),
         ("lightning_audit.callbacks.outcome.send_report_figure", "drawing the report's figure"),
     ],
 )

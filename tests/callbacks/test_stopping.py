@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from gan_support import Gan
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
@@ -237,3 +238,93 @@ def test_a_correct_training_is_not_stopped(tmp_path: Path, examinations: Any) ->
     trainer_for(tmp_path, audit, max_epochs=3).fit(PrivateModule())
     assert audit.report.steps == 96
     assert audit.report.verdict.outcome != "VIOLATION"
+
+
+class Plain(pl.callbacks.ProgressBar):
+    """A user's own progress bar: it shows every item as a number of three digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[str] = []
+
+    def disable(self) -> None:
+        """Nothing is shown."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        items = self.get_metrics(trainer, pl_module)
+        self.shown.append(" ".join(f"{name}={value:.3f}" for name, value in items.items()))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.on_train_batch_end(trainer, pl_module)
+
+
+class Logging(PrivateModule):
+    """Shows its loss in the progress bar."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+
+def test_a_progress_bar_shows_the_bound_at_the_ends_of_epochs_among_the_modules_metrics(
+    tmp_path: Path,
+) -> None:
+    bar, audit = Plain(), PrivacyAudit(seed=1)
+    trainer_for(tmp_path, audit, bar, max_epochs=2, enable_progress_bar=True).fit(Logging())
+    assert "audit" not in bar.shown[0]
+    bound = audit.report.epsilon_lower
+    assert bound > 0
+    assert f"audit=ok | eps>={bound:.2g}" in bar.shown[-1]
+    assert re.search(r"loss=\d+\.\d\d\d", bar.shown[-1])
+
+
+def test_a_progress_bar_shows_a_finding_after_the_step_that_shows_it(tmp_path: Path) -> None:
+    bar, audit = Plain(), PrivacyAudit(seed=1, on_violation="warn")
+    trainer = trainer_for(tmp_path, audit, bar, max_steps=12, enable_progress_bar=True)
+    trainer.fit(on_digits(HalfNoise))
+    found = [number for number, shown in enumerate(bar.shown) if "audit=VIOLATION | noise" in shown]
+    assert 0 <= found[0] < 10
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar(), RichProgressBar(), None])
+def test_lightnings_progress_bars_show_it_and_none_is_needed(
+    tmp_path: Path, bar: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    given = [bar] if bar else []
+    trainer = trainer_for(
+        tmp_path, audit, *given, max_steps=12, enable_progress_bar=bar is not None
+    )
+    trainer.fit(on_digits(HalfNoise))
+    streams = capsys.readouterr()
+    shown = "".join((streams.out + streams.err).split())
+    assert ("audit=VIOLATION|noise" in shown) == isinstance(bar, TQDMProgressBar)
+    assert ("audit:VIOLATION|noise" in shown) == isinstance(bar, RichProgressBar)
+
+
+def test_a_violation_is_one_line_of_the_log_one_summary_and_one_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(PrivacyViolation) as raised:
+        trainer_for(tmp_path, PrivacyAudit(seed=1), **LONG).fit(on_digits(HalfNoise))
+    ours = [r.getMessage() for r in caplog.records if r.name.startswith("lightning_audit")]
+    assert len([line for line in ours if "VIOLATION" in line]) == 1
+    assert ours[-1].startswith("privacy audit: VIOLATION (mechanism): too little noise is added")
+    assert ours[-1].endswith("; the training stops")
+    out = capsys.readouterr().out
+    assert out.count("VIOLATION") == 1
+    assert len(out.strip().splitlines()) <= 15
+    assert str(raised.value).count("VIOLATION") == 1
+
+
+def test_a_first_step_above_the_claim_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit = PrivacyAudit(claimed_epsilon=0.01, seed=1)
+    with pytest.raises(PrivacyViolation):
+        trainer_for(tmp_path, audit, max_epochs=2).fit(PrivateModule())
+    ours = [r.getMessage() for r in caplog.records if r.name.startswith("lightning_audit")]
+    assert len(ours) == 1
+    assert "accounting" in ours[0]
+    assert "VIOLATION" in ours[0]

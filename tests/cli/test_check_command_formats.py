@@ -13,7 +13,7 @@ from made_report import made_report
 
 from lightning_audit.cli import main as cli
 from lightning_audit.cli.check_command import FORMATS
-from lightning_audit.report.console import print_report
+from lightning_audit.report.console import print_summary
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Outcome
 
 OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
@@ -30,13 +30,11 @@ def check(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_one_report_without_options_is_shown_as_ever(
-    tmp_path: Path, outcome: Outcome, capsys: Streams
-) -> None:
+def test_one_report_gets_its_summary(tmp_path: Path, outcome: Outcome, capsys: Streams) -> None:
     path = saved(tmp_path, outcome)
     assert check(path) == EXIT_CODES[outcome]
     shown = capsys.readouterr()
-    print_report(AuditReport.load(path), path)
+    print_summary(AuditReport.load(path), path)
     assert shown == (capsys.readouterr().out, "")
 
 

@@ -14,7 +14,8 @@ from made_report import made_report
 
 from lightning_audit import __version__
 from lightning_audit.cli import main as cli
-from lightning_audit.results.audit_report import EXIT_CODES, Outcome, describe
+from lightning_audit.report.console import summary
+from lightning_audit.results.audit_report import EXIT_CODES, Outcome
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
 
@@ -31,10 +32,10 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
 def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, outcome: Outcome) -> None:
-    done = run("check", saved(tmp_path, outcome))
+    path = saved(tmp_path, outcome)
+    done = run("check", path)
     assert done.returncode == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}[outcome]
-    told = describe(made_report(outcome).verdict).splitlines()[0]
-    assert told in " ".join(done.stdout.split())
+    assert done.stdout == f"\n{summary(made_report(outcome), path)}\n"
     assert done.stderr == ""
 
 
@@ -65,7 +66,7 @@ def test_a_directory_stands_for_the_report_in_it(
 ) -> None:
     report = saved(tmp_path, "VIOLATION")
     assert check(tmp_path) == 1
-    assert f"Report: {report}" in capsys.readouterr().out
+    assert f"lightning-audit show {report}" in capsys.readouterr().out
 
 
 def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from lightning_audit.replay.other_threads import training_thread
 
@@ -86,3 +89,18 @@ def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
     assert threading.active_count() > 1
     assert training_thread() == ""
     monitor.exit()
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_the_thread_of_lightnings_progress_bar_is_harmless(package: str) -> None:
+    progress = importlib.import_module(f"{package}.callbacks.progress.rich_progress")
+    bar = progress.CustomProgress(console=Console(file=io.StringIO()))
+    bar.start()
+    try:
+        for _ in range(50):  # it sleeps, or draws
+            bar.soft_refresh()
+            assert threading.active_count() > 1
+            assert training_thread() == ""
+            time.sleep(0.002)
+    finally:
+        bar.stop()

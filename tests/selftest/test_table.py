@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.table import as_text, closing, steps_of, summary
+from lightning_audit.selftest.table import closing, show, steps_of, summary
 
 FOUND = Result("fault", "half_noise", "Opacus", "found", 20, finding="noise", flagged_at=3)
 AT_END = Result("fault", "few_seeds", "figure 8", "warned", 625, finding="reuse")
@@ -13,8 +15,11 @@ HEALTHY = Result("healthy", "healthy", "Opacus", "not accused", 100, outcome="PA
 ACCUSED = Result("healthy", "healthy", "by hand", "accused", 100, sentence="no noise")
 
 
-def test_columns_stand_below_one_another_in_every_group() -> None:
-    lines = as_text([FOUND, AT_END, HEALTHY], 2.0).splitlines()
+def test_columns_stand_below_one_another_in_every_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show([FOUND, AT_END, HEALTHY], 2.0)
+    lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.strip().startswith("training ")]
     assert len(heads) == 2
     at = heads[0].index("answer")

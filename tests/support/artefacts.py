@@ -26,7 +26,7 @@ _TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
 _E_VALUE = "audit/e_value"
 #: E-values of private checks as the console prints them.
 _PRIVATE = "|".join(re.escape(c.name) for c in REGISTRY.values() if c.private)
-_E_VALUES = re.compile(rf"(?<=│ )(?:{_PRIVATE}) .*?e = [^│]*│")
+_E_VALUES = re.compile(rf"^(?:{_PRIVATE}) .*?e = \S+|(?<=Evidence     )e = [^,]*,")
 #: The same in a checkpoint.
 _E_VALUES_OF_STATE = re.compile(r"/segments/found/\d+/\d+/log_e_value$|/course/epochs/\d+/e_value$")
 

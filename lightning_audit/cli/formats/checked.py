@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.files.printable import inside
-from lightning_audit.page.verdict_words import headline_of
 from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Outcome
 
 #: From the best outcome to the worst.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_audit.checks.base.check import Check
 from lightning_audit.many.trainings_verdict import declared
-from lightning_audit.page.verdict_words import headline_of
+from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 from lightning_audit.results.report_details import CodePlace, places_in
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lightning_audit.cli.formats.checked import Checked, worst
 from lightning_audit.cli.formats.epsilons_shown import epsilons
 from lightning_audit.files.printable import visible
+from lightning_audit.report.terminal import as_text, table
 from lightning_audit.results.audit_report import Outcome
 from lightning_audit.results.verdict import outcome_in_words
 
@@ -20,18 +21,12 @@ def as_lines(checked: Sequence[Checked]) -> str:
     Args:
         checked: one report or more.
     """
-    names = [visible(one.training) for one in checked]
-    outcomes = [_outcome(one) for one in checked]
-    first, second = max(map(len, names)), max(map(len, outcomes))
-    rows = [
-        f"{_MARKS[one.outcome]} {name:<{first}}  {outcome:<{second}}  {_what(one)}"
-        for one, name, outcome in zip(checked, names, outcomes, strict=True)
-    ]
+    rows = [(f"{_MARKS[one.outcome]} {one.training}", _outcome(one), _what(one)) for one in checked]
     found = worst(one.outcome for one in checked)
     path = visible(next(one.path for one in checked if one.outcome == found))
     which = f"worst verdict of {len(checked)} trainings" if len(checked) > 1 else "verdict"
     last = f"{found} is the {which}: {path}"
-    return "\n".join([*rows, "", last])
+    return as_text(table(["", "", ""], rows), "", last)
 
 
 def _outcome(one: Checked) -> str:
