@@ -7,8 +7,8 @@ claim is true, its entries are independent and normal, with a standard deviation
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
@@ -84,10 +84,10 @@ class AlikeBet:
     def _look(self, noise: Floats) -> None:
         """Add up the products at each distance, and about each place, in standard errors."""
         n = len(noise)
-        size = fft.next_fast_len(2 * n, real=True)
-        turned = fft.rfft(noise, size)
-        apart = fft.irfft(np.abs(turned) ** 2, size)[:n]
-        about = fft.irfft(turned**2, size)[: 2 * n - 1]
+        size = scipy.fft.next_fast_len(2 * n, real=True)
+        turned = scipy.fft.rfft(noise, size)
+        apart = scipy.fft.irfft(np.abs(turned) ** 2, size)[:n]
+        about = scipy.fft.irfft(turned**2, size)[: 2 * n - 1]
         # Few pairs are alike by chance more often than many, so their products count for less.
         pairs = np.maximum(n - np.arange(n), n / 8)
         apart, about = apart / np.sqrt(pairs), about / np.sqrt(_mirror_pairs(n))
