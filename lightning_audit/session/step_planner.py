@@ -274,7 +274,7 @@ class StepPlanner:
                 shapes = ", ".join(joined[:5])
                 what = f"{len(joined)} joined, without which the audit began (shapes {shapes})"
             self.block_pass(
-                f"{LAYOUT_CHANGED} in step {self.changed_at + 1}: {what}; whether later steps clip "
+                f"{LAYOUT_CHANGED} at step {self.changed_at + 1}: {what}; whether later steps clip "
                 "and noise them is not audited. Give the optimizer all parameters before the "
                 "training starts, and make_private a module that has all layers; to train some "
                 "later, set their learning rate to 0 until then"
