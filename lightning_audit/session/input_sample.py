@@ -190,7 +190,7 @@ class InputSample(CanarySource):
         direction = own_direction(loss, self._planner.step.params)
         if direction is None:
             _log.warning(
-                "the gradient of the canary is zero or not finite in step %d; with another "
+                "the gradient of the canary is zero or not finite at step %d; with another "
                 "amplitude than %g it may not be",
                 self._planner.recorder.steps + 1,
                 self._canary.amplitude,
