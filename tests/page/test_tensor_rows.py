@@ -26,7 +26,7 @@ def test_crosses_follow_the_check_and_not_the_interval() -> None:
     assert found.rows[0].says == "too little noise"
 
 
-def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_models_order() -> None:
+def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order() -> None:
     report = dataclasses.replace(
         of_outcome("PASS"), tensors=tensors(160)[::-1], tensors_left_out=12
     )
