@@ -6,7 +6,7 @@ from made_report import made_report
 from page_reports import LONG, of_outcome, tensors
 from parsed_page import ParsedPage
 
-from lightning_audit.page.tensor_rows import TensorSection, tensor_section
+from lightning_audit.page.tensor_dots import TensorSection, tensor_section
 from lightning_audit.results.audit_report import AuditReport
 
 
