@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from page_reports import of_outcome
 from places import REPOSITORY
 from stages import staged
 
@@ -137,3 +138,9 @@ def test_a_step_runs_through_few_files_of_the_package(benchmark):
     assert len(last.calls) > len(steady.calls)
     assert not any(name.startswith("stats/") for name in steady.calls)
     assert any(name.startswith("stats/") for name in last.calls)
+
+
+def test_the_page_of_a_large_report_is_small(benchmark, tmp_path):
+    page = benchmark("report_page")
+    _, size = page.seconds_of(page.large(of_outcome("VIOLATION")), tmp_path, repeats=1)
+    assert size < 300_000

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from lightning_audit.page.shown_text import DASH, level, number, percent, plural
 from lightning_audit.page.svg_parts import element, level_line, nice, row, tick_row, upright
-from lightning_audit.page.tradeoff_figure import FPR
+from lightning_audit.page.tradeoff_figure import FPR, is_correlated
 from lightning_audit.results.audit_report import AuditReport, EpsilonBound
 
 #: The axis ends at this multiple of the largest other epsilon, however much is not excluded.
@@ -214,6 +214,8 @@ def _open(axis: _Axis, free: float) -> str:
 
 
 def _note(report: AuditReport, known: bool) -> str:
+    if not known and is_correlated(report):
+        return "No epsilon is computed for noise that is correlated over steps by design."
     if not known:
         return "No epsilon is claimed, and none could be computed for these steps."
     if not _of_mechanism(report):

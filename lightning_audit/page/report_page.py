@@ -18,7 +18,7 @@ from lightning_audit.page import call_again, check_groups, run_details
 from lightning_audit.page.epsilon_rows import epsilon_section
 from lightning_audit.page.method_table import method_table
 from lightning_audit.page.shown_text import marked, number, plural, seen, sentence
-from lightning_audit.page.tensor_rows import tensor_section
+from lightning_audit.page.tensor_dots import tensor_section
 from lightning_audit.page.timeline_figure import timeline
 from lightning_audit.page.tradeoff_figure import tradeoff
 from lightning_audit.page.verdict_words import (

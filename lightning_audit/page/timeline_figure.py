@@ -212,7 +212,7 @@ class _Drawing:
     def _alarm_label(self, first: int, at: float) -> Iterator[Markup]:
         stops = self.report.settings.get("on_violation") in ("raise", "stop")
         stopped = ", training stopped" if stops and first >= self.last else ""
-        words = f"alarm after {plural(first, 'step')}{stopped}"
+        words = f"first alarm after {plural(first, 'step')}{stopped}"
         yield self._beside(first, at, words, "lab badtext")
 
     def _beside(self, step: int, y: float, words: str, kind: str) -> Markup:

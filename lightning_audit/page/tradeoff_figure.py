@@ -90,8 +90,19 @@ def true_positives(mu: float, fpr: float = FPR) -> float:
     return float(special.ndtr(mu + special.ndtri(fpr)))
 
 
+def is_correlated(report: AuditReport) -> bool:
+    """Return whether noise that is correlated over steps is claimed."""
+    return bool((report.settings.get("claim") or {}).get("noise_coefficients"))
+
+
 def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]:
     """Yield mu, claimed and measured, with what an attack on one step finds."""
+    if is_correlated(report):
+        yield (
+            "The claim states noise that is correlated over steps. What is read is the new draw of "
+            "each step, after what earlier draws add; no μ and no ε of a step follow from it."
+        )
+        return
     accusing = f"an attack on one step that wrongly accuses {percent(FPR)} of the absent records"
     if curve is not None:
         yield (

@@ -106,7 +106,7 @@ class EarlierSegments:
         return dataclasses.replace(
             now,
             status=known.flag,
-            message=_EARLIER.format(finds=known.finds, step=self._step),
+            message=_EARLIER.format(finds=known.finds, step=self._step + 1),
             evidence={**now.evidence, "violated_at_step": self._step},
         )
 

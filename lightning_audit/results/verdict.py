@@ -159,7 +159,7 @@ def describe(verdict: Verdict) -> str:
 
 def _details(root: LikelyFault, advice: str) -> list[str]:
     """What is known of the root, each in a line if there is anything to say."""
-    evidence = ", ".join(f"{name} {_shown(value)}" for name, value in root.evidence.items())
+    evidence = ", ".join(f"{k} {_shown(_from_one(k, v))}" for k, v in root.evidence.items())
     parts = {
         "Where": _in_words(root.place),
         "Evidence": evidence,
@@ -193,6 +193,12 @@ def _in_words(place: Place) -> str:
     if place.code:
         parts.append(f"see {', '.join(map(str, place.code))}")
     return ", ".join(parts)
+
+
+def _from_one(name: str, value: Any) -> Any:
+    """Numbers of steps as people count them, from 1; in the report they count from 0."""
+    numbers = name.endswith("steps") and isinstance(value, list | tuple)
+    return [n + 1 if isinstance(n, int) else n for n in value] if numbers else value
 
 
 def _shown(value: Any) -> str:

@@ -198,7 +198,7 @@ class AuditRun:
         self.lints.start(loaders)
         if global_step > 0 and not self.optimizers.kept:
             self._course.resumed = (
-                f"the training was resumed at step {global_step} from a checkpoint without this "
+                f"the training was resumed after step {global_step} from a checkpoint without this "
                 "audit's state: earlier steps were not observed"
             )
 

@@ -191,7 +191,7 @@ class GradientRows(CanarySource):
             planner.step.inject(plan.rows, planner.norm(claim), part)
         except CannotEnter as error:
             if planner.note(f"no canary entered a step: {error}"):
-                _log.warning("no canary entered step %d: %s", number, error)
+                _log.warning("no canary entered step %d: %s", number + 1, error)
             plan = replace(plan, status=DROPPED)
         return plan
 

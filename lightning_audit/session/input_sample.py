@@ -192,7 +192,7 @@ class InputSample(CanarySource):
             _log.warning(
                 "the gradient of the canary is zero or not finite at step %d; with another "
                 "amplitude than %g it may not be",
-                self._planner.recorder.steps,
+                self._planner.recorder.steps + 1,
                 self._canary.amplitude,
             )
         return direction

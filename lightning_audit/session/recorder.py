@@ -297,12 +297,12 @@ class Recorder:
         new, gone = judge_again(evidence_in([self._monitor, self._noise, self._use]), significance)
         stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
         said = [
-            f"by the significance from step {self.steps} on, {words}: {', '.join(names)}"
+            f"by the significance from step {self.steps + 1} on, {words}: {', '.join(names)}"
             for words, names in (("flagged by the steps before", new), ("no longer violated", gone))
             if names
         ]
         if stopped and not self.clipping_is_broken:
-            said.append(f"canaries enter again from step {self.steps} on")
+            said.append(f"canaries enter again from step {self.steps + 1} on")
         return said
 
 

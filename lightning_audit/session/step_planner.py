@@ -129,7 +129,7 @@ class StepPlanner:
         try:
             self._last_claim = self.claim()
         except ValueError as error:
-            _log.warning("the claim about step %d is unknown: %s", self.recorder.steps, error)
+            _log.warning("the claim about step %d is unknown: %s", self.recorder.steps + 1, error)
             return None
         return self._last_claim
 
@@ -274,10 +274,10 @@ class StepPlanner:
                 shapes = ", ".join(joined[:5])
                 what = f"{len(joined)} joined, without which the audit began (shapes {shapes})"
             self.block_pass(
-                f"{LAYOUT_CHANGED} at step {self.changed_at}: {what}; whether later steps clip and "
-                "noise them is not audited. Give the optimizer all parameters before the training "
-                "starts, and make_private a module that has all layers; to train some later, set "
-                "their learning rate to 0 until then"
+                f"{LAYOUT_CHANGED} at step {self.changed_at + 1}: {what}; whether later steps clip "
+                "and noise them is not audited. Give the optimizer all parameters before the "
+                "training starts, and make_private a module that has all layers; to train some "
+                "later, set their learning rate to 0 until then"
             )
         return self.changed_at is None
 

@@ -178,3 +178,17 @@ def test_number_of_canaries_is_the_size_of_the_default_mix(tmp_path: Path) -> No
     fit(tmp_path, PrivateModule(), PrivacyAudit(num_canaries=3, seed=1), max_steps=8)
     header, _ = read_observations(tmp_path / "audit" / "observations.bin")
     assert len(header.canaries) == 3
+
+
+def test_the_arguments_that_are_not_at_their_defaults_are_known() -> None:
+    assert PrivacyAudit().config.given == ()
+    audit = PrivacyAudit(
+        8.0, delta=None, oversize=1000.0, canaries=[Dirac()], source_in_report=False
+    )
+    assert audit.config.given == ("claimed_epsilon", "canaries", "source_in_report")
+
+
+@pytest.mark.parametrize("value", [None, 1, "no"])
+def test_source_in_report_is_true_or_false(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"source_in_report={value!r} must be True or False"):
+        PrivacyAudit(source_in_report=value)

@@ -102,7 +102,7 @@ def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
     assert any(
-        "trained parameters changed at step 20" in m for m in audit.report.verdict.pass_blockers
+        "trained parameters changed at step 21" in m for m in audit.report.verdict.pass_blockers
     )
 
 
@@ -143,7 +143,7 @@ class GainsAFrozenLayer(GainsAPrivateLayer):
 def test_parameters_that_join_the_private_optimizer_are_said(tmp_path: Path) -> None:
     report = _report(tmp_path, GainsAPrivateLayer(), max_steps=60)
     (changed,) = (m for m in report.verdict.pass_blockers if "parameters changed" in m)
-    assert "at step 20: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
+    assert "at step 21: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
     assert not any("NaN" in m or "`head" in m for m in report.verdict.pass_blockers)
     assert report.verdict.outcome == "INCONCLUSIVE"
 

@@ -276,7 +276,7 @@ def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(tmp_path: 
 
     user = Worsening("on_train_epoch_start", once=False)
     report = violation(tmp_path, PlainModule(), PrivacyAudit(seed=1), user, max_epochs=3)
-    assert report.verdict.fault.startswith(f"noise too small from step {STEPS_PER_EPOCH} on")
+    assert report.verdict.fault.startswith(f"noise too small from step {STEPS_PER_EPOCH + 1} on")
     assert STEPS_PER_EPOCH < report.steps < 2 * STEPS_PER_EPOCH
     assert report.epochs[0]["violated"] == 0.0
 

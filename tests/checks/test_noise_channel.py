@@ -162,7 +162,7 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
         checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
     result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert result.evidence["steps"] == [4, 9]
-    assert "readings of step 9 differ from those of step 4 by less" in result.message
+    assert "readings of step 10 differ from those of step 5 by less" in result.message
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -101,3 +101,6 @@ def test_without_any_epsilon_the_section_says_so() -> None:
     section = epsilon_section(report)
     assert (section.rows, section.claimed) == ((), False)
     assert section.note.startswith("No epsilon is claimed")
+    settings = {**report.settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
+    correlated = epsilon_section(dataclasses.replace(report, settings=settings))
+    assert correlated.note.startswith("No epsilon is computed for noise that is correlated")

@@ -34,7 +34,7 @@ def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm() -> N
 def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_picture() -> None:
     words = texts(of_outcome("VIOLATION"))
     # Four times the threshold at the last step: the alarm is at a quarter of the run.
-    assert "alarm after 26 steps" in words
+    assert "first alarm after 26 steps" in words
     assert "training stopped" not in words
     assert "The alarm level was reached after 26 steps." in words
     assert "higher than shown" in words
@@ -49,7 +49,7 @@ def test_a_training_that_stops_at_its_alarm_says_so() -> None:
         settings={**report.settings, "on_violation": "raise"},
     )
     words = texts(report)
-    assert "alarm after 8 steps, training stopped" in words
+    assert "first alarm after 8 steps, training stopped" in words
     found = drawn(report)
     assert "holds the evidence at alarms and at the ends of epochs only" in found.says
     assert "Epsilon was computed 1 time only" in found.says

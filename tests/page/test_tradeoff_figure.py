@@ -80,6 +80,12 @@ def test_without_noise_nothing_is_claimed_and_the_points_are_drawn() -> None:
     assert "forbid" not in ParsedPage(found.picture).values("class")
 
 
+def test_correlated_noise_has_no_mu_of_a_step() -> None:
+    settings = {**report().settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
+    (words,) = tradeoff(report(settings=settings)).words
+    assert "no μ and no ε of a step follow from it" in words
+
+
 def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet() -> None:
     point = dataclasses.replace(OUTSIDE, fn=22, tp=97, fp=27, tn=86)
     violation = dataclasses.replace(of_outcome("VIOLATION"), history=HISTORY)

@@ -85,7 +85,7 @@ def test_another_significance_judges_earlier_segments_by_their_powers_of_ten() -
     after = resumed(entries(LEVEL - 2.0))
     (found,) = after.joined(-1, [entries(0.0, 0.5)], 0.5)
     assert found.status == "violated"
-    assert "before step 40" in found.message
+    assert "before step 41" in found.message
     assert found.evidence["violated_at_step"] == 40
     (kept,) = resumed(entries(LEVEL + 1.0)).joined(-1, [entries(0.0, 1e-60)], 1e-60)
     assert kept.status == "ok"

@@ -113,7 +113,7 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
         "e = 10^100.0",
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size twice",
-        "Where: `fc[0].bias`, first seen at step 12",
+        "Where: `fc[0].bias`, first seen at step 13",
         "Evidence: sd_ratio 0.0163",
         "Also possible: no noise",
         "Next: look at scale_grad, and run again",

@@ -86,7 +86,7 @@ def test_record_that_is_not_finite_is_found_at_its_step(
     module = InOrder(dataset=data(11, 13, value=value))
     report = violation(tmp_path, module, audit(), max_steps=4, precision=precision)
     assert report.verdict.fault.startswith("a record that is not finite")
-    assert "at step 1 the gradients of 2 of 8 records" in finite(report).message
+    assert "at step 2 the gradients of 2 of 8 records" in finite(report).message
     assert finite(report).evidence["lost_steps"] == 3  # the weights are lost with the second step
 
 

@@ -98,7 +98,7 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
     frozen.requires_grad_(False)
     bare.train(2)
     (sentence,) = bare.session.pass_blockers()
-    assert sentence.startswith("the set of trained parameters changed at step 2")
+    assert sentence.startswith("the set of trained parameters changed at step 3")
     assert entered(bare) == [0, 1]
 
 

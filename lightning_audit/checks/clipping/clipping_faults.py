@@ -126,8 +126,8 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
     if loud.from_then_on:
         return _Named(
             "clipping_missing_from_a_step_on",
-            f"clipping is missing from step {loud.numbers[0]} on: since then canaries pass with "
-            f"{loud.shift:.3g} times max_grad_norm; before, they were clipped",
+            f"clipping is missing from step {loud.numbers[0] + 1} on: since then canaries pass "
+            f"with {loud.shift:.3g} times max_grad_norm; before, they were clipped",
             "what changes at that step: a scheduler of max_grad_norm, an epoch, a layer that is "
             "unfrozen, a flag of a warm-up",
             {"loud_steps": loud.numbers},

@@ -27,8 +27,8 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
     return FINITE.judged(
         evidence,
         FINITE.fine,
-        f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
-        "and got past clipping: the released gradient reveals that such a record is in the batch",
+        f"at step {step + 1} the gradients of {records} of {rows} records were not finite, and got "
+        "past clipping: the released gradient reveals that such a record is in the batch",
         "drop or clamp such records before training, or set per-sample gradients that are not "
         "finite to zero before they are clipped; no noise hides NaN",
     )

@@ -95,7 +95,7 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     ratios = [names[j] for j in monitor.witness_noise.onset.ratios()]
     if not ratios or NOISE_STEP.name not in case.violated:
         return None
-    step = monitor.witness_noise.burst.violated_at
+    step = (monitor.witness_noise.burst.violated_at or 0) + 1
     upper = monitor.witness_noise.upper_since_onset(ratios)
     few = tuple(ratios) if 2 * len(ratios) < len(names) else ()
     whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"

@@ -91,7 +91,7 @@ class NoiseRecurrence:
             "difference_ratio": self._difference_ratio if violated else None,
         }
         wrong = (
-            f"readings of step {later} differ from those of step {earlier} by less than "
+            f"readings of step {later + 1} differ from those of step {earlier + 1} by less than "
             "independent noise of the claimed size makes them: as if the noise recurred"
         )
         advice = (

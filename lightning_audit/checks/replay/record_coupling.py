@@ -88,7 +88,7 @@ class Coupling:
         return COUPLING.judged(
             {"replays": self.replays, "change": self.change, "step": self.step},
             COUPLING.fine,
-            f"at step {self.step} a record's gradient changed{size} "
+            f"at step {(self.step or 0) + 1} a record's gradient changed{size} "
             "with the other records of its batch, so that one record changes the gradients of "
             "others, which clipping does not bound",
             "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "

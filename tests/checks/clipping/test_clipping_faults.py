@@ -172,7 +172,7 @@ def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps: int)
     entries["step"] = np.arange(len(entries))
     fault = faults_of((header, entries), check("sensitivity"))[0]
     assert fault.name == "clipping_missing_from_a_step_on"
-    assert fault.sentence.startswith("clipping is missing from step 60 on")
+    assert fault.sentence.startswith("clipping is missing from step 61 on")
     spared = np.concatenate([entries, sound[:10]])
     spared["step"] = np.arange(len(spared))
     again = faults_of((header, spared), check("sensitivity"))

@@ -141,7 +141,7 @@ def test_noise_that_is_too_small_from_a_step_on_is_named_so(noise: float, steps:
     assert faults[0].name == "noise_too_small_from_a_step_on"
     assert noise <= faults[0].evidence["noise_ratio_upper_since"] <= max(1.35 * noise, 0.15)
     assert 40 <= faults[0].place.step <= 46
-    assert f"from step {faults[0].place.step} on" in faults[0].sentence
+    assert f"from step {faults[0].place.step + 1} on" in faults[0].sentence
     assert faults[0].place.parameters == ()
 
 
@@ -150,7 +150,7 @@ def test_noise_of_a_tensor_that_ends_names_the_tensor() -> None:
     fault = faults_of(record)[0]
     assert fault.name == "noise_too_small_from_a_step_on"
     assert fault.place.parameters == (TENSORS[1],)
-    assert f"noise of `{TENSORS[1]}` too small from step 40 on" in fault.sentence
+    assert f"noise of `{TENSORS[1]}` too small from step 41 on" in fault.sentence
 
 
 def test_noise_that_is_missing_now_and_then_or_always_does_not_begin_at_a_step() -> None:

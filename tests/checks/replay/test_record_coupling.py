@@ -20,7 +20,7 @@ def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
     result = seen.result()
     assert (result.status, seen.step, seen.replays) == ("violated", 8, 3)
     assert result.evidence["change"] == 0.3
-    assert "at step 8 a record's gradient changed by 0.3 of its norm" in result.message
+    assert "at step 9 a record's gradient changed by 0.3 of its norm" in result.message
 
 
 def test_where_nothing_changed_nothing_measured_is_told() -> None:

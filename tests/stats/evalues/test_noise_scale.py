@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_audit.stats.evalues.noise_scale import (
+    INTERVAL_SIGNIFICANCE,
     NOISE_PRECISIONS,
     NOISE_WEIGHTS,
+    chosen_upper,
     interval_in_words,
+    limits_of_each,
     noise_interval,
     noise_log_e,
+    noise_lower,
     rounded_down,
     rounded_up,
     units_upper,
@@ -189,3 +193,13 @@ def test_a_limit_that_shows_nothing_is_no_number() -> None:
     assert interval_in_words(None, math.inf).startswith("smaller than stated, by an amount")
     assert "at most 0.997 times" in interval_in_words(None, 0.9962)
     assert "0 to 0.011 times" in interval_in_words(0.0, 0.0101)
+
+
+def test_limits_of_several_sums_are_those_of_each_alone() -> None:
+    count = np.array([4000, 0, 64, 1856, 20, 9])
+    squares = count * np.array([0.25, 1.0, 0.01, 1.3, 1.0, 4.0])
+    lower, upper = limits_of_each(count, squares)
+    for j, (n, s) in enumerate(zip(count, squares, strict=True)):
+        share = INTERVAL_SIGNIFICANCE / len(count)
+        assert lower[j] == pytest.approx(noise_lower([n], [s], [1.0], share), rel=1e-5)
+        assert upper[j] == pytest.approx(chosen_upper(n, s, len(count)), rel=1e-5)

@@ -49,7 +49,7 @@ class TensorSection:
     """The noise of all tensors.
 
     Args:
-        rows: in the order of the model.
+        rows: in the order of the report.
         prefix: start that all names share.
         says: the result in a sentence.
         note: how to read it, and which tensors are left out.

@@ -6,7 +6,7 @@ from made_report import made_report
 from page_reports import LONG, of_outcome, tensors
 from parsed_page import ParsedPage
 
-from lightning_audit.page.tensor_rows import TensorSection, tensor_section
+from lightning_audit.page.tensor_dots import TensorSection, tensor_section
 from lightning_audit.results.audit_report import AuditReport
 
 
@@ -26,7 +26,7 @@ def test_crosses_follow_the_check_and_not_the_interval() -> None:
     assert found.rows[0].says == "too little noise"
 
 
-def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_models_order() -> None:
+def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order() -> None:
     report = dataclasses.replace(
         of_outcome("PASS"), tensors=tensors(160)[::-1], tensors_left_out=12
     )
