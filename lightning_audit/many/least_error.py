@@ -89,6 +89,12 @@ class Promise:
         """The mu of Gaussian DP with the same least mean error rate."""
         return mu_of_error(self.least_error)
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether a training that is as claimed shows a record as a Gaussian of `mu` does."""
+        full = self.form == "mechanism" and all(p.known_rate == 1 for p in self.history)
+        return self.gaussian or full
+
     def proved_at(self, error_upper: float) -> Proved:
         """Return what an upper limit of the mean error rate proves.
 

@@ -40,6 +40,8 @@ _ADVICE = (
     "compare clipping, noise, sampling and number of steps of a training with the claim; "
     "PrivacyAudit in one training shows which of them differs"
 )
+#: Bounds from the error rate: in the form of the claim, and for any mechanism.
+OF_GUESSES = ("coins", "coins_any")
 #: Error rate of guesses without a look at the scores.
 _BLIND = 0.5
 #: Relative difference of two numbers that were one before they were written.
@@ -201,7 +203,8 @@ def _of_report(report: AuditReport, seen: TrainingsSeen) -> Iterator[str]:
     if report.steps or report.optimizers:
         yield "it has steps of one training"
     for bound in report.bounds:
-        yield from _of_bound(bound, seen)
+        if bound.name in OF_GUESSES:
+            yield from _of_bound(bound, seen)
 
 
 def _of_bound(bound: EpsilonBound, seen: TrainingsSeen) -> Iterator[str]:

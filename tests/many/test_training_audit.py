@@ -141,7 +141,9 @@ def test_several_canaries_in_one_training_are_one_bet() -> None:
     assert audit.verdict.outcome == "VIOLATION"
     assert audit.seen.canaries == 4
     assert audit.guesses == 4 * (120 - guess_coins(scores, coins, np.zeros(120, bool)).first)
-    assert audit.epsilon_lower_at_end is None
+    assert audit.seen.error_upper_at_end is None
+    singles = {bound.name for bound in audit.bounds if bound.looks == "single"}
+    assert singles == {"coins_one_run", "coins_one_run_mu"}
 
 
 def test_posteriors_are_beside_the_verdict() -> None:
