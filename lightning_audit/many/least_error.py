@@ -30,7 +30,15 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import (
     TradeoffFunction,
 )
 
-__all__ = ["Claim", "Promise", "Proved", "epsilon_of_any_mechanism", "promise_of"]
+__all__ = [
+    "Claim",
+    "Promise",
+    "Proved",
+    "epsilon_of_any_mechanism",
+    "mu_of_error",
+    "promise_of",
+    "promise_of_history",
+]
 
 #: A whole training, a trade-off function, or (epsilon, delta): in this order of power.
 Claim = PrivacyClaim | TradeoffFunction | tuple[float, float]

@@ -7,9 +7,10 @@ import pytest
 from stages import most_failures, staged
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.least_error import promise_of
+from lightning_audit.many.least_error import mu_of_error, promise_of
 from lightning_audit.many.pooled_run import PooledRun
 from lightning_audit.many.training_audit import conclude
+from lightning_audit.stats.evalues.share_bet import share_error_upper
 from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run, one_run_p_value
 from lightning_audit.stats.one_run.one_run_fdp import mu_one_run, one_run_fdp_p_value
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
@@ -61,6 +62,16 @@ def test_coins_of_one_training_that_refute_if_all_are_right_are_those_of_the_lab
     if steinke is not None:
         for n, refuted in ((steinke, True), (int(0.993 * steinke) - 1, False)):
             assert (one_run_p_value(n, n, n, epsilon, DELTA) <= significance) is refuted
+
+
+def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
+    # As docs/many-trainings-statistics.md has it, for 760 right guesses of 1,000.
+    def of_bets(trainings: int) -> float:
+        return mu_of_error(share_error_upper([0.76] * trainings, 0.05))
+
+    pooled = mu_one_run(760, 1000, 1000, 0.05)
+    assert of_bets(15) < pooled < of_bets(16)
+    assert [round(of_bets(n), 2) for n in (30, 100)] == [0.87, 1.23]
 
 
 def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot() -> None:
