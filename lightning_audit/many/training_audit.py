@@ -17,7 +17,13 @@ from lightning_audit.many.least_error import Promise, Proved
 from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
 from lightning_audit.many.pooled_run import PooledRun
 from lightning_audit.many.trainings_needed import BEFORE_GUESSES, trainings_to_pass
-from lightning_audit.many.trainings_verdict import OF_GUESSES, check_of, outlook, verdict_of
+from lightning_audit.many.trainings_verdict import (
+    OF_GUESSES,
+    check_of,
+    most_provable,
+    outlook,
+    verdict_of,
+)
 from lightning_audit.results.audit_report import AuditReport, EpsilonBound, Verdict, describe
 from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.stats._arguments import significance_level
@@ -150,7 +156,7 @@ class TrainingAudit:
             epochs=(),
             settings=dict(settings or {}),
             environment={name: _version(name) for name in _LIBRARIES},
-            notes=tuple(notes),
+            notes=(*notes, *most_provable(self.seen, self.delta, self.bound_significance)),
             created=datetime.now().astimezone().isoformat(timespec="seconds"),
             audit_cost={} if seconds is None else {"seconds": seconds},
             trainings=self.seen,

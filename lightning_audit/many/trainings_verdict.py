@@ -12,6 +12,7 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.many.least_error import (
     Promise,
     epsilon_of_any_mechanism,
+    mu_of_error,
     promise_of,
     promise_of_history,
 )
@@ -140,6 +141,24 @@ def outlook(seen: TrainingsSeen) -> str:
         more = seen.trainings_to_pass - seen.trainings
         parts.append(f"a PASS needs about {more:,} more trainings")
     return "; ".join(parts)
+
+
+def most_provable(seen: TrainingsSeen, delta: float, bound_significance: float) -> tuple[str, ...]:
+    """Return what the guesses could have proved at best, in a sentence; none without guesses.
+
+    Args:
+        seen: what was counted.
+        delta: delta of epsilon.
+        bound_significance: probability with which a bound may fail.
+    """
+    if not seen.guesses or seen.canaries > 1:
+        return ()
+    least = float(error_rate_confidence_sequence(0, seen.guesses, bound_significance))
+    return (
+        f"{seen.guesses:,} guesses without an error would prove epsilon "
+        f"{epsilon_of_any_mechanism(least, delta):.3g} for any mechanism and mu "
+        f"{mu_of_error(least):.3g} for a Gaussian one; larger claims need more trainings",
+    )
 
 
 def contradictions(report: AuditReport) -> list[str]:

@@ -162,6 +162,7 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
     assert "400 of 400 trainings" in text
     assert "by one look at the planned end" in text or mu < 1
     assert "Note: a note" in text
+    assert "guesses without an error would prove epsilon 4.73 for any" in text
     assert report.epsilon_lower == audited(mu=mu).epsilon_lower
 
 
