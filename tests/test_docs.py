@@ -15,8 +15,13 @@ from stages import staged
 
 from lightning_audit.cli.main import _parser
 
-PAGES = [*sorted((DOCS / "estimators").glob("*.md")), DOCS / "gan.md", DOCS / "plan.md"]
-PAGES.append(DOCS / "many-trainings.md")
+PAGES = [
+    *sorted((DOCS / "estimators").glob("*.md")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("gan", "many-trainings", "many-trainings-statistics", "plan")
+    ),
+]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()

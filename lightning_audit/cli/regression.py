@@ -24,6 +24,7 @@ def another_training(old: AuditReport, new: AuditReport) -> str:
         "delta": (old.delta, new.delta),
         "private optimizers": (_labels(old), _labels(new)),
         "adjacency": (_adjacency(old), _adjacency(new)),
+        "data sets of many trainings": (_pair(old), _pair(new)),
     }
     tensors = _tensors(old), _tensors(new)
     if all(tensors):
@@ -82,6 +83,11 @@ def _labels(report: AuditReport) -> tuple[str, ...]:
 def _adjacency(report: AuditReport) -> Any:
     claim = report.settings.get("claim")
     return (claim.get("adjacency") if isinstance(claim, Mapping) else None) or "add_remove"
+
+
+def _pair(report: AuditReport) -> str:
+    """Return how the data sets of many trainings differ; that there is one training, if not."""
+    return "one training" if report.trainings is None else report.trainings.pair
 
 
 def _tensors(report: AuditReport) -> tuple[str, ...]:

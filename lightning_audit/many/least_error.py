@@ -30,7 +30,15 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import (
     TradeoffFunction,
 )
 
-__all__ = ["Claim", "Promise", "Proved", "epsilon_of_any_mechanism", "promise_of"]
+__all__ = [
+    "Claim",
+    "Promise",
+    "Proved",
+    "epsilon_of_any_mechanism",
+    "mu_of_error",
+    "promise_of",
+    "promise_of_history",
+]
 
 #: A whole training, a trade-off function, or (epsilon, delta): in this order of power.
 Claim = PrivacyClaim | TradeoffFunction | tuple[float, float]
@@ -88,6 +96,12 @@ class Promise:
     def mu(self) -> float:
         """The mu of Gaussian DP with the same least mean error rate."""
         return mu_of_error(self.least_error)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether a training that is as claimed shows a record as a Gaussian of `mu` does."""
+        full = self.form == "mechanism" and all(p.known_rate == 1 for p in self.history)
+        return self.gaussian or full
 
     def proved_at(self, error_upper: float) -> Proved:
         """Return what an upper limit of the mean error rate proves.

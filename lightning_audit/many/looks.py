@@ -68,11 +68,14 @@ class Guesses:
     def log_e(self, least_error: float) -> Floats:
         """Return the log e-value of a claim after each guessed training, ``[n - first]``.
 
+        With several canaries it is halved: the other half of the significance belongs to the one
+        look at the planned end, see `many.pooled_run`.
+
         Args:
             least_error: Least mean error rate that the claim allows.
         """
         if self.canaries > 1:
-            return share_log_e(1.0 - self.wrong, least_error)
+            return share_log_e(1.0 - self.wrong, least_error) - math.log(2.0)
         errors = np.cumsum(self.wrong).astype(np.int64)
         return error_rate_log_e(errors, np.arange(1, len(errors) + 1), least_error)
 

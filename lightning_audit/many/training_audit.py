@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,8 +15,15 @@ from lightning_audit import _validate
 from lightning_audit.many.credible import Posteriors, posteriors_of
 from lightning_audit.many.least_error import Promise, Proved
 from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
+from lightning_audit.many.pooled_run import PooledRun
 from lightning_audit.many.trainings_needed import BEFORE_GUESSES, trainings_to_pass
-from lightning_audit.many.trainings_verdict import check_of, outlook, verdict_of
+from lightning_audit.many.trainings_verdict import (
+    OF_GUESSES,
+    check_of,
+    most_provable,
+    outlook,
+    verdict_of,
+)
 from lightning_audit.results.audit_report import AuditReport, EpsilonBound, Verdict, describe
 from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.stats._arguments import significance_level
@@ -149,7 +156,7 @@ class TrainingAudit:
             epochs=(),
             settings=dict(settings or {}),
             environment={name: _version(name) for name in _LIBRARIES},
-            notes=tuple(notes),
+            notes=(*notes, *most_provable(self.seen, self.delta, self.bound_significance)),
             created=datetime.now().astimezone().isoformat(timespec="seconds"),
             audit_cost={} if seconds is None else {"seconds": seconds},
             trainings=self.seen,
@@ -174,7 +181,8 @@ def conclude(
 
     The bound of one look is given at the planned end only, by Clopper and Pearson's limit: given
     the past, each guess errs with at least the true least error rate, so the number of errors is
-    at least binomial. Each bound fails with ``bound_significance`` by itself.
+    at least binomial. With several canaries in a training it is that of `PooledRun`. Each bound
+    fails with ``bound_significance`` by itself.
 
     Args:
         scores: Scores of a prefix of the plan; see `many.looks.guess_coins`, also for the next two.
@@ -190,29 +198,26 @@ def conclude(
 
     Raises:
         ValueError: If an argument is out of its range; see `many.looks.guess_coins`.
-
-    Example:
-        >>> import numpy as np
-        >>> from lightning_audit.many.least_error import promise_of
-        >>> coins = np.random.default_rng(0).random(60) < 0.5
-        >>> scores = coins + 0.01 * np.arange(60) % 0.3
-        >>> audit = conclude(scores, coins, coins < 0, promise_of((1.0, 1e-5)), planned=60)
-        >>> audit.verdict.outcome, audit.errors, audit.seen.refuted_after
-        ('VIOLATION', 0, 33)
     """
     level, bound_level = significance_level(significance), significance_level(bound_significance)
     plan = _validate.positive_int("planned", planned, "the number of trainings of the plan")
     guesses = guess_coins(scores, coins, failed)
     found = look_of(guesses, promise.least_error, -math.log(level))
-    anytime = guesses.error_upper(bound_level)
-    at_end = _limit_at_end(guesses, plan, bound_level)
-    proved = promise.proved_at(anytime)
-    seen = _seen(guesses, found, promise, plan, level, (anytime, at_end), proved)
-    end = None if at_end is None else promise.proved_at(at_end)
+    at_end = guesses.trainings == plan
+    pooled = PooledRun(scores, coins, failed) if at_end and guesses.canaries > 1 else None
+    if pooled and not found.refuted and pooled.refutes(promise, 0.5 * level):
+        found = replace(found, refuted=True, log_e=-math.log(level), refuted_after=plan)
+    limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
+    proved = promise.proved_at(limits[0])
+    end = None if limits[1] is None else promise.proved_at(limits[1])
+    seen = _seen(guesses, found, promise, plan, level, limits, proved)
     return TrainingAudit(
         verdict=verdict_of(seen, max(proved.epsilon, proved.epsilon_any), promise.delta),
         seen=seen,
-        bounds=tuple(_bounds(promise, proved, end, bound_level)),
+        bounds=(
+            *_bounds(promise, proved, end, bound_level),
+            *(pooled.bounds(promise, bound_level) if pooled else ()),
+        ),
         counts=guesses.counts,
         delta=promise.delta,
         bound_significance=bound_level,
@@ -265,7 +270,7 @@ def _seen(
 
 def _more(guesses: Guesses, promise: Promise, significance: float) -> int | None:
     if guesses.canaries > 1:
-        return further_trainings(1.0 - guesses.wrong, promise.least_error, significance)
+        return further_trainings(1.0 - guesses.wrong, promise.least_error, 0.5 * significance)
     return further_guesses(guesses.errors, guesses.total, promise.least_error, significance)
 
 
@@ -275,9 +280,9 @@ def _bounds(
     """Return the bounds in the form of the claim, then those for any mechanism if they differ."""
     form = "tradeoff" if promise.gaussian else promise.form
     in_form = _FORMS["epsilon" if form == "tradeoff" and not promise.gaussian else form]
-    rows = [("coins", in_form, "epsilon")]
+    rows = [(OF_GUESSES[0], in_form, "epsilon")]
     if in_form != _FORMS["epsilon"]:
-        rows.append(("coins_any", _FORMS["epsilon"], "epsilon_any"))
+        rows.append((OF_GUESSES[1], _FORMS["epsilon"], "epsilon_any"))
     return [
         EpsilonBound(
             name=name,

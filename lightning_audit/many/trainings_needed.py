@@ -7,7 +7,6 @@ from scipy import special
 from lightning_audit import _validate
 from lightning_audit.many.least_error import Promise, epsilon_of_any_mechanism
 from lightning_audit.stats._arguments import significance_level
-from lightning_audit.stats.bounds.confidence_sequence import error_rate_log_e
 from lightning_audit.stats.bounds.error_rate_power import (
     flawless_guesses,
     guesses_for_anytime_power,
@@ -89,5 +88,8 @@ def trainings_to_pass(
         153
     """
     error = failed + (1.0 - failed) * float(special.ndtr(-promise.mu))
-    log_e = error_rate_log_e if canaries == 1 else log_e_of_whole_shares
-    return guesses_for_anytime_power(promise.least_error, error, significance, _POWER, log_e)
+    if canaries == 1:
+        return guesses_for_anytime_power(promise.least_error, error, significance, _POWER)
+    return guesses_for_anytime_power(
+        promise.least_error, error, 0.5 * significance, _POWER, log_e_of_whole_shares
+    )

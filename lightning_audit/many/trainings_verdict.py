@@ -12,6 +12,7 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.many.least_error import (
     Promise,
     epsilon_of_any_mechanism,
+    mu_of_error,
     promise_of,
     promise_of_history,
 )
@@ -40,6 +41,8 @@ _ADVICE = (
     "compare clipping, noise, sampling and number of steps of a training with the claim; "
     "PrivacyAudit in one training shows which of them differs"
 )
+#: Bounds from the error rate: in the form of the claim, and for any mechanism.
+OF_GUESSES = ("coins", "coins_any")
 #: Error rate of guesses without a look at the scores.
 _BLIND = 0.5
 #: Relative difference of two numbers that were one before they were written.
@@ -140,6 +143,24 @@ def outlook(seen: TrainingsSeen) -> str:
     return "; ".join(parts)
 
 
+def most_provable(seen: TrainingsSeen, delta: float, bound_significance: float) -> tuple[str, ...]:
+    """Return what the guesses could have proved at best, in a sentence; none without guesses.
+
+    Args:
+        seen: what was counted.
+        delta: delta of epsilon.
+        bound_significance: probability with which a bound may fail.
+    """
+    if not seen.guesses or seen.canaries > 1:
+        return ()
+    least = float(error_rate_confidence_sequence(0, seen.guesses, bound_significance))
+    return (
+        f"{seen.guesses:,} guesses without an error would prove epsilon "
+        f"{epsilon_of_any_mechanism(least, delta):.3g} for any mechanism and mu "
+        f"{mu_of_error(least):.3g} for a Gaussian one; larger claims need more trainings",
+    )
+
+
 def contradictions(report: AuditReport) -> list[str]:
     """Return what in the report of an audit over many trainings contradicts its counts, as text.
 
@@ -201,7 +222,8 @@ def _of_report(report: AuditReport, seen: TrainingsSeen) -> Iterator[str]:
     if report.steps or report.optimizers:
         yield "it has steps of one training"
     for bound in report.bounds:
-        yield from _of_bound(bound, seen)
+        if bound.name in OF_GUESSES:
+            yield from _of_bound(bound, seen)
 
 
 def _of_bound(bound: EpsilonBound, seen: TrainingsSeen) -> Iterator[str]:

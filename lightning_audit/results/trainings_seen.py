@@ -27,7 +27,10 @@ class TrainingsSeen:
         planned: number of trainings of the plan.
         canaries: number of canaries in each training.
         significance: probability of a VIOLATION although the claim is true.
-        log_e_value: largest natural logarithm of the e-value of all looks.
+        log_e_value: largest natural logarithm of the e-value of all looks. With several canaries
+            in a training, half of the significance is for the bets, so that it is of half the
+            e-value, and half for one look at all coins at the planned end; if that refutes the
+            claim, it is ``log(1 / significance)``.
         refuted_after: number of trainings at which the claim was refuted; None if it is not.
         error_upper: upper limit of the mean error rate at any number of looks.
         error_upper_at_end: upper limit by one look at the planned end; None before it.

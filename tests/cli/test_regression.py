@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from checked_reports import violated, with_status
 from made_report import made_report
+from many_trainings import audited
 
 from lightning_audit.cli.regression import another_training, failed, regressions
 from lightning_audit.results.audit_report import AuditReport
@@ -104,3 +105,12 @@ def test_reports_of_different_trainings_are_not_compared(
 def test_another_noise_seed_or_number_of_steps_is_the_same_training() -> None:
     other = made_report(spent=5.0, steps=7, settings={"seed": 3, "claim": {"noise_multiplier": 2}})
     assert another_training(of_tensors("a"), other) == ""
+
+
+def test_a_report_of_many_trainings_is_no_baseline_of_one() -> None:
+    many, one = audited(n=50).to_report(), made_report()
+    told = another_training(
+        one, dataclasses.replace(many, delta=one.delta, optimizers=one.optimizers)
+    )
+    assert told == "its data sets of many trainings: one training, here add_remove"
+    assert another_training(many, audited(n=60).to_report()) == ""

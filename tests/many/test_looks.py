@@ -13,7 +13,10 @@ from stages import most_failures, staged
 
 from lightning_audit.many.least_error import promise_of
 from lightning_audit.many.looks import guess_coins, look
-from lightning_audit.stats.bounds.confidence_sequence import error_rate_log_e
+from lightning_audit.stats.bounds.confidence_sequence import (
+    error_rate_confidence_sequence,
+    error_rate_log_e,
+)
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -286,3 +289,51 @@ test_bad_arrays_are_refused = refused_changes(
 def test_a_significance_that_is_no_probability_is_refused() -> None:
     with pytest.raises(ValueError, match=r"significance=1\.5"):
         look([], [], [], promise_of((1.0, 0.0)), 1.5)
+
+
+# Recipes R2 and R3 of the lab, for n guesses of which s are right.
+
+UNIFORM = {  # log e of a uniform bet above the claim, by epsilon of the claim: 1, 4, 8
+    (10, 10): (4.324893, 2.605876, 1.374490),
+    (100, 95): (38.308085, 20.949705, 8.318779),
+    (1000, 760): (89.550321, 13.930921, -3.957608),
+}
+
+
+def uniform_log_e(n: int, s: int, rate: float) -> float:
+    """The bet of R2: the mean likelihood ratio over all rates of right guesses above the claim."""
+    p0 = 1 - rate
+    beta = special.betaln(s + 1, n - s + 1) + np.log(special.betaincc(s + 1, n - s + 1, p0))
+    return float(beta - np.log1p(-p0) - s * np.log(p0) - (n - s) * np.log1p(-p0))
+
+
+@pytest.mark.parametrize(("n", "s"), UNIFORM)
+def test_the_bet_in_use_is_near_the_uniform_one_of_the_lab(n: int, s: int) -> None:
+    for epsilon, expected in zip((1, 4, 8), UNIFORM[n, s], strict=True):
+        rate = float(special.ndtr(-gaussian_mu(epsilon, 1e-5) / 2))
+        assert uniform_log_e(n, s, rate) == pytest.approx(expected, abs=1e-5)
+        assert abs(float(error_rate_log_e(n - s, n, rate)) - expected) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("n", "s", "one_look", "any_time"),
+    [
+        (30, 30, (0.904966, 2.62076, 14.0208), (0.861847, 2.17731, 11.1055)),
+        (100, 100, (0.970487, 3.77600, 22.5668), (0.956021, 3.41254, 19.7309)),
+        (100, 95, (0.897747, 2.53763, 13.4588), (0.865611, 2.21176, 11.3246)),
+        (1000, 760, (0.736732, 1.26661, 5.7686), (0.715072, 1.13653, 5.0797)),
+        (2000, 1990, (0.991534, 4.77633, 31.065), (0.989136, 4.59016, 29.4067)),
+    ],
+)
+def test_limits_of_counts_are_those_of_the_lab(
+    n: int, s: int, one_look: tuple[float, ...], any_time: tuple[float, ...]
+) -> None:
+    upper = float(clopper_pearson_upper(n - s, n, 0.05))
+    proved = promise_of(GaussianTradeoff(1.0)).proved_at(upper)
+    assert (1 - upper, proved.mu) == pytest.approx(one_look[:2], abs=1e-5)
+    assert proved.epsilon == pytest.approx(one_look[2], abs=1e-3)
+    # At any time the lab bets uniformly; the mixture in use is as good to 5 % of mu.
+    anytime = promise_of(GaussianTradeoff(1.0)).proved_at(
+        float(error_rate_confidence_sequence(n - s, n, 0.05))
+    )
+    assert anytime.mu == pytest.approx(any_time[1], rel=0.05)

@@ -141,7 +141,9 @@ def test_several_canaries_in_one_training_are_one_bet() -> None:
     assert audit.verdict.outcome == "VIOLATION"
     assert audit.seen.canaries == 4
     assert audit.guesses == 4 * (120 - guess_coins(scores, coins, np.zeros(120, bool)).first)
-    assert audit.epsilon_lower_at_end is None
+    assert audit.seen.error_upper_at_end is None
+    singles = {bound.name for bound in audit.bounds if bound.looks == "single"}
+    assert singles == {"coins_one_run", "coins_one_run_mu"}
 
 
 def test_posteriors_are_beside_the_verdict() -> None:
@@ -160,6 +162,7 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
     assert "400 of 400 trainings" in text
     assert "by one look at the planned end" in text or mu < 1
     assert "Note: a note" in text
+    assert "guesses without an error would prove epsilon 4.73 for any" in text
     assert report.epsilon_lower == audited(mu=mu).epsilon_lower
 
 

@@ -143,5 +143,6 @@ class SeededBySum(OwnNoise):
     def unit_noise(self) -> Tensors:
         """Return noise that depends on the records."""
         total = sum(float(p.summed_grad.double().sum()) for p in self.params)
-        self.generator = torch.Generator().manual_seed(int(abs(total) * 1e6) % 2**31)
+        device = self.params[0].device
+        self.generator = torch.Generator(device).manual_seed(int(abs(total) * 1e6) % 2**31)
         return super().unit_noise()
