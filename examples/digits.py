@@ -178,7 +178,7 @@ def main() -> int:
     print(flush=True)
     Console(width=80).print(table)
     print(f"{'all as expected' if not wrong else f'{wrong} not as expected'}; ", end="")
-    print(f"open {folder / 'half-noise' / 'report.png'}")
+    print(f"open {folder / 'half-noise' / 'report.html'}")
     return int(wrong > 0)
 
 

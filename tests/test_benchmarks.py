@@ -149,6 +149,8 @@ def test_many_trainings_fit_into_their_time_and_their_memory_stays_flat(benchmar
     assert results["CPU s of 1,000 trainings, at most 300"] <= 300
     assert results["worker, MiB more in the second half of the trainings"] <= 10
     assert results["driver, CPU s"] <= 5
+
+
 def test_the_page_of_a_large_report_is_small(benchmark, tmp_path):
     page = benchmark("report_page")
     _, size = page.seconds_of(page.large(of_outcome("VIOLATION")), tmp_path, repeats=1)

@@ -17,7 +17,10 @@ from lightning_audit.cli.main import _parser
 
 PAGES = [
     *sorted((DOCS / "estimators").glob("*.md")),
-    *(DOCS / f"{name}.md" for name in ("gan", "many-trainings", "many-trainings-statistics", "plan")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("gan", "many-trainings", "many-trainings-statistics", "plan")
+    ),
 ]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [

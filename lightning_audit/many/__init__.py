@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_audit.many.game.user_training import opacus_training as opacus_training
     from lightning_audit.many.game.worlds import Neighbors as Neighbors
     from lightning_audit.many.training_audit import TrainingAudit as TrainingAudit
+    from lightning_audit.many.training_audit import conclude as conclude
     from lightning_audit.many.training_store import StoreError as StoreError
 
 _HOMES = {
@@ -41,6 +42,7 @@ _HOMES = {
     "ThisProcess": "engines",
     "TrainingAudit": "training_audit",
     "TrainingError": "driver",
+    "conclude": "training_audit",
     "lightning_training": "game.user_training",
     "opacus_training": "game.user_training",
 }
