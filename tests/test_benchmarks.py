@@ -142,13 +142,10 @@ def test_a_step_runs_through_few_files_of_the_package(benchmark):
 
 
 @pytest.mark.nightly
-def test_many_trainings_fit_into_their_time_and_their_memory_stays_flat(benchmark):
-    pytest.importorskip("pebble")
+def test_the_memory_of_a_worker_stays_flat_over_many_trainings(benchmark):
     results = benchmark("many_trainings").run(trainings=60)
     assert results["failed"] == 0
-    assert results["CPU s of 1,000 trainings, at most 300"] <= 300
     assert results["worker, MiB more in the second half of the trainings"] <= 10
-    assert results["driver, CPU s"] <= 5
 
 
 def test_the_page_of_a_large_report_is_small(benchmark, tmp_path):
