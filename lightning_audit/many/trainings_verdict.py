@@ -277,15 +277,15 @@ def _of_signal(seen: TrainingsSeen) -> str:
         return ""
     told = "the canary is not seen" if not mu_of_error(seen.error_upper) else _seen_mu(seen)
     advice = (
-        "more trainings, known initial weights, a crafted canary, or the logit margin as score"
+        "try more trainings, known initial weights, a crafted canary, or the logit margin as score"
         if seen.form != "epsilon"
         else "claim noise_multiplier, sample_rate and steps as PrivacyClaim instead: the best "
         f"attack that {seen.claim} allows is far stronger than any on Gaussian noise"
     )
     return (
-        f"signal: {told}, and a pass needs mu {_rate(mu_of_error(most))} (error rate at most "
-        f"{_rate(seen.error_upper)}, {_rate(most)} needed), since a weak attack would miss that "
-        f"noise is absent; {'try ' if seen.form != 'epsilon' else ''}{advice}"
+        f"signal: {told}, and a pass needs mu {_rate(mu_of_error(most))}; {advice} (error rate at "
+        f"most {_rate(seen.error_upper)}, {_rate(most)} needed: a weak attack does not see that "
+        "noise is absent)"
     )
 
 
