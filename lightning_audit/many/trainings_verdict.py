@@ -85,8 +85,8 @@ def verdict_of(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> Verdi
     VIOLATION if a look refuted the claim, at any time. PASS if the attack was shown to see at
     least half of the claimed strength, which is the mu of Gaussian DP with the claim's least error
     rate, and an attack of twice the claimed strength would have been found with 95 % power;
-    INCONCLUSIVE else. An attack that sees little cannot tell a correct training from one without
-    noise.
+    INCONCLUSIVE else. An attack that sees little cannot distinguish a correct training from one
+    without noise.
 
     So a claim of (epsilon, delta) hardly ever passes: the best attack that it allows is far
     stronger than any on a Gaussian mechanism.
