@@ -219,7 +219,7 @@ def _no_fault(report: AuditReport) -> Iterator[Row]:
 def _missing(report: AuditReport) -> Iterator[Row]:
     items = report.verdict.pass_blockers
     for item in items[:3]:
-        yield Row("Missing", item, 2)
+        yield Row("Missing", item, 3)
     if len(items) > 3:
         yield Row("Missing", f"and {len(items) - 3} more")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from many_trainings import audited, promised, trainings
+from printed_report import as_text
 from refused_calls import refused_changes
 from scipy import special
 from stages import most_failures, staged
@@ -16,7 +17,6 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.many.least_error import Claim, promise_of
 from lightning_audit.many.looks import guess_coins, look
 from lightning_audit.many.training_audit import conclude
-from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.bounds.confidence_sequence import error_rate_confidence_sequence
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
