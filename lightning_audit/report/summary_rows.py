@@ -54,6 +54,8 @@ _OTHER = "Own checks"
 _IN_A_ROW, _CELL = 3, 20
 #: What no audit of a training covers.
 _NOT_COVERED = "preprocessing, other releases, several records of one person"
+#: What an audit over many trainings does not cover.
+_NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
     rows = [
         Row("", f"{_outcome(report)}: {headline(report)}", 2),
         *_found(report),
+        *_guessed(report),
         *_undecided(report),
         *_no_fault(report),
         *_missing(report),
@@ -104,10 +107,11 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         Row("Epsilon", epsilons(report), 2),
         *_power(report),
         *_tallies(report),
-        Row("Not examined", "", 4, partial(_not_examined, report)),
     ]
+    if report.trainings is None:
+        rows.append(Row("Not examined", "", 4, partial(_not_examined, report)))
     if report.verdict.outcome != "VIOLATION":
-        rows.append(Row("Not covered", _NOT_COVERED))
+        rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else _NOT_TRIED))
     if path is not None:
         name = os.fspath(path)
         notes = f" (has {plural(len(report.notes), 'note')})" if report.notes else ""
@@ -174,6 +178,23 @@ def _found(report: AuditReport) -> Iterator[Row]:
         yield Row("Also", f"{lower(headline_of(further[0]))} ({further[0].finding}){more}", 2)
 
 
+def _guessed(report: AuditReport) -> Iterator[Row]:
+    """Yield what an audit over many trainings counted, and what a longer run would show."""
+    seen, verdict = report.trainings, report.verdict
+    if seen is None:
+        return
+    failed = f", {seen.failures:,} failed" if seen.failures else ""
+    yield Row("Trainings", f"{seen.trainings:,} of {seen.planned:,} planned{failed}")
+    yield Row(
+        "Coins",
+        f"{seen.errors:,} of {seen.guesses:,} guessed wrong; error rate at most "
+        f"{seen.error_upper:.3g}, {seen.least_error:.3g} or more is claimed",
+        2,
+    )
+    if verdict.advice:
+        yield Row("Look at" if verdict.outcome == "VIOLATION" else "Next", verdict.advice, 3)
+
+
 def _check_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
     whose = ("", fault.place.optimizer)
     of_name = [check for check in report.checks if check.name == fault.finding]
@@ -207,6 +228,8 @@ def _undecided(report: AuditReport) -> Iterator[Row]:
 
 def _no_fault(report: AuditReport) -> Iterator[Row]:
     """Yield the row of a report that accuses no code."""
+    if report.trainings is not None:  # they point at no code
+        return
     doubtful = any(check.status == "undecided" for check in report.checks)
     if report.verdict.outcome != "VIOLATION" and not doubtful:
         to_do = "; nothing to do" if report.verdict.outcome == "PASS" else ""
@@ -282,6 +305,8 @@ def _power(report: AuditReport) -> Iterator[Row]:
 
 def _tallies(report: AuditReport) -> Iterator[Row]:
     """Yield for each topic how many of its checks that ran are fine, and a sign if not all are."""
+    if report.trainings is not None:  # one check, whose counts are shown
+        return
     topics: dict[Topic | None, list[CheckResult]] = {topic: [] for topic in QUESTIONS}
     for check in report.checks:
         known = REGISTRY.get(check.name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import made_report
+from many_trainings import audited
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.report.console import summary
@@ -206,3 +208,21 @@ def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> 
     assert progress(violation()) == "VIOLATION | noise"
     assert progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
     assert progress(made_report(proved=None)) == progress(made_report(proved=0.0)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mu", "n", "told"),
+    [
+        (1.0, 400, "PASS: 400 trainings do not refute 1-GDP"),
+        (2.5, 400, "VIOLATION: 400 trainings refute 1-GDP"),
+        (0.3, 60, "INCONCLUSIVE: 60 trainings do not refute 1-GDP"),
+    ],
+)
+def test_many_trainings_have_their_own_words(mu: float, n: int, told: str) -> None:
+    text = summary(audited(mu=mu, n=n).to_report(), "report.json")
+    lines = text.split("\n")
+    assert lines[0] == told
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert "guessed wrong; error rate at most" in text
+    assert not any(word in text for word in ("0 steps", "no line is suspected", "Not examined"))
