@@ -42,7 +42,7 @@ _SHORTENED = (
     ("Look at", 1),
 )
 #: Rows that are left out if there are still too many.
-_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would see", "Missing", "Where", "But")
+_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would catch", "Missing", "Where", "But")
 #: Topics in a word.
 _TOPICS = {
     "Fresh randomness": "Randomness",
@@ -211,7 +211,7 @@ def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None)
     if check and check.log_e_value is not None and check.share > 0:
         level = check.share * float(report.settings.get("significance", 1e-3))
         alarm = power_of_ten(-math.log(level))
-        yield f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
+        yield f"e-value {power_of_ten(check.log_e_value)}, alarm at {alarm}"
     else:
         yield "seen directly"
     if root.place.step is not None:
@@ -242,7 +242,7 @@ def _no_fault(report: AuditReport) -> Iterator[Row]:
 def _missing(report: AuditReport) -> Iterator[Row]:
     items = report.verdict.pass_blockers
     for item in items[:3]:
-        yield Row("Missing", item, 2)
+        yield Row("Missing", item, 3)
     if len(items) > 3:
         yield Row("Missing", f"and {len(items) - 3} more")
 
@@ -262,15 +262,18 @@ def epsilons(report: AuditReport) -> str:
         return "not composed: the mechanism alone was judged"
     remarks = ["accountant"] if report.settings.get("claimed_epsilon", 0.0) is None else []
     remarks += [] if kept or not refuted else ["not known to hold"]
+    # A violated mechanism is not the one whose cost was composed.
+    wrong = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    cost = " (holds)" if refuted else " (as stated)" if wrong else ""
     known = {
         "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
-        "spent {}" + (" (holds)" if refuted else ""): spent,
+        f"spent {{}}{cost}": spent,
         "proved >= {}": proved or None,
-        "could be {}": report.epsilon_not_excluded,
+        "excluded > {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
     if proved == 0.0:  # no news, and no sign of privacy
-        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "proved nothing")
+        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
     return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}"
 
 
@@ -287,14 +290,14 @@ def _power(report: AuditReport) -> Iterator[Row]:
     """Yield what the run could have shown, with its probability."""
     if report.verdict.outcome == "VIOLATION":
         return
-    words = {"noise": "noise of {:g}x", "sensitivity": "clipping at {:g}x"}
+    words = {"noise": "{:g} times the noise", "sensitivity": "{:g} times the clipping norm"}
     seen = [
         f"{said.format(row['size'])} ({_percent(row['power'])})"
         for part, said in words.items()
         if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
     ]
     if seen:
-        yield Row("Would see", f"in {plural(report.steps, 'step')}: {', '.join(seen)}")
+        yield Row("Would catch", ", ".join(seen))
 
 
 # ------------------------------------------------------------------ what was examined
@@ -332,7 +335,7 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     if any(check.evidence.get("between_epochs") for check in report.checks):
         names.append("what changes the weights between epochs")
     if not names:
-        return "nothing: every check ran" if report.checks else "everything"
+        return "no check was left out" if report.checks else "everything"
     reasons = {check.message.partition(": ")[2] or check.message for check in left}
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):
