@@ -52,9 +52,8 @@ _TOPICS = {
 }
 _OTHER = "Own checks"
 _IN_A_ROW, _CELL = 3, 20
-#: What no audit of a training covers.
+#: What no audit of a training covers, and what one over many trainings does not.
 _NOT_COVERED = "preprocessing, other releases, several records of one person"
-#: What an audit over many trainings does not cover.
 _NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
 
