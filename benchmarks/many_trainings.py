@@ -23,7 +23,7 @@ from lightning_audit.many.game.user_training import Work, opacus_training
 from lightning_audit.many.game.worlds import worlds_of
 from lightning_audit.many.training_store import Row, TrainingStore
 
-TRAININGS, STEPS, BATCH_SIZE = 60, 100, 64
+TRAININGS, STEPS, BATCH_SIZE, RECORDS = 60, 100, 64, 1797
 #: Trainings that the docs state the time of, and the seconds of CPU that they may take.
 STATED, MOST_SECONDS = 1000, 300
 _MIB = 2**20 if sys.platform == "darwin" else 2**10
@@ -39,7 +39,8 @@ class Measured:
             sgd,
             noise_multiplier=1.0,
             max_grad_norm=1.0,
-            batch_size=BATCH_SIZE,
+            sample_rate=BATCH_SIZE / RECORDS,
+            expected_batch_size=BATCH_SIZE,
             steps=STEPS,
         )
 

@@ -18,7 +18,7 @@ from lightning_audit.many import LocalProcesses, ThisProcess, opacus_training
 
 # Secure random numbers, and hooks on the first layer: remarks of Opacus in each worker.
 warnings.filterwarnings("ignore", module="opacus|torch")
-CLAIMED_NOISE, BATCH_SIZE, STEPS, RECORDS = 5.0, 100, 20, 100
+CLAIMED_NOISE, STEPS, RECORDS = 5.0, 20, 100
 
 
 def make_model() -> nn.Module:
@@ -46,7 +46,8 @@ def main() -> None:
         make_optimizer,
         noise_multiplier=options.noise,
         max_grad_norm=1.0,
-        batch_size=BATCH_SIZE,
+        sample_rate=1.0,
+        expected_batch_size=RECORDS,
         steps=STEPS,
     )
     audit = audit_training(

@@ -211,6 +211,7 @@ KILLS = [
 
 
 @on_linux
+@pytest.mark.training
 @pytest.mark.parametrize(("kills", "trainings"), KILLS)
 def test_rows_after_kills_at_random_times_are_those_of_an_undisturbed_run(
     tmp_path, kills, trainings

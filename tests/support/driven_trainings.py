@@ -51,7 +51,8 @@ def softmax_regression(steps: int = 5, noise_multiplier: float = 1.0) -> Callabl
         sgd,
         noise_multiplier=noise_multiplier,
         max_grad_norm=1.0,
-        batch_size=20,
+        sample_rate=0.2,
+        expected_batch_size=20,
         steps=steps,
     )
 

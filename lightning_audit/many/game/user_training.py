@@ -214,18 +214,24 @@ def opacus_training(
     *,
     noise_multiplier: float,
     max_grad_norm: float,
-    batch_size: int,
+    sample_rate: float,
+    expected_batch_size: int,
     steps: int,
     loss: Callable[[Any, Any], Any] | None = None,
 ) -> Train:
     """Return the training function of a plain loop over Opacus' Poisson batches.
+
+    `PrivacyEngine.make_private` computes sampling rate and expected batch size from the number of
+    records, which a canary changes: a full batch of 30 becomes two half batches of 31. Here both
+    are given.
 
     Args:
         make_model: function without arguments that returns a new model.
         make_optimizer: function of its parameters that returns an optimizer.
         noise_multiplier: as `PrivacyEngine.make_private` takes it, >= 0.
         max_grad_norm: clipping norm, > 0.
-        batch_size: batch size of the loader, from which Opacus computes the sampling rate.
+        sample_rate: probability in (0, 1] with which a record joins a batch.
+        expected_batch_size: number by which the sum of a batch is divided, >= 1.
         steps: number of optimizer steps.
         loss: function of (outputs, targets); None for the mean cross-entropy.
 
@@ -236,6 +242,7 @@ def opacus_training(
     def train(dataset: Any, seed: int) -> Any:
         import torch
         from opacus import PrivacyEngine
+        from opacus.data_loader import DPDataLoader
 
         torch.manual_seed(seed)
         if isinstance(dataset, tuple):
@@ -245,10 +252,12 @@ def opacus_training(
         private, optimizer, loader = PrivacyEngine().make_private(
             module=model,
             optimizer=make_optimizer(model.parameters()),
-            data_loader=torch.utils.data.DataLoader(dataset, batch_size=batch_size),
+            data_loader=DPDataLoader(dataset, sample_rate=sample_rate),
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
+            poisson_sampling=False,  # the loader samples already
         )
+        optimizer.expected_batch_size = expected_batch_size
         for inputs, targets in _batches(loader, steps):
             optimizer.zero_grad()
             criterion(private(inputs), targets).backward()
