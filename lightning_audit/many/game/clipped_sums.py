@@ -139,9 +139,10 @@ class GhostSums:
         self, trained: Stacked, fixed: Stacked, inputs: Tensor, targets: Tensor, counts: Tensor
     ) -> Stacked:
         """Return the sums; see `ClippedSums`."""
-        seen, outputs, result = self._forward(trained, inputs)
-        total = self._total(result.flatten(0, 1), targets.flatten(0, 1))
-        gradients = torch.autograd.grad(total, outputs)
+        with torch.enable_grad():
+            seen, outputs, result = self._forward(trained, inputs)
+            total = self._total(result.flatten(0, 1), targets.flatten(0, 1))
+            gradients = torch.autograd.grad(total, outputs)
         squared = torch.zeros_like(counts)
         for (name, values), gradient in zip(seen, gradients, strict=True):
             norms = values.square().sum(-1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
@@ -19,7 +20,7 @@ from lightning_audit.many.game.records import Records, columns_of
 
 #: Keys of the generators of a training: they draw other numbers than its initial weights.
 _BATCHES, _NOISE = 0x62617463, 0x6E6F6973
-_MIB = 2**20
+_MIB, _BYTES = 2**20, 4
 
 
 def batch_generator(seed: int) -> torch.Generator:
@@ -106,14 +107,15 @@ class DPSGDMany:
             raise BadArgument(
                 f"seeds has {len(seeds)} entries for {len(data_sets)} data sets; give one each."
             )
-        made = {id(data): _tensors(data) for data in data_sets}
-        pairs = [made[id(data)] for data in data_sets]
         sums = clipped_sums(self._new(0), self.loss, self.max_grad_norm)
+        dtype = next(self._new(0).parameters()).dtype
+        made = {id(data): _tensors(data, dtype) for data in data_sets}
+        pairs = [made[id(data)] for data in data_sets]
         most = self._at_once(pairs, sums)
         models: list[nn.Module] = []
         for first in range(0, len(pairs), most):
             part = slice(first, first + most)
-            models += self._trained(pairs[part], seeds[part], sums)
+            models += self._trained(_Batches(pairs[part], dtype), seeds[part], sums)
         return models
 
     def _new(self, seed: int) -> nn.Module:
@@ -133,25 +135,22 @@ class DPSGDMany:
 
     def _at_once(self, pairs: Sequence[_Pair], sums: ClippedSums) -> int:
         """Return how many models are trained at the same time."""
-        batch = max(1.0, self.sample_rate * max(len(inputs) for inputs, _ in pairs))
-        inputs = pairs[0][0]
-        record = sums.numbers + inputs[0].numel()
-        return max(1, int(self.memory_mib * _MIB / (4 * batch * record)))
+        batch = max(1.0, self.sample_rate * max(len(targets) - 1 for _, targets in pairs))
+        numbers = sums.numbers + pairs[0][0][0].numel()
+        return max(1, int(self.memory_mib * _MIB / (_BYTES * batch * numbers)))
 
     def _trained(
-        self, pairs: Sequence[_Pair], seeds: Sequence[int], sums: ClippedSums
+        self, batches: _Batches, seeds: Sequence[int], sums: ClippedSums
     ) -> list[nn.Module]:
         """Return the models of one part, which are in memory together."""
         models = [self._new(seed) for seed in seeds]
         trained, fixed = _stacked(models)
-        dtype = next(iter(trained.values())).dtype
-        pairs = [(_as(inputs, dtype), _as(targets, dtype)) for inputs, targets in pairs]
         draws = [batch_generator(seed) for seed in seeds]
         noises = [noise_generator(seed) for seed in seeds]
-        full = _batches(pairs, [None] * len(pairs), dtype) if self.sample_rate == 1.0 else None
+        full = batches.full() if self.sample_rate == 1.0 else None
         for _ in range(self.steps):
-            batches = full or _batches(pairs, self._picked(pairs, draws), dtype)
-            totals = sums(trained, fixed, *batches)
+            batch = batches.poisson(self.sample_rate, draws) if full is None else full
+            totals = sums(trained, fixed, *batch)
             for name, values in trained.items():
                 total = totals[name] + self._noise(values, noises)
                 values.sub_(total.div_(self.expected_batch_size), alpha=self.learning_rate)
@@ -161,13 +160,6 @@ class DPSGDMany:
                     if name in trained:
                         parameter.copy_(trained[name][number])
         return models
-
-    def _picked(self, pairs: Sequence[_Pair], draws: Sequence[torch.Generator]) -> list[Tensor]:
-        """Return the indices of a Poisson batch of each data set, as Opacus draws them."""
-        return [
-            (torch.rand(len(inputs), generator=draw) < self.sample_rate).nonzero().squeeze(1)
-            for (inputs, _), draw in zip(pairs, draws, strict=True)
-        ]
 
     def _noise(self, values: Tensor, noises: Sequence[torch.Generator]) -> Tensor:
         """Return the noise of a parameter of all models, ``[m, ...]``."""
@@ -179,8 +171,61 @@ class DPSGDMany:
         return noise
 
 
-#: Inputs and targets of a data set, one row a record.
+#: Inputs and targets of a data set, one row a record, and a row of zeros at the end.
 _Pair = tuple[Tensor, Tensor]
+
+
+class _Batches:
+    """Makes batches of m data sets, padded with zeros to the largest one.
+
+    A batch is inputs ``[m, b, ...]``, targets ``[m, b, ...]`` and counts ``[m, b]``: 1 for a record
+    and 0 for padding.
+
+    Args:
+        pairs: m data sets, some of which may be the same one.
+        dtype: of the counts.
+    """
+
+    def __init__(self, pairs: Sequence[_Pair], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._sizes = [len(targets) - 1 for _, targets in pairs]
+        owners = [id(pair) for pair in pairs]
+        self._groups = [
+            (pair, torch.tensor([row for row, owner in enumerate(owners) if owner == key]))
+            for key, pair in {id(pair): pair for pair in pairs}.items()
+        ]
+
+    def full(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch of all records."""
+        return self._of([torch.arange(size) for size in self._sizes])
+
+    def poisson(
+        self, sample_rate: float, draws: Sequence[torch.Generator]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Poisson batches, drawn as Opacus' `UniformWithReplacementSampler` does."""
+        return self._of(
+            [
+                (torch.rand(size, generator=draw) < sample_rate).nonzero().squeeze(1)
+                for size, draw in zip(self._sizes, draws, strict=True)
+            ]
+        )
+
+    def _of(self, picked: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        index = pad_sequence(picked, batch_first=True, padding_value=-1)  # the row of zeros
+        if not index.shape[1]:
+            index = torch.full((len(picked), 1), -1)
+        counts = (index >= 0).to(self._dtype)
+        inputs, targets = (self._gathered(column, index) for column in (0, 1))
+        return inputs, targets, counts
+
+    def _gathered(self, column: int, index: Tensor) -> Tensor:
+        if len(self._groups) == 1:
+            return self._groups[0][0][column][index]
+        first = self._groups[0][0][column]
+        gathered = first.new_empty(*index.shape, *first.shape[1:])
+        for pair, rows in self._groups:
+            gathered[rows] = pair[column][index[rows]]
+        return gathered
 
 
 def _refuse(model: nn.Module) -> None:
@@ -202,8 +247,8 @@ def _refuse(model: nn.Module) -> None:
             )
 
 
-def _tensors(data: Any) -> _Pair:
-    """Return the inputs and targets of a data set.
+def _tensors(data: Any, dtype: torch.dtype) -> _Pair:
+    """Return the inputs and targets of a data set, numbers with a fraction in this dtype.
 
     Raises:
         BadArgument: if its records are no pairs of arrays of one shape.
@@ -218,7 +263,7 @@ def _tensors(data: Any) -> _Pair:
             "give a function of (data set, seed) as train."
         )
     try:
-        inputs, targets = (_rows(column) for column in columns)
+        inputs, targets = (_rows(column, dtype) for column in columns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadArgument(
             f"DPSGDMany trains on records of one shape ({error}); give a function of (data set, "
@@ -227,16 +272,15 @@ def _tensors(data: Any) -> _Pair:
     return inputs, targets
 
 
-def _rows(column: Any) -> Tensor:
+def _rows(column: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(column, Tensor):
-        return column.detach().cpu()
-    if isinstance(column, np.ndarray):
-        return torch.from_numpy(column)
-    return torch.stack([torch.as_tensor(row) for row in column])
-
-
-def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype) if values.is_floating_point() else values
+        rows = column.detach().cpu()
+    elif isinstance(column, np.ndarray):
+        rows = torch.from_numpy(column)
+    else:
+        rows = torch.stack([torch.as_tensor(row) for row in column])
+    rows = rows.to(dtype) if rows.is_floating_point() else rows
+    return torch.cat([rows, torch.zeros_like(rows[:1])])
 
 
 def _stacked(models: Sequence[nn.Module]) -> tuple[Stacked, Stacked]:
@@ -249,32 +293,3 @@ def _stacked(models: Sequence[nn.Module]) -> tuple[Stacked, Stacked]:
     for name, _ in models[0].named_buffers():
         fixed[name] = torch.stack([model.get_buffer(name) for model in models])
     return trained, fixed
-
-
-def _batches(
-    pairs: Sequence[_Pair], picked: Sequence[Tensor | None], dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a batch of each data set, padded with zeros to the largest one.
-
-    Args:
-        pairs: data sets.
-        picked: indices of the records in each batch; None for all.
-        dtype: of the counts.
-
-    Returns:
-        Inputs ``[m, b, ...]``, targets ``[m, b, ...]``, and counts ``[m, b]``: 1 for a record and
-        0 for padding.
-    """
-    sizes = [
-        len(pair[0]) if index is None else len(index)
-        for pair, index in zip(pairs, picked, strict=True)
-    ]
-    shape = (len(pairs), max(1, *sizes))
-    inputs = pairs[0][0].new_zeros(*shape, *pairs[0][0].shape[1:])
-    targets = pairs[0][1].new_zeros(*shape, *pairs[0][1].shape[1:])
-    counts = torch.zeros(shape, dtype=dtype)
-    for number, (pair, index, size) in enumerate(zip(pairs, picked, sizes, strict=True)):
-        for rows, column in zip((inputs, targets), pair, strict=True):
-            rows[number, :size] = column if index is None else column[index]
-        counts[number, :size] = 1.0
-    return inputs, targets, counts
