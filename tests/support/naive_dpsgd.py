@@ -1,4 +1,4 @@
-"""DP-SGD of one model as plain loops over steps and records, which nothing is shared with."""
+"""DP-SGD of one model, by plain loops over steps and records and by Opacus."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def start_of(train: DPSGDMany, seed: int) -> torch.nn.Module:
 
 
 def batches_of(train: DPSGDMany, records: int, seed: int) -> list[list[int]]:
-    """Opacus' own batches; the sampler of one step, since its own number of steps may differ."""
-    generator = batch_generator(seed)
+    """The batches of Opacus' sampler."""
     if train.sample_rate == 1.0:
         return [list(range(records))] * train.steps
     sampler = UniformWithReplacementSampler(
-        num_samples=records, sample_rate=train.sample_rate, generator=generator, steps=train.steps
+        num_samples=records,
+        sample_rate=train.sample_rate,
+        generator=batch_generator(seed),
+        steps=train.steps,
     )
     return list(sampler)
 
@@ -80,7 +82,7 @@ def by_opacus(train: DPSGDMany, data: Data, seed: int) -> torch.nn.Module:
 def differences(models: Sequence[torch.nn.Module], others: Sequence[torch.nn.Module]) -> float:
     """The largest difference of a parameter between two lists of models."""
     return max(
-        float((one - other).abs().max())
+        float((one - other).detach().abs().max())
         for model, twin in zip(models, others, strict=True)
         for one, other in zip(model.parameters(), twin.parameters(), strict=True)
     )

@@ -20,7 +20,7 @@ MODELS, RECORDS = 3, 5
 
 
 def squares(outputs, targets):
-    return (outputs - functional.one_hot(targets, 4)).square().mean()
+    return (outputs - torch.eye(4)[targets]).square().mean()
 
 
 def stack():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.game.user_training import Work
 from lightning_audit.many.game.worlds import worlds_of
 from lightning_audit.many.identity import digest_of
+from lightning_audit.many.training_store import TrainingStore
 
 pytestmark = pytest.mark.training
 
@@ -102,7 +102,7 @@ def test_empty_batches_are_noise_alone():
     train = training(sample_rate=1e-6, model=known_start())
     [model] = train.many([DATA], [5])
     assert differences([model], [looped(train, DATA, 5, None)]) < CLOSE
-    assert 0.05 < float(model.weight.std()) < 0.25  # .8 * .5 / 12 * sqrt(12) = .115
+    assert 0.05 < float(model.weight.detach().std()) < 0.25  # .8 * .5 / 12 * sqrt(12) = .115
 
 
 def known_start():
@@ -146,13 +146,17 @@ def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
     class Interrupted(DPSGDMany):
         def many(self, data_sets, seeds):
             sizes.append(len(seeds))
-            if len(sizes) == 2:
+            if len(sizes) == 3:
                 raise KeyboardInterrupt
             return super().many(data_sets, seeds)
 
     train = Interrupted(**vars(training(mlp)))
     with pytest.raises(KeyboardInterrupt):
         drive(train, tmp_path / "resumed", 18, block=6)
+    store = TrainingStore(tmp_path / "resumed", {"train": "this one"}, 1)
+    assert store.finished == 12
+    store.add([rows[14]])  # a part of the block
+    store.close()
     resumed = drive(train, tmp_path / "resumed", 18, block=6)
     assert sizes == [6, 6, 6, 6]
     assert [f[0] for f in facts(resumed)] == [f[0] for f in facts(rows)]
@@ -162,11 +166,13 @@ def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
 
 
 def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
+    pytest.importorskip("cloudpickle")
     worlds = worlds_of(DATA, Blank(label=1), "add_remove")
     block = next(Plan(0, 4, 4).blocks())
     work = Work(training(mlp), worlds)
     sent = pickle.loads(packed(work)).run(block)
-    assert [o.scores for o in sent] == pytest.approx([o.scores for o in work.run(block)])
+    scores = [[o.scores[0] for o in outcomes] for outcomes in (sent, work.run(block))]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert digest_of(training(mlp)) == digest_of(training(mlp))
     others = [training(linear), training(mlp, steps=13), training(mlp, max_grad_norm=0.9)]
     assert len({digest_of(train) for train in [training(mlp), *others]}) == 4
@@ -210,7 +216,7 @@ def test_an_audit_refutes_a_claim_of_more_noise(tmp_path):
 
 @pytest.mark.heavy
 def test_an_audit_of_the_noise_that_is_claimed_passes(tmp_path):
-    audit = audited(4.0, 300, tmp_path)
+    audit = audited(4.0, 500, tmp_path)
     assert audit.verdict.outcome == "PASS", str(audit)
 
 
@@ -259,7 +265,3 @@ def test_frozen_parameters_keep_the_values_of_their_seed():
         start = frozen()
         assert torch.equal(model[0].weight, start[0].weight)
         assert differences([model[2]], [start[2]]) > 0.001
-
-
-def test_settings_are_those_given():
-    assert replace(training(), steps=3).steps == 3
