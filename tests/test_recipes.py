@@ -188,7 +188,7 @@ def test_a_mechanism_of_half_the_noise_is_refuted_as_shown(capsys):
 def test_what_is_used_outside_of_a_training_is_there():
     table = text_of(DOCS / "without-a-training.md").split("```")[0]
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| ")][1:]
-    assert len(rows) == 8
+    assert len(rows) == 10
     for row in rows:
         for name in re.findall(r"`(.*?)`", row[2]):
             if name.startswith("lightning-audit "):

@@ -67,6 +67,11 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "`tensors`, `tensors_left_out`, `course`, `claimed_mu`, `planned_steps`, `assumptions`",
         "public",
     ),
+    (
+        "`report.json`",
+        "`trainings`",
+        "public: counts of trainings and of guesses at coins; a function of released models",
+    ),
     ("`report.json`", "`epochs`", "as the metrics"),
     (
         "`report.json`",

@@ -16,7 +16,7 @@ from lightning_audit.many.credible import Posteriors, posteriors_of
 from lightning_audit.many.least_error import Promise, Proved
 from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
 from lightning_audit.many.pooled_run import PooledRun
-from lightning_audit.many.trainings_needed import BEFORE_GUESSES, trainings_to_pass
+from lightning_audit.many.trainings_needed import BEFORE_GUESSES, error_to_see, trainings_to_pass
 from lightning_audit.many.trainings_verdict import (
     OF_GUESSES,
     check_of,
@@ -49,9 +49,10 @@ class TrainingAudit:
     """Result of an audit of many trainings.
 
     Args:
-        verdict: VIOLATION if a look refuted the claim; PASS if none did, the canary is seen, and an
-            attack of twice the claimed strength would have been found with 95 % power; INCONCLUSIVE
-            else. It is about these canaries, this score and this pair of data sets only.
+        verdict: VIOLATION if a look refuted the claim; PASS if none did, the attack was shown to
+            see half of the claimed strength, and one of twice the claimed strength would have been
+            found with 95 % power; INCONCLUSIVE else. It is about these canaries, this score and
+            this pair of data sets only.
         seen: The counts, and what follows from them.
         bounds: Lower bounds on epsilon: at any number of looks, and of one look at the planned end.
         counts: Outcomes of the guesses in trainings that did not fail.
@@ -210,7 +211,10 @@ def conclude(
     limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(limits[0])
     end = None if limits[1] is None else promise.proved_at(limits[1])
-    seen = _seen(guesses, found, promise, plan, level, limits, proved)
+    seen = replace(
+        _seen(guesses, found, promise, plan, level, limits, proved),
+        trainings_to_pass=_to_pass(guesses, promise.least_error, level, bound_level),
+    )
     return TrainingAudit(
         verdict=verdict_of(seen, max(proved.epsilon, proved.epsilon_any), promise.delta),
         seen=seen,
@@ -242,9 +246,6 @@ def _seen(
     limits: tuple[float, float | None],
     proved: Proved,
 ) -> TrainingsSeen:
-    lost = guesses.failures / max(guesses.trainings, 1)
-    enough = trainings_to_pass(promise, significance, lost, guesses.canaries)
-    before = guesses.first if guesses.total else BEFORE_GUESSES
     return TrainingsSeen(
         claim=promise.words,
         form=promise.form,
@@ -263,15 +264,31 @@ def _seen(
         error_upper_at_end=limits[1],
         mu_lower=proved.mu,
         ratio_lower=proved.ratio,
-        trainings_more=None if found.refuted else _more(guesses, promise, significance),
-        trainings_to_pass=None if enough is None else enough + before,
+        trainings_more=None
+        if found.refuted
+        else _more(guesses, promise.least_error, significance / (1 + (guesses.canaries > 1))),
+        trainings_to_pass=None,
     )
 
 
-def _more(guesses: Guesses, promise: Promise, significance: float) -> int | None:
+def _to_pass(
+    guesses: Guesses, least_error: float, significance: float, bound_significance: float
+) -> int | None:
+    """Return after how many trainings power and sight suffice for a PASS; None if never."""
+    lost = guesses.failures / max(guesses.trainings, 1)
+    power = trainings_to_pass(least_error, significance, lost, guesses.canaries)
+    more = _more(guesses, error_to_see(least_error), bound_significance)
+    if power is None or more is None:
+        return None
+    before = guesses.first if guesses.total else BEFORE_GUESSES
+    return max(power + before, max(guesses.trainings, BEFORE_GUESSES) + more)
+
+
+def _more(guesses: Guesses, rate: float, significance: float) -> int | None:
+    """Return how many more trainings show that fewer guesses are wrong than at a rate."""
     if guesses.canaries > 1:
-        return further_trainings(1.0 - guesses.wrong, promise.least_error, 0.5 * significance)
-    return further_guesses(guesses.errors, guesses.total, promise.least_error, significance)
+        return further_trainings(1.0 - guesses.wrong, rate, significance)
+    return further_guesses(guesses.errors, guesses.total, rate, significance)
 
 
 def _bounds(

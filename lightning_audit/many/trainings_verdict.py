@@ -16,6 +16,7 @@ from lightning_audit.many.least_error import (
     promise_of,
     promise_of_history,
 )
+from lightning_audit.many.trainings_needed import error_to_see, trainings_to_pass
 from lightning_audit.results.audit_report import AuditReport, CheckResult, EpsilonBound, Verdict
 from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.stats.bounds.confidence_sequence import (
@@ -43,8 +44,6 @@ _ADVICE = (
 )
 #: Bounds from the error rate: in the form of the claim, and for any mechanism.
 OF_GUESSES = ("coins", "coins_any")
-#: Error rate of guesses without a look at the scores.
-_BLIND = 0.5
 #: Relative difference of two numbers that were one before they were written.
 _ROUNDING = 1e-6
 #: Relative or absolute difference of epsilons that were composed on two machines.
@@ -83,10 +82,14 @@ def check_of(seen: TrainingsSeen) -> CheckResult:
 def verdict_of(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> Verdict:
     """Return the verdict on a claim.
 
-    VIOLATION if a look refuted the claim, at any time. PASS if the canary is seen at all (the
-    upper limit of the error rate is below 1/2), and an attack of twice the claimed strength, as
-    strong as Gaussian DP of twice the mu with the claim's least error rate, would have been found
-    with 95 % power; INCONCLUSIVE else.
+    VIOLATION if a look refuted the claim, at any time. PASS if the attack was shown to see at
+    least half of the claimed strength, which is the mu of Gaussian DP with the claim's least error
+    rate, and an attack of twice the claimed strength would have been found with 95 % power;
+    INCONCLUSIVE else. An attack that sees little cannot distinguish a correct training from one
+    without noise.
+
+    So a claim of (epsilon, delta) hardly ever passes: the best attack that it allows is far
+    stronger than any on a Gaussian mechanism.
 
     Args:
         seen: what was counted.
@@ -116,9 +119,10 @@ def verdict_of(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> Verdi
     return Verdict(
         "PASS",
         None,
-        f"{seen.trainings:,} trainings do not refute {seen.claim}; an attack of twice the claimed "
-        f"strength would have been found with 95 % power; {proved}; other canaries and scores may "
-        "show more",
+        f"{seen.trainings:,} trainings do not refute {seen.claim}; {proved}; the attack saw at "
+        f"least {_seen_mu(seen)}, and one of twice the claimed strength would have been found with "
+        "95 % power; this does not show that the claim holds: other canaries, scores, initial "
+        "weights and data sets were not tried",
     )
 
 
@@ -139,7 +143,9 @@ def outlook(seen: TrainingsSeen) -> str:
         )
     if seen.trainings_to_pass is not None and seen.trainings_to_pass > seen.trainings:
         more = seen.trainings_to_pass - seen.trainings
-        parts.append(f"a PASS needs about {more:,} more trainings")
+        parts.append(
+            f"a PASS needs about {more:,} more trainings, if wrong guesses remain as frequent"
+        )
     return "; ".join(parts)
 
 
@@ -252,6 +258,8 @@ def _of_counts(seen: TrainingsSeen) -> Iterator[str]:
             f"{seen.canaries} canaries are wrong"
         )
         return
+    if not math.isclose(seen.mu_lower, mu_of_error(seen.error_upper), abs_tol=_ROUNDING):
+        yield f"mu_lower is {seen.mu_lower}, its error_upper gives another"
     if seen.canaries > 1:  # limits depend on the shares of each training
         return
     goal = -math.log(seen.significance)
@@ -263,18 +271,30 @@ def _of_counts(seen: TrainingsSeen) -> Iterator[str]:
 
 
 def _of_signal(seen: TrainingsSeen) -> str:
-    """Return that no score shows the canary, in a sentence; empty if one does."""
-    if seen.error_upper < _BLIND or not seen.guesses:
+    """Return that the attack saw too little of the canary, in a sentence; empty if enough."""
+    most = error_to_see(seen.least_error)
+    if seen.error_upper <= most or not seen.guesses:
         return ""
+    told = "the canary is not seen" if not mu_of_error(seen.error_upper) else _seen_mu(seen)
+    advice = (
+        "try more trainings, known initial weights, a crafted canary, or the logit margin as score"
+        if seen.form != "epsilon"
+        else "claim noise_multiplier, sample_rate and steps as PrivacyClaim instead: the best "
+        f"attack that {seen.claim} allows is far stronger than any on Gaussian noise"
+    )
     return (
-        f"signal: the canary is not seen (error rate at most {_rate(seen.error_upper)}, below "
-        f"{_BLIND} needed); check that it reaches the training and that the score reads it"
+        f"signal: {told}, and a pass needs mu {_rate(mu_of_error(most))}; {advice} (error rate at "
+        f"most {_rate(seen.error_upper)}, {_rate(most)} needed: a weak attack does not see that "
+        "noise is absent)"
     )
 
 
 def _of_power(seen: TrainingsSeen) -> str:
     """Return that an attack could have been missed, in a sentence; empty if it could not."""
-    if seen.trainings_to_pass is not None and seen.trainings_to_pass <= seen.trainings:
+    lost = seen.failures / max(seen.trainings, 1)
+    enough = trainings_to_pass(seen.least_error, seen.significance, lost, seen.canaries)
+    guessed = seen.guesses // seen.canaries
+    if enough is not None and enough <= guessed:
         return ""
     least = flawless_guesses(seen.least_error, seen.significance)
     if least is None or least > seen.guesses:
@@ -283,13 +303,13 @@ def _of_power(seen: TrainingsSeen) -> str:
             f"trainings: {seen.guesses:,} coins were guessed, and not even an attack without "
             f"errors refutes {seen.claim} before {needed} guesses"
         )
-    if seen.trainings_to_pass is None:
+    if enough is None:
         return (
             f"trainings: {seen.failures:,} of {seen.trainings:,} trainings failed, and each counts "
             "as a wrong guess; repair them"
         )
     return (
-        f"trainings: {seen.trainings:,} of the {seen.trainings_to_pass:,} after which an attack of "
+        f"trainings: {guessed:,} of the {enough:,} guessed trainings after which an attack of "
         "twice the claimed strength would be found with 95 % power"
     )
 
@@ -300,6 +320,11 @@ def _proved(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> str:
     if least >= epsilon_lower:
         return text
     return f"{text} if the noise is Gaussian, and {least:.3g} for any mechanism"
+
+
+def _seen_mu(seen: TrainingsSeen) -> str:
+    claimed = _rate(mu_of_error(seen.least_error))
+    return f"mu {_rate(mu_of_error(seen.error_upper))} of the claim's {claimed}"
 
 
 def _counted(seen: TrainingsSeen) -> str:

@@ -17,7 +17,10 @@ _LN10 = math.log(10.0)
 
 def headline(report: AuditReport) -> str:
     """Return what an audit found, in a few words."""
-    verdict = report.verdict
+    verdict, seen = report.verdict, report.trainings
+    if seen is not None:
+        found = "refute" if verdict.outcome == "VIOLATION" else "do not refute"
+        return f"{plural(seen.trainings, 'training')} {found} {seen.claim}"
     if verdict.outcome == "PASS":
         other = "other " if verdict.allowed else ""
         return f"no {other}fault found in {plural(report.steps, 'step')}"

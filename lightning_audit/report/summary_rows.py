@@ -42,7 +42,7 @@ _SHORTENED = (
     ("Look at", 1),
 )
 #: Rows that are left out if there are still too many.
-_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would see", "Missing", "Where", "But")
+_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would catch", "Missing", "Where", "But")
 #: Topics in a word.
 _TOPICS = {
     "Fresh randomness": "Randomness",
@@ -52,8 +52,9 @@ _TOPICS = {
 }
 _OTHER = "Own checks"
 _IN_A_ROW, _CELL = 3, 20
-#: What no audit of a training covers.
+#: What no audit of a training covers, and what one over many trainings does not.
 _NOT_COVERED = "preprocessing, other releases, several records of one person"
+_NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
     rows = [
         Row("", f"{_outcome(report)}: {headline(report)}", 2),
         *_found(report),
+        *_guessed(report),
         *_undecided(report),
         *_no_fault(report),
         *_missing(report),
@@ -104,10 +106,11 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         Row("Epsilon", epsilons(report), 2),
         *_power(report),
         *_tallies(report),
-        Row("Not examined", "", 4, partial(_not_examined, report)),
     ]
+    if report.trainings is None:
+        rows.append(Row("Not examined", "", 4, partial(_not_examined, report)))
     if report.verdict.outcome != "VIOLATION":
-        rows.append(Row("Not covered", _NOT_COVERED))
+        rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else _NOT_TRIED))
     if path is not None:
         name = os.fspath(path)
         notes = f" (has {plural(len(report.notes), 'note')})" if report.notes else ""
@@ -174,6 +177,23 @@ def _found(report: AuditReport) -> Iterator[Row]:
         yield Row("Also", f"{lower(headline_of(further[0]))} ({further[0].finding}){more}", 2)
 
 
+def _guessed(report: AuditReport) -> Iterator[Row]:
+    """Yield what an audit over many trainings counted, and what a longer run would show."""
+    seen, verdict = report.trainings, report.verdict
+    if seen is None:
+        return
+    failed = f", {seen.failures:,} failed" if seen.failures else ""
+    yield Row("Trainings", f"{seen.trainings:,} of {seen.planned:,} planned{failed}")
+    yield Row(
+        "Coins",
+        f"{seen.errors:,} of {seen.guesses:,} guessed wrong; error rate at most "
+        f"{seen.error_upper:.3g}, {seen.least_error:.3g} or more is claimed",
+        2,
+    )
+    if verdict.advice:
+        yield Row("Look at" if verdict.outcome == "VIOLATION" else "Next", verdict.advice, 3)
+
+
 def _check_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
     whose = ("", fault.place.optimizer)
     of_name = [check for check in report.checks if check.name == fault.finding]
@@ -190,7 +210,7 @@ def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None)
     if check and check.log_e_value is not None and check.share > 0:
         level = check.share * float(report.settings.get("significance", 1e-3))
         alarm = power_of_ten(-math.log(level))
-        yield f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
+        yield f"e-value {power_of_ten(check.log_e_value)}, alarm at {alarm}"
     else:
         yield "seen directly"
     if root.place.step is not None:
@@ -207,6 +227,8 @@ def _undecided(report: AuditReport) -> Iterator[Row]:
 
 def _no_fault(report: AuditReport) -> Iterator[Row]:
     """Yield the row of a report that accuses no code."""
+    if report.trainings is not None:  # they point at no code
+        return
     doubtful = any(check.status == "undecided" for check in report.checks)
     if report.verdict.outcome != "VIOLATION" and not doubtful:
         to_do = "; nothing to do" if report.verdict.outcome == "PASS" else ""
@@ -219,7 +241,7 @@ def _no_fault(report: AuditReport) -> Iterator[Row]:
 def _missing(report: AuditReport) -> Iterator[Row]:
     items = report.verdict.pass_blockers
     for item in items[:3]:
-        yield Row("Missing", item, 2)
+        yield Row("Missing", item, 3)
     if len(items) > 3:
         yield Row("Missing", f"and {len(items) - 3} more")
 
@@ -239,15 +261,18 @@ def epsilons(report: AuditReport) -> str:
         return "not composed: the mechanism alone was judged"
     remarks = ["accountant"] if report.settings.get("claimed_epsilon", 0.0) is None else []
     remarks += [] if kept or not refuted else ["not known to hold"]
+    # A violated mechanism is not the one whose cost was composed.
+    wrong = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    cost = " (holds)" if refuted else " (as stated)" if wrong else ""
     known = {
         "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
-        "spent {}" + (" (holds)" if refuted else ""): spent,
+        f"spent {{}}{cost}": spent,
         "proved >= {}": proved or None,
-        "could be {}": report.epsilon_not_excluded,
+        "excluded > {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
     if proved == 0.0:  # no news, and no sign of privacy
-        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "proved nothing")
+        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
     return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}"
 
 
@@ -264,14 +289,14 @@ def _power(report: AuditReport) -> Iterator[Row]:
     """Yield what the run could have shown, with its probability."""
     if report.verdict.outcome == "VIOLATION":
         return
-    words = {"noise": "noise of {:g}x", "sensitivity": "clipping at {:g}x"}
+    words = {"noise": "{:g} times the noise", "sensitivity": "{:g} times the clipping norm"}
     seen = [
         f"{said.format(row['size'])} ({_percent(row['power'])})"
         for part, said in words.items()
         if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
     ]
     if seen:
-        yield Row("Would see", f"in {plural(report.steps, 'step')}: {', '.join(seen)}")
+        yield Row("Would catch", ", ".join(seen))
 
 
 # ------------------------------------------------------------------ what was examined
@@ -279,6 +304,8 @@ def _power(report: AuditReport) -> Iterator[Row]:
 
 def _tallies(report: AuditReport) -> Iterator[Row]:
     """Yield for each topic how many of its checks that ran are fine, and a sign if not all are."""
+    if report.trainings is not None:  # one check, whose counts are shown
+        return
     topics: dict[Topic | None, list[CheckResult]] = {topic: [] for topic in QUESTIONS}
     for check in report.checks:
         known = REGISTRY.get(check.name)
@@ -307,7 +334,7 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     if any(check.evidence.get("between_epochs") for check in report.checks):
         names.append("what changes the weights between epochs")
     if not names:
-        return "nothing: every check ran" if report.checks else "everything"
+        return "no check was left out" if report.checks else "everything"
     reasons = {check.message.partition(": ")[2] or check.message for check in left}
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):

@@ -39,8 +39,9 @@ class TrainingsSeen:
             is of no mechanism.
         trainings_more: further trainings after which the claim is refuted if errors remain
             as frequent; None if they are not rarer than the claim allows, or it is refuted.
-        trainings_to_pass: trainings after which an attack of twice the claimed strength would have
-            been found with 95 % power; None if there is no such number.
+        trainings_to_pass: trainings after which a PASS is expected if errors remain as frequent:
+            the attack is then shown to see half of the claimed strength, and one of twice that
+            strength would be found with 95 % power; None if there is no such number.
     """
 
     claim: str

@@ -194,7 +194,7 @@ def _in_words(place: Place) -> str:
     if place.process is not None:
         parts.append(f"process {place.process}")
     if place.step is not None:
-        parts.append(f"first seen at step {place.step + 1}")
+        parts.append(f"first seen in step {place.step + 1}")
     if place.code:
         parts.append(f"see {', '.join(map(str, place.code))}")
     return ", ".join(parts)

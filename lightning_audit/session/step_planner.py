@@ -121,7 +121,7 @@ class StepPlanner:
         """Return `claim`, or None if there is none."""
         try:
             return self.claim()
-        except ValueError:
+        except (ValueError, IndexError):  # Opacus': no gradients, or a GAN's toggled optimizer
             return None
 
     def claim_now(self) -> StepClaim | None:

@@ -37,7 +37,7 @@ def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_na
     # A drawn seed is no argument; see `test_privacy_audit_seed.py`. `given` lists arguments.
     assert names - {"drawn_seed", "given"} == set(config(on_violation="stop").settings())
     arguments = set(inspect.signature(PrivacyAudit).parameters)
-    assert arguments - names == {"num_canaries", "report_dir", "log_prefix"}
+    assert arguments - names == {"num_canaries", "report_dir", "log_prefix", "verbose"}
     # A scope and a reason are said in ``allow``.
     assert names - arguments == {"exemptions", "drawn_seed", "given"}
 

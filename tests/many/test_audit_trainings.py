@@ -81,9 +81,27 @@ def test_real_trainings_with_too_little_noise_are_a_violation_that_the_gate_fail
 @pytest.mark.training
 @pytest.mark.heavy
 def test_real_trainings_with_the_noise_that_they_claim_pass(tmp_path):
-    audit = audit_training(real(4.0), DATA, claim_of(4.0), trainings=300, store=tmp_path, **HERE)
+    audit = audit_training(real(2.0), DATA, claim_of(2.0), trainings=300, store=tmp_path, **HERE)
     assert audit.verdict.outcome == "PASS", str(audit)
     assert main(["check", str(tmp_path)]) == 0
+
+
+@pytest.mark.training
+@pytest.mark.heavy
+def test_trainings_without_noise_whose_random_start_hides_the_canary_do_not_pass(tmp_path):
+    train = opacus_training(
+        lambda: torch.nn.Linear(64, 10),
+        sgd,
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        batch_size=30,
+        steps=STEPS,
+    )
+    given = {"canary": Blank(), "trainings": 200, "store": tmp_path, **HERE}
+    audit = audit_training(train, DATA, claim_of(1.0), **given)
+    assert audit.verdict.outcome == "INCONCLUSIVE", str(audit)
+    assert any(text.startswith("signal: ") for text in audit.verdict.pass_blockers)
+    assert main(["check", str(tmp_path)]) == 2
 
 
 def test_the_same_call_continues_and_a_longer_plan_adds_to_it(tmp_path):
@@ -268,7 +286,6 @@ def test_names_are_given_without_loading_torch_before():
 @pytest.mark.heavy
 @pytest.mark.parametrize(("noise", "code"), [("0.5", 1), ("5.0", 0)])
 def test_the_example_of_the_page_ends_with_its_verdict(tmp_path, noise, code):
-    pytest.importorskip("pebble")
     done = subprocess.run(
         [
             sys.executable,

@@ -31,9 +31,6 @@ from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.game.user_training import Work
 from lightning_audit.many.game.worlds import worlds_of
 
-pytest.importorskip("pebble")
-pytest.importorskip("cloudpickle")
-
 NUMBERS = seeds_of(Plan(0, 12, 3))
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

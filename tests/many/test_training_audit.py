@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from many_trainings import audited, promised, trainings
+from printed_report import as_text
 from refused_calls import refused_changes
 from scipy import special
 from stages import most_failures, staged
@@ -16,7 +17,6 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.many.least_error import Claim, promise_of
 from lightning_audit.many.looks import guess_coins, look
 from lightning_audit.many.training_audit import conclude
-from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.bounds.confidence_sequence import error_rate_confidence_sequence
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
@@ -63,7 +63,7 @@ def test_too_few_trainings_are_inconclusive_and_say_how_many_more() -> None:
     assert needed is not None
     assert 100 < needed < 400
     assert f"a PASS needs about {needed - 100:,} more trainings" in audit.outlook
-    assert "trainings: 100 of the" in audit.verdict.pass_blockers[0]
+    assert "trainings: 98 of the" in audit.verdict.pass_blockers[0]
 
 
 def test_a_claim_that_no_attack_refutes_by_then_is_inconclusive_with_the_number() -> None:
@@ -86,6 +86,40 @@ def test_a_canary_that_is_not_seen_cannot_pass() -> None:
     assert audit.verdict.outcome == "INCONCLUSIVE"
     assert any("the canary is not seen" in text for text in audit.verdict.pass_blockers)
     assert audit.epsilon_lower == 0
+
+
+@pytest.mark.parametrize("mu", [0.3, 0.6])
+def test_a_canary_that_is_hardly_seen_cannot_pass_and_says_what_to_do(mu: float) -> None:
+    audit = audited(mu=mu, n=500, promise=promise_of(STEPS8))
+    assert audit.verdict.outcome == "INCONCLUSIVE"
+    (blocker,) = audit.verdict.pass_blockers
+    assert f"mu {audit.seen.mu_lower:.3g} of the claim's 1.67" in blocker or not audit.seen.mu_lower
+    assert "a pass needs mu 0.833" in blocker
+    assert "known initial weights, a crafted canary, or the logit margin" in blocker
+
+
+def test_a_claim_of_epsilon_is_not_passed_by_gaussian_scores_and_says_what_to_claim() -> None:
+    audit = audited(mu=0.25, n=900, promise=promise_of((1.0, DELTA)))  # epsilon 1 is mu 0.26
+    assert audit.verdict.outcome == "INCONCLUSIVE"
+    assert "claim noise_multiplier, sample_rate and steps" in audit.verdict.pass_blockers[-1]
+
+
+@pytest.mark.parametrize("audits", staged(quick=[5], heavy=[40]))
+def test_a_correct_training_with_a_good_canary_passes_at_500(audits: int) -> None:
+    # By simulation: the attack sees mu 1.59 of 1.67; at 300 trainings 96 of 100 pass.
+    found = [audited(mu=1.59, n=500, promise=promise_of(STEPS8), seed=s) for s in range(audits)]
+    assert sum(audit.passed for audit in found) >= 0.95 * audits
+    told = str(found[0])
+    assert "this does not show that the claim holds" in told
+    assert f"mu {found[0].seen.mu_lower:.3g} of the claim's 1.67" in told
+
+
+def test_the_trainings_of_a_pass_are_told_before_and_reach_it() -> None:
+    short = audited(mu=1.59, n=60, promise=promise_of(STEPS8))
+    needed = short.seen.trainings_to_pass
+    assert needed is not None
+    assert f"a PASS needs about {needed - 60:,} more trainings" in short.outlook
+    assert audited(mu=1.59, n=2 * needed, promise=promise_of(STEPS8)).passed
 
 
 def test_failures_count_as_errors_and_are_reported() -> None:

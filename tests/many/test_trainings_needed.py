@@ -5,8 +5,12 @@ from refused_calls import refusals
 from scipy import special
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.least_error import promise_of
-from lightning_audit.many.trainings_needed import before_the_first, trainings_to_pass
+from lightning_audit.many.least_error import mu_of_error, promise_of
+from lightning_audit.many.trainings_needed import (
+    before_the_first,
+    error_to_see,
+    trainings_to_pass,
+)
 from lightning_audit.stats.bounds.error_rate_power import anytime_power
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -40,23 +44,29 @@ def test_a_number_that_is_too_large_is_named_as_such() -> None:
 @pytest.mark.parametrize("mu", [0.5, 0.9249, 1.666])
 def test_a_pass_has_95_percent_power_against_twice_the_mu(mu: float) -> None:
     promise = promise_of(GaussianTradeoff(mu))
-    needed = trainings_to_pass(promise, 1e-3)
+    needed = trainings_to_pass(promise.least_error, 1e-3)
     assert needed is not None
     strong = float(special.ndtr(-mu))
     assert anytime_power(needed, promise.least_error, strong, 1e-3) >= 0.95
     assert anytime_power(needed // 2, promise.least_error, strong, 1e-3) < 0.95
 
 
+@pytest.mark.parametrize("mu", [0.5, 1.666])
+def test_half_of_the_claimed_mu_must_be_seen(mu: float) -> None:
+    seen = error_to_see(promise_of(GaussianTradeoff(mu)).least_error)
+    assert mu_of_error(seen) == pytest.approx(0.5 * mu)
+
+
 def test_failures_and_several_canaries_need_more() -> None:
     promise = promise_of(GaussianTradeoff(1.0))
     numbers = [
-        trainings_to_pass(promise, 1e-3),
-        trainings_to_pass(promise, 1e-3, canaries=5),
-        trainings_to_pass(promise, 1e-3, failed=0.1),
+        trainings_to_pass(promise.least_error, 1e-3),
+        trainings_to_pass(promise.least_error, 1e-3, canaries=5),
+        trainings_to_pass(promise.least_error, 1e-3, failed=0.1),
     ]
     assert None not in numbers
     assert numbers == sorted(numbers)  # type: ignore[type-var]
-    assert trainings_to_pass(promise, 1e-3, failed=0.5) is None
+    assert trainings_to_pass(promise.least_error, 1e-3, failed=0.5) is None
 
 
 test_bad_arguments_are_refused = refusals(

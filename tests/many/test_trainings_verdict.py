@@ -55,7 +55,7 @@ def test_reports_of_every_outcome_do_not_contradict_themselves(mu: float, n: int
         {"error_upper_at_end": 0.2},
         {"refuted_after": 30},
         {"significance": 0.0},
-        {"trainings_to_pass": None},
+        {"mu_lower": 0.9},
         {"claim": "2-GDP"},
     ],
 )

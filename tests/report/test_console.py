@@ -280,7 +280,7 @@ def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind: str) -> N
     first, second = out.splitlines()[:2]
     assert first == ""
     assert second.startswith("✕ VIOLATION: the " if kind == "terminal" else "VIOLATION: the ")
-    assert ("e = 10¹⁰⁰" if kind == "terminal" else "e = 10^100") in out
+    assert ("e-value 10¹⁰⁰" if kind == "terminal" else "e-value 10^100") in out
     assert ("proved ≥ 1.25" if kind == "terminal" else "proved >= 1.25") in out
     assert f"lightning-audit show {path}" in out
     assert (out == f"\n{summary(report(), path)}\n") == (kind == "file")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import made_report
+from many_trainings import audited
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.report.console import summary
@@ -48,13 +50,14 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do() -> None:
     assert summary(report, PATH).splitlines() == [
         "VIOLATION: too little noise is added",
         "  Seen         the noise is 0.49 to 0.51 times the stated (99 % interval)",
-        "  Evidence     e = 10^6.2, alarm at 10^4; first in step 2 of 100",
+        "  Evidence     e-value 10^6.2, alarm at 10^4; first in step 2 of 100",
         "  Code         examples/digits.py:90 HalfNoise.add_noise, examples/digits.py:58",
         "               Digits.training_step",
         "  Look at      compare the standard deviation of the noise that is drawn",
         "               (Opacus: in add_noise) with noise_multiplier * max_grad_norm",
         "  Explains     2 more failed checks",
-        "  Epsilon      claimed 8 (accountant), spent 3, proved >= 1.5; delta 1e-05",
+        "  Epsilon      claimed 8 (accountant), spent 3 (as stated), proved >= 1.5; delta",
+        "               1e-05",
         "  Checks ok    Clipping 5/5        Noise 10/11 x       Randomness 5/5",
         "               Update 3/3          Sampling 2/2        Epsilon 2/2",
         "  Not examined noise across tensors (one tensor)",
@@ -68,11 +71,11 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover() -> Non
     assert summary(made, PATH).splitlines() == [
         "PASS: no fault found in 100 steps",
         "  Code         no line is suspected of a fault; nothing to do",
-        "  Epsilon      claimed 8, spent 3, proved >= 1.5, could be 4; delta 1e-05",
-        "  Would see    in 100 steps: noise of 0.8x (99%), clipping at 2x (>99%)",
+        "  Epsilon      claimed 8, spent 3, proved >= 1.5, excluded > 4; delta 1e-05",
+        "  Would catch  0.8 times the noise (99%), 2 times the clipping norm (>99%)",
         "  Checks ok    Clipping 5/5        Noise 11/11         Randomness 6/6",
         "               Update 3/3          Sampling 2/2        Epsilon 2/2",
-        "  Not examined nothing: every check ran",
+        "  Not examined no check was left out",
         "  Not covered  preprocessing, other releases, several records of one person",
         f"  Report       lightning-audit show {PATH}",
     ]
@@ -174,7 +177,7 @@ def test_what_is_allowed_and_what_does_not_hold_with_it_is_said() -> None:
 
 def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named() -> None:
     shown = summary(made_report(proved=0.0))
-    assert "claimed 8 (accountant), spent 3, proved nothing, could be 4" in shown
+    assert "claimed 8 (accountant), spent 3, no bound proved, excluded > 4" in shown
 
 
 def test_an_undecided_finding_and_a_warning_are_named() -> None:
@@ -205,3 +208,21 @@ def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> 
     assert progress(violation()) == "VIOLATION | noise"
     assert progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
     assert progress(made_report(proved=None)) == progress(made_report(proved=0.0)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mu", "n", "told"),
+    [
+        (1.0, 400, "PASS: 400 trainings do not refute 1-GDP"),
+        (2.5, 400, "VIOLATION: 400 trainings refute 1-GDP"),
+        (0.3, 60, "INCONCLUSIVE: 60 trainings do not refute 1-GDP"),
+    ],
+)
+def test_many_trainings_have_their_own_words(mu: float, n: int, told: str) -> None:
+    text = summary(audited(mu=mu, n=n).to_report(), "report.json")
+    lines = text.split("\n")
+    assert lines[0] == told
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert "guessed wrong; error rate at most" in text
+    assert not any(word in text for word in ("0 steps", "no line is suspected", "Not examined"))

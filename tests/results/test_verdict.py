@@ -24,7 +24,7 @@ def test_the_first_fault_gives_the_verdict_its_sentence() -> None:
 def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> None:
     second = dataclasses.replace(FAULTS[1], place=Place(("c.weight",), 3))
     told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
-    assert "Also possible: no noise (`c.weight`, first seen at step 4)" in told
+    assert "Also possible: no noise (`c.weight`, first seen in step 4)" in told
     same = dataclasses.replace(second, place=FAULTS[0].place)
     told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], same)))
     assert "Also possible: no noise\n" in told
@@ -48,7 +48,7 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
     assert describe(VIOLATION).splitlines() == [
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size",
-        "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 13",
+        "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen in step 13",
         "  Evidence: sd_ratio 0.0163, of (a 0.5, b inf), canaries Dirac(a)",
         "Also possible: no noise",
         "Next: look at add_noise",
@@ -81,8 +81,8 @@ def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() 
         "Likely fault: no noise",
         "  Follows from it: noise.shape, reuse.lag",
         "Also possible: the noise is divided by the batch size "
-        "(optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 13)",
-        "Also: sampling.not_poisson: wrong sampling (first seen at step 4); look at: the loader",
+        "(optimizer 2, `a.bias`, `b.bias`, process 1, first seen in step 13)",
+        "Also: sampling.not_poisson: wrong sampling (first seen in step 4); look at: the loader",
     ]
 
 

@@ -115,8 +115,8 @@ def test_a_file_in_the_directorys_place_is_left_alone(
     assert f"{folder / REPORT_NAME} could not be written" in verdict.pass_blockers[1]
     assert len(told(caplog, REPORT_NAME)) == 1  # once, and there were two epochs and the end
     shown = capsys.readouterr().out
-    assert "could not be written" in shown.replace("\n", " ")
-    assert "Report:" not in shown
+    assert "could not be written" in " ".join(shown.split())
+    assert "Report " not in shown
 
 
 @pytest.mark.parametrize("on_inconclusive", ["warn", "raise"])
