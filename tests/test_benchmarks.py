@@ -46,6 +46,7 @@ def benchmark(monkeypatch):
         "late_faults",
         "black_box",
         "many_trainings",
+        "many_at_once",
         "step_crossings",
         "names",
     ):
@@ -146,6 +147,12 @@ def test_the_memory_of_a_worker_stays_flat_over_many_trainings(benchmark):
     results = benchmark("many_trainings").run(trainings=60)
     assert results["failed"] == 0
     assert results["worker, MiB more in the second half of the trainings"] <= 10
+
+
+@pytest.mark.nightly
+def test_many_models_are_trained_at_once_without_failures(benchmark):
+    results = benchmark("many_at_once").run(trainings=40, mlps=8)
+    assert results["failed"] == 0
 
 
 def test_the_page_of_a_large_report_is_small(benchmark, tmp_path):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_audit.many.game.logit_margin import LogitMargin as LogitMargin
     from lightning_audit.many.game.user_training import lightning_training as lightning_training
     from lightning_audit.many.game.user_training import opacus_training as opacus_training
+    from lightning_audit.many.game.vectorised import DPSGDMany as DPSGDMany
     from lightning_audit.many.game.worlds import Neighbors as Neighbors
     from lightning_audit.many.training_audit import TrainingAudit as TrainingAudit
     from lightning_audit.many.training_audit import conclude as conclude
@@ -31,6 +32,7 @@ _HOMES = {
     "Blank": "game.canary_records",
     "ChosenRecord": "game.canary_records",
     "Crafted": "game.canary_records",
+    "DPSGDMany": "game.vectorised",
     "EngineError": "driver",
     "FromExecutor": "engines",
     "LocalProcesses": "engines",

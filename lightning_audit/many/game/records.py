@@ -30,7 +30,7 @@ class Records:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self._columns = _columns_of(data)
+        self._columns = columns_of(data)
         if self._columns is None and not (
             hasattr(data, "__len__") and hasattr(data, "__getitem__")
         ):
@@ -124,7 +124,7 @@ class ChangedDataset:
         return self.replaced[index] if index in self.replaced else self.data[index]
 
 
-def _columns_of(data: Any) -> tuple[Any, ...] | None:
+def columns_of(data: Any) -> tuple[Any, ...] | None:
     """Return the columns of a data set of arrays; None if it is none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.utils.data.TensorDataset):

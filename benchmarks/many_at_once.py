@@ -1,0 +1,100 @@
+"""Audits over many trainings: CPU time of small models that are trained many at once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from support import digits, quiet
+from torch import nn
+
+from lightning_audit.many.driver import Driver
+from lightning_audit.many.engines import ThisProcess
+from lightning_audit.many.game.canary_records import Blank
+from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan
+from lightning_audit.many.game.user_training import Work
+from lightning_audit.many.game.vectorised import DPSGDMany
+from lightning_audit.many.game.worlds import worlds_of
+from lightning_audit.many.training_store import TrainingStore
+
+STEPS, BATCH_SIZE = 100, 64
+#: Seconds that 1,000 trainings may take, and milliseconds that a training of the MLP may take.
+MOST_SECONDS, MOST_MILLISECONDS = 100, 40
+
+
+def softmax_regression() -> nn.Module:
+    return nn.Linear(64, 10)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+def per_sample_mlp() -> nn.Module:
+    """Return the same MLP, with an activation that has no ghost norms here."""
+    return nn.Sequential(nn.Linear(64, 64), nn.Hardsigmoid(), nn.Linear(64, 10))
+
+
+def flat_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = digits().tensors
+    return images.flatten(1), labels
+
+
+def training(model: Callable[[], nn.Module], records: int) -> DPSGDMany:
+    return DPSGDMany(
+        model,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=BATCH_SIZE / records,
+        expected_batch_size=BATCH_SIZE,
+        steps=STEPS,
+        learning_rate=0.5,
+    )
+
+
+def stored(trainings: int) -> tuple[float, int]:
+    """Return the CPU seconds of a driver with all of its trainings, and how many failed."""
+    data = flat_digits()
+    worlds = worlds_of(data, Blank(label=1), "add_remove")
+    work = Work(training(softmax_regression, len(data[1])), worlds)
+    block = max(1, min(MOST_IN_BLOCK, trainings // 20))
+    with tempfile.TemporaryDirectory() as folder:
+        store = TrainingStore(folder, {"train": "benchmark"}, worlds.canaries)
+        start = time.process_time()
+        Driver(Plan(0, trainings, block), work, ThisProcess(), store, line=lambda text: None).run()
+        spent = time.process_time() - start
+        failed = sum(row.scores is None for row in store.rows())
+        store.close()
+    return spent, failed
+
+
+def milliseconds(model: Callable[[], nn.Module], trainings: int) -> float:
+    """Return the CPU time of a training."""
+    data = flat_digits()
+    train = training(model, len(data[1]))
+    train(data, 0)
+    start = time.process_time()
+    train.many([data] * trainings, list(range(trainings)))
+    return 1e3 * (time.process_time() - start) / trainings
+
+
+def run(trainings: int = 1000, mlps: int = 40) -> dict[str, Any]:
+    """Return CPU times of trainings of 100 steps with Poisson batches of 64 on 1,797 digits."""
+    quiet()
+    load = os.getloadavg()[0]
+    seconds, failed = stored(trainings)
+    ghost, per_sample = milliseconds(mlp, mlps), milliseconds(per_sample_mlp, mlps)
+    return {
+        "trainings": trainings,
+        "failed": failed,
+        f"softmax regression: CPU s of {trainings:,} trainings, stored": round(seconds, 1),
+        f"CPU s of 1,000 trainings, at most {MOST_SECONDS}": round(1000 * seconds / trainings),
+        f"MLP 64-64-10, ghost norms: ms a training, at most {MOST_MILLISECONDS}": round(ghost, 1),
+        "MLP 64-64-10, per-sample gradients: ms a training": round(per_sample, 1),
+        "per-sample gradients against ghost norms": round(per_sample / ghost, 1),
+        "load before": round(load, 1),
+    }
