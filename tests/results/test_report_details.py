@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
 from made_report import made_report
+from places import DOCS
 from report_edits import with_
 
 from lightning_audit.results.audit_report import (
@@ -123,3 +125,10 @@ def test_places_are_read_from_text(text: str, places: list[str]) -> None:
 def test_the_json_has_places_and_no_text_of_them() -> None:
     (fault,) = json.loads(detailed().to_json())["verdict"]["faults"]
     assert fault["place"]["code"] == [dataclasses.asdict(CODE)]
+
+
+def test_the_page_lists_every_detail_and_nothing_else() -> None:
+    section = (DOCS / "reports.md").read_text().partition("## report.json")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    listed = {name for row in rows for name in re.findall("`(.*?)`", row)}
+    assert listed == {*DETAILS, "operating_points", "trainings"}
