@@ -54,12 +54,14 @@ def visible(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Text that Markdown shows as it is, in one line of at most 2,000 characters.
+    r"""Text that Markdown shows as it is, in one line of at most 2,000 characters.
 
     Example:
         >>> in_markdown("a <b> *c*")
         'a &#60;b&#62; &#42;c&#42;'
+        >>> in_markdown("95\xa0%")
+        '95 %'
     """
-    text = visible(text)
+    text = visible(text.replace("\xa0", " "))
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     return text.translate(_ESCAPED)
