@@ -162,7 +162,6 @@ def test_a_look_sees_the_prefix_of_the_plan_and_stops_the_run(tmp_path):
 
 def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
     start = time.monotonic()
-    pytest.importorskip("cloudpickle")
     engine = FromExecutor(Threads(hanging=[4]), workers=3)
     rows = drive(quick, tmp_path, 12, engine, limit=0.2)
     assert time.monotonic() - start < 20

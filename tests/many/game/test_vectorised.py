@@ -166,7 +166,6 @@ def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
 
 
 def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
-    pytest.importorskip("cloudpickle")
     worlds = worlds_of(DATA, Blank(label=1), "add_remove")
     block = next(Plan(0, 4, 4).blocks())
     work = Work(training(mlp), worlds)
