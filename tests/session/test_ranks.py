@@ -172,7 +172,7 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
     found = one.verdict.root.place.step
     assert found < one.steps <= found + 5
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
-    told = [[line for line in text.splitlines() if line.startswith("Report: ")] for text in said]
+    told = [[line for line in text.splitlines() if line.startswith("  Report  ")] for text in said]
     assert sum("half_noise" in line for line in told[0]) == 1
     assert told[1] == []
 
