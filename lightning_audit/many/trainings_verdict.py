@@ -104,7 +104,8 @@ def verdict_of(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> Verdi
         None,
         f"{seen.trainings:,} trainings do not refute {seen.claim}; {proved}; the attack saw at "
         f"least {_seen_mu(seen)}, and one of twice the claimed strength would have been found with "
-        f"95 % power; this does not show that the claim holds: {NOT_TRIED} were not tried",
+        f"95 % power; this does not show that the claim holds: a stronger attack may refute it, "
+        f"and {NOT_TRIED} were not tried",
     )
 
 

@@ -40,7 +40,7 @@ _OTHER = "Other checks"
 #: The topic of the total over all steps.
 _TOTAL = list(QUESTIONS)[-1]
 #: The question of an audit over many trainings.
-_OF_TRAININGS = "Do the trainings stay within the claim?"
+_OF_TRAININGS = "Are the guesses consistent with the claim?"
 #: Levels of an alarm from this on are shown as a power of ten.
 _LARGE = 1e7
 #: What no audit of one training looks at; the first is about its steps.
