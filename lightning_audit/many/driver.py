@@ -177,10 +177,11 @@ class Driver:
             rows.append(Row(training, outcome.scores, outcome.seconds, outcome.error, task.attempt))
             if outcome.scores is not None:
                 self._seconds.append(outcome.seconds)
-        self._keep(rows)
         fatal = next((outcome.error for outcome in outcomes if outcome.fatal), None)
-        if fatal is not None:
+        if fatal is not None:  # before ten failures end the audit with another text
+            self._keep([row for row in rows if row.scores is not None])
             raise TrainingError(fatal)
+        self._keep(rows)
 
     def _lost(self, task: _Task, error: str) -> None:
         """Start each training of a lost block alone, or store it as failed."""

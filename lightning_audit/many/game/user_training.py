@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit._validate import shown
+from lightning_audit._validate import BadArgument, shown
 from lightning_audit.many.game.logit_margin import LogitMargin, ScoreError
 from lightning_audit.many.game.plan import Block, PlannedTraining
 from lightning_audit.many.game.worlds import Worlds
@@ -84,6 +84,8 @@ class Work:
             data = [self.worlds.of(training.coins) for training in block]
             results = self.train.many(data, [training.seed for training in block])
             found = list(results) if results is not None else None
+        except BadArgument as error:  # each block would fail in the same way
+            return [Outcome(t.number, None, 0.0, str(error), True) for t in block]
         except Exception as error:
             spent = (time.perf_counter() - start) / len(block)
             return [Outcome(t.number, None, spent, _named(error)) for t in block]
