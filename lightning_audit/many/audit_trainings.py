@@ -19,7 +19,9 @@ from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import reason_of
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
+from lightning_audit.many.engines.engine_protocol import EngineSettings
+from lightning_audit.many.engines.executors import settings_of
+from lightning_audit.many.engines.local_processes import refuse_inside_a_worker
 from lightning_audit.many.game.canary_records import Canary, Crafted
 from lightning_audit.many.game.plan import Plan, block_size
 from lightning_audit.many.game.user_training import Score, Work

@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_audit.many.engines import NO_GUARD, Engine, EngineSettings
+from lightning_audit.many.engines.engine_protocol import Engine, EngineError, EngineSettings
+from lightning_audit.many.engines.local_processes import NO_GUARD
 from lightning_audit.many.game.plan import Block, Plan
 from lightning_audit.many.game.user_training import Outcome, Work
 from lightning_audit.many.training_store import Prefix, Row, TrainingStore
@@ -40,10 +41,6 @@ Look = Callable[[Prefix], bool]
 
 class TrainingError(RuntimeError):
     """The trainings cannot give a result; the message says why, and what is stored is kept."""
-
-
-class EngineError(RuntimeError):
-    """The engine ends before it gives a result; the message says what to do."""
 
 
 @dataclass

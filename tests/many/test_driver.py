@@ -11,7 +11,7 @@ from driven_trainings import drive, facts, quick, seeds_of
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.driver import TrainingError
-from lightning_audit.many.engines import FromExecutor
+from lightning_audit.many.engines.executors import FromExecutor
 from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.training_store import StoreError, TrainingStore
 

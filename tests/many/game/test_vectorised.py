@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from lightning_audit import PrivacyClaim, audit_training
 from lightning_audit._validate import BadArgument
 from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess
-from lightning_audit.many.engines import packed
+from lightning_audit.many.engines.packing import packed
 from lightning_audit.many.game.canary_records import Blank, Many
 from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.game.user_training import Work
