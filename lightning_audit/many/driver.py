@@ -274,13 +274,14 @@ class Driver:
             return
         self._spoke = now
         left = (self.plan.trainings - ended) * (now - self._begun) / max(1, self._done_now)
-        time_left = f"; about {_duration(left)} left" if ended < self.plan.trainings else ""
+        time_left = f"; about {duration(left)} left" if ended < self.plan.trainings else ""
         self.line(
             f"privacy audit: {ended:,} of {self.plan.trainings:,} trainings have ended{time_left}"
         )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
