@@ -1,4 +1,4 @@
-"""Every experiment has a page, a figure, a test and a row; tables are printed as pages show them."""
+"""Every experiment has a page, a figure, a test and a row; tables print as pages show them."""
 
 from __future__ import annotations
 
