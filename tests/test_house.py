@@ -22,9 +22,9 @@ SHARED_STEMS = {"epsilon_star"}
 MODULES = [path for path in FILES if path.name != "__init__.py"]
 ROOMS = sorted({path.parent for path in MODULES} - {PACKAGE})
 TESTS = REPOSITORY / "tests"
-#: Folders of tests that are no room's: of the repository's tools, of pages in a browser, and what
-#: tests share.
-OTHER_TESTS = {"support", "data", "docs_build", "browser"}
+#: Folders of tests that are no room's: of the repository's tools, of pages in a browser, of the
+#: experiments, and what tests share.
+OTHER_TESTS = {"support", "data", "docs_build", "browser", "experiments"}
 
 
 def in_package(path: Path) -> str:

@@ -18,7 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "english.md"
 #: Read if no path is given.
-PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "README.md", "CONTRIBUTING.md")
+PLACES = (
+    "lightning_audit",
+    "benchmarks",
+    "docs",
+    "examples",
+    "experiments",
+    "README.md",
+    "CONTRIBUTING.md",
+)
 _SUFFIXES = (".py", ".md", ".j2")
 _ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
 #: Code, replacement fields, and names of arguments and fields in docstrings.
