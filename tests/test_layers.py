@@ -23,6 +23,7 @@ LEVELS = {
     "results": 0,
     "stats": 1,
     "accounting": 2,
+    "attacks": 2,
     "record": 2,
     "report": 2,
     "checks": 2,
@@ -50,6 +51,7 @@ ONLY = {
     "files": {"files", "_validate"},
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
+    "attacks": {"attacks", "stats", "_validate"},
     "report": {"report", "results", "stats", "files", "checks"},
     "page": {"page", "report", "results", "record", "checks", "stats", "files"},
     "canaries": {"canaries", "layout", "_validate"},
@@ -62,7 +64,7 @@ HEAVY = {"torch", "opacus", *LIGHTNING}
 #: What a room must not load; the rooms that are not named may load all.
 BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
-    **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
+    **dict.fromkeys(("accounting", "attacks", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
     **dict.fromkeys(("page", "card"), HEAVY),
     **dict.fromkeys(("cli", "pytest_plugin"), HEAVY),
