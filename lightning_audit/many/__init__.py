@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from lightning_audit.many.game.user_training import opacus_training as opacus_training
     from lightning_audit.many.game.vectorised import DPSGDMany as DPSGDMany
     from lightning_audit.many.game.worlds import Neighbors as Neighbors
+    from lightning_audit.many.shadow.challenge_selection import challenge_points as challenge_points
+    from lightning_audit.many.shadow.challenges import Challenges as Challenges
+    from lightning_audit.many.shadow.challenges import challenge_audit as challenge_audit
+    from lightning_audit.many.shadow.challenges import challenges_of as challenges_of
+    from lightning_audit.many.shadow.selection_price import folds_p_value as folds_p_value
+    from lightning_audit.many.shadow.selection_price import worst_of as worst_of
+    from lightning_audit.many.shadow.shadow_models import shadow_models as shadow_models
+    from lightning_audit.many.shadow.shadows import Shadows as Shadows
+    from lightning_audit.many.shadow.worst_start import worst_case_start as worst_case_start
     from lightning_audit.many.training_audit import TrainingAudit as TrainingAudit
     from lightning_audit.many.training_audit import conclude as conclude
     from lightning_audit.many.training_store import StoreError as StoreError
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Blank": "game.canary_records",
     "ChosenRecord": "game.canary_records",
+    "Challenges": "shadow.challenges",
     "Crafted": "game.canary_records",
     "DPSGDMany": "game.vectorised",
     "EngineError": "driver",
@@ -40,13 +50,21 @@ _HOMES = {
     "Many": "game.canary_records",
     "Mislabeled": "game.canary_records",
     "Neighbors": "game.worlds",
+    "Shadows": "shadow.shadows",
     "StoreError": "training_store",
     "ThisProcess": "engines",
     "TrainingAudit": "training_audit",
     "TrainingError": "driver",
+    "challenge_audit": "shadow.challenges",
+    "challenge_points": "shadow.challenge_selection",
+    "challenges_of": "shadow.challenges",
     "conclude": "training_audit",
+    "folds_p_value": "shadow.selection_price",
     "lightning_training": "game.user_training",
     "opacus_training": "game.user_training",
+    "shadow_models": "shadow.shadow_models",
+    "worst_case_start": "shadow.worst_start",
+    "worst_of": "shadow.selection_price",
 }
 
 __all__ = list(_HOMES)

@@ -208,27 +208,8 @@ class _Audit:
 def _opened(
     folder: str | os.PathLike[str], work: Work, audit: _Audit, identity: str | None
 ) -> Iterator[TrainingStore]:
-    """Open the store of these trainings.
-
-    Raises:
-        BadArgument: if the content of an argument cannot be determined, and ``identity`` is None.
-        StoreError: see `TrainingStore`.
-    """
-    if identity is None:
-        parts = {
-            "train": work.train,
-            "dataset": work.worlds.data,
-            "canary": list(work.worlds.records),
-            "score": work.score,
-        }
-        digests = {}
-        for name, part in parts.items():
-            try:
-                digests[name] = digest_of(part)
-            except NoIdentity as error:
-                raise BadArgument(f"{name}: {error}") from error
-    else:
-        digests = {"identity": digest_of(str(identity))}
+    """Open the store of these trainings; see `digests_of` and `TrainingStore` for errors."""
+    digests = digests_of(work, identity)
     digests["seed"] = str(audit.seed)
     digests["adjacency"] = audit.promise.pair
     store = TrainingStore(folder, digests, work.worlds.canaries)
@@ -236,6 +217,29 @@ def _opened(
         yield store
     finally:
         store.close()
+
+
+def digests_of(work: Work, identity: str | None) -> dict[str, str]:
+    """Return what trainings are, for the store: digests of their parts, or of the given text.
+
+    Raises:
+        BadArgument: if the content of a part cannot be determined, and ``identity`` is None.
+    """
+    if identity is not None:
+        return {"identity": digest_of(str(identity))}
+    parts = {
+        "train": work.train,
+        "dataset": work.worlds.data,
+        "canary": list(work.worlds.records),
+        "score": work.score,
+    }
+    digests = {}
+    for name, part in parts.items():
+        try:
+            digests[name] = digest_of(part)
+        except NoIdentity as error:
+            raise BadArgument(f"{name}: {error}") from error
+    return digests
 
 
 def _notes(prefix: Prefix) -> list[str]:

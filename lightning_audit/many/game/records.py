@@ -78,6 +78,15 @@ class Records:
             return torch.as_tensor(values, dtype=like.dtype, device=like.device)
         return np.asarray(values, dtype=like.dtype if hasattr(like, "dtype") else None)
 
+    def chosen(self, rows: Sequence[int]) -> Any:
+        """Return the data set of these records, in this order."""
+        if self._columns is not None:
+            columns = tuple(column[list(rows)] for column in self._columns)
+            return columns if isinstance(self.data, tuple) else type(self.data)(*columns)
+        if isinstance(self.data, list):
+            return [self.data[row] for row in rows]
+        return ChosenDataset(self.data, tuple(rows))
+
     def extended(self, records: Sequence[Any], replaced: dict[int, Any]) -> Any:
         """Return the data set with records at its end and others instead of its own.
 
@@ -122,6 +131,26 @@ class ChangedDataset:
         if index >= len(self.data):
             return self.records[index - len(self.data)]
         return self.replaced[index] if index in self.replaced else self.data[index]
+
+
+@dataclass(frozen=True)
+class ChosenDataset:
+    """Some records of a data set.
+
+    Args:
+        data: the data set.
+        rows: positions of the records.
+    """
+
+    data: Any
+    rows: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a record."""
+        return self.data[self.rows[int(index)]]
 
 
 def columns_of(data: Any) -> tuple[Any, ...] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from lightning_audit._validate import shown
 from lightning_audit.many.game.logit_margin import LogitMargin, ScoreError
 from lightning_audit.many.game.plan import Block, PlannedTraining
-from lightning_audit.many.game.worlds import Worlds
+from lightning_audit.many.game.worlds import DataSets
 
 #: Function of (data set, seed) that returns a model or a score; or an object with ``many``.
 Train = Callable[[Any, int], Any]
@@ -55,11 +55,12 @@ class Work:
             trains all at once and returns one result each.
         worlds: the data sets.
         score: function of (result of ``train``, record) that returns a number; None for
-            `LogitMargin` unless ``train`` itself returns numbers.
+            `LogitMargin` unless ``train`` itself returns numbers. An object with
+            ``many(result, records)`` scores all canaries at once.
     """
 
     train: Any
-    worlds: Worlds
+    worlds: DataSets
     score: Score | None = None
 
     def run(self, block: Block) -> list[Outcome]:
@@ -126,8 +127,7 @@ class Work:
         canaries = self.worlds.canaries
         values = _numbers(result) if self.score is None else None
         if values is None:
-            score = self.score or LogitMargin()
-            each = [score(result, record) for record in self.worlds.records]
+            each = self._each(result)
             singles = [_numbers(value) for value in each]
             if any(value is None or value.size != 1 for value in singles):
                 raise BadTraining(
@@ -140,6 +140,13 @@ class Work:
                 f"{tuple(values.shape)}); return {_count(canaries)} in each training."
             )
         return tuple(float(value) for value in values.ravel())
+
+    def _each(self, result: Any) -> Sequence[Any]:
+        """Return what the score gives for each canary."""
+        score = self.score or LogitMargin()
+        if hasattr(score, "many"):
+            return list(score.many(result, self.worlds.records))
+        return [score(result, record) for record in self.worlds.records]
 
 
 def set_seeds(seed: int) -> None:

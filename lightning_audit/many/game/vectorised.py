@@ -48,7 +48,8 @@ class DPSGDMany:
             training's seed; or a model, from whose weights each training starts.
         loss: function of (outputs, targets); None for the mean cross-entropy.
         noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``, >= 0.
-        max_grad_norm: clipping norm, > 0.
+        max_grad_norm: clipping norm, > 0; infinite for plain SGD, which needs
+            ``noise_multiplier=0``.
         sample_rate: probability in (0, 1] with which a batch contains each record; 1 for full
             batches.
         expected_batch_size: the sum of gradients is divided by it, > 0. A constant: the number of
@@ -75,7 +76,7 @@ class DPSGDMany:
 
     def __post_init__(self) -> None:
         _validate.non_negative("noise_multiplier", self.noise_multiplier)
-        _validate.positive("max_grad_norm", self.max_grad_norm)
+        _validate.positive("max_grad_norm", self.max_grad_norm, finite=self.noise_multiplier > 0)
         _validate.rate("sample_rate", self.sample_rate, "1 for full batches")
         _validate.positive("expected_batch_size", self.expected_batch_size)
         _validate.positive_int("steps", self.steps)

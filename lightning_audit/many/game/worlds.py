@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.many.game.canary_records import Canary
 from lightning_audit.many.game.records import Records
+
+
+class DataSets(Protocol):
+    """The data set of each outcome of a training's coins."""
+
+    data: Any
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The records that the score takes, one a coin."""
+
+    @property
+    def canaries(self) -> int:
+        """Number of coins of a training."""
+
+    def of(self, coins: tuple[int, ...]) -> Any:
+        """Return the data set of these coins."""
 
 
 @dataclass(frozen=True, eq=False)

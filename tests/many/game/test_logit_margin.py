@@ -65,3 +65,21 @@ def test_a_model_of_opacus_is_read_in_evaluation_mode():
 def test_what_is_no_classifier_is_refused_in_a_sentence(model, record, match):
     with pytest.raises(ScoreError, match=match):
         LogitMargin()(model, record)
+
+
+def test_many_records_have_the_scores_of_each():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5))
+    records = [(torch.randn(2), n % 4) for n in range(9)]
+    together = LogitMargin().many(model, records)
+    assert np.allclose(together, [LogitMargin()(model, record) for record in records], atol=1e-6)
+    binary = torch.nn.Linear(2, 1)
+    both = LogitMargin().many(binary, [(records[0][0], 1), (records[0][0], 0)])
+    assert both[0] == -both[1] != 0.0
+    lengths = torch.nn.AdaptiveAvgPool1d(3)  # records of several shapes
+    ragged = [(torch.arange(float(n)), 0) for n in (6, 9)]
+    scores = LogitMargin().many(lengths, ragged)
+    assert scores.tolist() == [LogitMargin()(lengths, record) for record in ragged]
+
+
+def test_a_class_without_others_is_certain():
+    assert LogitMargin()(returns(0.0, -math.inf, -math.inf), (RECORD[0], 0)) == math.inf

@@ -83,6 +83,26 @@ def test_a_block_is_what_opacus_trains(model, settings):
     assert differences(train.many(SETS, SEEDS), theirs) < CLOSE
 
 
+@pytest.mark.parametrize("model", [mlp, conv])
+def test_an_infinite_norm_without_noise_is_plain_sgd(model):
+    train = training(
+        model,
+        noise_multiplier=0.0,
+        max_grad_norm=float("inf"),
+        sample_rate=1.0,
+        expected_batch_size=60,
+    )
+    plain = train._new(3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(DATA[0]), DATA[1]).backward()
+        optimizer.step()
+    assert differences([train(DATA, 3)], [plain]) < CLOSE
+    with pytest.raises(ValueError, match="max_grad_norm=inf must be a finite number > 0"):
+        training(max_grad_norm=float("inf"))
+
+
 def test_a_block_is_trained_in_parts_that_fit_the_memory(monkeypatch):
     whole = training(mlp).many(SETS, SEEDS)
     train = training(mlp, memory_mib=0.03)
