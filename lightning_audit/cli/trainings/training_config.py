@@ -117,7 +117,8 @@ def _imported(name: str, path: str) -> Any:
 def _parser() -> Any:
     jsonargparse = _jsonargparse()
     from lightning_audit.accounting.claims import PrivacyClaim
-    from lightning_audit.many.audit_trainings import EngineSettings, audit_training
+    from lightning_audit.many.audit_trainings import audit_training
+    from lightning_audit.many.engines.engine_protocol import EngineSettings
     from lightning_audit.many.game.canary_records import Canary
     from lightning_audit.many.game.user_training import Score, Train
 
