@@ -136,5 +136,10 @@ def lower(text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a number of things."""
+    """Return a number of things.
+
+    Example:
+        >>> plural(1, "step"), plural(2272, "reading")
+        ('1 step', '2,272 readings')
+    """
     return f"{count:,} {word}{'' if count == 1 else 's'}"
