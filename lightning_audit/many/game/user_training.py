@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import time
@@ -210,6 +211,11 @@ def lightning_training(
     def train(dataset: Any, seed: int) -> Any:
         pl.seed_everything(seed, workers=True, verbose=False)
         module = make_module(dataset)
+        if getattr(module, "_trainer", None) is not None:
+            raise BadArgument(
+                f"make_module={shown(make_module)} returned a module that was trained already, "
+                "must return a new one each time; make it inside the function."
+            )
         loader = None if make_loader is None else make_loader(dataset)
         make_trainer().fit(module, loader)
         return module
@@ -256,7 +262,7 @@ def opacus_training(
         torch.manual_seed(seed)
         if isinstance(dataset, tuple):
             dataset = torch.utils.data.TensorDataset(*dataset)
-        model = make_model()
+        model = copy.deepcopy(make_model())  # it may return one object each time
         criterion = torch.nn.functional.cross_entropy if loss is None else loss
         private, optimizer, loader = PrivacyEngine().make_private(
             module=model,

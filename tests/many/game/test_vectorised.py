@@ -207,6 +207,16 @@ def test_many_canaries_have_a_score_each():
     assert outcomes[2].scores == pytest.approx(expected, abs=1e-4)
 
 
+def test_one_model_for_all_trainings_is_copied():
+    start = torch.nn.Linear(64, 10)
+    before = start.weight.detach().clone()
+    given, copied = (training(model).many([DATA] * 2, [1, 2]) for model in (start, lambda: start))
+    assert torch.equal(start.weight, before)
+    for one, other in zip(given, copied, strict=True):
+        assert torch.equal(one.weight, other.weight)
+    assert not torch.equal(copied[0].weight, copied[1].weight)
+
+
 def audited(noise_multiplier, trainings, store):
     return audit_training(
         training(
