@@ -65,11 +65,14 @@ def engine_of(options: argparse.Namespace) -> Any:
     if options.engine == "ray":
         from lightning_audit.many import RayEngine
 
-        return RayEngine(options.address, gpus=options.gpus)
+        return RayEngine(options.address, num_gpus=options.gpus)
     if options.engine == "dask":
+        from distributed import Client
+
         from lightning_audit.many import DaskEngine
 
-        return DaskEngine(options.address)
+        here = {"n_workers": options.workers, "threads_per_worker": 1}
+        return DaskEngine(Client(options.address) if options.address else Client(**here))
     return LocalProcesses(options.workers)
 
 
@@ -79,7 +82,7 @@ def main() -> None:
     add("--engine", choices=("local", "ray", "dask"), default="local")
     add("--address", help="of the cluster; none to start Ray or Dask on this machine")
     add("--gpus", type=float, default=0.0, help="GPUs of a training on Ray, such as 1 or 0.25")
-    add("--workers", type=int, default=2, help="processes of the engine `local`")
+    add("--workers", type=int, default=2, help="processes, without a cluster")
     add("--trainings", type=int, default=60)
     add("--width", type=int, default=32, help="of the hidden layer")
     add("--records", type=int, default=100)

@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         arguments = arguments_of(options.config, options.changes)
         # After the file is read: these load torch.
-        from lightning_audit import audit_training
         from lightning_audit.many import EngineError, StoreError, TrainingError
+        from lightning_audit.many.audit_trainings import audit_training
 
         try:
             audit = audit_training(**arguments)
