@@ -105,18 +105,7 @@ def challenges_of(
         ValueError: if an argument is out of its range, a model is both a target and fitted on, or
             the attack returns something else than a finite score for each point.
     """
-    chosen = np.asarray(points)
-    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
-        raise BadArgument("points must be indices of records, [points], and at least one.")
-    if chosen.min() < 0 or chosen.max() >= targets.records:
-        raise BadArgument(
-            f"points has {chosen.min()} to {chosen.max()}, must be in [0, {targets.records})."
-        )
-    if fitted is not None and np.isin(targets.seeds, fitted.seeds).any():
-        raise BadArgument(
-            "targets and fitted share models; split the shadow models: selection, attack, targets "
-            "= shadows.split(2, 4, 2)."
-        )
+    chosen = _checked_points(targets, points, fitted)
     scores = np.full((len(targets), len(chosen)), np.nan)
     begun = len(targets)
     for first, last in _groups(targets, fitted, refit_every):
@@ -126,16 +115,7 @@ def challenges_of(
             continue
         begun = min(begun, first)
         scores[rows] = _scored(attack, known, targets.scores[rows])[:, chosen]
-    if begun == len(targets):
-        raise BadArgument(
-            "no target has two earlier models with and two without each record; give fitted= "
-            "models, or more targets."
-        )
-    if not np.isfinite(scores[begun:][~targets.failed[begun:]]).all():
-        raise BadArgument(
-            "attack returns scores that are not finite; fit it on models with and without each "
-            "point."
-        )
+    _refuse_scores(scores[begun:][~targets.failed[begun:]])
     return Challenges(scores[begun:], targets.membership[begun:, chosen], targets.pairs)
 
 
@@ -185,18 +165,9 @@ def challenge_audit(
     level = paid_significance(significance, paid)
     bound_level = paid_significance(bound_significance, paid)
 
-    def shown(point: int) -> tuple[bool, float]:
-        """Return whether a point refutes the claim, and minus the upper limit of its error rate."""
-        column = slice(point, point + 1)
-        guesses = guess_coins(
-            challenges.scores[:, column], challenges.membership[:, column], failed
-        )
-        refuted = look_of(guesses, promise.least_error, -math.log(level)).refuted
-        return refuted, -guesses.error_upper(bound_level)
-
     column = slice(None)
     if choose == "paid":
-        worst = max(range(points), key=shown)
+        worst = _worst(challenges, failed, promise.least_error, level, bound_level)
         column = slice(worst, worst + 1)
     return conclude(
         challenges.scores[:, column],
@@ -207,6 +178,57 @@ def challenge_audit(
         significance=level,
         bound_significance=bound_level,
     )
+
+
+def _worst(
+    challenges: Challenges,
+    failed: NDArray[np.bool_],
+    least_error: float,
+    level: float,
+    bound_level: float,
+) -> int:
+    """Return the point that refutes the claim, or else has the least limit of its error rate."""
+
+    def shown(point: int) -> tuple[bool, float]:
+        column = slice(point, point + 1)
+        scores, membership = challenges.scores[:, column], challenges.membership[:, column]
+        guesses = guess_coins(scores, membership, failed)
+        refuted = look_of(guesses, least_error, -math.log(level)).refuted
+        return refuted, -guesses.error_upper(bound_level)
+
+    return max(range(challenges.scores.shape[1]), key=shown)
+
+
+def _checked_points(
+    targets: Shadows, points: ArrayLike, fitted: Shadows | None
+) -> NDArray[np.int64]:
+    chosen = np.asarray(points)
+    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
+        raise BadArgument("points must be indices of records, [points], and at least one.")
+    if chosen.min() < 0 or chosen.max() >= targets.records:
+        raise BadArgument(
+            f"points has {chosen.min()} to {chosen.max()}, must be in [0, {targets.records})."
+        )
+    if fitted is not None and np.isin(targets.seeds, fitted.seeds).any():
+        raise BadArgument(
+            "targets and fitted share models; split the shadow models: selection, attack, targets "
+            "= shadows.split(2, 4, 2)."
+        )
+    return chosen.astype(np.int64)
+
+
+def _refuse_scores(scores: Floats) -> None:
+    """Refuse what an attack returned for the targets that are left, ``[targets, points]``."""
+    if not len(scores):
+        raise BadArgument(
+            "no target has two earlier models with and two without each record; give fitted= "
+            "models, or more targets."
+        )
+    if not np.isfinite(scores).all():
+        raise BadArgument(
+            "attack returns scores that are not finite; fit it on models with and without each "
+            "point."
+        )
 
 
 def _groups(
