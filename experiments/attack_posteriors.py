@@ -9,33 +9,29 @@ attacks", arXiv:2504.16683.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from common import arguments, digits, print_table, save
-from digit_games import UNCLIPPED, Floats
+from digit_games import Flags, Floats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.interpolate import RegularGridInterpolator
 from torch import Tensor, nn
 
 from lightning_audit import PrivacyClaim
+from lightning_audit.attacks import cross_fed_mia, measure_mia
 from lightning_audit.many import DPSGDMany
 from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
 from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
 from lightning_audit.stats.attack_strength.strength_posterior import (
     StrengthPosterior,
-    attack_counts,
     attack_strength_posterior,
 )
 from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.membership.loss_attack import (
-    Challenges,
-    measure_attack,
-    measure_cross_fed,
-)
 
 DELTA, ALPHA, SIGNIFICANCE = 1e-3, 0.1, 0.1
 RECORDS, SAMPLE_RATE, STEPS, NOISE = 99, 0.1, 100, 1.0
@@ -53,7 +49,7 @@ class Size:
     models: int
 
 
-SMALL, FULL = Size(8, 45), Size(20, 100)
+SMALL, FULL = Size(6, 36), Size(20, 100)
 
 
 def random_start() -> nn.Module:
@@ -93,8 +89,8 @@ ALGORITHMS: dict[str, tuple[str, float]] = {
 
 def trainings() -> dict[str, DPSGDMany]:
     return {
-        "fixed": training(fixed_start(), UNCLIPPED, 0.0),
-        "random": training(random_start, UNCLIPPED, 0.0),
+        "fixed": training(fixed_start(), math.inf, 0.0),
+        "random": training(random_start, math.inf, 0.0),
         "clipped": training(fixed_start(), 1.0, 0.0),
         "private": training(fixed_start(), 1.0, NOISE),
     }
@@ -121,7 +117,7 @@ class Base:
         return train.many(sets, [int(seed) for seed in seeds])
 
     def losses(self, trained: Sequence[nn.Module], perturbation: float) -> Floats:
-        """Return the losses of z under the released models, ``[2, models]``: without, with."""
+        """Return the losses of z under the released models, ``[models]``."""
         noise = torch.Generator().manual_seed(self.seed)
         record = tuple(column[-1:] for column in self.with_record)
         losses = [
@@ -130,7 +126,7 @@ class Base:
             ).item()
             for model in trained
         ]
-        return np.reshape(losses, (2, -1))
+        return np.array(losses)
 
 
 def perturbed(model: nn.Module, deviation: float, noise: torch.Generator) -> nn.Module:
@@ -155,7 +151,11 @@ def bases(n: int, seed: int) -> list[Base]:
 
 @dataclass(frozen=True)
 class Found:
-    """The losses of an algorithm, ``[bases, 2, models]``, its counts, and three posteriors."""
+    """The losses of an algorithm, ``[models, bases]``, its counts, and three posteriors.
+
+    ``separate`` has shadow models for each challenge (Algorithm 4). The others attack each model by
+    all others (Algorithm 5), without and with the correlation of the guesses.
+    """
 
     losses: Floats
     counts: ConfusionCounts
@@ -164,39 +164,22 @@ class Found:
     correlated: StrengthPosterior
 
 
-def cross_fed(losses: Floats, alpha: float) -> ConfusionCounts:
-    """Return the counts of each base, if each model is attacked by all others (Algorithm 5)."""
-    measured = [measure_cross_fed(out, inside, alpha) for out, inside in losses]
-    n = losses.shape[-1]
-    return attack_counts([int(c.fp) for c in measured], n, [int(c.fn) for c in measured], n)
-
-
-def separate(losses: Floats, alpha: float) -> ConfusionCounts:
-    """Return the counts if each challenge has shadow models of its own (Algorithm 4)."""
-    n = losses.shape[-1] // (2 * SHADOWS + 1)
-    measured = []
-    for out, inside in losses:
-        worlds = []
-        for own, other in ((out, inside), (inside, out)):
-            attacked, rest = own[:n], own[n : n + n * SHADOWS].reshape(n, -1)
-            away = other[-n * SHADOWS :].reshape(n, -1)
-            worlds.append((attacked, rest, away))
-        (a, a_out, a_in), (b, b_in, b_out) = worlds
-        measured.append(
-            measure_attack(Challenges(a, a_out, a_in), Challenges(b, b_out, b_in), alpha)
-        )
-    return attack_counts([int(c.fp) for c in measured], n, [int(c.fn) for c in measured], n)
-
-
 def found_in(losses: Floats) -> Found:
-    counts = cross_fed(losses, ALPHA)
+    members = worlds(losses)
+    counts, cluster = cross_fed_mia(losses, members, ALPHA)
     return Found(
         losses,
         counts,
-        attack_strength_posterior(separate(losses, ALPHA), DELTA),
+        attack_strength_posterior(measure_mia(losses, members, ALPHA, shadows=SHADOWS), DELTA),
         attack_strength_posterior(counts, DELTA),
-        correlated_attack_posterior(counts, DELTA, losses.shape[-1]).joint,
+        correlated_attack_posterior(counts, DELTA, cluster).joint,
     )
+
+
+def worlds(losses: Floats) -> Flags:
+    """Return whether each model was trained with its base's record: the second half of them."""
+    rows = np.arange(len(losses)) >= len(losses) // 2
+    return np.broadcast_to(rows[:, None], losses.shape)
 
 
 def run(size: Size, seed: int) -> dict[str, Found]:
@@ -205,16 +188,15 @@ def run(size: Size, seed: int) -> dict[str, Found]:
         trained[name] = [base.models(train, size.models) for base in made]
     return {
         name: found_in(
-            np.stack([b.losses(m, noise) for b, m in zip(made, trained[of], strict=True)])
+            np.stack([b.losses(m, noise) for b, m in zip(made, trained[of], strict=True)], axis=1)
         )
         for name, (of, noise) in ALGORITHMS.items()
     }
 
 
 def show(result: dict[str, Found]) -> None:
-    print(
-        f"errors of {result[next(iter(result))].losses.shape[-1]} models in each world, alpha {ALPHA}"
-    )
+    models = len(next(iter(result.values())).losses) // 2
+    print(f"errors of {models} models in each world of {ALPHA:g}-level tests, a number a base")
     print_table(
         ("algorithm", "X, false positives", "Y, false negatives"),
         [
@@ -248,10 +230,8 @@ def draw(result: dict[str, Found]) -> Figure:
         above, below = panels[:, column]
         plain_axes(above)
         plain_axes(below)
-        n = found.losses.shape[-1]
-        for out, inside in found.losses:
-            counts = measure_cross_fed(out, inside, levels)
-            above.plot(counts.fp, counts.fn, color=GREY, linewidth=0.8)
+        counts, n = cross_fed_mia(found.losses, worlds(found.losses), levels)
+        above.plot(counts.fp, counts.fn, color=GREY, linewidth=0.8)
         above.plot(found.counts.fp, found.counts.fn, "o", color=ORANGE, markersize=4)
         above.plot([0, n], [n, 0], color=INK, linewidth=0.6)
         above.set_title(name.replace(", ", ",\n").replace(" with ", "\nwith "), fontsize=9)

@@ -47,7 +47,7 @@ class Simulation:
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
 
 
-SMALL = Size(records=600, shadows=96, models=512, points=32), Simulation(1000, 512)
+SMALL = Size(records=600, shadows=64, models=256, points=32), Simulation(500, 256)
 FULL = Size(records=600, shadows=256, models=1024, points=32), Simulation(2000, 1024)
 
 
@@ -61,7 +61,7 @@ def counts_at(scores: Floats, members: Flags, threshold: Floats | float) -> Conf
 
 def at_common_counts(game: Game) -> tuple[ConfusionCounts, dict[str, Interval]]:
     """Return all intervals of the same counts, at the threshold 0, which no score selects."""
-    counts = counts_at(*game.one_point_a_model(), 0.0)
+    counts = counts_at(game.log_ratios, game.members, 0.0)
     return counts, {
         name: tuple(float(end) for end in interval(counts, DELTA, SIGNIFICANCE))
         for name, interval in METHODS.items()
@@ -160,7 +160,7 @@ def run(size: Size, sizes: Simulation, seed: int) -> Result:
     return Result(
         games,
         {name: at_common_counts(game) for name, game in games.items()},
-        {name: at_own_thresholds(*game.one_point_a_model()) for name, game in games.items()},
+        {name: at_own_thresholds(game.log_ratios, game.members) for name, game in games.items()},
         {(e, name): coverage(e, fpr, sizes, seed) for e, name, fpr in rates},
         {e: failures(e, sizes, seed) for e in sizes.epsilons[1:3]},
     )

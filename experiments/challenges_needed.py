@@ -31,7 +31,7 @@ from lightning_audit.stats.posteriors.posterior import epsilon_posterior_pdf
 PLAYED = ("plain SGD", "DP-SGD")
 #: The paper counts the challenges until the interval is 2 x .15 wide.
 WIDTH = 0.3
-SMALL = Size(records=600, shadows=96, models=768, points=32)
+SMALL = Size(records=600, shadows=64, models=512, points=32)
 FULL = Size(records=600, shadows=256, models=4096, points=32)
 
 
@@ -50,7 +50,7 @@ class Course:
 
 
 def course(game: Game) -> Course:
-    ratios, members = game.one_point_a_model()
+    ratios, members = game.log_ratios, game.members
     sizes = np.unique(np.geomspace(32, len(members), 12).astype(int)).tolist()
     intervals = {
         name: [

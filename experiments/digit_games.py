@@ -7,23 +7,28 @@ attack, are others than the attacked models.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from common import digits
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_audit import PrivacyClaim
-from lightning_audit.many import DPSGDMany
+from lightning_audit.many import (
+    DPSGDMany,
+    ThisProcess,
+    challenge_points,
+    challenges_of,
+    shadow_models,
+)
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 DELTA, SAMPLE_RATE, NOISE, DP_STEPS = 1e-5, 0.1, 0.94, 100
-#: A norm at which no gradient of these models is clipped.
-UNCLIPPED = 1e9
 
 
 def network() -> nn.Module:
@@ -42,7 +47,7 @@ def trainings(records: int) -> dict[str, DPSGDMany]:
     }
     plain = {"noise_multiplier": 0.0, "steps": 3 * DP_STEPS}
     return {
-        "plain SGD": DPSGDMany(network, max_grad_norm=UNCLIPPED, **plain, **shared),
+        "plain SGD": DPSGDMany(network, max_grad_norm=math.inf, **plain, **shared),
         "clipping alone": DPSGDMany(network, max_grad_norm=1.0, **plain, **shared),
         "DP-SGD": DPSGDMany(
             network, noise_multiplier=NOISE, max_grad_norm=1.0, steps=DP_STEPS, **shared
@@ -70,68 +75,33 @@ class Size:
 
 @dataclass(frozen=True)
 class Game:
-    """Log likelihood ratios of the attack on each model and point, and the truth, ``[m, p]``."""
+    """Log likelihood ratios of one challenge a model, and the truth, ``[models]``.
+
+    ``accuracy`` is that of models on records that no model is trained on.
+    """
 
     log_ratios: Floats
     members: Flags
     accuracy: float
 
-    def one_point_a_model(self) -> tuple[Floats, Flags]:
-        """Return the challenges of one point in each model, in turn, which are independent."""
-        rows = np.arange(len(self.members))
-        points = rows % self.members.shape[1]
-        return self.log_ratios[rows, points], self.members[rows, points]
-
 
 def play(train: DPSGDMany, size: Size, seed: int) -> Game:
-    """Train shadow models, select challenge points, train models, and attack them."""
-    rng = np.random.default_rng(seed)
+    """Train shadow models, select challenge points, train models, and attack each at one point."""
     inputs, targets = digits()
-    order = rng.permutation(len(targets))
-    data = (inputs[order[: size.records]], targets[order[: size.records]])
-    others = (inputs[order[size.records :]], targets[order[size.records :]])
-    halves = np.empty((size.shadows, size.records), dtype=bool)
-    for row in range(0, size.shadows, 2):
-        half = rng.permutation(size.records) < size.records // 2
-        halves[row], halves[row + 1] = half, ~half
-    coins = rng.random((size.models, size.records)) < 0.5
-    seeds = [int(s) for s in rng.integers(2**32, size=size.shadows + size.models)]
-    members = np.concatenate([halves, coins])
-    models = train.many([(data[0][m], data[1][m]) for m in members], seeds)
-    scores = margins(models, data)
-    split = size.shadows
-    points = most_separated(scores[:split], halves, size.points)
-    return Game(
-        lira(scores[:split, points], halves[:, points], scores[split:, points]),
-        coins[:, points],
-        float(np.mean([accuracy(model, others) for model in models[split:]])),
+    order = np.random.default_rng(seed).permutation(len(targets))
+    audited, others = order[: size.records], order[size.records :]
+    data = (inputs[audited], targets[audited])
+    engine = ThisProcess()
+    shadows = shadow_models(train, data, models=size.shadows, engine=engine, seed=2 * seed)
+    attacked = shadow_models(
+        train, data, models=size.models, engine=engine, seed=2 * seed + 1, pairs=False
     )
-
-
-def margins(models: list[nn.Module], data: tuple[Tensor, Tensor]) -> Floats:
-    rows = []
+    points = challenge_points(shadows, size.points)
+    challenges = challenges_of(attacked, points, shadows).one_a_model(seed)
+    half = tuple(column[: size.records // 2] for column in data)
+    models = train.many([half] * 4, range(4))
     with torch.no_grad():
-        for model in models:
-            logits = model(data[0]).double()
-            own = logits.gather(1, data[1][:, None])[:, 0]
-            rest = logits.scatter(1, data[1][:, None], -torch.inf).logsumexp(1)
-            rows.append((own - rest).numpy())
-    return np.stack(rows)
-
-
-def most_separated(scores: Floats, members: Flags, k: int) -> NDArray[np.int64]:
-    a, b = np.where(members, scores, np.nan), np.where(members, np.nan, scores)
-    spread = np.sqrt((np.nanvar(a, 0) + np.nanvar(b, 0)) / 2)
-    return np.argsort(-(np.nanmean(a, 0) - np.nanmean(b, 0)) / spread)[:k]
-
-
-def lira(shadows: Floats, members: Flags, scores: Floats) -> Floats:
-    a, b = np.where(members, shadows, np.nan), np.where(members, np.nan, shadows)
-    mi, mo = np.nanmean(a, 0), np.nanmean(b, 0)
-    vi, vo = np.nanmean((a - mi) ** 2), np.nanmean((b - mo) ** 2)
-    return (scores - mo) ** 2 / (2 * vo) - (scores - mi) ** 2 / (2 * vi) + np.log(vo / vi) / 2
-
-
-def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    with torch.no_grad():
-        return float((model(data[0]).argmax(1) == data[1]).double().mean())
+        right = [(model(inputs[others]).argmax(1) == targets[others]).double() for model in models]
+    return Game(
+        challenges.scores[:, 0], challenges.membership[:, 0], float(torch.stack(right).mean())
+    )
