@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_audit.many.driver import TrainingError as TrainingError
+    from lightning_audit.many.engines.dask_engine import DaskEngine as DaskEngine
     from lightning_audit.many.engines.engine_protocol import EngineError as EngineError
     from lightning_audit.many.engines.executors import FromExecutor as FromExecutor
     from lightning_audit.many.engines.executors import ThisProcess as ThisProcess
     from lightning_audit.many.engines.local_processes import LocalProcesses as LocalProcesses
+    from lightning_audit.many.engines.ray_engine import RayEngine as RayEngine
     from lightning_audit.many.game.canary_records import Blank as Blank
     from lightning_audit.many.game.canary_records import ChosenRecord as ChosenRecord
     from lightning_audit.many.game.canary_records import Crafted as Crafted
@@ -43,6 +45,7 @@ _HOMES = {
     "Challenges": "shadow.challenges",
     "Crafted": "game.canary_records",
     "DPSGDMany": "game.vectorised",
+    "DaskEngine": "engines.dask_engine",
     "EngineError": "engines.engine_protocol",
     "FromExecutor": "engines.executors",
     "LocalProcesses": "engines.local_processes",
@@ -51,6 +54,7 @@ _HOMES = {
     "Mislabeled": "game.canary_records",
     "Neighbors": "game.worlds",
     "Shadows": "shadow.shadows",
+    "RayEngine": "engines.ray_engine",
     "StoreError": "training_store",
     "ThisProcess": "engines.executors",
     "TrainingAudit": "training_audit",

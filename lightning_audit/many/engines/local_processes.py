@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -16,13 +14,19 @@ from dataclasses import dataclass
 
 from lightning_audit import _validate
 from lightning_audit.many.engines.engine_protocol import Engine
-from lightning_audit.many.engines.packing import installed, packed
+from lightning_audit.many.engines.packing import (
+    IMPORTS,
+    installed,
+    packed,
+    prepare,
+    run_prepared,
+)
 from lightning_audit.many.game.plan import Block
 from lightning_audit.many.game.user_training import Outcome, Work
 
 _PR_SET_PDEATHSIG = 1
-#: Libraries that a worker imports before its first training, so that no limit counts them.
-_IMPORTS = ("torch", "opacus")
+#: A process has one training.
+_KEY = ""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -39,7 +43,7 @@ class LocalProcesses:
     """
 
     workers: int | None = None
-    imports: tuple[str, ...] = _IMPORTS
+    imports: tuple[str, ...] = IMPORTS
 
     def start(self, work: Work) -> Engine:
         """Return a running pool of processes.
@@ -83,24 +87,14 @@ class _Processes:
         self._threads.__exit__(None, None, None)
 
 
-_work: Work | None = None
-
-
 def _prepare(driver: int, work: bytes, imports: tuple[str, ...]) -> None:
     """Tie a new process to its driver, and load the training before any limit runs."""
-    global _work
     end_with(driver)
-    for name in imports:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    _work = pickle.loads(work)
+    prepare(_KEY, work, imports)
 
 
 def _run(block: Block) -> list[Outcome]:
-    assert _work is not None
-    return _work.run(block)
+    return run_prepared(_KEY, block)
 
 
 def end_with(driver: int) -> None:

@@ -1,0 +1,187 @@
+"""Drives trainings on a real local Ray or Dask, and prints what came of them as JSON.
+
+``python clusters_worker.py CLUSTER CASE FOLDER``, in the environment of Ray and Dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from driven_trainings import drive, facts, quick, seeds_of, softmax_regression
+
+from lightning_audit.many import DaskEngine, EngineError, RayEngine
+from lightning_audit.many.game.plan import Plan
+
+NUMBERS = seeds_of(Plan(0, 12, 3))
+#: Kills of the driver, and of a worker; trainings of the run that they disturb.
+KILLS, TRAININGS = 10, 1200
+
+
+def faulty(dataset: Any, seed: int) -> float:
+    """End the process at training 4, and never end at training 7."""
+    if NUMBERS[seed] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if NUMBERS[seed] == 7:
+        time.sleep(1000)
+    return quick(dataset, seed)
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[tuple[str, Any]]:
+    """Start Ray with two workers; yield its address, and what finds its workers."""
+    import psutil
+    import ray
+
+    settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": 40}
+    ray.init(address="local", num_cpus=2, **settings)
+
+    def workers() -> list[int]:
+        found = psutil.Process().children(recursive=True)
+        return [one.pid for one in found if "_run" in " ".join(one.cmdline())]
+
+    yield ray.get_runtime_context().gcs_address, workers
+    assert ray.is_initialized()  # no audit has ended it
+    ray.shutdown()
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[tuple[str, Any]]:
+    """Start Dask with two workers; yield its address, and what finds its workers."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    # Without this, LocalCluster closes a worker that needs more than 15 s to start again.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "300s"})
+    settings = {"dashboard_address": None, "silence_logs": 50}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster.scheduler_address, lambda: list(client.run(os.getpid).values())
+
+
+CLUSTERS = {"ray": ray_cluster, "dask": dask_cluster}
+ENGINES = {"ray": RayEngine, "dask": DaskEngine}
+
+
+def smoke(kind: str, folder: Path) -> dict[str, Any]:
+    """Undisturbed trainings, a task that kills its worker and one that hangs."""
+    with CLUSTERS[kind]() as (address, _):
+        engine = ENGINES[kind](address, imports=("torch",))
+        whole = facts(drive(quick, folder / "here", 12))
+        equal = facts(drive(quick, folder / "there", 12, engine)) == whole
+        rows = drive(faulty, folder / "faulty", 12, engine, limit=4.0)
+    kept = [number for number in range(12) if number not in (4, 7)]
+    return {
+        "equal": equal,
+        "others": all(facts(rows)[number] == whole[number] for number in kept),
+        "errors": {str(row.training.number): row.error for row in rows if row.scores is None},
+    }
+
+
+def unreachable(kind: str, folder: Path) -> dict[str, Any]:
+    """What an audit says of an address at which nothing is."""
+    address = {"ray": "127.0.0.1:9", "dask": "tcp://127.0.0.1:9"}[kind]
+    try:
+        drive(quick, folder, 12, ENGINES[kind](address))
+    except EngineError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def gone(kind: str, folder: Path) -> dict[str, Any]:
+    """What an audit says of a Dask scheduler that ends in the middle, and what it has kept."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    )
+    client, error = Client(cluster), ""
+
+    def look(prefix: Any) -> bool:
+        if len(prefix.failed) >= 3:
+            cluster.close()
+        return False
+
+    try:
+        drive(quick, folder / "there", 1200, DaskEngine(client), look=look)
+    except EngineError as found:
+        error = str(found)
+    whole = facts(drive(quick, folder / "here", 12))
+    return {"error": error, "equal": facts(drive(quick, folder / "there", 12))[:12] == whole}
+
+
+def chaos(kind: str, folder: Path) -> dict[str, Any]:
+    """Kill driver and workers at random times, continue, and compare with an undisturbed run."""
+    times, turns, killed = (
+        random.Random(7),
+        ["driver", "worker"] * KILLS,
+        {"driver": 0, "worker": 0},
+    )
+    with CLUSTERS[kind]() as (address, workers):
+        while turns:
+            kill = turns[0]
+            driver = drivers(kind, folder, address)
+            stored = driver.stdout.readline()
+            time.sleep(times.uniform(0.05, 1.0))
+            victims = workers()[-1:] if kill == "worker" else [driver.pid]
+            for victim in victims if stored and driver.poll() is None else []:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed[turns.pop(0)] += 1
+            time.sleep(0.5)
+            ended = driver.poll()
+            driver.kill()
+            driver.communicate()
+            if ended == 0:
+                break
+        last = drivers(kind, folder, address)
+        last.communicate()
+    rows = facts(drive(softmax_regression(), folder / "store", TRAININGS))
+    whole = facts(drive(softmax_regression(), folder / "whole", TRAININGS))
+    different = sum(one != other for one, other in zip(rows, whole, strict=True))
+    return {"killed": killed, "last": last.returncode, "rows": len(rows), "different": different}
+
+
+def drivers(kind: str, folder: Path, address: str) -> subprocess.Popen[str]:
+    """Start a driver, which prints a line when it has stored something."""
+    command = [sys.executable, __file__, kind, "driver", str(folder), address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def driver(kind: str, folder: Path) -> dict[str, Any]:
+    """Run, or continue, the trainings that `chaos` disturbs."""
+    from lightning_audit.many.training_store import TrainingStore
+
+    add = TrainingStore.add
+
+    def telling(store: TrainingStore, rows: Any) -> None:
+        add(store, rows)
+        print("stored", flush=True)
+
+    TrainingStore.add = telling  # type: ignore[method-assign,assignment]
+    engine = ENGINES[kind](sys.argv[4], imports=("torch",))
+    drive(softmax_regression(), folder / "store", TRAININGS, engine)
+    return {}
+
+
+CASES = {
+    "smoke": smoke,
+    "unreachable": unreachable,
+    "gone": gone,
+    "chaos": chaos,
+    "driver": driver,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(CASES[sys.argv[2]](sys.argv[1], Path(sys.argv[3]))))
