@@ -200,7 +200,7 @@ def _copy(folder: Path, copy: Path) -> None:
         (copy / log).unlink(missing_ok=True)
         for name in (DATABASE, log):  # in this order
             with (
-                contextlib.suppress(FileNotFoundError if name == log else ()),
+                contextlib.suppress(*([FileNotFoundError] if name == log else [])),
                 open_regular(folder / name) as source,
                 open(copy / name, "wb") as target,
             ):

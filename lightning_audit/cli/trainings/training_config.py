@@ -65,7 +65,7 @@ def arguments_of(path: str, changes: Sequence[str]) -> dict[str, Any]:
     try:
         if not hasattr(parsed.claim, "as_dict"):
             raise Refused(f"{path}: claim: must have keys such as noise_multiplier, or epsilon")
-        given = parser.instantiate(parsed).as_dict()
+        given: dict[str, Any] = parser.instantiate(parsed).as_dict()
         given["dataset"] = _dataset(given["dataset"], path)
     except Refused:
         raise
