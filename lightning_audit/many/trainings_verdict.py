@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.checks.base.guessed_coins import GUESSED_COINS
 from lightning_audit.many.least_error import (
     Promise,
     epsilon_of_any_mechanism,
@@ -16,6 +15,7 @@ from lightning_audit.many.least_error import (
     promise_of_history,
 )
 from lightning_audit.many.trainings_needed import error_to_see, trainings_to_pass
+from lightning_audit.report.guessed_coins import GUESSED_COINS
 from lightning_audit.report.in_words import NOT_TRIED
 from lightning_audit.results.audit_report import AuditReport, CheckResult, EpsilonBound, Verdict
 from lightning_audit.results.trainings_seen import TrainingsSeen

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from lightning_audit.checks.base.check import QUESTIONS
-from lightning_audit.checks.base.guessed_coins import DECLARED
 from lightning_audit.files.printable import visible
 from lightning_audit.page.shown_text import (
     DASH,
@@ -22,6 +21,7 @@ from lightning_audit.page.shown_text import (
     power_of_ten,
     sentence,
 )
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.report.in_words import NOT_TRIED
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 

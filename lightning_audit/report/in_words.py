@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 
-from lightning_audit.checks.base.guessed_coins import DECLARED
 from lightning_audit.checks.base.registry import headlines
 from lightning_audit.files.printable import visible
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.audit_report import AuditReport, LikelyFault
 from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.results.verdict import outcome_in_words

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.guessed_coins import DECLARED
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 from lightning_audit.results.report_details import CodePlace, places_in

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 from xml.etree import ElementTree
 
-from lightning_audit.checks.base.guessed_coins import DECLARED
 from lightning_audit.cli.formats.checked import Checked
 from lightning_audit.cli.formats.findings_shown import Finding, findings_of
 from lightning_audit.files.printable import visible
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.audit_report import CheckResult
 
 _Kind = Literal["failure", "error", "skipped"]

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import quote
 
 from lightning_audit import __version__
-from lightning_audit.checks.base.guessed_coins import DECLARED
 from lightning_audit.cli.formats.checked import Checked
 from lightning_audit.cli.formats.findings_shown import (
     SEVERITIES,
@@ -19,6 +18,7 @@ from lightning_audit.cli.formats.findings_shown import (
     severity_of,
 )
 from lightning_audit.files.printable import visible
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
 
