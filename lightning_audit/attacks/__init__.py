@@ -9,9 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_audit.attacks.attack_performance import AttackPerformance as AttackPerformance
-    from lightning_audit.attacks.attack_performance import attack_performance as attack_performance
-    from lightning_audit.attacks.lira import lira as lira
+    from lightning_audit.attacks.lira_attack import lira as lira
     from lightning_audit.attacks.measured_mia import cross_fed_mia as cross_fed_mia
     from lightning_audit.attacks.measured_mia import measure_mia as measure_mia
     from lightning_audit.attacks.plain_scores import log_probability as log_probability
@@ -19,18 +17,20 @@ if TYPE_CHECKING:
     from lightning_audit.attacks.plain_scores import out_quantile as out_quantile
     from lightning_audit.attacks.plain_scores import score_difference as score_difference
     from lightning_audit.attacks.plain_scores import score_threshold as score_threshold
-    from lightning_audit.attacks.rmia import rmia as rmia
+    from lightning_audit.attacks.rmia_attack import rmia as rmia
+    from lightning_audit.attacks.separation import AttackPerformance as AttackPerformance
+    from lightning_audit.attacks.separation import attack_performance as attack_performance
 
 _HOMES = {
-    "AttackPerformance": "attack_performance",
-    "attack_performance": "attack_performance",
+    "AttackPerformance": "separation",
+    "attack_performance": "separation",
     "cross_fed_mia": "measured_mia",
-    "lira": "lira",
+    "lira": "lira_attack",
     "log_probability": "plain_scores",
     "measure_mia": "measured_mia",
     "normal_ratio": "plain_scores",
     "out_quantile": "plain_scores",
-    "rmia": "rmia",
+    "rmia": "rmia_attack",
     "score_difference": "plain_scores",
     "score_threshold": "plain_scores",
 }

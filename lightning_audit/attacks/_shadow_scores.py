@@ -64,8 +64,8 @@ class ShadowScores:
     def mean(self, side: Side) -> Floats:
         """Return the mean score of each record over the models of a side, ``[records]``."""
         models = self.models(side)
-        # Relative to one score of the record, so that equal scores have exactly their mean.
-        shift = self.scores[0]
+        # Relative to one score of the side, so that the mean of equal scores is exact.
+        shift = self.scores[models.argmax(axis=0), np.arange(models.shape[1])]
         total = np.sum(np.where(models, self.scores - shift, 0.0), axis=0)
         return np.asarray(shift + total / models.sum(axis=0))
 

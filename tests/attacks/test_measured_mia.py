@@ -100,8 +100,8 @@ def test_too_few_models_and_equal_scores_name_the_record() -> None:
     with pytest.raises(ValueError, match=r"alpha=1.5 must be in \(0, 1\)"):
         cross_fed_mia(scores, membership, 1.5)
     scores[~membership[:, 2], 2] = 0.5
-    with pytest.raises(ValueError, match="record 2: std_out=0.0 must be > 0: equal losses"):
+    with pytest.raises(ValueError, match=r"record 2: std_out=0.0 must be > 0: equal losses"):
         cross_fed_mia(scores, membership)
     membership[:, 1] = np.arange(len(scores)) < 2
-    with pytest.raises(ValueError, match="record 1 in of 2 models, must have .* at least 3"):
+    with pytest.raises(ValueError, match=r"record 1 in of 2 models, must have .* at least 3"):
         cross_fed_mia(scores, membership)

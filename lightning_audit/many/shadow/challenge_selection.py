@@ -7,14 +7,14 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument
+from lightning_audit.attacks.lira import lira
 from lightning_audit.many.shadow.shadows import Shadows
 from lightning_audit.stats._arguments import Floats
 
-__all__ = ["Attack", "challenge_points", "pooled_lira"]
+__all__ = ["Attack", "challenge_points"]
 
 #: Function of (scores ``[models, records]``, membership ``[models, records]``, target scores
 #: ``[targets, records]``) that returns ``[targets, records]``, above 0 if it guesses "in". The
@@ -22,37 +22,11 @@ __all__ = ["Attack", "challenge_points", "pooled_lira"]
 Attack = Callable[[Floats, NDArray[np.bool_], Floats], Floats]
 
 
-def pooled_lira(scores: Floats, membership: NDArray[np.bool_], targets: Floats) -> Floats:
-    """Return the log likelihood ratio of LiRA online, with one variance for all records.
-
-    Two normal distributions are fitted to the scores of each record by models with and without it;
-    their variances are those of all records together, which is better than their own below 100
-    models a side (Carlini et al., arXiv:2112.03570, section VI).
-
-    Args:
-        scores: of the models on which it is fitted, ``[models, records]``.
-        membership: whether each record was in each of these models, ``[models, records]``.
-        targets: scores of the models that it attacks, ``[targets, records]``.
-
-    Returns:
-        Log likelihood ratio, ``[targets, records]``; NaN for a record that was in all models or in
-        none of them.
-    """
-    logs = []
-    for side in (membership, ~membership):
-        kept = np.where(side, scores, 0.0)
-        with np.errstate(invalid="ignore"):
-            mean = kept.sum(axis=0) / side.sum(axis=0)
-        spread = np.sqrt(np.nanmean(np.where(side, scores - mean, np.nan) ** 2))
-        logs.append(stats.norm.logpdf(targets, mean, max(float(spread), 1e-12)))
-    return np.asarray(logs[0] - logs[1])
-
-
 def challenge_points(
     shadows: Shadows,
     count: int,
     by: Literal["separation", "accuracy"] = "separation",
-    attack: Attack = pooled_lira,
+    attack: Attack = lira,
 ) -> NDArray[np.int64]:
     r"""Return the records that an attack distinguishes best in shadow models.
 
@@ -72,7 +46,8 @@ def challenge_points(
         shadows: models for the selection, at least four of which did not fail.
         count: number of points.
         by: weight.
-        attack: see `Attack`; such as the functions of `lightning_audit.attacks`.
+        attack: see `Attack`, such as the functions of `lightning_audit.attacks`; default LiRA
+            online with one variance for all records.
 
     Returns:
         Indices of the records, the most vulnerable first, ``[count]``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,8 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument
+from lightning_audit.attacks.lira import lira
 from lightning_audit.many.least_error import Claim, promise_of
-from lightning_audit.many.shadow.challenge_selection import Attack, pooled_lira
+from lightning_audit.many.looks import guess_coins, look_of
+from lightning_audit.many.shadow.challenge_selection import Attack
 from lightning_audit.many.shadow.selection_price import paid_significance
 from lightning_audit.many.shadow.shadows import Shadows
 from lightning_audit.many.training_audit import TrainingAudit, conclude
@@ -82,7 +83,7 @@ def challenges_of(
     targets: Shadows,
     points: ArrayLike,
     fitted: Shadows | None,
-    attack: Attack = pooled_lira,
+    attack: Attack = lira,
     *,
     refit_every: int | None = None,
 ) -> Challenges:
@@ -90,44 +91,32 @@ def challenges_of(
 
     Without ``refit_every`` the attack is fitted once, on ``fitted``. With it, the attack is fitted
     again for each group of this many targets, on ``fitted`` and on all earlier targets: each target
-    is scored by what is known before it, which keeps bounds of `challenge_audit` valid. A group is
-    scored 0 as long as a record was not in two models and out of two.
+    is scored by what is known before it, which keeps bounds of `challenge_audit` valid. The first
+    groups are left out, until each record was in two models and out of two.
 
     Args:
         targets: models that are attacked; not among those that selected the points.
         points: indices of records, ``[points]``.
         fitted: models to fit the attack on; None for earlier targets alone.
-        attack: see `Attack`.
+        attack: see `Attack`; default LiRA online with one variance for all records.
         refit_every: number of targets, even for complementary pairs; None to fit once.
 
     Raises:
         ValueError: if an argument is out of its range, a model is both a target and fitted on, or
             the attack returns something else than a finite score for each point.
     """
-    chosen = np.asarray(points)
-    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
-        raise BadArgument("points must be indices of records, [points], and at least one.")
-    if chosen.min() < 0 or chosen.max() >= targets.records:
-        raise BadArgument(
-            f"points has {chosen.min()} to {chosen.max()}, must be in [0, {targets.records})."
-        )
-    if fitted is not None and np.isin(targets.seeds, fitted.seeds).any():
-        raise BadArgument(
-            "targets and fitted share models; split the shadow models: selection, attack, targets "
-            "= shadows.split(2, 4, 2)."
-        )
+    chosen = _checked_points(targets, points, fitted)
     scores = np.full((len(targets), len(chosen)), np.nan)
+    begun = len(targets)
     for first, last in _groups(targets, fitted, refit_every):
         rows = np.arange(first, last)[~targets.failed[first:last]]
         known = _known(fitted, targets, 0 if refit_every is None else first)
-        found = _scored(attack, known, targets.scores[rows], refit_every is not None)
-        scores[rows] = found[:, chosen]
-    if not np.isfinite(scores[~targets.failed]).all():
-        raise BadArgument(
-            "attack returns scores that are not finite; fit it on models with and without each "
-            "point."
-        )
-    return Challenges(scores, targets.membership[:, chosen], targets.pairs)
+        if refit_every is not None and _are_few(known):
+            continue
+        begun = min(begun, first)
+        scores[rows] = _scored(attack, known, targets.scores[rows])[:, chosen]
+    _refuse_scores(scores[begun:][~targets.failed[begun:]])
+    return Challenges(scores[begun:], targets.membership[begun:, chosen], targets.pairs)
 
 
 def challenge_audit(
@@ -172,26 +161,74 @@ def challenge_audit(
     promise = promise_of(claim, delta=delta)
     failed = np.asarray(np.isnan(challenges.scores).any(axis=1))
     points = challenges.scores.shape[1]
-    columns: Sequence[slice] = [slice(None)]
+    paid = points if choose == "paid" else 1
+    level = paid_significance(significance, paid)
+    bound_level = paid_significance(bound_significance, paid)
+
+    column = slice(None)
     if choose == "paid":
-        columns = [slice(point, point + 1) for point in range(points)]
-    audits = [
-        conclude(
-            challenges.scores[:, column],
-            challenges.membership[:, column],
-            failed,
-            promise,
-            planned=len(failed),
-            significance=paid_significance(significance, len(columns)),
-            bound_significance=paid_significance(bound_significance, len(columns)),
+        worst = _worst(challenges, failed, promise.least_error, level, bound_level)
+        column = slice(worst, worst + 1)
+    return conclude(
+        challenges.scores[:, column],
+        challenges.membership[:, column],
+        failed,
+        promise,
+        planned=len(failed),
+        significance=level,
+        bound_significance=bound_level,
+    )
+
+
+def _worst(
+    challenges: Challenges,
+    failed: NDArray[np.bool_],
+    least_error: float,
+    level: float,
+    bound_level: float,
+) -> int:
+    """Return the point that refutes the claim, or else has the least limit of its error rate."""
+
+    def shown(point: int) -> tuple[bool, float]:
+        column = slice(point, point + 1)
+        scores, membership = challenges.scores[:, column], challenges.membership[:, column]
+        guesses = guess_coins(scores, membership, failed)
+        refuted = look_of(guesses, least_error, -math.log(level)).refuted
+        return refuted, -guesses.error_upper(bound_level)
+
+    return max(range(challenges.scores.shape[1]), key=shown)
+
+
+def _checked_points(
+    targets: Shadows, points: ArrayLike, fitted: Shadows | None
+) -> NDArray[np.int64]:
+    chosen = np.asarray(points)
+    if chosen.ndim != 1 or not chosen.size or chosen.dtype.kind not in "iu":
+        raise BadArgument("points must be indices of records, [points], and at least one.")
+    if chosen.min() < 0 or chosen.max() >= targets.records:
+        raise BadArgument(
+            f"points has {chosen.min()} to {chosen.max()}, must be in [0, {targets.records})."
         )
-        for column in columns
-    ]
-    return max(audits, key=lambda audit: (audit.seen.refuted_after is not None, _largest(audit)))
+    if fitted is not None and np.isin(targets.seeds, fitted.seeds).any():
+        raise BadArgument(
+            "targets and fitted share models; split the shadow models: selection, attack, targets "
+            "= shadows.split(2, 4, 2)."
+        )
+    return chosen.astype(np.int64)
 
 
-def _largest(audit: TrainingAudit) -> float:
-    return max((bound.epsilon_lower or 0.0 for bound in audit.bounds), default=-math.inf)
+def _refuse_scores(scores: Floats) -> None:
+    """Refuse what an attack returned for the targets that are left, ``[targets, points]``."""
+    if not len(scores):
+        raise BadArgument(
+            "no target has two earlier models with and two without each record; give fitted= "
+            "models, or more targets."
+        )
+    if not np.isfinite(scores).all():
+        raise BadArgument(
+            "attack returns scores that are not finite; fit it on models with and without each "
+            "point."
+        )
 
 
 def _groups(
@@ -215,11 +252,15 @@ def _known(fitted: Shadows | None, targets: Shadows, before: int) -> Shadows:
     return known.finished()
 
 
-def _scored(attack: Attack, known: Shadows, scores: Floats, refitted: bool) -> Floats:
+def _are_few(known: Shadows) -> bool:
+    """Return whether a record was in fewer than two models, or out of fewer than two."""
     inside = known.membership.sum(axis=0)
-    few = (np.minimum(inside, len(known) - inside) < 2).any()
-    if (refitted and few) or not len(scores):
-        return np.zeros_like(scores)
+    return bool((np.minimum(inside, len(known) - inside) < 2).any())
+
+
+def _scored(attack: Attack, known: Shadows, scores: Floats) -> Floats:
+    if not len(scores):
+        return scores
     found = np.asarray(attack(known.scores, known.membership, scores), dtype=np.float64)
     if found.shape != scores.shape:
         raise BadArgument(

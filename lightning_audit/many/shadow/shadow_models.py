@@ -40,15 +40,13 @@ def shadow_models(
 ) -> Shadows:
     """Train models on random halves of a data set, and score all records with each of them.
 
-    Training and failures are as in `audit_training`: a training that fails is started once more,
-    then its scores are NaN. The same call again continues a store, also with more models.
+    As in `audit_training`, a training that fails is started once more; then its scores are NaN. The
+    same call again continues a store, also with more models.
 
     Args:
-        train: function of (data set, seed) that returns a model, or the scores of all records of
-            ``dataset``, ``[records]``; or an object with ``many(data_sets, seeds)``, such as
-            `DPSGDMany`.
-        dataset: a tuple of arrays or tensors (inputs, targets), a map-style Dataset, or a list of
-            records.
+        train: function of (data set, seed) that returns a model, or the scores of all records,
+            ``[records]``; or an object with ``many(data_sets, seeds)``, such as `DPSGDMany`.
+        dataset: a tuple of arrays or tensors, a map-style Dataset, or a list of records.
         models: number of models, even for pairs.
         score: function of (model, record) that returns a number, or an object with
             ``many(model, records)`` that returns one a record; None for `LogitMargin`.
@@ -60,26 +58,17 @@ def shadow_models(
             `challenge_audit` needs that, and uses only the first models of pairs.
         identity: as in `audit_training`.
         on_failure: "count" to continue after a failed training, "raise" to end.
-        limit: seconds that a training may take; None for ten times the median, at least 60.
+        limit: as in `audit_training`.
 
     Returns:
         Scores and membership, in the order of the plan.
 
     Raises:
-        ValueError: if an argument is outside its range.
-        StoreError: if the store belongs to other trainings, is in use, or cannot be written.
-        TrainingError: if each training fails, or one does and ``on_failure`` is "raise".
-        EngineError: if the engine ends before each training.
+        ValueError: if an argument is outside its range. Other errors are those of `audit_training`.
     """
     refuse_inside_a_worker()
-    count = _validate.positive_int("models", models, "such as 256")
-    if pairs and count % 2:
-        raise BadArgument(f"models={count} must be even for complementary pairs, or pairs=False.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise BadArgument(f"seed={_validate.shown(seed)} must be a whole number >= 0.")
+    count = _checked(models, seed, pairs, limit)
     _validate.one_of("on_failure", on_failure, ("count", "raise"))
-    if limit is not None:
-        _validate.positive("limit", limit, "in seconds a training")
     work = Work(train, Subsets(dataset), score)
     settings = settings_of(engine)
     digests = {
@@ -90,16 +79,35 @@ def shadow_models(
     with tempfile.TemporaryDirectory() as folder:
         kept = TrainingStore(folder if store is None else store, digests, work.worlds.canaries)
         try:
-            kind = Halves if pairs else Plan
             at_once = min(MOST_IN_BLOCK, count) if hasattr(train, "many") else block_size(count)
-            plan = kind(seed, count, kept.fixed("block", at_once), work.worlds.canaries)
-            line = _silent if store is None else _printed
-            Driver(plan, work, settings, kept, on_failure=on_failure, limit=limit, line=line).run()
-            prefix = kept.prefix(count)
+            block = kept.fixed("block", at_once)
+            plan = (Halves if pairs else Plan)(seed, count, block, work.worlds.canaries)
+            driver = Driver(plan, work, settings, kept, on_failure=on_failure, limit=limit)
+            driver.line = _silent if store is None else _printed
+            return _run(driver, pairs)
         finally:
             kept.close()
-    seeds = np.array([plan.training(number).seed for number in range(count)])
+
+
+def _run(driver: Driver, pairs: bool) -> Shadows:
+    """Run all trainings, and return what they gave."""
+    driver.run()
+    count = driver.plan.trainings
+    prefix = driver.store.prefix(count)
+    seeds = np.array([driver.plan.training(number).seed for number in range(count)])
     return Shadows(prefix.scores, prefix.coins, seeds, pairs)
+
+
+def _checked(models: int, seed: int, pairs: bool, limit: float | None) -> int:
+    """Return the number of models."""
+    if limit is not None:
+        _validate.positive("limit", limit, "in seconds a training")
+    count = _validate.positive_int("models", models, "such as 256")
+    if pairs and count % 2:
+        raise BadArgument(f"models={count} must be even for complementary pairs, or pairs=False.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise BadArgument(f"seed={_validate.shown(seed)} must be a whole number >= 0.")
+    return count
 
 
 def _silent(text: str) -> None:

@@ -8,7 +8,13 @@ from simulated_shadows import simulated
 from stages import most_failures, staged
 
 from lightning_audit._validate import BadArgument
-from lightning_audit.many import Challenges, challenge_audit, challenge_points, challenges_of
+from lightning_audit.many import (
+    Challenges,
+    Shadows,
+    challenge_audit,
+    challenge_points,
+    challenges_of,
+)
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
 
@@ -57,17 +63,25 @@ def test_a_model_has_one_challenge_and_a_pair_too(pairs):
 @pytest.mark.parametrize("fitted", [None, FITTED])
 def test_a_target_is_scored_by_what_is_before_it(fitted):
     points = [0, 5]
-    first = challenges_of(TARGETS, points, fitted, middle, refit_every=4)
-    changed = TARGETS.scores.copy()
-    changed[8:] += 100.0
-    later = type(TARGETS)(changed, TARGETS.membership, TARGETS.seeds)
+    targets = simulated(40, 6, 3.0, np.random.default_rng(5))
+    first = challenges_of(targets, points, fitted, middle, refit_every=4)
+    left_out = 40 - len(first.scores)
+    assert np.array_equal(first.membership, targets.membership[left_out:, points])
+    changed = targets.scores.copy()
+    changed[30:] += 100.0
+    later = Shadows(changed, targets.membership, targets.seeds)
     again = challenges_of(later, points, fitted, middle, refit_every=4)
-    assert np.array_equal(first.scores[:8], again.scores[:8])
-    assert not np.array_equal(first.scores[12:], again.scores[12:] - 100.0)
+    until = 30 - left_out
+    assert np.array_equal(first.scores[:until], again.scores[:until])
+    assert not np.allclose(first.scores[-4:], again.scores[-4:] - 100.0)  # fitted on changed ones
     if fitted is None:
-        assert (first.scores[:4] == 0.0).all()  # nothing is known yet
+        inside = targets.membership[:left_out].sum(0)
+        assert np.minimum(inside, left_out - inside).min() >= 2  # each record in and out of two
+        inside = targets.membership[: left_out - 4].sum(0)
+        assert np.minimum(inside, left_out - 4 - inside).min() < 2
     else:
-        once = challenges_of(TARGETS, points, fitted, middle)
+        assert left_out == 0
+        once = challenges_of(targets, points, fitted, middle)
         assert np.array_equal(first.scores[:4], once.scores[:4])
 
 
@@ -80,6 +94,7 @@ def test_a_target_is_scored_by_what_is_before_it(fitted):
         ({"fitted": MADE}, "targets and fitted share models"),
         ({"fitted": None}, "fitted=None needs refit_every"),
         ({"refit_every": 0}, "refit_every=0"),
+        ({"fitted": None, "refit_every": 16}, "no target has two earlier models"),
         ({"attack": lambda scores, membership, targets: targets[:1]}, "attack returns the shape"),
         ({"attack": lambda scores, membership, targets: targets * np.nan}, "not finite"),
     ],
@@ -143,7 +158,7 @@ def false_bounds(choose, runs):
 @pytest.mark.parametrize(
     ("choose", "runs"),
     staged(
-        heavy=[("paid", 40), ("apart", 100), ("neither", 20)],
+        heavy=[("paid", 20), ("apart", 40), ("neither", 10)],
         nightly=[("paid", 1000), ("apart", 1000), ("neither", 200)],
     ),
 )

@@ -52,9 +52,9 @@ def rmia(
         gamma: Ratio > 0 from which a record counts as exceeding another.
         offline_a: None for online; else a in [0, 1], with which only models without the record are
             used. The paper fits it to its models: .3 for CIFAR-10, 1 for the mean itself.
-        population: Scores of records z that no model was trained with: (under the shadow models,
-            ``[models, p]``; under the attacked models, ``[targets, p]``), on ``scale``. None takes
-            the other records of ``scores``, of which some are members.
+        population: Scores of records z that no model was trained with, on ``scale``: (shadow
+            models, ``[models, p]``; attacked models, ``[targets, p]``). None takes the other
+            records of ``scores``, of which some are members.
         scale: "logit_margin" for ``log p / (1 - p)``, "log_probability" for ``log p``.
 
     Returns:
@@ -79,16 +79,21 @@ def rmia(
     logs = _logs("scores", shadows.scores, scale)
     ratios = _logs("targets", observed, scale) - _log_mean(logs, shadows.membership, a)
     if population is None:
-        if ratios.shape[1] < 2:
-            raise ValueError(
-                "scores has 1 record, must have at least 2 without a population: RMIA compares "
-                "records; give population=."
-            )
-        # A record is counted as exceeding itself if 1 >= gamma.
-        own = int(log_gamma <= 0)
-        return (_exceeded(ratios, ratios, log_gamma) - own) / (ratios.shape[1] - 1)
+        return _among_each_other(ratios, log_gamma)
     others = _population_ratios(population, len(logs), len(observed), a, scale)
     return _exceeded(ratios, others, log_gamma) / others.shape[1]
+
+
+def _among_each_other(ratios: Floats, log_gamma: float) -> Floats:
+    """Return the share of the other records that each record exceeds, ``[targets, records]``."""
+    if ratios.shape[1] < 2:
+        raise ValueError(
+            "scores has 1 record, must have at least 2 without a population: RMIA compares "
+            "records; give population=."
+        )
+    # A record is counted as exceeding itself if 1 >= gamma.
+    own = int(log_gamma <= 0)
+    return (_exceeded(ratios, ratios, log_gamma) - own) / (ratios.shape[1] - 1)
 
 
 def _population_ratios(
