@@ -182,15 +182,17 @@ def worlds(losses: Floats) -> Flags:
     return np.broadcast_to(rows[:, None], losses.shape)
 
 
-def run(size: Size, seed: int) -> dict[str, Found]:
+def run(size: Size, seed: int, names: Sequence[str] = tuple(ALGORITHMS)) -> dict[str, Found]:
     made, trained = bases(size.bases, seed), {}
+    algorithms = {name: ALGORITHMS[name] for name in names}
     for name, train in trainings().items():
-        trained[name] = [base.models(train, size.models) for base in made]
+        if name in {of for of, _ in algorithms.values()}:
+            trained[name] = [base.models(train, size.models) for base in made]
     return {
         name: found_in(
             np.stack([b.losses(m, noise) for b, m in zip(made, trained[of], strict=True)], axis=1)
         )
-        for name, (of, noise) in ALGORITHMS.items()
+        for name, (of, noise) in algorithms.items()
     }
 
 
