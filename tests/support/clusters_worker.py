@@ -80,7 +80,7 @@ def smoke(kind: str, folder: Path) -> dict[str, Any]:
         engine = ENGINES[kind](address, imports=("torch",))
         whole = facts(drive(quick, folder / "here", 12))
         equal = facts(drive(quick, folder / "there", 12, engine)) == whole
-        rows = drive(faulty, folder / "faulty", 12, engine, limit=4.0)
+        rows = drive(faulty, folder / "faulty", 12, engine, limit=10.0, block=1)
     kept = [number for number in range(12) if number not in (4, 7)]
     return {
         "equal": equal,

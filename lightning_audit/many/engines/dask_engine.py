@@ -49,6 +49,7 @@ class DaskEngine:
 
         Raises:
             BadArgument: if Dask is not installed, or its workers have several threads.
+            ValueError: if ``workers`` is no number.
             EngineError: if the scheduler does not answer, or has no workers.
             Unpicklable: if the training cannot be sent to another process.
         """
@@ -116,17 +117,17 @@ class _Tasks:
 
     def _ended(self, task: Any, block: Block, future: Future[list[Outcome]], attempt: int) -> None:
         begun = self._begun.pop(task.key, None)
-        if task.status == "finished":
+        try:
             value = task.result()
-        elif task.status == "error":
-            value = task.exception()
-            if type(value).__name__ == "KilledWorker":
-                if begun is None and attempt < _NOT_BEGUN and not future.done():
-                    with contextlib.suppress(BrokenExecutor):  # another block ended its worker
-                        return self._send(block, future, attempt + 1)
-                value = RuntimeError("its worker ended; see Dask's logs for why")
-        else:
+        except CancelledError:
             value = BrokenExecutor("the Dask scheduler has lost the block")
+        except Exception as error:
+            value = error
+        if type(value).__name__ == "KilledWorker":
+            if begun is None and attempt < _NOT_BEGUN and not future.done():
+                with contextlib.suppress(BrokenExecutor):  # another block ended its worker
+                    return self._send(block, future, attempt + 1)
+            value = RuntimeError("its worker ended; see Dask's logs for why")
         settle(future, value)
         self._open.pop(future, None)
 

@@ -52,7 +52,8 @@ class RayEngine:
         """Return a running engine.
 
         Raises:
-            BadArgument: if Ray is not installed, or an argument is outside its range.
+            BadArgument: if Ray is not installed, or the address is of Ray Client.
+            ValueError: if ``workers`` is no number.
             EngineError: if the cluster does not answer, or has no room for a block.
             Unpicklable: if the training cannot be sent to another process.
         """
