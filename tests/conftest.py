@@ -58,14 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Expect those warnings of the tests that train; what is nightly is heavy, too.
 
     Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy; of
-    the heavy ones one in n is heavy, by ``heavy_one_in(n)`` and else one in two, the others are
+    the heavy ones one in n is heavy, by ``heavy_one_in(n)`` and else one in three, the others are
     nightly.
     """
     _without_browser(config, items)
     _thin(items, "one_in", "heavy")
     for item in items:
         if item.get_closest_marker("heavy") and not item.get_closest_marker("heavy_one_in"):
-            item.add_marker(pytest.mark.heavy_one_in(2))
+            item.add_marker(pytest.mark.heavy_one_in(3))
     _thin([item for item in items if item.get_closest_marker("heavy")], "heavy_one_in", "nightly")
     for item in items:
         if item.get_closest_marker("nightly"):

@@ -110,6 +110,10 @@ def _main() -> None:
     # This process's input is closed when its parent ends.
     threading.Thread(target=_follow, daemon=True).start()
     _train(*job)
+    # Threads of gloo can abort an interpreter that ends; the report is written.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _follow() -> None:

@@ -221,11 +221,11 @@ def test_another_working_directory_moves_no_file(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
+    """A file system of 512 kB: report and page fit twice."""
     at = tmp_path / "disk"
     at.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(at)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(at)], capture_output=True
     )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here; file sizes are limited in another test")

@@ -180,6 +180,7 @@ def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(9)
 @pytest.mark.parametrize("n", [4, 30, 300])
 @pytest.mark.parametrize(("mu", "r"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.7)])
 def test_bound_fails_no_more_often_than_it_says(n, mu, r) -> None:
