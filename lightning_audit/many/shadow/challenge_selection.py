@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument
-from lightning_audit.attacks.lira import lira
+from lightning_audit.attacks.lira_attack import lira
 from lightning_audit.many.shadow.shadows import Shadows
 from lightning_audit.stats._arguments import Floats
 

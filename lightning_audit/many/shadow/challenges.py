@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument
-from lightning_audit.attacks.lira import lira
+from lightning_audit.attacks.lira_attack import lira
 from lightning_audit.many.least_error import Claim, promise_of
 from lightning_audit.many.looks import guess_coins, look_of
 from lightning_audit.many.shadow.challenge_selection import Attack

@@ -67,15 +67,11 @@ def shadow_models(
         ValueError: if an argument is outside its range. Other errors are those of `audit_training`.
     """
     refuse_inside_a_worker()
-    count = _checked(models, seed, pairs, limit)
-    _validate.one_of("on_failure", on_failure, ("count", "raise"))
+    count = _checked(models, seed, pairs, limit, on_failure)
     work = Work(train, Subsets(dataset), score)
     settings = settings_of(engine)
-    digests = {
-        **digests_of(work, identity),
-        "seed": str(seed),
-        "halves": "complementary pairs" if pairs else "independent coins",
-    }
+    halves = "complementary pairs" if pairs else "independent coins"
+    digests = {**digests_of(work, identity), "seed": str(seed), "halves": halves}
     with tempfile.TemporaryDirectory() as folder:
         kept = TrainingStore(folder if store is None else store, digests, work.worlds.canaries)
         try:
@@ -98,8 +94,11 @@ def _run(driver: Driver, pairs: bool) -> Shadows:
     return Shadows(prefix.scores, prefix.coins, seeds, pairs)
 
 
-def _checked(models: int, seed: int, pairs: bool, limit: float | None) -> int:
+def _checked(
+    models: int, seed: int, pairs: bool, limit: float | None, on_failure: OnFailure
+) -> int:
     """Return the number of models."""
+    _validate.one_of("on_failure", on_failure, ("count", "raise"))
     if limit is not None:
         _validate.positive("limit", limit, "in seconds a training")
     count = _validate.positive_int("models", models, "such as 256")

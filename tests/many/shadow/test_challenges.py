@@ -159,7 +159,7 @@ def false_bounds(choose, runs):
     ("choose", "runs"),
     staged(
         heavy=[("paid", 20), ("apart", 40), ("neither", 10)],
-        nightly=[("paid", 1000), ("apart", 1000), ("neither", 200)],
+        nightly=[("paid", 200), ("apart", 200), ("neither", 50)],
     ),
 )
 def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, runs):
