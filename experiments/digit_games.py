@@ -36,7 +36,7 @@ def network() -> nn.Module:
 
 
 def trainings(records: int) -> dict[str, DPSGDMany]:
-    """Return plain SGD, clipping alone, and DP-SGD, on half of so many records.
+    """Return plain SGD, clipping alone, and DP-SGD, on half of this number of records.
 
     DP-SGD stops earlier: its epsilon is `accounted_epsilon`.
     """

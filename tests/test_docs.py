@@ -19,7 +19,13 @@ PAGES = [
     *sorted((DOCS / "estimators").glob("*.md")),
     *(
         DOCS / f"{name}.md"
-        for name in ("challenge-points", "gan", "many-trainings", "many-trainings-statistics", "plan")
+        for name in (
+            "challenge-points",
+            "gan",
+            "many-trainings",
+            "many-trainings-statistics",
+            "plan",
+        )
     ),
 ]
 #: Scripts that draw a figure; one without a `main` is shared by them.
