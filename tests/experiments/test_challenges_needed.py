@@ -1,0 +1,30 @@
+"""The Bayesian interval needs fewer challenges, and intervals shrink with their number."""
+
+from __future__ import annotations
+
+import challenges_needed as experiment
+import pytest
+from digit_games import Size
+
+
+@pytest.mark.heavy
+def test_intervals_shrink_and_the_bayesian_one_is_narrow_first(capsys) -> None:
+    result = experiment.run(Size(records=80, shadows=12, models=96, points=8), seed=0)
+    assert list(result) == ["plain SGD", "DP-SGD"]
+    for found in result.values():
+        assert found.challenges[-1] == 96
+        assert found.needed["Bayesian"] < 0.8 * found.needed["Clopper-Pearson"]
+        for intervals in found.intervals.values():
+            assert len(intervals) == len(found.challenges)
+        first, *_, last = (high - low for low, high in found.intervals["Bayesian"])
+        assert last < first
+    experiment.show(result)
+    assert "challenges until the interval is 0.3 wide" in capsys.readouterr().out
+    assert len(experiment.draw(result).axes) == 3
+
+
+@pytest.mark.heavy
+def test_as_in_the_paper_a_third_of_the_challenges_is_enough_at_error_rates_of_two_fifths() -> None:
+    needed = {name: experiment.needed(name, (0.4, 0.4)) for name in experiment.METHODS}
+    assert needed["Clopper-Pearson"] == pytest.approx(1500, rel=0.1)
+    assert needed["Bayesian"] == pytest.approx(500, rel=0.2)
