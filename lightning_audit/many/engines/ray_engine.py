@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ from lightning_audit.many.engines.packing import (
 )
 from lightning_audit.many.game.plan import Block
 from lightning_audit.many.game.user_training import Outcome, Work
+
+#: Seconds in which a cluster must answer.
+_ANSWERS = 10
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ class RayEngine:
                 settings["num_cpus"] = max(1, round(self.workers * self.num_cpus))
         else:
             settings["address"] = self.address
+        host, _, port = str(self.address).rpartition(":")
         try:
+            if port.isdigit():  # Ray itself tries for a minute, and may then end this process
+                socket.create_connection((host, int(port)), _ANSWERS).close()
             with environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
                 ray.init(**settings)
         except Exception as error:
