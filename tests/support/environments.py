@@ -23,9 +23,7 @@ def environment(name: str) -> Path:
     _FOLDER.mkdir(exist_ok=True)
     make = ["make", str((folder / ".dev").relative_to(REPOSITORY)), f"PYTHON={sys.executable}"]
     with FileLock(_FOLDER / f"{name}.lock"):
-        subprocess.run(
-            ["make", str(target), f"PYTHON={sys.executable}"], cwd=REPOSITORY, check=True
-        )
+        subprocess.run(make, cwd=REPOSITORY, check=True)
     return folder
 
 
