@@ -7,6 +7,7 @@ Zanella-Béguelin et al., "Bayesian estimation of differential privacy", arXiv:2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class Course:
     game: Game
     challenges: list[int]
     intervals: dict[str, list[Interval]]
-    needed: dict[str, int]
+    needed: dict[str, float]
 
     @property
     def counts(self) -> ConfusionCounts:
@@ -67,14 +68,17 @@ def course(game: Game) -> Course:
     return Course(game, sizes, intervals, {name: needed(name, rates) for name in METHODS})
 
 
-def needed(name: str, rates: tuple[float, float]) -> int:
-    """Return the challenges, half in each world, until the interval at these rates is narrow."""
+def needed(name: str, rates: tuple[float, float]) -> float:
+    """Return the challenges, half in each world, until the interval at these rates is narrow.
+
+    It is infinite for an attack that makes no error, whose epsilon has no upper limit.
+    """
     side = np.unique(np.geomspace(25, 50_000, 400).astype(int))
     fn, fp = (np.round(rate * side).astype(int) for rate in rates)
     counts = ConfusionCounts(fn=fn, tp=side - fn, fp=fp, tn=side - fp)
     low, high = METHODS[name](counts, DELTA, SIGNIFICANCE)
     wide: Floats = np.asarray(high) - np.asarray(low) > WIDTH
-    return int(2 * side[np.flatnonzero(wide)[-1] + 1])
+    return math.inf if wide[-1] else int(2 * side[np.flatnonzero(wide)[-1] + 1])
 
 
 def run(size: Size, seed: int) -> dict[str, Course]:

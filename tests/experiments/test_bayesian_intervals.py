@@ -11,7 +11,7 @@ from digit_games import Size
 @pytest.mark.heavy
 def test_on_trained_models_it_is_a_fifth_narrower_at_common_counts(capsys, tmp_path) -> None:
     sizes = experiment.Simulation(games=60, challenges=128, epsilons=(0.5, 1.0, 2.0))
-    result = experiment.run(Size(records=80, shadows=12, models=48, points=8), sizes, seed=0)
+    result = experiment.run(Size(records=240, shadows=12, models=48, points=48), sizes, seed=0)
     assert list(result.games) == ["plain SGD", "clipping alone", "DP-SGD"]
     for counts, found in result.common.values():
         assert counts.fn + counts.tp + counts.fp + counts.tn == 48

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import challenges_needed as experiment
 import pytest
 from digit_games import Size
@@ -9,7 +11,7 @@ from digit_games import Size
 
 @pytest.mark.heavy
 def test_intervals_shrink_and_the_bayesian_one_is_narrow_first(capsys) -> None:
-    result = experiment.run(Size(records=80, shadows=12, models=96, points=8), seed=0)
+    result = experiment.run(Size(records=240, shadows=12, models=96, points=48), seed=0)
     assert list(result) == ["plain SGD", "DP-SGD"]
     for found in result.values():
         assert found.challenges[-1] == 96
@@ -21,6 +23,10 @@ def test_intervals_shrink_and_the_bayesian_one_is_narrow_first(capsys) -> None:
     experiment.show(result)
     assert "challenges until the interval is 0.3 wide" in capsys.readouterr().out
     assert len(experiment.draw(result).axes) == 3
+
+
+def test_an_attack_without_errors_has_no_narrow_interval() -> None:
+    assert experiment.needed("Clopper-Pearson", (0.0, 0.0)) == math.inf
 
 
 @pytest.mark.heavy
