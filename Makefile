@@ -5,6 +5,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
 LOWEST := benchmarks/.environments/lowest
 TRACKERS := benchmarks/.environments/trackers
+CLUSTERS := benchmarks/.environments/clusters
 # Options of pytest for `make lowest`, such as SELECT="tests/stats".
 SELECT := tests
 
@@ -81,4 +82,12 @@ $(TRACKERS)/.dev: constraints.txt constraints-trackers.txt
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(TRACKERS)/base.pth
 	mv $(TRACKERS)/base.pth $(TRACKERS)/lib/python3*/site-packages/
 	$(TRACKERS)/bin/$(PIP) --constraint constraints.txt --constraint constraints-trackers.txt mlflow-skinny sqlalchemy alembic wandb
+	touch $@
+
+# Ray and Dask, in the same way.
+$(CLUSTERS)/.dev: constraints.txt constraints-clusters.txt
+	$(PYTHON) -m venv --clear $(CLUSTERS)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(CLUSTERS)/base.pth
+	mv $(CLUSTERS)/base.pth $(CLUSTERS)/lib/python3*/site-packages/
+	$(CLUSTERS)/bin/$(PIP) --constraint constraints.txt --constraint constraints-clusters.txt ray distributed
 	touch $@

@@ -13,7 +13,7 @@ from support import digits, quiet
 from torch import nn
 
 from lightning_audit.many.driver import Driver
-from lightning_audit.many.engines import ThisProcess
+from lightning_audit.many.engines.executors import ThisProcess
 from lightning_audit.many.game.canary_records import Blank
 from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan
 from lightning_audit.many.game.user_training import Work

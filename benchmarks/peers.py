@@ -50,7 +50,14 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = FOLDER / ".environments"
-PINS = {"privacy-estimates": "0.1.0.post1", "jax-privacy": "2.0.0", "riskcal": "1.5.1"}
+PINS = {
+    "privacy-estimates": "0.1.0.post1",
+    "jax-privacy": "2.0.0",
+    "riskcal": "1.5.1",
+    "privacy-meter": "1.0.1",
+}
+#: What a peer imports and does not declare.
+UNDECLARED = {"privacy-meter": ("scikit-learn==1.6.1",)}
 DELTA, SIGNIFICANCE = 1e-5, 0.05
 
 Scores = tuple[np.ndarray, np.ndarray]
@@ -142,7 +149,8 @@ def interpreter(peer: str) -> Path:
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         try:
             _output([sys.executable, "-m", "venv", "--clear", str(folder)])
-            _output([str(python), *install, f"{peer}=={PINS[peer]}"])
+            packages = [f"{peer}=={PINS[peer]}", *UNDECLARED.get(peer, ())]
+            _output([str(python), *install, *packages])
         except UnavailableError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise UnavailableError(f"no environment of {peer}=={PINS[peer]}: {error}") from error

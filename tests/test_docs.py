@@ -20,6 +20,7 @@ PAGES = [
     *(
         DOCS / f"{name}.md"
         for name in (
+            "attacks",
             "challenge-points",
             "gan",
             "many-trainings",

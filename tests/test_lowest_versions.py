@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 
 import pytest
+from environments import environment
 from places import REPOSITORY
 
 #: An audited training, and the commands on what it wrote.
@@ -46,11 +46,8 @@ def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
 
 @pytest.mark.heavy
 def test_a_training_and_the_commands_work_with_the_lowest_versions(tmp_path) -> None:
-    environment = "benchmarks/.environments/lowest"
-    make = ["make", f"{environment}/.dev", f"PYTHON={sys.executable}"]
-    subprocess.run(make, cwd=REPOSITORY, check=True)
     done = subprocess.run(
-        [f"{environment}/bin/python", "-c", _SMOKE, str(tmp_path)],
+        [environment("lowest") / "bin" / "python", "-c", _SMOKE, str(tmp_path)],
         cwd=REPOSITORY,
         env={"PYTHONPATH": "tests/support", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import REPOSITORY
+from environments import printed_by
 
 pytestmark = pytest.mark.heavy
 
-_ENVIRONMENT = "benchmarks/.environments/trackers"
 _EPSILONS = ("audit/epsilon_lower", "audit/epsilon_spent", "audit/observations", "audit/violated")
 Case = Callable[[str], Any]
 
@@ -24,24 +20,8 @@ def case(tmp_path: Path) -> Case:
     """Runs a case of trackers_worker.py."""
 
     def run(name: str) -> Any:
-        make = ["make", f"{_ENVIRONMENT}/.dev", f"PYTHON={sys.executable}"]
-        subprocess.run(make, cwd=REPOSITORY, check=True)
-        done = subprocess.run(
-            [f"{_ENVIRONMENT}/bin/python", "tests/support/trackers_worker.py", name, str(tmp_path)],
-            cwd=REPOSITORY,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(tmp_path),
-                "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}",
-                "OMP_NUM_THREADS": "1",
-                "WANDB_SILENT": "true",
-                "GIT_PYTHON_REFRESH": "quiet",
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        quiet = {"WANDB_SILENT": "true", "GIT_PYTHON_REFRESH": "quiet"}
+        return printed_by("trackers", "trackers_worker.py", tmp_path, name, str(tmp_path), **quiet)
 
     return run
 

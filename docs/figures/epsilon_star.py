@@ -1,4 +1,4 @@
-"""Figures of docs/estimators/epsilon-star.md: the paper's simulations, and runs on digits."""
+"""Figure of docs/estimators/epsilon-star.md: the paper's simulations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
 from scipy import stats
-from sklearn.datasets import load_digits
 from support import arguments, save
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from lightning_audit.callbacks.epsilon_star import EpsilonStar
 from lightning_audit.report.drawing import BLUE, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.report.privacy_utility import Model, privacy_utility_figure
 from lightning_audit.stats.membership.epsilon_star import (
     Empirical,
     Parametric,
@@ -127,44 +124,6 @@ class Digits(pl.LightningModule):
         return optimizer
 
 
-def trained(data, name, group, epochs, noise, seeds):
-    """Return the mean over a few trainings."""
-    values, accuracies = [], []
-    for seed in seeds:
-        pl.seed_everything(seed, verbose=False)
-        star = EpsilonStar(delta=1e-3, method=Empirical(0.01), every_n_epochs=epochs)
-        trainer = pl.Trainer(
-            max_epochs=epochs,
-            callbacks=[star],
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Digits(data, epochs, noise))
-        values.append(star.history[-1].star.value)
-        accuracies.append(float(trainer.callback_metrics["accuracy"]))
-    spread = (min(values), max(values))
-    print(name, np.mean(values).round(2), np.round(spread, 2), np.mean(accuracies).round(3))
-    return Model(float(np.mean(values)), float(np.mean(accuracies)), group, name, spread)
-
-
-def runs_on_digits(quick):
-    """Draw Figures 1 and 2, on scikit-learn's digits."""
-    features, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    x, y = torch.tensor(features[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
-    data = TensorDataset(x[:600], y[:600]), TensorDataset(x[600:], y[600:])
-    seeds = range(1 if quick else 3)
-    plain = [1, 2] if quick else [3, 10, 30, 100]
-    models = [trained(data, f"{n} epochs", "no DP", n, None, seeds) for n in plain]
-    for noise in (1.0,) if quick else (0.5, 1.0, 2.0, 4.0):
-        name = f"noise {noise:g}"
-        models.append(trained(data, name, "DP-SGD", 2 if quick else 10, noise, seeds))
-    return privacy_utility_figure(models, "accuracy on 1197 other digits")
-
-
 def quiet():
     """Use one thread, and silence warnings of Opacus and Lightning, which do not affect figures."""
     logging.disable(logging.INFO)
@@ -174,7 +133,6 @@ def quiet():
 
 def main():
     options = arguments(__doc__)
-    quiet()
     rng = np.random.default_rng(0)
     quick = options.quick
     figure = blank_figure((12.0, 4.2))
@@ -188,7 +146,6 @@ def main():
     for axes in (left, middle, right):
         axes.legend(fontsize=8, frameon=False)
     save(figure, options.out, "epsilon_star")
-    save(runs_on_digits(quick), options.out, "epsilon_star_runs")
 
 
 if __name__ == "__main__":

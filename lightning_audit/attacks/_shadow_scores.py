@@ -95,7 +95,7 @@ class ShadowScores:
                 f"scores of the models that record {int(np.argmax(none))} is {side} of are equal "
                 f"({places(none)}), must differ: equal scores have no spread; {advice}."
             )
-        return np.sqrt(squares / degrees)
+        return np.asarray(np.sqrt(squares / degrees))
 
     def targets(self, targets: ArrayLike) -> Floats:
         """Return the validated scores under attacked models, ``[targets, records]``.

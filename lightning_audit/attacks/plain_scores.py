@@ -122,7 +122,7 @@ def out_quantile(
     below = np.floor(place).astype(np.int64)
     records = np.arange(place.size)
     low, high = ordered[below, records], ordered[np.ceil(place).astype(np.int64), records]
-    return shadows.targets(targets) - (low + (place - below) * (high - low))
+    return np.asarray(shadows.targets(targets) - (low + (place - below) * (high - low)))
 
 
 def normal_ratio(scores: ArrayLike, membership: ArrayLike, targets: ArrayLike) -> Floats:

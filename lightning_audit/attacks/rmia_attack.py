@@ -81,7 +81,7 @@ def rmia(
     if population is None:
         return _among_each_other(ratios, log_gamma)
     others = _population_ratios(population, len(logs), len(observed), a, scale)
-    return _exceeded(ratios, others, log_gamma) / others.shape[1]
+    return np.asarray(_exceeded(ratios, others, log_gamma) / others.shape[1])
 
 
 def _among_each_other(ratios: Floats, log_gamma: float) -> Floats:
@@ -93,7 +93,7 @@ def _among_each_other(ratios: Floats, log_gamma: float) -> Floats:
         )
     # A record is counted as exceeding itself if 1 >= gamma.
     own = int(log_gamma <= 0)
-    return (_exceeded(ratios, ratios, log_gamma) - own) / (ratios.shape[1] - 1)
+    return np.asarray((_exceeded(ratios, ratios, log_gamma) - own) / (ratios.shape[1] - 1))
 
 
 def _population_ratios(

@@ -10,10 +10,10 @@ from typing import Any
 from lightning_audit.card.card_facts import FACTS, ISO, NIST, OPENDP, Section
 from lightning_audit.files.printable import visible
 from lightning_audit.page.check_groups import (
-    NEVER,
     STATUSES,
     CheckGroup,
     check_groups,
+    never,
     not_examined,
 )
 from lightning_audit.page.epsilon_rows import adjacency_words, sampling_words
@@ -26,6 +26,7 @@ from lightning_audit.page.shown_text import (
     power_words,
 )
 from lightning_audit.page.verdict_words import verdict_meaning, verdict_sentence
+from lightning_audit.report.in_words import counts_line
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome
 
@@ -137,13 +138,20 @@ def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> Pr
         rows={**stated, "guarantee": (*_measured(report), *stated["guarantee"])},  # type: ignore[dict-item]
         answers=tuple(_answer(report, group) for group in check_groups(report)),
         epsilons=tuple(_epsilons(report)),
-        never=NEVER,
+        never=never(report),
         not_examined=tuple(
             f"Not examined: {inner(titles)} ({inner(str(reason.striptags()))})."
             for titles, reason in not_examined(report)
         ),
         evidence=tuple(_evidence(report)),
     )
+
+
+def standing(report: AuditReport) -> str:
+    """Return what the verdict makes of the guarantee."""
+    if report.trainings is not None and report.verdict.outcome == "PASS":
+        return "claimed and not refuted"
+    return STANDING[report.verdict.outcome]
 
 
 def claimed(report: AuditReport, part: str) -> Any:
@@ -159,6 +167,8 @@ def refuted_mechanism(report: AuditReport) -> bool:
 
 def mechanism(report: AuditReport) -> str:
     """Return the mechanism in words: noise, clipping, sampling and steps, as claimed."""
+    if report.trainings is not None:
+        return visible(report.trainings.claim)
     noise = claimed(report, "noise_multiplier")
     rate = claimed(report, "sample_rate")
     if noise is None and report.history:
@@ -182,9 +192,9 @@ def digest_of(report: AuditReport) -> str:
 
 def _measured(report: AuditReport) -> Iterator[CardRow]:
     """Yield what the report knows."""
-    standing = STANDING[report.verdict.outcome]
+    held = standing(report)
     if report.verdict.allowed:
-        standing += f", except {listed(report.verdict.allowed)}, which the owner accepts"
+        held += f", except {listed(report.verdict.allowed)}, which the owner accepts"
     both = (NIST, OPENDP)
     claim = "no epsilon is claimed"
     if report.claimed_epsilon is not None:
@@ -194,7 +204,7 @@ def _measured(report: AuditReport) -> Iterator[CardRow]:
         )
         if report.epsilon_refuted_by:
             claim += f", not known to hold with {', '.join(report.epsilon_refuted_by)}"
-    yield CardRow(f"Guarantee, {standing}", claim, both)
+    yield CardRow(f"Guarantee, {held}", claim, both)
     yield CardRow("Neighboring data sets", adjacency_words(report), both)
     yield CardRow(
         "Trust model", "central: the party that trains sees data and gradients without noise", both
@@ -207,6 +217,8 @@ def _measured(report: AuditReport) -> Iterator[CardRow]:
 def _accounting(report: AuditReport) -> str:
     accountant = claimed(report, "accountant")
     by = f"; the claim is by the accountant {_shown(accountant)}" if accountant else ""
+    if report.trainings is not None:
+        return "the claim's own epsilon; what ran is judged by guesses alone"
     if report.epsilon_spent is None:
         return f"epsilon of the steps is unknown{by}"
     only = ", for the stated noise and clipping, which did not run"
@@ -217,6 +229,8 @@ def _accounting(report: AuditReport) -> str:
 
 
 def _audit(report: AuditReport) -> str:
+    if report.trainings is not None:
+        return counts_line(report.trainings)
     replayed = len(report.examinations)
     parts = [
         f"inside the training, {plural(report.steps, 'step')}",
@@ -242,9 +256,12 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
         answer = f"{'undecided' if group.status == 'undecided' else 'accepted'}: {titles}"
     elif group.name == "Total epsilon" and refuted_mechanism(report):
         answer = "only for the stated noise and clipping, which did not run"
+    elif report.trainings is not None:
+        passed = report.verdict.outcome == "PASS"
+        answer = "not refuted" if passed else "not confirmed"
     else:
         answer = "no fault found"
-    sign = "?" if answer.startswith("only") else group.sign
+    sign = "?" if answer.startswith(("only", "not confirmed")) else group.sign
     return CardAnswer(group.question, sign, answer, _certainty(report, group, len(ran)))
 
 
@@ -265,7 +282,8 @@ def _epsilons(report: AuditReport) -> Iterator[str]:
     if report.epsilon_lower:
         yield f"Measured: at least ε = {number(report.epsilon_lower)} leaks ({sure})."
     else:
-        yield f"Measured: no leak is proved by {plural(report.observations, 'reading')}."
+        read = "reading" if report.trainings is None else "guessed coin"
+        yield f"Measured: no leak is proved by {plural(report.observations, read)}."
     if report.epsilon_not_excluded is not None:
         yield (
             "The largest fault that a run of this length can miss would leak ε = "

@@ -7,12 +7,12 @@ from typing import Any
 
 from lightning_audit import __version__
 from lightning_audit.card.card_content import (
-    STANDING,
     claimed,
     digest_of,
     mechanism,
     privacy_card,
     refuted_mechanism,
+    standing,
 )
 from lightning_audit.card.card_facts import FACTS
 from lightning_audit.page.epsilon_rows import adjacency_words
@@ -34,9 +34,9 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         >>> from huggingface_hub import ModelCardData  # doctest: +SKIP
         >>> data = ModelCardData(license="mit", privacy=privacy_block(report))  # doctest: +SKIP
     """
-    root = report.verdict.root
+    root, seen = report.verdict.root, report.trainings
     block = {
-        "guarantee": STANDING[report.verdict.outcome],
+        "guarantee": standing(report),
         "audit_outcome": report.verdict.outcome,
         "finding": root.finding if root else None,
         "accepted_findings": list(report.verdict.allowed) or None,
@@ -49,7 +49,8 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "mechanism": mechanism(report),
         "noise_multiplier": claimed(report, "noise_multiplier"),
         "clipping_norm": claimed(report, "max_grad_norm"),
-        "steps": report.steps,
+        "steps": report.steps if seen is None else None,
+        "trainings": None if seen is None else seen.trainings,
         "audited_by": f"lightning-audit {report.environment.get('lightning-audit', __version__)}",
         "report_sha256": digest_of(report),
         "stated_by_the_owner": dict(facts) or None,
@@ -80,13 +81,12 @@ def registry_entry(report: AuditReport, facts: Mapping[str, str]) -> dict[str, A
     The layout is that of the files in https://github.com/opendp/deployments-registry-data. A claim
     that is refuted is described, and is no parameter of the entry.
     """
-    standing = STANDING[report.verdict.outcome]
     claim = f"epsilon {report.claimed_epsilon} at delta {report.delta:g}"
     loss: dict[str, Any] = {"privacy_unit": "record-level"}
     if report.claimed_epsilon is not None:
         if report.verdict.outcome != "VIOLATION":
             loss["privacy_parameters"] = {"epsilon": report.claimed_epsilon, "delta": report.delta}
-        loss["privacy_parameters_description"] = f"{claim}, {standing} (by lightning-audit)"
+        loss["privacy_parameters_description"] = f"{claim}, {standing(report)} (by lightning-audit)"
     deployment: dict[str, dict[str, Any]] = {
         "product": {"data_product_type": "Machine learning model"},
         "dp_flavor": {

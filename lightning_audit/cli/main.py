@@ -13,6 +13,8 @@ from lightning_audit import __version__
 from lightning_audit.cli.output import IgnoreBrokenPipe, Refused, own_fault, refused
 from lightning_audit.results.audit_report import EXIT_CODES
 
+#: Folders in `cli` of the commands whose modules are in one.
+_FOLDERS: Mapping[str, str] = {"audit-training": "trainings.", "status": "trainings."}
 #: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
@@ -26,6 +28,8 @@ _COMMANDS: Mapping[str, str] = {
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",
     "power": "steps and canary readings needed to refute a false claim",
     "plan": "whether a training can be audited, and what that takes, without training",
+    "audit-training": "audit a training function by many trainings, as a YAML file says",
+    "status": "what an audit over many trainings has done so far, and how long it still takes",
     "selftest": "train every known fault of DP-SGD, and check that the audit names it",
 }
 
@@ -77,8 +81,8 @@ class _Command(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the arguments, and parse."""
-        name = f"lightning_audit.cli.{self.command.replace('-', '_')}_command"
-        module = import_module(name)
+        folder, name = _FOLDERS.get(self.command, ""), self.command.replace("-", "_")
+        module = import_module(f"lightning_audit.cli.{folder}{name}_command")
         module.add_arguments(self)
         self.set_defaults(run=module.run)
         return super().parse_known_args(args, namespace)

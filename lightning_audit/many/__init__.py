@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_audit.many.driver import EngineError as EngineError
     from lightning_audit.many.driver import TrainingError as TrainingError
-    from lightning_audit.many.engines import FromExecutor as FromExecutor
-    from lightning_audit.many.engines import LocalProcesses as LocalProcesses
-    from lightning_audit.many.engines import ThisProcess as ThisProcess
+    from lightning_audit.many.engines.dask_engine import DaskEngine as DaskEngine
+    from lightning_audit.many.engines.engine_protocol import EngineError as EngineError
+    from lightning_audit.many.engines.executors import FromExecutor as FromExecutor
+    from lightning_audit.many.engines.executors import ThisProcess as ThisProcess
+    from lightning_audit.many.engines.local_processes import LocalProcesses as LocalProcesses
+    from lightning_audit.many.engines.ray_engine import RayEngine as RayEngine
     from lightning_audit.many.game.canary_records import Blank as Blank
     from lightning_audit.many.game.canary_records import ChosenRecord as ChosenRecord
     from lightning_audit.many.game.canary_records import Crafted as Crafted
@@ -43,16 +45,18 @@ _HOMES = {
     "Challenges": "shadow.challenges",
     "Crafted": "game.canary_records",
     "DPSGDMany": "game.vectorised",
-    "EngineError": "driver",
-    "FromExecutor": "engines",
-    "LocalProcesses": "engines",
+    "DaskEngine": "engines.dask_engine",
+    "EngineError": "engines.engine_protocol",
+    "FromExecutor": "engines.executors",
+    "LocalProcesses": "engines.local_processes",
     "LogitMargin": "game.logit_margin",
     "Many": "game.canary_records",
     "Mislabeled": "game.canary_records",
     "Neighbors": "game.worlds",
     "Shadows": "shadow.shadows",
+    "RayEngine": "engines.ray_engine",
     "StoreError": "training_store",
-    "ThisProcess": "engines",
+    "ThisProcess": "engines.executors",
     "TrainingAudit": "training_audit",
     "TrainingError": "driver",
     "challenge_audit": "shadow.challenges",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.files.printable import visible
 from lightning_audit.files.replacing import reason_of
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
+from lightning_audit.many.engines.engine_protocol import EngineSettings
+from lightning_audit.many.engines.executors import settings_of
+from lightning_audit.many.engines.local_processes import refuse_inside_a_worker
 from lightning_audit.many.game.canary_records import Canary, Crafted
 from lightning_audit.many.game.plan import Plan, block_size
 from lightning_audit.many.game.user_training import Score, Work
@@ -54,6 +57,7 @@ def audit_training(
     on_failure: OnFailure = "count",
     adjacency: Adjacency | None = None,
     limit: float | None = None,
+    block: int | None = None,
     display: bool = True,
 ) -> TrainingAudit:
     """Audit a training function from the scores of many trained models.
@@ -89,6 +93,8 @@ def audit_training(
         adjacency: "add_remove" if a canary is a record more, "replace_one" if it replaces one; None
             for that of the claim.
         limit: seconds that a training may take; None for ten times the median, at least 60.
+        block: trainings that a worker runs before their scores are stored, >= 1: 1 if a training
+            takes minutes. None for a twentieth of the plan, at most 20. A store keeps the first.
         display: whether to print progress and report.
 
     Returns:
@@ -108,6 +114,7 @@ def audit_training(
         trainings=_validate.positive_int("trainings", trainings, "such as 1000"),
         stop=_validate.one_of("stop", stop, ("refuted", "end")),
         seed=_seed(seed),
+        block=None if block is None else _validate.positive_int("block", block, "such as 1"),
         display=display,
         engine=settings_of(engine),
     )
@@ -131,6 +138,7 @@ class _Audit:
     trainings: int
     stop: str
     seed: int
+    block: int | None
     display: bool
     engine: EngineSettings
 
@@ -138,9 +146,18 @@ class _Audit:
         self, store: TrainingStore, work: Work, on_failure: OnFailure, limit: float | None
     ) -> None:
         """Run what is missing of the plan, until a look refutes the claim."""
-        block = store.fixed("block", block_size(self.trainings))
+        block = store.fixed("block", self.block or block_size(self.trainings))
         plan = Plan(self.seed, self.trainings, block, work.worlds.canaries)
         store.fixed("planned", self.trainings)
+        store.say(
+            {
+                "trainings": self.trainings,
+                "claim": self.promise.words,
+                "least_error": self.promise.least_error,
+                "significance": self.significance,
+                "begun": time.time(),
+            }
+        )
         self.say(
             f"privacy audit: {before_the_first(self.promise, self.trainings, self.significance)}"
         )

@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_audit.many.engines import NO_GUARD, Engine, EngineSettings
+from lightning_audit.many.engines.engine_protocol import Engine, EngineError, EngineSettings
+from lightning_audit.many.engines.local_processes import NO_GUARD
 from lightning_audit.many.game.plan import Block, Plan
 from lightning_audit.many.game.user_training import Outcome, Work
 from lightning_audit.many.training_store import Prefix, Row, TrainingStore
@@ -40,10 +41,6 @@ Look = Callable[[Prefix], bool]
 
 class TrainingError(RuntimeError):
     """The trainings cannot give a result; the message says why, and what is stored is kept."""
-
-
-class EngineError(RuntimeError):
-    """The engine ends before it gives a result; the message says what to do."""
 
 
 @dataclass
@@ -177,10 +174,11 @@ class Driver:
             rows.append(Row(training, outcome.scores, outcome.seconds, outcome.error, task.attempt))
             if outcome.scores is not None:
                 self._seconds.append(outcome.seconds)
-        self._keep(rows)
         fatal = next((outcome.error for outcome in outcomes if outcome.fatal), None)
-        if fatal is not None:
+        if fatal is not None:  # before ten failures end the audit with another text
+            self._keep([row for row in rows if row.scores is not None])
             raise TrainingError(fatal)
+        self._keep(rows)
 
     def _lost(self, task: _Task, error: str) -> None:
         """Start each training of a lost block alone, or store it as failed."""
@@ -276,13 +274,14 @@ class Driver:
             return
         self._spoke = now
         left = (self.plan.trainings - ended) * (now - self._begun) / max(1, self._done_now)
-        time_left = f"; about {_duration(left)} left" if ended < self.plan.trainings else ""
+        time_left = f"; about {duration(left)} left" if ended < self.plan.trainings else ""
         self.line(
             f"privacy audit: {ended:,} of {self.plan.trainings:,} trainings have ended{time_left}"
         )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -155,7 +155,7 @@ class TrainingAudit:
             history=self.history,
             power={},
             epochs=(),
-            settings=dict(settings or {}),
+            settings={"significance": self.seen.significance, **(settings or {})},
             environment={name: _version(name) for name in _LIBRARIES},
             notes=(*notes, *most_provable(self.seen, self.delta, self.bound_significance)),
             created=datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -7,6 +7,7 @@ Nothing that can be computed from the rows is stored.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sqlite3
@@ -28,6 +29,8 @@ from lightning_audit.many.game.plan import PlannedTraining
 DATABASE, ARRAYS = "trainings.sqlite", "arrays"
 #: Layout of the tables.
 SCHEMA_VERSION = "1"
+#: Key of what the latest call asks for, as JSON: the only value that a later call replaces.
+LATEST_CALL = "latest call"
 #: Most characters of an error that a row keeps.
 MOST_CHARACTERS = 500
 
@@ -118,7 +121,7 @@ class TrainingStore:
             for part, digest in identity.items():
                 self._keep(f"identity.{part}", digest)
             self._refuse_another(identity)
-            self._finished = {row.training.number: row for row in self._read()}
+            self._finished = {row.training.number: row for row in rows_in(self._db, self.folder)}
         except BaseException:
             self._db.close()
             raise
@@ -128,6 +131,13 @@ class TrainingStore:
         self._keep(key, str(value))
         found = self._db.execute("select value from audit where key = ?", (key,)).fetchone()
         return int(found[0])
+
+    def say(self, call: Mapping[str, object]) -> None:
+        """Store what the latest call asks for, which `lightning-audit status` prints."""
+        with self._writing():
+            self._db.execute(
+                "insert or replace into audit values (?, ?)", (LATEST_CALL, json.dumps(call))
+            )
 
     @property
     def finished(self) -> int:
@@ -175,15 +185,7 @@ class TrainingStore:
 
     def prefix(self, most: int | None = None) -> Prefix:
         """Return what has ended before the first training that has not, ``most`` at most."""
-        rows: list[Row] = []
-        while len(rows) != most and (row := self._finished.get(len(rows))) is not None:
-            rows.append(row)
-        missing = (math.nan,) * self._canaries
-        shape = (len(rows), self._canaries) if self._canaries > 1 else (len(rows),)
-        scores = np.array([row.scores or missing for row in rows], dtype=np.float64)
-        coins = np.array([row.training.coins for row in rows], dtype=np.bool_)
-        failed = np.array([row.scores is None for row in rows], dtype=np.bool_)
-        return Prefix(scores.reshape(shape), coins.reshape(shape), failed)
+        return prefix_of(self._finished, self._canaries, most)
 
     def close(self) -> None:
         """Close the store, for another driver."""
@@ -205,27 +207,6 @@ class TrainingStore:
         coins = "".join(map(str, training.coins))
         times = (row.seconds, error, time.time())
         return (training.number, coins, training.seed, state, row.attempts, score, name, *times)
-
-    def _read(self) -> Iterator[Row]:
-        columns = "number, coins, seed, state, attempts, score, arrays, seconds, error"
-        for number, coins, seed, state, attempts, score, arrays, seconds, error in self._db.execute(
-            f"select {columns} from training"
-        ):
-            training = PlannedTraining(number, tuple(map(int, coins)), seed)
-            scores = None
-            if state == "done":
-                scores = (score,) if arrays is None else self._array(arrays)
-            yield Row(training, scores, seconds, error or "", attempts)
-
-    def _array(self, name: str) -> tuple[float, ...]:
-        path = self.folder / ARRAYS / Path(name).name
-        try:
-            with open_npz(path) as archive:
-                return tuple(archive.numbers("scores", "f", 1).tolist())
-        except ValueError as error:
-            raise StoreError(
-                f"{path} cannot be read ({error}); restore the file, or start with a new store."
-            ) from error
 
     def _keep(self, key: str, value: str) -> None:
         with self._writing():
@@ -280,16 +261,41 @@ class TrainingStore:
         )
 
 
-def rows_of(folder: str | os.PathLike[str], canaries: int = 1) -> list[Row]:
-    """Read the rows of a store that no driver uses.
+def rows_in(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
+    """Yield the rows of a database, with the arrays in the folder of its store.
 
     Raises:
-        StoreError: the store is in use or cannot be read.
+        StoreError: an array cannot be read.
     """
-    if not (Path(folder) / DATABASE).is_file():
-        raise StoreError(f"{os.fspath(folder)} holds no store: there is no {DATABASE} in it.")
-    store = TrainingStore(folder, {}, canaries)
+    columns = "number, coins, seed, state, attempts, score, arrays, seconds, error"
+    for number, coins, seed, state, attempts, score, arrays, seconds, error in db.execute(
+        f"select {columns} from training"
+    ):
+        training = PlannedTraining(number, tuple(map(int, coins)), seed)
+        scores = None
+        if state == "done":
+            scores = (score,) if arrays is None else _array(folder / ARRAYS / Path(arrays).name)
+        yield Row(training, scores, seconds, error or "", attempts)
+
+
+def _array(path: Path) -> tuple[float, ...]:
     try:
-        return store.rows()
-    finally:
-        store.close()
+        with open_npz(path) as archive:
+            return tuple(archive.numbers("scores", "f", 1).tolist())
+    except ValueError as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}); restore the file, or start with a new store."
+        ) from error
+
+
+def prefix_of(finished: Mapping[int, Row], canaries: int, most: int | None = None) -> Prefix:
+    """Return the rows before the first training that has not ended, ``most`` at most."""
+    rows: list[Row] = []
+    while len(rows) != most and (row := finished.get(len(rows))) is not None:
+        rows.append(row)
+    missing = (math.nan,) * canaries
+    shape = (len(rows), canaries) if canaries > 1 else (len(rows),)
+    scores = np.array([row.scores or missing for row in rows], dtype=np.float64)
+    coins = np.array([row.training.coins for row in rows], dtype=np.bool_)
+    failed = np.array([row.scores is None for row in rows], dtype=np.bool_)
+    return Prefix(scores.reshape(shape), coins.reshape(shape), failed)

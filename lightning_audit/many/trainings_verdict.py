@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.many.least_error import (
     Promise,
     epsilon_of_any_mechanism,
@@ -17,6 +15,8 @@ from lightning_audit.many.least_error import (
     promise_of_history,
 )
 from lightning_audit.many.trainings_needed import error_to_see, trainings_to_pass
+from lightning_audit.report.guessed_coins import GUESSED_COINS
+from lightning_audit.report.in_words import NOT_TRIED
 from lightning_audit.results.audit_report import AuditReport, CheckResult, EpsilonBound, Verdict
 from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.stats.bounds.confidence_sequence import (
@@ -26,18 +26,6 @@ from lightning_audit.stats.bounds.confidence_sequence import (
 from lightning_audit.stats.bounds.error_rate_power import flawless_guesses
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
-#: The check of an audit over many trainings. It is in no report of one training, and so it is not
-#: in the registry.
-GUESSED_COINS = Check(
-    "trainings.coins",
-    "trainings show the canary more clearly than claimed",
-    title="Coins of many trainings",
-    failed_title="Trainings show the canary more than claimed",
-    meaning="The coins of the trainings are guessed with fewer errors than the claim allows.",
-    look_at="Compare clipping, noise, sampling and number of steps of a training with the claim.",
-    topic="Total epsilon",
-    kind="epsilon",
-)
 _ADVICE = (
     "compare clipping, noise, sampling and number of steps of a training with the claim; "
     "PrivacyAudit in one training shows which of them differs"
@@ -48,11 +36,6 @@ OF_GUESSES = ("coins", "coins_any")
 _ROUNDING = 1e-6
 #: Relative or absolute difference of epsilons that were composed on two machines.
 _COMPOSED = 0.01
-
-
-def declared(name: str) -> Check:
-    """Return the declaration of a check of any report, by its name."""
-    return GUESSED_COINS if name == GUESSED_COINS.name else REGISTRY[name]
 
 
 def check_of(seen: TrainingsSeen) -> CheckResult:
@@ -121,8 +104,8 @@ def verdict_of(seen: TrainingsSeen, epsilon_lower: float, delta: float) -> Verdi
         None,
         f"{seen.trainings:,} trainings do not refute {seen.claim}; {proved}; the attack saw at "
         f"least {_seen_mu(seen)}, and one of twice the claimed strength would have been found with "
-        "95 % power; this does not show that the claim holds: other canaries, scores, initial "
-        "weights and data sets were not tried",
+        f"95 % power; this does not show that the claim holds: a stronger attack may refute it, "
+        f"and {NOT_TRIED} were not tried",
     )
 
 

@@ -10,6 +10,7 @@ from lightning_audit.files.printable import visible
 from lightning_audit.page.shown_text import PERCENT
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_json import plain
+from lightning_audit.results.trainings_seen import TrainingsSeen
 
 #: Settings that a call leaves out if they have this value: the defaults of `PrivacyAudit`.
 DEFAULTS: Mapping[str, Any] = {
@@ -39,6 +40,8 @@ def call(report: AuditReport) -> str:
 
     Canaries are included only if the report says that the user gave them.
     """
+    if report.trainings is not None:
+        return _of_trainings(report.settings, report.trainings)
     settings = dict(report.settings)
     given = report.settings_given
     names = [n for n in settings if n in DEFAULTS and plain(settings[n]) != plain(DEFAULTS[n])]
@@ -51,6 +54,26 @@ def call(report: AuditReport) -> str:
         lines.append(f"    allow=[{', '.join(allowed)}],\n")
     lines += [f"    {name}={_literal(settings[name])},\n" for name in _ALWAYS if name in settings]
     return visible_lines(f"PrivacyAudit(\n{''.join(lines)})")
+
+
+def _of_trainings(settings: Mapping[str, Any], seen: TrainingsSeen) -> str:
+    """Return the call of an audit over many trainings; the report has names of its objects only."""
+    positional = ["train", "dataset", f"claim,  # {visible(seen.claim)}"]
+    function, planned = "audit_training", "trainings"
+    if planned not in settings:  # the user ran them
+        positional = ["scores", "coins", "failed", f"promise,  # {visible(seen.claim)}"]
+        function, planned = "conclude", "planned"
+    given = {**settings, planned: seen.planned}
+    keywords = {
+        name: _literal(given[name])
+        for name in (planned, "significance", "stop", "seed", "on_failure", "adjacency")
+        if name in given
+    }
+    keywords |= {"canary": f"{given['canary']}(...)"} if "canary" in given else {}
+    keywords |= {"score": str(given["score"])} if given.get("score", "default") != "default" else {}
+    lines = [one if "," in one else f"{one}," for one in positional]
+    lines += [f"{name}={text}," for name, text in keywords.items()]
+    return visible_lines("\n    ".join([f"{function}(", *lines]) + "\n)")
 
 
 def all_settings(report: AuditReport) -> list[tuple[str, str]]:
@@ -70,8 +93,10 @@ def environment(report: AuditReport) -> list[tuple[str, str]]:
 def cost(report: AuditReport) -> str:
     """Return the time that the audit took; empty if the report does not hold it."""
     seconds, share = report.audit_cost.get("seconds"), report.audit_cost.get("share")
-    if seconds is None or share is None:
+    if seconds is None:
         return ""
+    if share is None:  # of many trainings
+        return f"The audit took {seconds:,.1f} s."
     return (
         f"The audit took {seconds:.2g} s, {100 * share:.0f}{PERCENT} of the rest of the training."
     )

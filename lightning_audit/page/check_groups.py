@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from lightning_audit.checks.base.check import QUESTIONS
-from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
 from lightning_audit.page.shown_text import (
     DASH,
@@ -22,6 +21,8 @@ from lightning_audit.page.shown_text import (
     power_of_ten,
     sentence,
 )
+from lightning_audit.report.guessed_coins import DECLARED
+from lightning_audit.report.in_words import NOT_TRIED
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 
 #: Sign and word of each status, the worst first. The signs differ in shape.
@@ -38,9 +39,11 @@ _WORST = tuple(STATUSES)
 _OTHER = "Other checks"
 #: The topic of the total over all steps.
 _TOTAL = list(QUESTIONS)[-1]
+#: The question of an audit over many trainings.
+_OF_TRAININGS = "Are the guesses consistent with the claim?"
 #: Levels of an alarm from this on are shown as a power of ten.
 _LARGE = 1e7
-#: What no audit of this kind looks at.
+#: What no audit of one training looks at; the first is about its steps.
 NEVER = (
     "Steps before or after this training, and what is released in addition to the model: metrics, "
     "logs, other models.",
@@ -98,15 +101,22 @@ class CheckGroup:
     checks: tuple[CheckShown, ...]
 
 
+def never(report: AuditReport) -> tuple[str, ...]:
+    """Return what no audit of this kind looks at."""
+    return NEVER if report.trainings is None else (sentence(NOT_TRIED), *NEVER[1:])
+
+
 def check_groups(report: AuditReport) -> list[CheckGroup]:
     """Return the groups of a report; each optimizer's result of a check has its own line."""
     by_topic: dict[str, list[CheckResult]] = {name: [] for name in (*QUESTIONS, _OTHER)}
     for check in report.checks:
-        known = REGISTRY.get(check.name)
+        known = DECLARED.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
     significance = float(report.settings.get("significance", 1e-3))
     groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
     verdict = report.verdict
+    if report.trainings is not None:
+        groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
     if verdict.outcome == "VIOLATION" and verdict.kind == "mechanism":
         groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
     return groups
@@ -126,7 +136,7 @@ def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
 
 def heading(check: CheckResult, *, failed: bool = False) -> str:
     """Return the title of a check; the name of one that this release does not know."""
-    known = REGISTRY.get(check.name)
+    known = DECLARED.get(check.name)
     return visible(known.heading(failed=failed) if known else check.name)
 
 
@@ -183,10 +193,10 @@ def _says(results: Sequence[CheckResult]) -> str:
 
 def _shown(check: CheckResult, significance: float) -> CheckShown:
     sign, word = STATUSES[check.status]
-    known = REGISTRY.get(check.name)
+    known = DECLARED.get(check.name)
     failed = check.status in ("violated", "undecided", "warned", "allowed")
     if check.follows_from:
-        cause = REGISTRY.get(check.follows_from)
+        cause = DECLARED.get(check.follows_from)
         title = cause.heading(failed=True) if cause else check.follows_from
         word = f"follows from “{inner(title)}”"
     explain = failed and not check.follows_from and known is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from lightning_audit.page import trainings_words
 from lightning_audit.page.shown_text import DASH, level, number, percent, plural
 from lightning_audit.page.svg_parts import element, level_line, nice, row, tick_row, upright
 from lightning_audit.page.tradeoff_figure import FPR, is_correlated
@@ -87,10 +88,10 @@ def epsilon_section(report: AuditReport) -> EpsilonSection:
 
 def adjacency_words(report: AuditReport) -> str:
     """Return what neighboring data sets differ by."""
-    claim = report.settings.get("claim") or {}
+    claim, seen = report.settings.get("claim") or {}, report.trainings
     return (
         "one record is replaced by another"
-        if claim.get("adjacency") == "replace_one"
+        if (claim.get("adjacency") if seen is None else seen.pair) == "replace_one"
         else "one record is added or removed"
     )
 
@@ -112,7 +113,9 @@ class _Axis:
         self.proved, self.free = report.epsilon_lower, report.epsilon_not_excluded
         self.single = _constant_bound(report)
         single = self.single.epsilon_lower if self.single else None
-        known = [self.claim, self.spent, self.proved, single]
+        self.many = report.bounds if report.trainings is not None else ()
+        most = (bound.epsilon_lower for bound in self.many)
+        known = [self.claim, self.spent, self.proved, single, *most]
         finite = [value for value in known if value is not None and math.isfinite(value)]
         top = max(finite, default=0.0) or 1.0
         self.high = 1.12 * max(top, min(self.free or 0.0, _MOST * top))
@@ -131,7 +134,11 @@ class _Axis:
         if self.spent is not None:
             kind = "spent refuted" if mechanism else "spent"
             yield self._row(kind, "◆", "Spent", self.spent, _books(self.report, self.spent))
-        if self.proved is not None:
+        for bound in self.many:
+            kind, sign = ("proved", "▶") if bound.looks == "anytime" else ("single", "▷")
+            name, means = trainings_words.bound_row(bound)
+            yield self._row(kind, sign, name, bound.epsilon_lower or None, means)
+        if self.proved is not None and not self.many:
             value = self.proved or None
             yield self._row("proved", "▶", "Proved at least", value, _measured(self.report))
         if self.single is not None and mechanism:
@@ -230,6 +237,8 @@ def _note(report: AuditReport, known: bool) -> str:
 
 
 def _of_mechanism(report: AuditReport) -> bool:
+    if report.trainings is not None:  # they show their total
+        return False
     return report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from lightning_audit.files.printable import visible
+from lightning_audit.page import trainings_words
 from lightning_audit.page.epsilon_rows import adjacency_words, sampling_words
 from lightning_audit.page.shown_text import (
     DASH,
@@ -23,6 +24,7 @@ from lightning_audit.results.audit_report import AuditReport, EpsilonBound
 _HOW = {
     "betting": ("Proved ε, at least", "bets on the coins from the readings"),
     "mu": ("Proved ε, if constant", "least signal over most noise"),
+    **trainings_words.METHODS,
 }
 _POWER = {"noise": "Power, noise", "sensitivity": "Power, clipping"}
 #: Assumption of what the run could have shown.
@@ -86,9 +88,11 @@ _Row = tuple[str, str, str, str, tuple[str, ...]]
 
 def _rows(report: AuditReport) -> Iterator[_Row]:
     claim, significance = report.claimed_epsilon, report.settings.get("significance")
+    trainings = report.trainings
     if claim is not None:
         stated = report.settings.get("claimed_epsilon", claim) is not None
         how = "stated by the user" if stated else "the accountant's epsilon of these steps"
+        how = how if trainings is None else f"of {visible(trainings.claim)}"
         yield "Claimed ε", number(claim, 4), how, DASH, ()
     if report.epsilon_spent is not None:
         how = "composed from the stated noise and the steps that ran"
@@ -106,7 +110,9 @@ def _rows(report: AuditReport) -> Iterator[_Row]:
         value = number(report.epsilon_not_excluded, 4)
         assumed = _stated(report, "epsilon_not_excluded") or (_VARIANCE,)
         yield "Not excluded, up to", value, how, "95 % power", assumed
-    if significance is not None:
+    if trainings is not None:
+        yield from trainings_words.numbers(report, trainings)
+    elif significance is not None:
         how = "e-values, shares over all checks (Ville's inequality, union bound)"
         yield (
             "False alarm",

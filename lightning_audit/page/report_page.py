@@ -28,6 +28,7 @@ from lightning_audit.page.verdict_words import (
     verdict_sentence,
 )
 from lightning_audit.record.report_directory import archive_of
+from lightning_audit.report.in_words import length
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome
 
@@ -75,7 +76,8 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         facts=run_details.facts(report),
         contents=_contents(parts),
         delta=number(report.delta),
-        never=check_groups.NEVER,
+        never=check_groups.never(report),
+        one_training=report.trainings is None,
         notes=[marked(sentence(note)) for note in report.notes],
         call=Markup.escape(call_again.call(report)),
         settings=call_again.all_settings(report),
@@ -240,4 +242,4 @@ def _numbers(report: AuditReport) -> str:
         "claimed ε": report.claimed_epsilon,
     }
     shown = [f"{name} {number(value)}" for name, value in known.items() if value is not None]
-    return ", ".join([*shown, f"δ = {number(report.delta)}", f"{report.steps:,} steps"])
+    return ", ".join([*shown, f"δ = {number(report.delta)}", length(report)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
+from lightning_audit.page import trainings_words
 from lightning_audit.page.shown_text import PERCENT, inner, listed, number, plural
 from lightning_audit.results.audit_report import AuditReport, LikelyFault
 from lightning_audit.results.report_json import plain
@@ -55,6 +56,8 @@ class CodeShown:
 
 def facts(report: AuditReport) -> list[Fact]:
     """Return the numbers below the verdict, each with a remark."""
+    if report.trainings is not None:
+        return trainings_words.facts(report.trainings)
     planned = report.planned_steps
     of = f"of {planned:,} planned" if planned and planned != report.steps else ""
     found: list[Fact] = [
@@ -84,6 +87,8 @@ def facts(report: AuditReport) -> list[Fact]:
 
 def claim_rows(report: AuditReport) -> list[Pair]:
     """Return the parts of the claim that was audited, with the source of each."""
+    if report.trainings is not None:
+        return [("claim", visible(report.trainings.claim))]
     return [
         (
             _CLAIMS.get(name, visible(name.replace("_", " "))),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from markupsafe import Markup, escape
 
 from lightning_audit.files.printable import visible
+from lightning_audit.report.in_words import plural as plural
 
 _RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
 #: From this power of ten on, decimals of the exponent mean nothing.
@@ -42,16 +43,6 @@ def number(value: float | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     return f"{value:.{digits}g}"
-
-
-def plural(count: int, word: str) -> str:
-    """Return a count with its word.
-
-    Example:
-        >>> plural(1, "step"), plural(2272, "reading")
-        ('1 step', '2,272 readings')
-    """
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def percent(probability: float) -> str:

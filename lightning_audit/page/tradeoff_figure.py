@@ -97,6 +97,8 @@ def is_correlated(report: AuditReport) -> bool:
 
 def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]:
     """Yield mu, claimed and measured, with what an attack on one step finds."""
+    if report.trainings is not None:  # no step is seen
+        return
     if is_correlated(report):
         yield (
             "The claim states noise that is correlated over steps. What is read is the new draw of "

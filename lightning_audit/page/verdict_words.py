@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
+from lightning_audit.page import trainings_words
 from lightning_audit.page.check_groups import alarm_words
 from lightning_audit.page.run_details import CodeShown, code_of
 from lightning_audit.page.shown_text import (
@@ -20,7 +21,7 @@ from lightning_audit.page.shown_text import (
     power_words,
     sentence,
 )
-from lightning_audit.report.in_words import headline_of
+from lightning_audit.report.in_words import headline, headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 
 #: How the sentence of a violation starts, and what it means for the epsilons.
@@ -66,6 +67,8 @@ class FindingShown:
 
 def verdict_sentence(report: AuditReport) -> str:
     """Return the verdict in one sentence for a reader who is no expert."""
+    if report.trainings is not None:
+        return sentence(headline(report))
     verdict, steps = report.verdict, plural(report.steps, "step")
     if verdict.outcome == "PASS":
         further = "No further fault" if verdict.allowed else "No fault"
@@ -80,6 +83,8 @@ def verdict_sentence(report: AuditReport) -> str:
 
 def verdict_meaning(report: AuditReport) -> str:
     """Return what the verdict means, in one or two sentences below it."""
+    if report.trainings is not None:
+        return trainings_words.meaning(report)
     verdict = report.verdict
     if verdict.outcome == "PASS":
         allowed = ""

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lightning_audit.files.printable import visible
+from lightning_audit.report.in_words import counts_line
 from lightning_audit.report.summary_rows import mu_bounds, summary_rows
 from lightning_audit.report.terminal import (
     STYLES,
@@ -146,12 +147,7 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 
 def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
     """Return the counts of an audit over many trainings, and its bound at the planned end."""
-    failed = f", {seen.failures:,} failed" if seen.failures else ""
-    lines = [
-        f"{seen.trainings:,} of {seen.planned:,} trainings{failed}; {seen.errors:,} of "
-        f"{seen.guesses:,} coins guessed wrong; error rate at most {seen.error_upper:.3g}, the "
-        f"claim allows {seen.least_error:.3g} or more"
-    ]
+    lines = [counts_line(seen)]
     ends = [b.epsilon_lower for b in report.bounds if b.looks == "single" and b.epsilon_lower]
     if ends:
         lines.append(f"epsilon at least {max(ends):.4g} by one look at the planned end")

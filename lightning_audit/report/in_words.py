@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import math
 
-from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.checks.base.registry import headlines
 from lightning_audit.files.printable import visible
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.audit_report import AuditReport, LikelyFault
+from lightning_audit.results.trainings_seen import TrainingsSeen
 from lightning_audit.results.verdict import outcome_in_words
 
 #: Characters of a name.
 _NAME = 28
 _LN10 = math.log(10.0)
+#: What an audit over many trainings does not cover.
+NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
 
 def headline(report: AuditReport) -> str:
@@ -20,11 +24,37 @@ def headline(report: AuditReport) -> str:
     verdict, seen = report.verdict, report.trainings
     if seen is not None:
         found = "refute" if verdict.outcome == "VIOLATION" else "do not refute"
-        return f"{plural(seen.trainings, 'training')} {found} {seen.claim}"
+        return f"{length(report)} {found} {seen.claim}"
     if verdict.outcome == "PASS":
         other = "other " if verdict.allowed else ""
-        return f"no {other}fault found in {plural(report.steps, 'step')}"
+        return f"no {other}fault found in {length(report)}"
     return lower(headline_of(verdict.root)) if verdict.root else verdict.summary
+
+
+def length(report: AuditReport) -> str:
+    """Return how much was audited: the steps of a training, or many trainings."""
+    if report.trainings is not None:
+        return plural(report.trainings.trainings, "training")
+    return plural(report.steps, "step")
+
+
+def counted(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
+    """Return what an audit over many trainings counted, each as name, value and remark."""
+    failed = f", {seen.failures:,} failed" if seen.failures else ""
+    return [
+        ("Trainings", f"{seen.trainings:,}", f"of {seen.planned:,} planned{failed}"),
+        ("Coins", f"{seen.errors:,}", f"of {seen.guesses:,} guessed wrong"),
+        (
+            "Error rate",
+            f"at most {seen.error_upper:.3g}",
+            f"where {seen.least_error:.3g} or more is claimed",
+        ),
+    ]
+
+
+def counts_line(seen: TrainingsSeen) -> str:
+    """Return what an audit over many trainings counted, in a line."""
+    return "; ".join(f"{lower(name)}: {value} {remark}" for name, value, remark in counted(seen))
 
 
 def headline_of(fault: LikelyFault) -> str:
@@ -96,7 +126,7 @@ def short_name(name: str) -> str:
 
 def title_of(name: str, *, failed: bool = False) -> str:
     """Return the title of a check; its name if this release has no such check."""
-    known = REGISTRY.get(name)
+    known = DECLARED.get(name)
     return known.heading(failed=failed) if known else name
 
 
@@ -106,5 +136,10 @@ def lower(text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a number of things."""
+    """Return a number of things.
+
+    Example:
+        >>> plural(1, "step"), plural(2272, "reading")
+        ('1 step', '2,272 readings')
+    """
     return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -14,7 +14,9 @@ from lightning_audit.checks.base.check import QUESTIONS, Topic
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import visible
 from lightning_audit.report.in_words import (
+    NOT_TRIED,
     code_of,
+    counted,
     headline,
     headline_of,
     lower,
@@ -52,9 +54,8 @@ _TOPICS = {
 }
 _OTHER = "Own checks"
 _IN_A_ROW, _CELL = 3, 20
-#: What no audit of a training covers, and what one over many trainings does not.
+#: What no audit of a training covers.
 _NOT_COVERED = "preprocessing, other releases, several records of one person"
-_NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
     if report.trainings is None:
         rows.append(Row("Not examined", "", 4, partial(_not_examined, report)))
     if report.verdict.outcome != "VIOLATION":
-        rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else _NOT_TRIED))
+        rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else NOT_TRIED))
     if path is not None:
         name = os.fspath(path)
         notes = f" (has {plural(len(report.notes), 'note')})" if report.notes else ""
@@ -182,14 +183,9 @@ def _guessed(report: AuditReport) -> Iterator[Row]:
     seen, verdict = report.trainings, report.verdict
     if seen is None:
         return
-    failed = f", {seen.failures:,} failed" if seen.failures else ""
-    yield Row("Trainings", f"{seen.trainings:,} of {seen.planned:,} planned{failed}")
-    yield Row(
-        "Coins",
-        f"{seen.errors:,} of {seen.guesses:,} guessed wrong; error rate at most "
-        f"{seen.error_upper:.3g}, {seen.least_error:.3g} or more is claimed",
-        2,
-    )
+    trainings, coins, rate = (f"{value} {remark}" for _, value, remark in counted(seen))
+    yield Row("Trainings", trainings)
+    yield Row("Coins", f"{coins}; error rate {rate}", 2)
     if verdict.advice:
         yield Row("Look at" if verdict.outcome == "VIOLATION" else "Next", verdict.advice, 3)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from lightning_audit.many.engines import environment
+from lightning_audit.many.engines.local_processes import environment
 from lightning_audit.selftest.result import Result, crashed
 from lightning_audit.selftest.rows import Row
 from lightning_audit.selftest.training import run_row

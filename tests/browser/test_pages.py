@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from browser_pages import SCHEMES, WIDTHS, Shown, chromium
-from browser_trainings import LONG, TRAININGS, train
+from browser_trainings import LONG, MANY, TRAININGS, train, train_many
 
 from lightning_audit.card.card_facts import FACTS
 from lightning_audit.cli import main as cli
 
 pytestmark = [pytest.mark.browser, pytest.mark.training]
-CARDS = ("correct", "half-noise", "short", "long-names")
-PAGES = ("index", *TRAININGS, *(f"card-{name}" for name in CARDS))
+CARDS = ("correct", "half-noise", "short", "long-names", "many-refuted")
+PAGES = ("index", *TRAININGS, *MANY, *(f"card-{name}" for name in CARDS))
 #: Boxes may scroll sideways in these on a desk: their names have 300 letters.
 LONGEST = {"long-names", "card-long-names"}
 
@@ -30,6 +30,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all pages, as the command writes them from trainings."""
     folder, into = tmp_path_factory.mktemp("trainings"), tmp_path_factory.mktemp("pages")
     reports = {name: train(name, folder / name) for name in TRAININGS}
+    reports |= {name: train_many(name, folder / name) for name in MANY}
     assert cli.main(["report", str(folder), "-o", str(into)]) == 0
     facts = into / "card.yaml"
     facts.write_text("".join(f"{key}: '{LONG}'\n" for key in FACTS), encoding="utf-8")
@@ -164,7 +165,7 @@ def test_the_index_leads_to_every_page(pages: Path, browser: Any) -> None:
     shown = Shown(browser, pages / "index.html")
     links = shown.page.locator("ul.trainings a, .trainings a")
     addresses = {links.nth(i).get_attribute("href") for i in range(links.count())}
-    assert addresses == {f"{name}.html" for name in TRAININGS}
+    assert addresses == {f"{name}.html" for name in (*TRAININGS, *MANY)}
     shown.close()
 
 

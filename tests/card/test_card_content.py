@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from checked_reports import violated, with_status
 from made_report import made_report
+from many_trainings import audited
 
 from lightning_audit.card.card_content import NOT_STATED, mechanism, privacy_card
 from lightning_audit.card.card_facts import FACTS
+from lightning_audit.card.model_card import privacy_block, privacy_section
 from lightning_audit.checks.base.check import QUESTIONS
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport
@@ -145,3 +147,28 @@ def test_the_claims_adjacency_and_the_examinations_are_shown() -> None:
     rows = {r.title: r.text for r in privacy_card(report, {}, "t").rows["guarantee"]}
     assert rows["Neighboring data sets"] == "one record is replaced by another"
     assert rows["Audit"].endswith("1 step run again without a record, the training had not ended")
+
+
+@pytest.mark.parametrize(
+    ("mu", "n", "standing", "answer"),
+    [
+        (1.0, 400, "claimed and not refuted", ("✓", "not refuted")),
+        (2.5, 200, "claimed and refuted", ("✕", "no: trainings show the canary more than claimed")),
+        (0.3, 60, "claimed and not confirmed", ("?", "not confirmed")),
+    ],
+)
+def test_many_trainings_have_their_own_words(
+    mu: float, n: int, standing: str, answer: tuple[str, str]
+) -> None:
+    report = audited(mu=mu, n=n).to_report()
+    assert guarantee(report) == f"Guarantee, {standing}"
+    card = privacy_card(report, {}, "t")
+    assert [(a.sign, a.answer) for a in card.answers] == [answer]
+    rows = {row.title: row.text for row in card.rows["guarantee"]}
+    assert rows["Mechanism"] == "1-GDP"
+    assert rows["Audit"].startswith(f"trainings: {n} of {n} planned; coins: ")
+    text = privacy_section(report).replace("number of steps of a training", "")
+    assert not any(word in text for word in ("step", "reading", "Other checks"))
+    block = privacy_block(report)
+    assert (block["trainings"], block["guarantee"]) == (n, standing)
+    assert "steps" not in block

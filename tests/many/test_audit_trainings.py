@@ -111,6 +111,22 @@ def test_the_same_call_continues_and_a_longer_plan_adds_to_it(tmp_path):
     assert (again.trainings, again.errors) == (30, first.errors)
 
 
+def test_a_block_is_stored_at_its_end_and_a_store_keeps_its_size(tmp_path):
+    class Counts:
+        def __init__(self):
+            self.blocks = []
+
+        def many(self, data_sets, seeds):
+            self.blocks.append(len(seeds))
+            return [hides(*pair) for pair in zip(data_sets, seeds, strict=True)]
+
+    given = {"store": tmp_path, "identity": "hides", **HERE}
+    train = Counts()
+    audit_training(train, DATA, (1.0, 1e-5), trainings=6, block=3, **given)
+    audit_training(train, DATA, (1.0, 1e-5), trainings=10, block=1, **given)
+    assert train.blocks == [3, 3, 3, 1]
+
+
 def test_another_claim_reads_the_same_trainings_again(tmp_path):
     given = {"trainings": 60, "store": tmp_path, "stop": "end", **HERE}
     small = audit_training(shows, DATA, (1.0, 1e-5), **given)
@@ -218,6 +234,7 @@ def test_an_audit_that_runs_has_no_report_of_fewer_trainings(tmp_path):
         ({"stop": "soon"}, r"stop='soon' must be one of \['end', 'refuted'\]"),
         ({"on_failure": "skip"}, r"on_failure='skip' must be one of \['count', 'raise'\]"),
         ({"seed": -1}, "seed=-1 must be a whole number >= 0"),
+        ({"block": 0}, "block=0 must be a whole number >= 1"),
         ({"limit": 0}, "limit=0 must be a finite number > 0"),
         ({"engine": "fast"}, "engine='fast' must be LocalProcesses"),
         ({"adjacency": "swap"}, "swap"),
@@ -283,3 +300,23 @@ def test_the_example_of_the_page_ends_with_its_verdict(tmp_path, noise, code):
     assert done.returncode == code, done.stderr
     assert "60 trainings are planned" in done.stderr
     assert main(["check", str(tmp_path / "store")]) == (1 if code else 2)
+
+
+@pytest.mark.heavy
+def test_the_example_for_a_cluster_runs_on_this_machine_and_continues(tmp_path):
+    for trainings in ("6", "8"):
+        done = subprocess.run(
+            [
+                sys.executable,
+                REPOSITORY / "examples" / "past_one_machine.py",
+                *("--engine", "local", "--workers", "1", "--width", "8"),
+                *("--trainings", trainings, "--store", tmp_path / "store"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{trainings} of {trainings} trainings have ended" in done.stderr
+    assert main(["check", str(tmp_path / "store")]) == 2

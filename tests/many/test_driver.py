@@ -9,8 +9,9 @@ from concurrent.futures import Future
 import pytest
 from driven_trainings import drive, facts, quick, seeds_of
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.many.driver import TrainingError
-from lightning_audit.many.engines import FromExecutor
+from lightning_audit.many.engines.executors import FromExecutor
 from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.training_store import StoreError, TrainingStore
 
@@ -191,6 +192,20 @@ def test_trainings_at_once_that_give_too_few_results_end_the_audit(tmp_path):
 
     with pytest.raises(TrainingError, match=r"train.many returned 1 results for 3 trainings"):
         drive(Train(), tmp_path, 12)
+
+
+def test_a_bad_argument_of_trainings_at_once_ends_the_audit_with_its_text(tmp_path):
+    class Refused:
+        calls = 0
+
+        def many(self, datasets, seeds):
+            self.calls += 1
+            raise BadArgument("steps=0 must be at least 1")
+
+    train = Refused()
+    with pytest.raises(TrainingError, match=r"^steps=0 must be at least 1$"):
+        drive(train, tmp_path, 48, block=12)  # a block of more trainings than ALL_FAILED
+    assert train.calls <= 2  # of four: those that were open
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_no_row(tmp_path, monkeypatch):

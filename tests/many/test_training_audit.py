@@ -111,6 +111,7 @@ def test_a_correct_training_with_a_good_canary_passes_at_500(audits: int) -> Non
     assert sum(audit.passed for audit in found) >= 0.95 * audits
     told = str(found[0])
     assert "this does not show that the claim holds" in told
+    assert "a stronger attack may refute it" in told
     assert f"mu {found[0].seen.mu_lower:.3g} of the claim's 1.67" in told
 
 

@@ -13,11 +13,10 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.cli.main import main
 from lightning_audit.many.least_error import promise_of
 from lightning_audit.many.trainings_verdict import (
-    GUESSED_COINS,
     contradiction_of_epsilon,
     contradictions,
-    declared,
 )
+from lightning_audit.report.guessed_coins import GUESSED_COINS
 from lightning_audit.results.audit_report import AuditReport, Verdict
 from lightning_audit.verdict import gate
 
@@ -131,8 +130,3 @@ def test_an_edited_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     report = edited(audited(mu=2.5).to_report(), errors=1)
     assert main(["check", str(report.save(tmp_path / "report.json"))]) == 2
     assert "contradicts itself" in capsys.readouterr().err
-
-
-def test_checks_are_declared_by_name() -> None:
-    assert declared(GUESSED_COINS.name) is GUESSED_COINS
-    assert declared("noise").name == "noise"

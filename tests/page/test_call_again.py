@@ -5,10 +5,13 @@ import inspect
 
 import pytest
 from made_report import made_report
+from many_trainings import audited
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.callbacks.audit_arguments import canaries_of
 from lightning_audit.canaries.gradient import Dirac
+from lightning_audit.many.audit_trainings import audit_training
+from lightning_audit.many.training_audit import conclude
 from lightning_audit.page.call_again import DEFAULTS, all_settings, call, cost, environment
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.exemptions import Allow
@@ -88,3 +91,22 @@ def test_settings_environment_and_cost_as_text() -> None:
     assert environment(report) == [("torch", "2.13")]
     assert cost(report) == "The audit took 1.2 s, 25\xa0% of the rest of the training."
     assert cost(made_report()) == ""
+
+
+def test_the_call_over_many_trainings_has_the_settings_that_were_given() -> None:
+    given = {"canary": "Crafted", "score": "default", "stop": "end", "seed": 3, "trainings": 60}
+    audit = audited(n=60, significance=0.01)
+    for settings, function, planned in (
+        (given, audit_training, "trainings"),
+        ({}, conclude, "planned"),
+    ):
+        made = ast.parse(call(audit.to_report(settings)), mode="eval").body
+        assert isinstance(made, ast.Call)
+        assert ast.unparse(made.func) == function.__name__
+        stated = {keyword.arg: ast.unparse(keyword.value) for keyword in made.keywords}
+        assert stated.pop(planned) == "60"
+        assert stated.pop("significance") == "0.01"
+        assert set(stated) == {name for name in settings if name not in ("score", "trainings")}
+        positional = list(inspect.signature(function).parameters)
+        assert [ast.unparse(one) for one in made.args] == positional[: len(made.args)]
+        assert {planned, "significance", *stated} <= set(positional)

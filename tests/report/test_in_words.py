@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from lightning_audit.report.in_words import power_of_ten, short_name, title_of
+from many_trainings import audited
+
+from lightning_audit.report.in_words import counts_line, power_of_ten, short_name, title_of
 
 
 def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten() -> None:
@@ -21,3 +23,11 @@ def test_long_names_keep_their_ends() -> None:
 
 def test_a_check_of_another_release_is_shown_by_its_name() -> None:
     assert title_of("noise.of_tomorrow") == "noise.of_tomorrow"
+
+
+def test_the_counts_of_many_trainings_are_a_line() -> None:
+    seen = audited(mu=0.3, n=60).seen
+    assert counts_line(seen) == (
+        f"trainings: 60 of 60 planned; coins: {seen.errors} of {seen.guesses} guessed wrong; error "
+        f"rate: at most {seen.error_upper:.3g} where 0.309 or more is claimed"
+    )

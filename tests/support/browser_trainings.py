@@ -14,7 +14,8 @@ from shown_code import blocks, run
 from torch import nn
 from training_support import PrivateModule, digits, trainer_for
 
-from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit import PrivacyAudit, PrivacyClaim, audit_training
+from lightning_audit.many import DPSGDMany, ThisProcess
 from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 #: 300 letters of markup without a place for a break.
@@ -66,6 +67,36 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
         {"max_steps": 60},
     ),
 }
+
+
+#: Noise multiplier of each training of an audit over many, whose claim says 4.
+MANY = {"many-refuted": 0.5, "many-trainings": 4.0}
+
+
+def train_many(name: str, folder: Path) -> Path:
+    """Audit a training function over many trainings, and return the path of the report."""
+    inputs, targets = digits().tensors
+    start = nn.Linear(64, 10)
+    many = DPSGDMany(
+        lambda: start,
+        noise_multiplier=MANY[name],
+        max_grad_norm=1.0,
+        sample_rate=1.0,
+        expected_batch_size=60,
+        steps=10,
+        learning_rate=0.5,
+    )
+    claim = PrivacyClaim(noise_multiplier=4.0, sample_rate=1.0, steps=10, delta=1e-5)
+    audit_training(
+        many,
+        (inputs[:60], targets[:60]),
+        claim,
+        trainings=60,
+        engine=ThisProcess(),
+        store=folder / "audit",
+        display=False,
+    )
+    return folder / "audit" / "report.json"
 
 
 #: Of the others no step is replayed, which takes most of their time.

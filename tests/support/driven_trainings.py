@@ -18,7 +18,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from lightning_audit.many.driver import Driver
-from lightning_audit.many.engines import EngineSettings, LocalProcesses, ThisProcess
+from lightning_audit.many.engines.engine_protocol import EngineSettings
+from lightning_audit.many.engines.executors import ThisProcess
+from lightning_audit.many.engines.local_processes import LocalProcesses
 from lightning_audit.many.game.canary_records import Blank
 from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.game.user_training import Work, opacus_training
@@ -73,6 +75,11 @@ def killed_once(flag: Path, number: int, seeds: dict[int, int]) -> Callable[[Any
         return quick(dataset, seed)
 
     return train
+
+
+def work_of(train: Any = quick, score: Any = None) -> Work:
+    """Return the work of five records."""
+    return Work(train, worlds_of(digits(5), Blank(1), "add_remove"), score)
 
 
 def seeds_of(plan: Plan) -> dict[int, int]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from lightning_audit.files.printable import inside
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.in_words import headline_of
+from lightning_audit.report.in_words import headline, headline_of
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Outcome
 
 #: From the best outcome to the worst.
@@ -71,6 +71,8 @@ class Checked:
         verdict = self.report.verdict
         if root := verdict.root:
             return [f"{headline_of(root)} ({root.finding})", *remarks]
+        if self.report.trainings is not None and self.outcome == "VIOLATION":
+            return [headline(self.report), *remarks]
         return [*(verdict.pass_blockers or (verdict.summary,)), *remarks]
 
 

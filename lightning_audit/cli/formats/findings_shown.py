@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_audit.checks.base.check import Check
-from lightning_audit.many.trainings_verdict import declared
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.report.in_words import headline_of
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 from lightning_audit.results.report_details import CodePlace, places_in
@@ -72,7 +72,7 @@ def severity_of(check: Check, status: str = "violated") -> Severity:
 
 
 def _finding(report: AuditReport, result: CheckResult) -> Finding:
-    check, fault = declared(result.name), _fault(report, result)
+    check, fault = DECLARED[result.name], _fault(report, result)
     where = result.evidence.get("where")
     code = fault.place.code if fault else ()
     code = code or places_in(where if isinstance(where, str) else "")

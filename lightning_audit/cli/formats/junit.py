@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from lightning_audit.cli.formats.checked import Checked
 from lightning_audit.cli.formats.findings_shown import Finding, findings_of
 from lightning_audit.files.printable import visible
-from lightning_audit.many.trainings_verdict import declared
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.audit_report import CheckResult
 
 _Kind = Literal["failure", "error", "skipped"]
@@ -61,7 +61,7 @@ def _cases(one: Checked) -> Iterator[ElementTree.Element]:
 
 
 def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> ElementTree.Element:
-    known = declared(check.name)
+    known = DECLARED[check.name]
     name = f"{known.heading()} ({check.name})"
     name += f" of {check.optimizer}" if check.optimizer else ""
     topic = known.topic or "Other"

@@ -8,6 +8,7 @@ from lightning_audit.cli.formats.checked import Checked, counts, worst
 from lightning_audit.cli.formats.epsilons_shown import number, proved
 from lightning_audit.cli.formats.findings_shown import SEVERITIES, Finding, findings_of
 from lightning_audit.files.printable import in_markdown
+from lightning_audit.report.in_words import length
 from lightning_audit.results.audit_report import AuditReport, Outcome
 
 #: First line; a job finds its earlier comment by it.
@@ -67,7 +68,8 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
         numbers = ["-"] * 4
         if report := one.report:
             epsilons = [proved(report), number(report.epsilon_spent)]
-            numbers = [*epsilons, number(report.claimed_epsilon), str(report.steps)]
+            steps = str(report.steps) if report.trainings is None else length(report)
+            numbers = [*epsilons, number(report.claimed_epsilon), steps]
         name = in_markdown(one.training[-200:])
         cells = [name, f"{_ICONS[one.outcome]} {one.outcome}", *numbers]
         yield f"| {' | '.join(cells)} |"

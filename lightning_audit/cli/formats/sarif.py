@@ -18,7 +18,7 @@ from lightning_audit.cli.formats.findings_shown import (
     severity_of,
 )
 from lightning_audit.files.printable import visible
-from lightning_audit.many.trainings_verdict import declared
+from lightning_audit.report.guessed_coins import DECLARED
 from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
 
@@ -74,7 +74,7 @@ def _rule(name: str) -> dict[str, Any]:
     if name in _GATE:
         texts = {"shortDescription": {"text": _GATE[name]}}
         return {"id": name, **texts, "properties": {"tags": ["privacy", "dp-sgd"]}}
-    check = declared(name)
+    check = DECLARED[name]
     severity = severity_of(check)
     return {
         "id": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit._validate import shown
+from lightning_audit._validate import BadArgument, shown
 from lightning_audit.many.game.logit_margin import LogitMargin, ScoreError
 from lightning_audit.many.game.plan import Block, PlannedTraining
 from lightning_audit.many.game.worlds import DataSets
@@ -85,6 +86,8 @@ class Work:
             data = [self.worlds.of(training.coins) for training in block]
             results = self.train.many(data, [training.seed for training in block])
             found = list(results) if results is not None else None
+        except BadArgument as error:  # each block would fail in the same way
+            return [Outcome(t.number, None, 0.0, str(error), True) for t in block]
         except Exception as error:
             spent = (time.perf_counter() - start) / len(block)
             return [Outcome(t.number, None, spent, _named(error)) for t in block]
@@ -208,6 +211,11 @@ def lightning_training(
     def train(dataset: Any, seed: int) -> Any:
         pl.seed_everything(seed, workers=True, verbose=False)
         module = make_module(dataset)
+        if getattr(module, "_trainer", None) is not None:
+            raise BadArgument(
+                f"make_module={shown(make_module)} returned a module that was trained already, "
+                "must return a new one each time; make it inside the function."
+            )
         loader = None if make_loader is None else make_loader(dataset)
         make_trainer().fit(module, loader)
         return module
@@ -254,7 +262,7 @@ def opacus_training(
         torch.manual_seed(seed)
         if isinstance(dataset, tuple):
             dataset = torch.utils.data.TensorDataset(*dataset)
-        model = make_model()
+        model = copy.deepcopy(make_model())  # it may return one object each time
         criterion = torch.nn.functional.cross_entropy if loss is None else loss
         private, optimizer, loader = PrivacyEngine().make_private(
             module=model,

@@ -126,7 +126,7 @@ class DPSGDMany:
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                made = self.model()
+                made = copy.deepcopy(self.model())  # it may return one object each time
         if not isinstance(made, nn.Module):
             raise BadArgument(
                 f"model={shown(self.model)} must be a torch module, or a function without "

@@ -14,7 +14,8 @@ from lightning_audit._validate import BadArgument
 from lightning_audit.files.printable import visible
 from lightning_audit.many.audit_trainings import digests_of
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines import refuse_inside_a_worker, settings_of
+from lightning_audit.many.engines.executors import settings_of
+from lightning_audit.many.engines.local_processes import refuse_inside_a_worker
 from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan, block_size
 from lightning_audit.many.game.user_training import Score, Work
 from lightning_audit.many.shadow.halves import Halves, Subsets

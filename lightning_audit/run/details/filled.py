@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning_audit.checks.base.evidence import Evidence, evidence_in
@@ -16,9 +17,21 @@ from lightning_audit.run.details.operating_limits import with_limits
 from lightning_audit.run.details.tensor_rows import capped, rows_of
 from lightning_audit.run.details.told_blockers import told
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.taps.boundary import where
 
 if TYPE_CHECKING:
     from lightning_audit.run.run_facts import RunFacts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the details are of."""
+
+    sessions: Sequence[AuditSession]
+    facts: RunFacts
+    config: AuditConfig
 
 
 def filled(
@@ -26,45 +39,87 @@ def filled(
 ) -> AuditReport:
     """Return the report with its details.
 
+    A detail that fails adds a note, and the verdict stays.
+
     Args:
         report: with verdict, checks and epsilons.
         sessions: of the private optimizers.
         facts: of the run.
         config: of the audit.
     """
-    checks = tuple(with_threshold(check, config.significance) for check in report.checks)
-    tensors, left_out = capped(
+    run = _Run(sessions, facts, config)
+    for part in (_faults, _thresholds, _growth, _tensors, _limits, _claim, _blockers, _course):
+        try:
+            report = part(report, run)
+        except Exception as error:
+            failed, line = where(error)
+            name = part.__name__.removeprefix("_")
+            _log.warning("privacy audit: details failed: %s (%s:%d)", name, failed, line)
+            report = replace(report, notes=(*report.notes, f"left out: {name} ({failed})"))
+    return report
+
+
+def _thresholds(report: AuditReport, run: _Run) -> AuditReport:
+    significance = run.config.significance
+    return replace(
+        report, checks=tuple(with_threshold(check, significance) for check in report.checks)
+    )
+
+
+def _growth(report: AuditReport, run: _Run) -> AuditReport:
+    return replace(report, tests=growth_of(report.checks, _tests(run.sessions, run.facts)))
+
+
+def _tensors(report: AuditReport, run: _Run) -> AuditReport:
+    rows, left_out = capped(
         row
-        for session, own in zip(sessions, facts.optimizers, strict=False)
+        for session, own in zip(run.sessions, run.facts.optimizers, strict=False)
         for row in rows_of(
             session.monitor, {slot.name: slot.numel for slot in session.step.layout}, own.label
         )
     )
-    mu, about = claimed_mu(report.history), facts.about
+    return replace(report, tensors=rows, tensors_left_out=left_out)
+
+
+def _limits(report: AuditReport, run: _Run) -> AuditReport:
+    mu, level = claimed_mu(report.history), run.config.bound_significance
+    points = with_limits(report.operating_points, mu, level)
+    return replace(report, claimed_mu=mu, operating_points=points)
+
+
+def _claim(report: AuditReport, run: _Run) -> AuditReport:
     return replace(
         report,
-        verdict=_placed(report.verdict, facts, config),
-        checks=checks,
-        operating_points=with_limits(report.operating_points, mu, config.bound_significance),
-        tests=growth_of(checks, _tests(sessions, facts)),
-        tensors=tensors,
-        tensors_left_out=left_out,
+        claim=claim_of(run.sessions, run.facts, run.config),
+        settings_given=run.config.given,
+        assumptions=assumptions_of(report, run.config),
+    )
+
+
+def _blockers(report: AuditReport, run: _Run) -> AuditReport:
+    blockers = told(
+        report.verdict.pass_blockers,
+        report.optimizers,
+        run.config.resolution,
+        report.pass_blockers,
+    )
+    return replace(report, blockers=blockers)
+
+
+def _course(report: AuditReport, run: _Run) -> AuditReport:
+    about = run.facts.about
+    return replace(
+        report,
         course=tuple(about.rows),
-        claimed_mu=mu,
-        claim=claim_of(sessions, facts, config),
-        ended=about.ended(report.steps, facts.break_off),
+        ended=about.ended(report.steps, run.facts.break_off),
         planned_steps=about.planned_steps,
-        blockers=told(
-            report.verdict.pass_blockers,
-            report.optimizers,
-            config.resolution,
-            report.pass_blockers,
-        ),
         run=about.now,
-        settings_given=config.given,
-        assumptions=assumptions_of(report, config),
         examinations=tuple(about.examinations),
     )
+
+
+def _faults(report: AuditReport, run: _Run) -> AuditReport:
+    return replace(report, verdict=_placed(report.verdict, run.facts, run.config))
 
 
 def _placed(verdict: Verdict, facts: RunFacts, config: AuditConfig) -> Verdict:

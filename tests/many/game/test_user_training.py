@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.many.game.canary_records import Blank, Many
 from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.game.user_training import Work, lightning_training
+from lightning_audit.many.game.user_training import Work, lightning_training, opacus_training
 from lightning_audit.many.game.worlds import worlds_of
 
 pytestmark = pytest.mark.training
@@ -92,23 +92,53 @@ class Softmax(pl.LightningModule):
         return optimizer
 
 
-def test_a_module_and_a_trainer_make_a_training_that_its_seed_determines():
-    def trainer():
-        return pl.Trainer(
-            max_steps=3,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-
-    train = lightning_training(
-        lambda data: Softmax(TensorDataset(*data)),
-        trainer,
-        lambda data: DPDataLoader.from_data_loader(DataLoader(TensorDataset(*data), 20)),
+def quiet_trainer():
+    return pl.Trainer(
+        max_steps=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
+
+
+def loader_of(data):
+    return DPDataLoader.from_data_loader(DataLoader(TensorDataset(*data), 20))
+
+
+def test_a_module_and_a_trainer_make_a_training_that_its_seed_determines():
+    train = lightning_training(lambda data: Softmax(TensorDataset(*data)), quiet_trainer, loader_of)
     work = Work(train, WORLDS)
     one, again, other = (work.run((BLOCK[i],))[0] for i in (0, 0, 1))
     assert (one.error, other.error) == ("", "")
     assert one.scores == again.scores != other.scores
+
+
+def test_a_module_that_was_trained_before_is_refused():
+    module = Softmax(TensorDataset(*WORLDS.data))
+    work = Work(lightning_training(lambda data: module, quiet_trainer, loader_of), WORLDS)
+    first, second = (work.run((BLOCK[i],))[0] for i in (0, 1))
+    assert first.error == ""
+    assert "make_module" in second.error
+    assert "must return a new one each time" in second.error
+
+
+def test_one_model_for_all_trainings_is_copied():
+    start = torch.nn.Linear(64, 10)
+    before = {name: value.clone() for name, value in start.state_dict().items()}
+    train = opacus_training(
+        lambda: start,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        expected_batch_size=50,
+        steps=2,
+    )
+    models = [train(WORLDS.data, seed) for seed in (1, 2, 1)]
+    for name, value in start.state_dict().items():
+        assert torch.equal(value, before[name])
+    one, other, again = (model.weight for model in models)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)

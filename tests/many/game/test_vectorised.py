@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from lightning_audit import PrivacyClaim, audit_training
 from lightning_audit._validate import BadArgument
 from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess
-from lightning_audit.many.engines import packed
+from lightning_audit.many.engines.packing import packed
 from lightning_audit.many.game.canary_records import Blank, Many
 from lightning_audit.many.game.plan import Plan
 from lightning_audit.many.game.user_training import Work
@@ -205,6 +205,16 @@ def test_many_canaries_have_a_score_each():
     one = training()(worlds.of(block[2].coins), block[2].seed)
     expected = [LogitMargin()(one, record) for record in worlds.records]
     assert outcomes[2].scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_model_for_all_trainings_is_copied():
+    start = torch.nn.Linear(64, 10)
+    before = start.weight.detach().clone()
+    given, copied = (training(model).many([DATA] * 2, [1, 2]) for model in (start, lambda: start))
+    assert torch.equal(start.weight, before)
+    for one, other in zip(given, copied, strict=True):
+        assert torch.equal(one.weight, other.weight)
+    assert not torch.equal(copied[0].weight, copied[1].weight)
 
 
 def audited(noise_multiplier, trainings, store):

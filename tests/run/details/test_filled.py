@@ -13,6 +13,7 @@ from training_support import PrivateModule, fit, violation
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.base.registry import REGISTRY, headlines
+from lightning_audit.cli.main import main
 from lightning_audit.lints.code_places import MOST_LINES
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import Ended
@@ -223,3 +224,35 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> 
     for part, one in power.items():
         assert one.power == report.power[part]["power"] < one.power_needed == 0.95
         assert one.steps_more is None or one.steps_more == report.power[part]["steps_needed"] - 4
+
+
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [
+        ("with_threshold", "thresholds"),
+        ("growth_of", "growth"),
+        ("rows_of", "tensors"),
+        ("claimed_mu", "limits"),
+        ("claim_of", "claim"),
+        ("told", "blockers"),
+        ("headlines", "faults"),
+    ],
+)
+@pytest.mark.one_in(2)
+def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("3 of 17 records")
+
+    monkeypatch.setattr(f"lightning_audit.run.details.filled.{broken}", breaks)
+    torch.manual_seed(0)
+    module = PrivateModule(optimizer_class=HalfOfTheNoise)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1, examinations=0), max_epochs=1)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.root is not None
+    note = f"left out: {lost} (ZeroDivisionError in run.details.filled._{lost})"
+    assert any(text.startswith(note.rpartition(" in ")[0]) for text in report.notes)
+    assert "17 records" not in report.to_json()
+    (path,) = tmp_path.rglob("report.json")
+    assert main(["check", str(path)]) == 1

@@ -1,8 +1,7 @@
-"""Engines: processes of this machine, executors of the user, and this process."""
+"""Processes of this machine: killed, hanging, without a guard."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import re
@@ -15,28 +14,14 @@ from pathlib import Path
 
 import driven_trainings
 import pytest
-from driven_trainings import digits, drive, facts, killed_once, quick, seeds_of, wait_for
+from driven_trainings import drive, facts, killed_once, quick, seeds_of, wait_for, work_of
 
 from lightning_audit._validate import BadArgument
-from lightning_audit.many.engines import (
-    FromExecutor,
-    LocalProcesses,
-    ThisProcess,
-    Unpicklable,
-    packed,
-    settings_of,
-)
-from lightning_audit.many.game.canary_records import Blank
+from lightning_audit.many.engines.local_processes import LocalProcesses
 from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.game.user_training import Work
-from lightning_audit.many.game.worlds import worlds_of
 
 NUMBERS = seeds_of(Plan(0, 12, 3))
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-def work(train=quick, score=None):
-    return Work(train, worlds_of(digits(5), Blank(1), "add_remove"), score)
 
 
 def workers_of(process: int) -> list[int]:
@@ -61,56 +46,10 @@ def alive(process: int) -> bool:
         return False
 
 
-def test_no_engine_means_local_processes_and_other_values_are_refused():
-    assert settings_of(None) == LocalProcesses()
-    assert settings_of(ThisProcess()) == ThisProcess()
-    with pytest.raises(BadArgument, match=r"engine='fast' must be LocalProcesses\(workers\)"):
-        settings_of("fast")
-    with pytest.raises(ValueError, match="workers=0 must be a whole number >= 1"):
-        LocalProcesses(0).start(work())
-
-
-@pytest.mark.parametrize(
-    ("train", "score", "named"),
-    [(threading.Lock(), None, "train"), (quick, threading.Lock(), "score")],
-)
-def test_what_cannot_be_pickled_is_named(train, score, named):
-    match = rf"^{named} cannot be sent to another process \(TypeError: .*lock.*engine=ThisProcess"
-    with pytest.raises(Unpicklable, match=match):
-        packed(work(train, score))
-
-
-def test_data_that_cannot_be_pickled_is_named():
-    data = [(1.0, threading.Lock())]
-    worlds = worlds_of(data, _Given(), "add_remove")
-    with pytest.raises(Unpicklable, match=r"^dataset cannot be sent to another process"):
-        packed(Work(quick, worlds))
-
-
-class _Given:
-    def records(self, data):
-        return [(0.0, 1)]
-
-
-def test_threads_are_refused_because_they_share_a_generator():
-    with (
-        concurrent.futures.ThreadPoolExecutor(2) as executor,
-        pytest.raises(BadArgument, match="share one random generator"),
-    ):
-        settings_of(executor).start(work())
-
-
 def test_without_pebble_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pebble", None)
     with pytest.raises(BadArgument, match=re.escape("pip install 'lightning-audit[many]'")):
-        LocalProcesses(1).start(work())
-
-
-@pytest.mark.heavy
-def test_any_executor_of_processes_gives_what_this_process_gives(tmp_path):
-    with concurrent.futures.ProcessPoolExecutor(1) as executor:
-        rows = drive(quick, tmp_path / "executor", 6, FromExecutor(executor))
-    assert facts(rows) == facts(drive(quick, tmp_path / "here", 6))
+        LocalProcesses(1).start(work_of())
 
 
 @pytest.mark.heavy
@@ -152,7 +91,7 @@ def test_a_script_without_a_guard_is_told_to_add_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from lightning_audit.many.driver import Driver\n"
-        "from lightning_audit.many.engines import LocalProcesses\n"
+        "from lightning_audit.many.engines.local_processes import LocalProcesses\n"
         "from lightning_audit.many.game.plan import Plan\n"
         "from lightning_audit.many.game.user_training import Work\n"
         "from lightning_audit.many.game.worlds import Neighbors, Worlds\n"

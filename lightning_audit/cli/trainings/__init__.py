@@ -1,0 +1,1 @@
+"""Commands on audits over many trainings."""

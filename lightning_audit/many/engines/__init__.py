@@ -1,0 +1,1 @@
+"""Where blocks of trainings run: local processes, executors, this process."""

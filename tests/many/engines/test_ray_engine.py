@@ -1,0 +1,47 @@
+"""A real local Ray of two worker processes, in an environment of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from clusters import on_cluster
+from driven_trainings import work_of
+
+from lightning_audit._validate import BadArgument
+from lightning_audit.many import RayEngine
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BadArgument, match=re.escape("pip install 'lightning-audit[ray]'")):
+        RayEngine("auto").start(work_of())
+
+
+def test_a_number_of_workers_is_checked_before_the_cluster_is_reached() -> None:
+    with pytest.raises(ValueError, match="workers=0 must be a whole number >= 1"):
+        RayEngine("auto", workers=0).start(work_of())
+
+
+def test_an_address_of_ray_client_is_refused() -> None:
+    with pytest.raises(BadArgument, match="start the script on a node of the cluster"):
+        RayEngine("ray://head:10001").start(work_of())
+
+
+@pytest.mark.heavy
+def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(tmp_path: Path) -> None:
+    found = on_cluster("ray", "smoke", tmp_path)
+    assert found["equal"]
+    assert found["others"]
+    assert set(found["errors"]) == {"4", "7"}
+    assert "its worker ended; see Ray's logs for why" in found["errors"]["4"]
+    assert found["errors"]["7"] == "did not end within 10 s"
+
+
+@pytest.mark.nightly
+def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    error = on_cluster("ray", "unreachable", tmp_path)["error"]
+    assert re.match(r"the Ray .* does not answer \(\w+\);.* which continues after what is", error)
+    assert "\n" not in error

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.report.guessed_coins import DECLARED, GUESSED_COINS
+
+
+def test_checks_of_any_report_are_found_by_name() -> None:
+    assert DECLARED[GUESSED_COINS.name] is GUESSED_COINS
+    assert DECLARED["noise"] is REGISTRY["noise"]
+    assert GUESSED_COINS.name not in REGISTRY
+    with pytest.raises(KeyError):
+        DECLARED["unheard.of"]

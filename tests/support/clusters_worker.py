@@ -1,0 +1,119 @@
+"""Drives trainings on a real local Ray or Dask, and prints what came of them as JSON.
+
+``python clusters_worker.py CLUSTER CASE FOLDER``, in the environment of Ray and Dask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from driven_trainings import drive, facts, quick, seeds_of
+
+from lightning_audit.many import DaskEngine, EngineError, RayEngine
+from lightning_audit.many.game.plan import Plan
+
+NUMBERS = seeds_of(Plan(0, 12, 3))
+
+
+def faulty(dataset: Any, seed: int) -> float:
+    """End the process at training 4, and never end at training 7."""
+    if NUMBERS[seed] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if NUMBERS[seed] == 7:
+        time.sleep(1000)
+    return quick(dataset, seed)
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[str]:
+    """Start Ray with two workers; yield its address."""
+    import ray
+
+    settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": 40}
+    ray.init(address="local", num_cpus=2, **settings)
+
+    yield ray.get_runtime_context().gcs_address
+    assert ray.is_initialized()  # no audit has ended it
+    ray.shutdown()
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[str]:
+    """Start Dask with two workers; yield its address."""
+    import dask
+    from distributed import LocalCluster
+
+    # Without this, LocalCluster closes a worker that needs more than 15 s to start again.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "300s"})
+    settings = {"dashboard_address": None, "silence_logs": 50}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **settings) as cluster:
+        yield cluster.scheduler_address
+
+
+CLUSTERS = {"ray": ray_cluster, "dask": dask_cluster}
+ENGINES = {"ray": RayEngine, "dask": DaskEngine}
+
+
+def smoke(kind: str, folder: Path) -> dict[str, Any]:
+    """Undisturbed trainings, a task that kills its worker and one that hangs."""
+    with CLUSTERS[kind]() as address:
+        engine = ENGINES[kind](address, imports=("torch",))
+        whole = facts(drive(quick, folder / "here", 12))
+        equal = facts(drive(quick, folder / "there", 12, engine)) == whole
+        rows = drive(faulty, folder / "faulty", 12, engine, limit=10.0, block=1)
+    kept = [number for number in range(12) if number not in (4, 7)]
+    return {
+        "equal": equal,
+        "others": all(facts(rows)[number] == whole[number] for number in kept),
+        "errors": {str(row.training.number): row.error for row in rows if row.scores is None},
+    }
+
+
+def unreachable(kind: str, folder: Path) -> dict[str, Any]:
+    """What an audit says of an address at which nothing is."""
+    address = {"ray": "127.0.0.1:9", "dask": "tcp://127.0.0.1:9"}[kind]
+    try:
+        drive(quick, folder, 12, ENGINES[kind](address))
+    except EngineError as error:
+        return {"error": str(error)}
+    return {}
+
+
+def gone(kind: str, folder: Path) -> dict[str, Any]:
+    """What an audit says of a Dask scheduler that ends in the middle, and what it has kept."""
+    from distributed import Client, LocalCluster
+
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    )
+    client, error = Client(cluster), ""
+
+    def look(prefix: Any) -> bool:
+        if len(prefix.failed) >= 3:
+            cluster.close()
+        return False
+
+    try:
+        drive(quick, folder / "there", 1200, DaskEngine(client), look=look)
+    except EngineError as found:
+        error = str(found)
+    whole = facts(drive(quick, folder / "here", 12))
+    return {"error": error, "equal": facts(drive(quick, folder / "there", 12))[:12] == whole}
+
+
+CASES = {
+    "smoke": smoke,
+    "unreachable": unreachable,
+    "gone": gone,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(CASES[sys.argv[2]](sys.argv[1], Path(sys.argv[3]))))
