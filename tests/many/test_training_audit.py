@@ -194,7 +194,7 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
     report = audited(mu=mu).to_report({"seed": 3}, ["a note"], 12.0)
     assert AuditReport.load(report.save(tmp_path / "report.json")) == report
     text = as_text(report)
-    assert "400 of 400 trainings" in text
+    assert "trainings: 400 of 400 planned" in text
     assert "by one look at the planned end" in text or mu < 1
     assert "Note: a note" in text
     assert "guesses without an error would prove epsilon 4.73 for any" in text
