@@ -190,7 +190,7 @@ def limits_of_each(
     Example:
         >>> lower, upper = limits_of_each([4_000, 0], [1_000.0, 0.0])
         >>> lower.round(3).tolist(), upper.round(3).tolist()
-        ([0.476, 0.0], [0.526, inf])
+        ([0.478, 0.0], [0.524, inf])
     """
     n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
     level = np.log(len(n) / significance)
