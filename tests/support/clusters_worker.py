@@ -8,19 +8,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from driven_trainings import drive, facts, quick, seeds_of
+from driven_trainings import drive, facts, quick, seeds_of, softmax_regression
 
 from lightning_audit.many import DaskEngine, EngineError, RayEngine
 from lightning_audit.many.game.plan import Plan
 
 NUMBERS = seeds_of(Plan(0, 12, 3))
+#: Kills of the driver, and of a worker; trainings of the run that they disturb.
+KILLS, TRAININGS = 10, 1200
 
 
 def faulty(dataset: Any, seed: int) -> float:
@@ -33,29 +37,37 @@ def faulty(dataset: Any, seed: int) -> float:
 
 
 @contextlib.contextmanager
-def ray_cluster() -> Iterator[str]:
-    """Start Ray with two workers; yield its address."""
+def ray_cluster() -> Iterator[tuple[str, Any]]:
+    """Start Ray with two workers; yield its address, and what finds its workers."""
+    import psutil
     import ray
 
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": 40}
     ray.init(address="local", num_cpus=2, **settings)
 
-    yield ray.get_runtime_context().gcs_address
+    def workers() -> list[int]:
+        found = psutil.Process().children(recursive=True)
+        return [one.pid for one in found if "_run" in " ".join(one.cmdline())]
+
+    yield ray.get_runtime_context().gcs_address, workers
     assert ray.is_initialized()  # no audit has ended it
     ray.shutdown()
 
 
 @contextlib.contextmanager
-def dask_cluster() -> Iterator[str]:
-    """Start Dask with two workers; yield its address."""
+def dask_cluster() -> Iterator[tuple[str, Any]]:
+    """Start Dask with two workers; yield its address, and what finds its workers."""
     import dask
-    from distributed import LocalCluster
+    from distributed import Client, LocalCluster
 
     # Without this, LocalCluster closes a worker that needs more than 15 s to start again.
     dask.config.set({"distributed.deploy.lost-worker-timeout": "300s"})
     settings = {"dashboard_address": None, "silence_logs": 50}
-    with LocalCluster(n_workers=2, threads_per_worker=1, **settings) as cluster:
-        yield cluster.scheduler_address
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **settings) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster.scheduler_address, lambda: list(client.run(os.getpid).values())
 
 
 CLUSTERS = {"ray": ray_cluster, "dask": dask_cluster}
@@ -64,7 +76,7 @@ ENGINES = {"ray": RayEngine, "dask": DaskEngine}
 
 def smoke(kind: str, folder: Path) -> dict[str, Any]:
     """Undisturbed trainings, a task that kills its worker and one that hangs."""
-    with CLUSTERS[kind]() as address:
+    with CLUSTERS[kind]() as (address, _):
         engine = ENGINES[kind](address, imports=("torch",))
         whole = facts(drive(quick, folder / "here", 12))
         equal = facts(drive(quick, folder / "there", 12, engine)) == whole
@@ -109,10 +121,67 @@ def gone(kind: str, folder: Path) -> dict[str, Any]:
     return {"error": error, "equal": facts(drive(quick, folder / "there", 12))[:12] == whole}
 
 
+def chaos(kind: str, folder: Path) -> dict[str, Any]:
+    """Kill driver and workers at random times, continue, and compare with an undisturbed run."""
+    times, turns, killed = (
+        random.Random(7),
+        ["driver", "worker"] * KILLS,
+        {"driver": 0, "worker": 0},
+    )
+    with CLUSTERS[kind]() as (address, workers):
+        while turns:
+            kill = turns[0]
+            driver = drivers(kind, folder, address)
+            stored = driver.stdout.readline()
+            time.sleep(times.uniform(0.05, 1.0))
+            victims = workers()[-1:] if kill == "worker" else [driver.pid]
+            for victim in victims if stored and driver.poll() is None else []:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed[turns.pop(0)] += 1
+            time.sleep(0.5)
+            ended = driver.poll()
+            driver.kill()
+            driver.communicate()
+            if ended == 0:
+                break
+        last = drivers(kind, folder, address)
+        _, error = last.communicate()
+    rows = facts(drive(softmax_regression(), folder / "store", TRAININGS))
+    whole = facts(drive(softmax_regression(), folder / "whole", TRAININGS))
+    different = sum(one != other for one, other in zip(rows, whole, strict=True))
+    last_error = error[-500:] if last.returncode else ""
+    return {"killed": killed, "last_error": last_error, "rows": len(rows), "different": different}
+
+
+def drivers(kind: str, folder: Path, address: str) -> subprocess.Popen[str]:
+    """Start a driver, which prints a line when it has stored something."""
+    command = [sys.executable, __file__, kind, "driver", str(folder), address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def driver(kind: str, folder: Path) -> dict[str, Any]:
+    """Run, or continue, the trainings that `chaos` disturbs."""
+    from lightning_audit.many.training_store import TrainingStore
+
+    add = TrainingStore.add
+
+    def telling(store: TrainingStore, rows: Any) -> None:
+        add(store, rows)
+        print("stored", flush=True)
+
+    TrainingStore.add = telling  # type: ignore[method-assign,assignment]
+    engine = ENGINES[kind](sys.argv[4], imports=("torch",))
+    drive(softmax_regression(), folder / "store", TRAININGS, engine)
+    return {}
+
+
 CASES = {
     "smoke": smoke,
     "unreachable": unreachable,
     "gone": gone,
+    "chaos": chaos,
+    "driver": driver,
 }
 
 if __name__ == "__main__":

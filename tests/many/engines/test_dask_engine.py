@@ -43,6 +43,13 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    found = on_cluster("dask", "chaos", tmp_path)
+    assert found["killed"] == {"driver": 10, "worker": 10}
+    assert (found["last_error"], found["different"]) == ("", 0)
+
+
+@pytest.mark.nightly
 def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(
     tmp_path: Path,
 ) -> None:

@@ -45,3 +45,10 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     error = on_cluster("ray", "unreachable", tmp_path)["error"]
     assert re.match(r"the Ray .* does not answer \(\w+\);.* which continues after what is", error)
     assert "\n" not in error
+
+
+@pytest.mark.nightly
+def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    found = on_cluster("ray", "chaos", tmp_path)
+    assert found["killed"] == {"driver": 10, "worker": 10}
+    assert (found["last_error"], found["different"]) == ("", 0)
