@@ -41,7 +41,7 @@ def printed_by(name: str, script: str, home: Path, *arguments: str, **variables:
             **variables,
         },
         capture_output=True,
-        timeout=3600,
+        timeout=1500,
         text=True,
     )
     assert done.returncode == 0, done.stderr
