@@ -134,7 +134,7 @@ FAULTS: list[tuple[str, Build, str]] = [
 @pytest.mark.parametrize(
     ("name", "build"), staged(PASS[::4], [case for j, case in enumerate(PASS) if j % 4])
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_correct_mechanism_passes(tmp_path: Path, name: str, build: Build) -> None:
     report = run(tmp_path, build, steps=300)
     assert report.verdict.outcome == "PASS", (name, report.verdict)
@@ -143,7 +143,7 @@ def test_a_correct_mechanism_passes(tmp_path: Path, name: str, build: Build) -> 
 @pytest.mark.parametrize(
     ("name", "build"), staged(LINE[::4], [case for j, case in enumerate(LINE) if j % 4])
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add(
     tmp_path: Path, name: str, build: Build
 ) -> None:
@@ -155,7 +155,7 @@ def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add
 @pytest.mark.parametrize(
     ("name", "build", "check"), staged(FAULTS[::4], [c for j, c in enumerate(FAULTS) if j % 4])
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_fault_behind_a_mechanism_is_found(
     tmp_path: Path, name: str, build: Build, check: str
 ) -> None:

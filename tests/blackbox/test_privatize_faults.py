@@ -40,7 +40,7 @@ NAMES = {
 
 @pytest.mark.parametrize("function", staged(quick=[Privatizer], heavy=[Unrepeatable]))
 @pytest.mark.parametrize(("fault", "name"), FAULTS)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
 def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
     function: type[Privatizer], fault: str, name: str
@@ -51,7 +51,7 @@ def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
 
 
 @pytest.mark.parametrize("fault", FAULTY)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
 def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault: str) -> None:
     torch.manual_seed(0)

@@ -52,7 +52,7 @@ def found(examination: Examination) -> set[str]:
     staged(OF_THE_STEP[1:6:2], [*OF_THE_STEP[::2], *OF_THE_STEP[7:]]),
     ids=attrgetter("name"),
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) -> None:
     claim = fault.audit.get("claim")
     examination = examined(tmp_path, fault.module(), Examination(claim=claim))
@@ -78,7 +78,7 @@ def test_correct_clipping_of_ones_own_passes(tmp_path: Path, after: int) -> None
     ),
     ids=lambda value: f"{value.group}: {value.name}" if isinstance(value, Row) else str(value),
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_no_correct_training_is_accused_or_changed(tmp_path: Path, row: Row, seed: int) -> None:
     weights = []
     examination = Examination(claim=row.audit.get("claim"), after=2, seed=seed)

@@ -37,7 +37,7 @@ def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> 
     ),
     ids=lambda value: value.name if isinstance(value, Correct) else str(value),
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_correct_training_is_not_accused_and_not_changed(
     tmp_path: Path, case: Correct, seed: int
 ) -> None:

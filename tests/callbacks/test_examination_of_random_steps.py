@@ -44,7 +44,7 @@ def examined(folder: Path, name: str, seed: int) -> Examination:
         [(name, seed) for name in CORRECT for seed in (1, 2)],
     ),
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_correct_training_is_asked_and_not_accused(tmp_path: Path, name: str, seed: int) -> None:
     examination = examined(tmp_path, name, seed)
     assert not [each for each, a in examination.answers.items() if a.findings], str(examination)

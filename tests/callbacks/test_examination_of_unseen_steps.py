@@ -30,7 +30,7 @@ def violated(report: AuditReport) -> set[str]:
 
 @pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", FAULTY)
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
     report, _ = trained(tmp_path, FAULTY[name], seed, 3)
     found = {"replay.sensitivity", "replay.clipping", "replay.release", "coupling"}
@@ -39,7 +39,7 @@ def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", CORRECT)
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_correct_training_is_not_accused_and_not_changed(
     tmp_path: Path, name: str, seed: int
 ) -> None:

@@ -241,7 +241,7 @@ print("outcome:", audit.report.verdict.outcome, audit.report.observations)
         ("lightning.pytorch", ["pytorch_lightning", "lightning_fabric"]),
     ],
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_one_package_alone_is_enough(tmp_path: Path, package: str, absent: list[str]) -> None:
     script = _ALONE.format(package=package, absent=absent, directory=str(tmp_path))
     done = subprocess.run(

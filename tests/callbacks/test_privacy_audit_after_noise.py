@@ -111,14 +111,14 @@ SOME = [
 
 
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: str) -> None:
     assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
 
 
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
@@ -143,7 +143,7 @@ by_hand = pytest.mark.parametrize(
 
 @pytest.mark.heavy
 @by_hand
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_a_hand_written_release_that_is_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
@@ -159,7 +159,7 @@ def test_half_the_noise_of_a_hand_written_release_is_named(
 
 
 @by_hand
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_a_hand_written_release_that_is_not_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]

@@ -44,7 +44,7 @@ def name_of(value: object) -> str:
     ),
     ids=name_of,
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_artefacts_of_neighbours_with_the_same_releases_are_equal(
     tmp_path: Path, row: Row, kind: Kind
 ) -> None:

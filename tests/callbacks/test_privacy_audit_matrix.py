@@ -29,6 +29,7 @@ def name_of(row: Row) -> str:
     "row", staged(quick=COMPARED, heavy=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
 @pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(6)
 def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None:
     module = row.module()
     audit = PrivacyAudit(claimed_epsilon=1000.0, seed=1, **row.audit)

@@ -80,6 +80,7 @@ def at_random(
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_faults_at_random_calls_end_no_training(
     tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str

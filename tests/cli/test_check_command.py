@@ -71,7 +71,7 @@ QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=HEAVY) for name in TRAININGS]
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
 def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(
     name: str, trained: Callable[[str], str], gate: Gate
@@ -405,7 +405,7 @@ def codes_of(text: str, every: int = 1) -> Iterator[tuple[int, str, tuple[str | 
         pytest.param("half noise", 1, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_no_single_edit_makes_a_pass_of_what_is_none(
     name: str, every: int, trained: Callable[[str], str]
 ) -> None:
@@ -428,7 +428,7 @@ def test_no_single_edit_makes_a_pass_of_what_is_none(
         pytest.param("correct", 1, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_a_pass_outlives_no_edit_of_what_it_rests_on(
     name: str, every: int, trained: Callable[[str], str]
 ) -> None:

@@ -102,7 +102,7 @@ def alike(one: Any, other: Any) -> bool:
         pytest.param("by hand", marks=pytest.mark.heavy),
     ],
 )
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_every_value_of_a_checkpoint_that_is_changed_is_refused(tmp_path: Path, game: str) -> None:
     canary = Mislabeled(amplitude=100.0, loss=cross_entropy, num_classes=10)
     path = {
@@ -168,7 +168,7 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
         text_for_tensors,
     ],
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(4)
 def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path: Path, damage: Any) -> None:
     path = checkpoint(tmp_path)

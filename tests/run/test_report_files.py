@@ -331,7 +331,7 @@ FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
     staged(quick=FIRST_LINKS, heavy=[case for case in LINKS if case not in FIRST_LINKS]),
 )
 @pytest.mark.one_in(4)
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_no_link_in_the_directory_is_written_through(
     tmp_path: Path, name: str, there: bool, when: int | None
 ) -> None:

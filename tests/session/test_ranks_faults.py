@@ -78,7 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(
     trained: Path, case: str
 ) -> None:

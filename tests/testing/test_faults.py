@@ -98,7 +98,7 @@ def _violated(report: AuditReport) -> set[str]:
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(4)
 def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault) -> None:
     report = _report_of(fault, tmp_path)

@@ -107,7 +107,7 @@ def test_a_fault_is_seen_by_its_family(kind: str) -> None:
 
 @pytest.mark.parametrize("count", [4, 12, 24])
 @pytest.mark.parametrize("more", ["nothing", "a mean", "larger", "sizes of its own"])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(5)
 def test_correct_noise_is_not_accused(count: int, more: str) -> None:
     # By simulation; the e-values are proved for independent normal noise of at least the claim.

@@ -184,7 +184,7 @@ def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS["sets"])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
     numbers = rows_of_the_page()[name]
     counts = published(name)

@@ -92,7 +92,7 @@ def test_frontiers_of_pure_dp_mechanisms_are_those_stated() -> None:
 @pytest.mark.parametrize("bound", [mu_clopper_pearson, mu_pooled_clopper_pearson])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_bounds_on_mu_exceed_it_no_more_often_than_they_say(game: str, n: int, bound) -> None:
     fnr, fpr, mu, _ = GAMES[game]
     for n_out in {n, n // 5}:
@@ -111,7 +111,7 @@ def test_pooled_bound_spends_the_significance(n: int) -> None:
 
 @pytest.mark.parametrize("significance", [1e-3, 0.05, 0.25])
 @pytest.mark.parametrize("n", [3, 20, 200])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, significance) -> None:
     # The least mean that mu-GDP allows, as some errors that are sure and others that are rarer.
     mu = 1.0
@@ -132,7 +132,7 @@ def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, signific
     ("n", "delta"), [(50, 0.0), (50, 0.01), (500, 0.0), (500, 0.01), (5000, 0.01)]
 )
 @pytest.mark.parametrize("game", GAMES)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_bounds_on_epsilon_exceed_it_no_more_often_than_they_say(game, n, delta) -> None:
     fnr, fpr, _, epsilon = GAMES[game]
     # The attack's own epsilon is what its counts can show, and at most the mechanism's.
@@ -160,7 +160,7 @@ def test_log_ratios_hold_their_level_for_large_counts_only() -> None:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("region", ["two_sided", "one_sided"])
 @pytest.mark.parametrize("prior", [0.5, 1.0])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n) -> None:
     # Where the truth is not zero, F(truth) is uniform; an atom at zero is F(0) wide.
     rng, draws = np.random.default_rng(7), 4000

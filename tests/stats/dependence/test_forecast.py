@@ -227,7 +227,7 @@ SOUND: dict[str, Made] = {
 @pytest.mark.parametrize("runs", staged(heavy=[200], nightly=[2000]))
 @pytest.mark.parametrize("width", [3, 24])
 @pytest.mark.parametrize("made", SOUND.values(), ids=SOUND)
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs: int) -> None:
     highest = [
         max(logs(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])

@@ -38,7 +38,7 @@ def test_an_enormous_step_neither_overflows_nor_is_lost() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("data", [0.0, 0.9])
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_correct_runs_are_not_accused(data: float) -> None:
     """20,000 runs of 100 steps, 64 witnesses in each of 6 tensors, data that follow the past."""
     rng = np.random.default_rng(1)

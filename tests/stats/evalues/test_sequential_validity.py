@@ -353,7 +353,7 @@ def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], di
 @sizes
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("term", list(DATA_TERMS))
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
     term: str, sigma: float, runs: int, record_property: Callable[[str, object], None]
 ) -> None:
@@ -402,7 +402,7 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
     true_ratio: float, sigma: float, term: str, runs: int
 ) -> None:

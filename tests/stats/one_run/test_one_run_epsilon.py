@@ -134,7 +134,7 @@ CANARIES, REPETITIONS = 400, 4000
     ],
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_bound_fails_no_more_often_than_it_says(mechanism, epsilon, delta, guesses, sides) -> None:
     rng = np.random.default_rng([len(mechanism.__name__), 0 if guesses is None else 1])
     missed = 0

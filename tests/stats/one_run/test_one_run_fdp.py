@@ -210,7 +210,7 @@ RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
     ],
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_bounds_fail_no_more_often_than_they_say(mechanism, mu, epsilon, guesses, sides) -> None:
     name = getattr(mechanism, "func", mechanism).__name__
     rng = np.random.default_rng([len(name), 0 if guesses is None else 1])

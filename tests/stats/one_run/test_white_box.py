@@ -118,7 +118,7 @@ def test_data_along_few_directions_deceive_the_noncentral_t_and_not_this_bound()
 @pytest.mark.heavy
 @pytest.mark.parametrize("data", list(DATA))
 @pytest.mark.parametrize("mu", [0.0, 1.0, 5.0])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_bound_fails_no_more_often_than_it_says_whatever_the_data(data: str, mu: float) -> None:
     for m in (20, 300):
         this, student = missed(data, m, mu, 700)

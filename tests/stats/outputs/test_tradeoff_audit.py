@@ -69,7 +69,7 @@ def test_detection_at_a_thousand_samples_is_that_of_the_reference(name: str, box
         ("Laplace", 0.9, "clopper_pearson", 0.97),
     ],
 )
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_detection_at_ten_thousand_samples_is_that_of_the_reference(
     name: str, claimed: float, box, expected: float
 ) -> None:
@@ -94,7 +94,7 @@ NULLS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("null", NULLS)
-@pytest.mark.heavy_one_in(2)
+@pytest.mark.heavy_one_in(4)
 def test_a_true_claim_is_refuted_less_often_than_the_significance(null: str) -> None:
     sampler, claim = NULLS[null]
     rng = np.random.default_rng(len(null))

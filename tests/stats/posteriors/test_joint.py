@@ -40,7 +40,7 @@ heavy = pytest.mark.heavy
         pytest.param((5, 999_995, 1000, 0), None, 1.0, marks=heavy),
     ],
 )
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
 def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value: float) -> None:
     below, above = outside(value, counts, delta)

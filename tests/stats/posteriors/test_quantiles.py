@@ -97,7 +97,7 @@ def test_density_and_atom_add_up_to_one(counts, delta, last) -> None:
     ("delta", "probability"), [(1e-5, 1e-9), (1e-5, 0.05), (1e-5, 0.5), (1e-5, 0.9), (None, 0.05)]
 )
 @pytest.mark.parametrize("shift", [-1.0, 0.0, 0.3, 2.0])
-@pytest.mark.heavy_one_in(3)
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_pruned_maximum_is_the_maximum(shift: float, delta, probability, region: str) -> None:
     counts = thresholds(60, shift)
