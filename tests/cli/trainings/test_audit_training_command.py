@@ -13,6 +13,8 @@ import pytest
 from places import EXAMPLES, REPOSITORY
 
 from lightning_audit.cli.main import main
+from lightning_audit.many.store_status import status_of
+from lightning_audit.many.training_store import StoreError
 
 EXAMPLE = str(EXAMPLES / "audit_training.yaml")
 MODULE = """
@@ -29,7 +31,7 @@ def hides(dataset, seed):
 
 
 def slow(dataset, seed):
-    time.sleep(0.05)
+    time.sleep(0.2)
     return hides(dataset, seed)
 
 
@@ -67,6 +69,13 @@ def started(*arguments):
         text=True,
         cwd=REPOSITORY,
     )
+
+
+def done_in(folder):
+    try:
+        return status_of(folder).done
+    except StoreError:  # there is none yet
+        return 0
 
 
 def stored(folder):
@@ -118,12 +127,13 @@ def test_a_store_of_another_training_is_refused(config, capsys):
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
 def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_path):
-    arguments = ("audit-training", config, "--train", "own_training.slow", "--trainings", "100")
+    arguments = ("audit-training", config, "--train", "own_training.slow", "--trainings", "60")
     audit = started(*arguments)
     deadline = time.monotonic() + 120
-    while not (ended := stored(tmp_path / "store")) and time.monotonic() < deadline:
+    # In this process, as a command takes seconds to start and the audit goes on.
+    while not (ended := done_in(tmp_path / "store")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert 0 < ended < 100
+    assert 0 < ended < 60
     os.kill(audit.pid, signal.SIGINT)
     _, told = audit.communicate(timeout=60)
     assert audit.returncode == 130
@@ -134,7 +144,7 @@ def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_p
     again = started(*arguments)
     out, _ = again.communicate(timeout=120)
     assert again.returncode == 2
-    assert "100 trainings neither refute the claim" in out
+    assert "60 trainings neither refute the claim" in out
 
 
 @pytest.mark.training
