@@ -23,6 +23,7 @@ import sysconfig
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from lightning_audit._validate import shown
 
 #: Folders of installed libraries.
 _OUTSIDE = tuple({sysconfig.get_path(p) for p in ("purelib", "platlib", "stdlib", "platstdlib")})
+_INSTALLED = {"site-packages", "dist-packages"}
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
 #: Types that are written in C have no Python source, and may hold state that nothing shows.
@@ -270,7 +272,10 @@ def _is_generated(member: Any) -> bool:
 def _of_module(module: types.ModuleType, path: _Path) -> Any:
     if _is_library(module):
         return ["library", module.__name__, _version(module.__name__)]
-    source = _dumped(ast.parse(inspect.getsource(module)))
+    try:
+        source = _dumped(ast.parse(inspect.getsource(module)))
+    except (OSError, SyntaxError):  # compiled: by its bytes
+        return ["module", hashlib.sha256(Path(inspect.getfile(module)).read_bytes()).hexdigest()]
     own = types.ModuleType | types.FunctionType | type
     used = {name: v for name, v in vars(module).items() if isinstance(v, own)}
     others = {n: v for n, v in used.items() if getattr(v, "__module__", None) != module.__name__}
@@ -309,7 +314,9 @@ def _is_library(value: Any) -> bool:
 
 
 def _in_library(file: str) -> bool:
-    return file in ("built-in", "frozen") or file.startswith(_OUTSIDE)
+    # Packages of another environment are on the path too, by PYTHONPATH or a .pth file.
+    installed = not _INSTALLED.isdisjoint(Path(file).parts)
+    return installed or file in ("built-in", "frozen") or file.startswith(_OUTSIDE)
 
 
 def _version(name: str) -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -180,3 +181,21 @@ def test_a_content_that_cannot_be_determined_is_refused(hidden):
 
     with pytest.raises(NoIdentity, match=r"cannot be determined; pass identity='...'"):
         digest_of(train)
+
+
+def test_a_compiled_module_counts_by_its_bytes_and_an_installed_one_by_its_version(tmp_path):
+    own = types.ModuleType("own_compiled")
+    digests = []
+    for folder, content in (
+        ("a", b"1"),
+        ("a", b"2"),
+        ("site-packages", b"1"),
+        ("site-packages", b"2"),
+    ):
+        file = tmp_path / folder / "own_compiled.so"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+        own.__file__ = str(file)
+        digests.append(digest_of(own))
+    assert digests[0] != digests[1]
+    assert digests[2] == digests[3]
