@@ -12,6 +12,7 @@ from lightning_audit.stats._arguments import Floats, places
 
 Side = Literal["in", "out"]
 Bools = NDArray[np.bool_]
+_AMONG = {"in": "in", "out": "out of"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +51,10 @@ class ShadowScores:
             few = models < least
             if np.any(few):
                 record = int(np.argmax(few))
+                among = _AMONG[side]
                 raise ValueError(
-                    f"membership has record {record} {side} of {int(models[record])} models, must "
-                    f"have each record {side} of at least {least} ({places(few)} have fewer); "
+                    f"membership has record {record} {among} {int(models[record])} models, must "
+                    f"have each record {among} at least {least} (fewer: {places(few)}); "
                     "train more models, each on a random half of the records."
                 )
         return found
@@ -92,8 +94,8 @@ class ShadowScores:
             if not pooled:
                 advice += ", or use an attack with a pooled variance"
             raise ValueError(
-                f"scores of the models that record {int(np.argmax(none))} is {side} of are equal "
-                f"({places(none)}), must differ: equal scores have no spread; {advice}."
+                f"scores of record {int(np.argmax(none))} by the models that it is {_AMONG[side]} "
+                f"are equal ({places(none)}), must differ: equal scores have no spread; {advice}."
             )
         return np.asarray(np.sqrt(squares / degrees))
 

@@ -146,7 +146,10 @@ def _of_spent(report: AuditReport) -> tuple[str, ...]:
 def _bound(bound: EpsilonBound) -> _Row:
     other = (f"ε by {visible(bound.name)}", "a bound of the literature, in addition to the verdict")
     name, how = _HOW.get(bound.name, other)
-    looks = "at all looks together" if bound.looks == "anytime" else "for one look"
+    anytime = bound.looks == "anytime"
+    if not anytime and bound.name in trainings_words.METHODS:
+        name += ", at the planned end"
+    looks = "at all looks together" if anytime else "for one look"
     searched = ", threshold searched on the same data" if bound.threshold == "searched" else ""
     holds = f"{level(bound.significance)} {bound.interpretation}, {looks}{searched}"
     return name, number(bound.epsilon_lower, 4), how, holds, bound.assumptions

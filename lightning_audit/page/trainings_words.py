@@ -20,17 +20,16 @@ METHODS = {
 }
 
 
-def meaning(report: AuditReport) -> str:
+def meaning(report: AuditReport, seen: TrainingsSeen) -> str:
     """Return what the verdict means, in one or two sentences below it."""
     verdict = report.verdict
     if verdict.outcome == "PASS":
         return sentence(verdict.summary.partition("; ")[2])
     if verdict.outcome == "INCONCLUSIVE":
         return "The claim is neither confirmed nor refuted. What a pass needs is listed below."
-    alarm = number(float(report.settings.get("significance", 1e-3)))
     return (
         "Do not rely on the claimed epsilon. A claim that is true is refuted with probability "
-        f"{alarm} at most. {sentence(verdict.advice)}"
+        f"{number(seen.significance)} at most. {sentence(verdict.advice)}"
     )
 
 

@@ -84,7 +84,7 @@ def verdict_sentence(report: AuditReport) -> str:
 def verdict_meaning(report: AuditReport) -> str:
     """Return what the verdict means, in one or two sentences below it."""
     if report.trainings is not None:
-        return trainings_words.meaning(report)
+        return trainings_words.meaning(report, report.trainings)
     verdict = report.verdict
     if verdict.outcome == "PASS":
         allowed = ""

@@ -99,7 +99,7 @@ def test_offline_needs_no_model_with_the_record() -> None:
     found = lira(scores, rest, targets, online=False, variance="own")
     expected = (targets - scores.mean(axis=0)) / scores.std(axis=0, ddof=1)
     assert found == pytest.approx(expected)
-    with pytest.raises(ValueError, match=r"record 0 in of 0 models, must have .* at least 2"):
+    with pytest.raises(ValueError, match=r"record 0 in 0 models, must have .* at least 2"):
         lira(scores, rest, targets)
 
 

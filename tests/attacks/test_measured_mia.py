@@ -82,6 +82,7 @@ def test_rates_are_near_those_of_the_normal_distributions() -> None:
     assert counts.tp.sum() / (40 * n) == pytest.approx(0.764, abs=0.04)
 
 
+@pytest.mark.heavy
 def test_the_posteriors_take_the_counts() -> None:
     known = shadow_models(models=90, records=2, leakage=2.0)
     counts, cluster = cross_fed_mia(known[0], known[1])
@@ -93,7 +94,7 @@ def test_the_posteriors_take_the_counts() -> None:
 
 def test_too_few_models_and_equal_scores_name_the_record() -> None:
     scores, membership, _, _ = shadow_models()
-    with pytest.raises(ValueError, match=r"must have each record in of at least 17"):
+    with pytest.raises(ValueError, match=r"must have each record in at least 17"):
         measure_mia(scores, membership)
     with pytest.raises(ValueError, match="shadows=1 must be at least 2"):
         measure_mia(scores, membership, shadows=1)
@@ -103,5 +104,5 @@ def test_too_few_models_and_equal_scores_name_the_record() -> None:
     with pytest.raises(ValueError, match=r"record 2: std_out=0.0 must be > 0: equal losses"):
         cross_fed_mia(scores, membership)
     membership[:, 1] = np.arange(len(scores)) < 2
-    with pytest.raises(ValueError, match=r"record 1 in of 2 models, must have .* at least 3"):
+    with pytest.raises(ValueError, match=r"record 1 in 2 models, must have .* at least 3"):
         cross_fed_mia(scores, membership)

@@ -60,7 +60,8 @@ def test_a_record_on_one_side_of_too_few_models_is_named(attack, side, least) ->
     scores, membership, targets, _ = shadow_models()
     membership[:, 4] = side == "out"
     membership[: least - 1, 4] = side == "in"
-    message = rf"record 4 {side} of {least - 1} models, must have .* at least {least} \(1 of 7"
+    among = {"in": "in", "out": "out of"}[side]
+    message = rf"record 4 {among} {least - 1} models, must have .* least {least} \(fewer: 1 of 7"
     with pytest.raises(ValueError, match=message):
         attack(scores, membership, targets)
     membership[: least + 1, 4] = side == "in"
@@ -71,7 +72,7 @@ def test_a_record_on_one_side_of_too_few_models_is_named(attack, side, least) ->
 def test_equal_scores_of_a_record_have_no_spread_of_their_own(side) -> None:
     scores, membership, targets, _ = shadow_models()
     scores[membership[:, 5] == (side == "in"), 5] = 0.1
-    message = f"models that record 5 is {side} of are equal .* pooled variance"
+    message = f"scores of record 5 by the models that it is {side}.* are equal .* pooled variance"
     for attack in (normal_ratio, lambda *a: lira(*a, variance="own")):
         with pytest.raises(ValueError, match=message):
             attack(scores, membership, targets)

@@ -6,6 +6,7 @@ import pytest
 from many_trainings import audited
 from parsed_page import check_page
 
+from lightning_audit.page.method_table import method_table
 from lightning_audit.page.report_page import IndexRow, index_page, report_page
 from lightning_audit.page.trainings_words import bound_row, facts
 from lightning_audit.report.in_words import NOT_TRIED, counted
@@ -38,6 +39,8 @@ def test_a_page_counts_trainings_and_coins_and_no_step(outcome: str) -> None:
     assert f"{NOT_TRIED[1:]}." in parsed.text
     assert "audit_training( train, dataset, claim, # 1-GDP" in parsed.text
     assert "The audit took 2.5 s." in parsed.text
+    names = [row.name for row in method_table(report).rows]
+    assert len(names) == len(set(names))
     assert not {"step", "time", "noise", "finding"} & set(parsed.ids)
 
 

@@ -203,5 +203,13 @@ def _sentence(message: str) -> str:
     for pattern, shorter in _SHORTER:
         text = re.sub(pattern, shorter, text)
     if " must be " in text and (values := re.findall(r"(?:Got|Given) value: (.+)", message)):
-        text += f", not {shown(yaml.safe_load(values[0]) if len(values[0]) < 80 else values[0])}"
+        text += f", not {shown(_value(values[0]))}"
     return text
+
+
+def _value(text: str) -> Any:
+    """Return the value that a short text is in YAML; the text itself if it is long, or none."""
+    try:
+        return yaml.safe_load(text) if len(text) < 80 else text
+    except yaml.YAMLError:
+        return text

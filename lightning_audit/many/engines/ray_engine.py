@@ -57,12 +57,19 @@ class RayEngine:
 
         Raises:
             BadArgument: if Ray is not installed, or the address is of Ray Client.
-            ValueError: if ``workers`` is no number.
+            ValueError: if ``workers`` is no number, or no resource is asked for.
             EngineError: if the cluster does not answer, or has no room for a block.
             Unpicklable: if the training cannot be sent to another process.
         """
         if self.workers is not None:
             _validate.positive_int("workers", self.workers, "such as RayEngine(workers=2)")
+        _validate.non_negative("num_cpus", self.num_cpus)
+        _validate.non_negative("num_gpus", self.num_gpus)
+        if not self.num_cpus and not self.num_gpus:
+            raise BadArgument(
+                "num_cpus=0 and num_gpus=0 ask for nothing, and so all blocks would run at the "
+                "same time; give RayEngine(num_cpus=1)."
+            )
         if str(self.address).startswith("ray://"):
             raise BadArgument(
                 f"address={shown(self.address)} is of Ray Client, which cannot show whether a "

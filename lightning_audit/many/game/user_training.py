@@ -212,7 +212,7 @@ def lightning_training(
         pl.seed_everything(seed, workers=True, verbose=False)
         module = make_module(dataset)
         if getattr(module, "_trainer", None) is not None:
-            raise BadArgument(
+            raise BadTraining(
                 f"make_module={shown(make_module)} returned a module that was trained already, "
                 "must return a new one each time; make it inside the function."
             )

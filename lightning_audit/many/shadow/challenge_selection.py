@@ -43,7 +43,9 @@ def challenge_points(
     (`many.shadow.selection_price`).
 
     Args:
-        shadows: models for the selection, at least four of which did not fail.
+        shadows: models for the selection, at least four of which did not fail. An attack may need
+            more: LiRA needs two models with and two without each record in each half, which eight
+            complementary models have.
         count: number of points.
         by: weight.
         attack: see `Attack`, such as the functions of `lightning_audit.attacks`; default LiRA

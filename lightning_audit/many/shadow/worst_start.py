@@ -33,8 +33,8 @@ def worst_case_start(
     guarantee of DP-SGD holds for any initial parameters that do not depend on the audited records,
     so the bounds remain valid.
 
-    Give the result as ``model`` to `DPSGDMany`, or
-    ``functools.partial(copy.deepcopy, start)`` as ``make_model`` to `opacus_training`.
+    Give the result as ``model`` to `DPSGDMany`, or ``lambda: start`` as ``make_model`` to
+    `opacus_training`: both train copies of it.
 
     Args:
         make_model: function without arguments that returns a new model.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_audit.run.run_facts import RunFacts
 
 _log = logging.getLogger(__name__)
+_LACKS = "the report lacks its {}, which failed ({}); the verdict does not depend on that"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def filled(
             failed, line = where(error)
             name = part.__name__.removeprefix("_")
             _log.warning("privacy audit: details failed: %s (%s:%d)", name, failed, line)
-            report = replace(report, notes=(*report.notes, f"left out: {name} ({failed})"))
+            report = replace(report, notes=(*report.notes, _LACKS.format(name, failed)))
     return report
 
 

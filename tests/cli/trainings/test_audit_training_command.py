@@ -109,6 +109,8 @@ def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_pat
         (("--train", "own_training.absent"), "has no attribute 'absent'"),
         (("--trainings", "0"), "trainings=0 must be a whole number >= 1"),
         (("--significance", "3"), "significance=3.0 must be in (0, 1)"),
+        (("--trainings", "@5"), "trainings: must be int, not '@5'"),
+        (("--trainings", "[1, 2"), "trainings: must be int, not '[1, 2'"),
     ],
 )
 def test_what_cannot_run_is_refused_in_a_sentence(config, capsys, changes, told):

@@ -25,6 +25,21 @@ def test_a_number_of_workers_is_checked_before_the_cluster_is_reached() -> None:
         RayEngine("auto", workers=0).start(work_of())
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_cpus": 0}, "num_cpus=0 and num_gpus=0 ask for nothing"),
+        ({"num_cpus": -1}, "num_cpus=-1 must be a finite number >= 0"),
+        ({"num_gpus": float("nan")}, "num_gpus=nan must be a finite number >= 0"),
+    ],
+)
+def test_resources_are_checked_before_the_cluster_is_reached(
+    given: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RayEngine("auto", **given).start(work_of())
+
+
 def test_an_address_of_ray_client_is_refused() -> None:
     with pytest.raises(BadArgument, match="start the script on a node of the cluster"):
         RayEngine("ray://head:10001").start(work_of())

@@ -122,6 +122,7 @@ def test_a_module_that_was_trained_before_is_refused():
     assert first.error == ""
     assert "make_module" in second.error
     assert "must return a new one each time" in second.error
+    assert second.fatal  # else thousands of trainings would fail one by one
 
 
 def test_one_model_for_all_trainings_is_copied():
