@@ -11,11 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_audit.stats.outputs.sequential_tradeoff import SequentialTradeoffTest
-from lightning_audit.stats.outputs.tradeoff_estimate import (
-    estimate_by_kernel,
-    estimate_by_neighbours,
-)
+from lightning_audit.stats.output_estimates import estimate_by_kernel, estimate_by_neighbours
+from lightning_audit.stats.output_tests import SequentialTradeoffTest
 
 # The tests' known mechanisms are those of the paper.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))

@@ -15,8 +15,8 @@ import pytorch_lightning as pl
 from support import Classifier, conv_net, digits, quiet, trainer
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.stats.evalues.coin_bet import CoinBet
-from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.canary_bets import CoinBet
+from lightning_audit.stats.noise_tests import noise_log_e
 
 NOISE_MULTIPLIER = 3.0023
 #: Noise factor -> steps within which the probe coordinates, and the canaries alone, must flag it.

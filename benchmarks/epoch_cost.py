@@ -6,7 +6,7 @@ import statistics
 import time
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 
 
 def run(epochs: int = 30) -> dict[str, object]:

@@ -9,7 +9,7 @@ import statistics
 
 import numpy as np
 
-from lightning_audit.checks.noise.noise_size import WitnessNoiseCheck
+from lightning_audit.checks.noise import WitnessNoiseCheck
 from lightning_audit.record.store import RecordHeader
 
 TENSORS, WITNESSES, DATA = 6, 64, 0.1

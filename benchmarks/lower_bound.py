@@ -12,9 +12,9 @@ from support import quiet
 
 from lightning_audit import AuditReport
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.least_cost import cheapest
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.checks.accounting.leakage import LeakageBound
+from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import cheapest
+from lightning_audit.checks.accounting import LeakageBound
 from lightning_audit.record.store import INJECTED, RecordHeader
 
 DELTA, LEVEL, CANARIES = 1e-5, 0.05, 8

@@ -13,13 +13,11 @@ from support import digits, quiet
 from torch import nn
 
 from lightning_audit.many.driver import Driver
-from lightning_audit.many.engines.executors import ThisProcess
-from lightning_audit.many.game.canary_records import Blank
-from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan
-from lightning_audit.many.game.user_training import Work
-from lightning_audit.many.game.vectorised import DPSGDMany
-from lightning_audit.many.game.worlds import worlds_of
-from lightning_audit.many.training_store import TrainingStore
+from lightning_audit.many.engines import ThisProcess
+from lightning_audit.many.records import Blank
+from lightning_audit.many.store import MOST_IN_BLOCK, Plan, TrainingStore
+from lightning_audit.many.vectorised import DPSGDMany
+from lightning_audit.many.worlds import Work, worlds_of
 
 STEPS, BATCH_SIZE = 100, 64
 #: Seconds that 1,000 trainings may take, and milliseconds that a training of the MLP may take.

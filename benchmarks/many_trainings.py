@@ -16,12 +16,10 @@ from support import digits, quiet
 from torch import nn
 
 from lightning_audit.many.driver import Driver
-from lightning_audit.many.engines.local_processes import LocalProcesses
-from lightning_audit.many.game.canary_records import Blank
-from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan
-from lightning_audit.many.game.user_training import Work, opacus_training
-from lightning_audit.many.game.worlds import worlds_of
-from lightning_audit.many.training_store import Row, TrainingStore
+from lightning_audit.many.engines import LocalProcesses
+from lightning_audit.many.records import Blank
+from lightning_audit.many.store import MOST_IN_BLOCK, Plan, Row, TrainingStore
+from lightning_audit.many.worlds import Work, opacus_training, worlds_of
 
 TRAININGS, STEPS, BATCH_SIZE, RECORDS = 60, 100, 64, 1797
 #: Trainings that the docs state the time of, and the seconds of CPU that they may take.

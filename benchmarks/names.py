@@ -23,9 +23,9 @@ from support import conv_net, digit_tokens, digits, mlp, quiet
 from torch import nn
 
 from lightning_audit import PrivacyAudit, __version__
-from lightning_audit.selftest.rows import Row, planned
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.runs import train
+from lightning_audit.testing.selftest import Row, planned
 from lightning_audit.testing.trainings import Training
 
 PAGE = Path(__file__).parents[1] / "docs" / "names.md"

@@ -23,30 +23,23 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.bounds.named_bounds import named_bound
-from lightning_audit.stats.bounds.thresholds import (
-    Fixed,
-    Simultaneous,
-    Split,
-    candidate_thresholds,
-)
-from lightning_audit.stats.one_run.one_run_epsilon import (
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.named_bounds import named_bound
+from lightning_audit.stats.one_run import (
     epsilon_one_run,
-    epsilon_one_run_from_scores,
-)
-from lightning_audit.stats.one_run.one_run_fdp import (
     epsilon_one_run_fdp,
     epsilon_one_run_fdp_from_scores,
+    epsilon_one_run_from_scores,
     mu_one_run,
     mu_one_run_from_scores,
 )
-from lightning_audit.stats.posteriors.posterior import (
+from lightning_audit.stats.posteriors import (
     epsilon_posterior_maximum,
     epsilon_posterior_pdf,
     epsilon_posterior_quantile,
 )
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
+from lightning_audit.stats.thresholds import Fixed, Simultaneous, Split, candidate_thresholds
+from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = FOLDER / ".environments"

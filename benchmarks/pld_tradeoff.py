@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
+from lightning_audit.stats.tradeoff import PiecewiseTradeoff
 
 
 def tradeoff_from_pld(pld: PrivacyLossDistribution) -> PiecewiseTradeoff:

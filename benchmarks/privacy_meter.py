@@ -19,7 +19,7 @@ from many_at_once import flat_digits, mlp
 from support import quiet
 
 from lightning_audit import attacks
-from lightning_audit.many.game.vectorised import DPSGDMany
+from lightning_audit.many.vectorised import DPSGDMany
 
 #: Our attack for each of privacy-meter's.
 COUNTERPARTS = {

@@ -13,7 +13,7 @@ import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
-MODULE = "lightning_audit.pytest_plugin.plugin"
+MODULE = "lightning_audit.pytest_plugin"
 LIMIT = 0.05
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_audit import AuditReport
-from lightning_audit.page.page_files import write_page
+from lightning_audit.report.page import write_page
 from lightning_audit.results.report_details import CheckGrowth, CourseRow, TensorNoise
 
 #: Trains the digits demo for an epoch, and prints the CPU seconds of its page and the whole fit.

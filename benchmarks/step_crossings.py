@@ -1,7 +1,7 @@
 """Files, calls and crossings of one audited step: how much code a new reader must follow.
 
 A crossing is a call from one file of the package into another. Calls from outside the package, such
-as hooks called by torch, do not count. `taps/boundary.py` wraps every hook: a call through it
+as hooks called by torch, do not count. `hooks/boundary.py` wraps every hook: a call through it
 counts as a call by its caller. After the first hundred steps, ten steps at a time are passed to the
 checks, so a step that only waits is counted separately from one that ends a block of ten.
 
@@ -28,7 +28,7 @@ PACKAGE = str(Path(lightning_audit.__file__).parent)
 #: the steps after the hundredth whose noise or weights are read, and the 158th is not one of the
 #: steps, one in five, whose canaries are among the rows of the data.
 STEADY, BLOCK_END = 158, 160
-_BOUNDARY = "taps/boundary.py"
+_BOUNDARY = "hooks/boundary.py"
 
 
 class CallCount:

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_audit.replay.questions.step_examiner import Examined
+from lightning_audit.replay.examiner import Examined
 from lightning_audit.run import examinations
-from lightning_audit.testing.faulty.faulty_noise import ScaledNoise
+from lightning_audit.testing.faulty import ScaledNoise
 
 DELTA = 1e-5
 

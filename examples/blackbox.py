@@ -21,8 +21,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 from lightning_audit.blackbox.mechanism import Claim, MechanismAudit, audit_mechanism
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.tradeoff import GaussianTradeoff, SubsampledGaussianTradeoff
 
 RECORDS, FEATURES = 60, 5
 STEPS, RATE, SIGMA, NORM = 10, 0.1, 4.0, 1.0

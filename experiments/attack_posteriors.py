@@ -25,13 +25,10 @@ from torch import Tensor, nn
 from lightning_audit import PrivacyClaim
 from lightning_audit.attacks import cross_fed_mia, measure_mia
 from lightning_audit.many import DPSGDMany
-from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
-from lightning_audit.stats.attack_strength.strength_posterior import (
-    StrengthPosterior,
-    attack_strength_posterior,
-)
-from lightning_audit.stats.bounds.counts import ConfusionCounts
+from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.stats.attack_strength import StrengthPosterior, attack_strength_posterior
+from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
+from lightning_audit.stats.counts import ConfusionCounts
 
 DELTA, ALPHA, SIGNIFICANCE = 1e-3, 0.1, 0.1
 RECORDS, SAMPLE_RATE, STEPS, NOISE = 99, 0.1, 100, 1.0

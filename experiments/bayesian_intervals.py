@@ -17,16 +17,13 @@ from digit_games import DELTA, Flags, Floats, Game, Size, accounted_epsilon, pla
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, PINK, blank_figure, plain_axes
-from lightning_audit.stats.bounds.counts import (
+from lightning_audit.report.figure import BLUE, INK, ORANGE, PINK, blank_figure, plain_axes
+from lightning_audit.stats.counts import (
     ConfusionCounts,
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_interval,
-    epsilon_posterior_maximum,
-)
+from lightning_audit.stats.posteriors import epsilon_posterior_interval, epsilon_posterior_maximum
 
 SIGNIFICANCE = 0.1
 METHODS = {

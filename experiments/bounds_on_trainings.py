@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from lightning_audit import PrivacyClaim
 from lightning_audit.many import Crafted, DPSGDMany, TrainingAudit, conclude
-from lightning_audit.many.game.plan import MOST_IN_BLOCK, Plan
-from lightning_audit.many.game.user_training import Work
-from lightning_audit.many.game.worlds import worlds_of
-from lightning_audit.many.least_error import Promise, promise_of
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.many.store import MOST_IN_BLOCK, Plan
+from lightning_audit.many.verdict import Promise, promise_of
+from lightning_audit.many.worlds import Work, worlds_of
+from lightning_audit.report.figure import BLUE, INK, ORANGE, blank_figure, plain_axes
 
 EPSILONS = (1.0, 4.0, 8.0)
 STEPS, RECORDS = 20, 30

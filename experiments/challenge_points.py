@@ -29,10 +29,10 @@ from lightning_audit.many import (
     shadow_models,
     worst_case_start,
 )
-from lightning_audit.many.game.worlds import worlds_of
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
-from lightning_audit.stats.membership.roc import auroc, tpr_at_fpr
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.many.worlds import worlds_of
+from lightning_audit.report.figure import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
+from lightning_audit.stats.membership import auroc, tpr_at_fpr
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 POINTS, DRAWS, FPR = 50, 20, 0.01
 WORST, RANDOM = "50 worst by separation", "50 random, mean of 20 draws"

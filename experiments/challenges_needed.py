@@ -25,9 +25,9 @@ from digit_games import DELTA, Floats, Game, Size, accounted_epsilon, play, trai
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_audit.report.drawing import BLUE, blank_figure, plain_axes
-from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.posteriors.posterior import epsilon_posterior_pdf
+from lightning_audit.report.figure import BLUE, blank_figure, plain_axes
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.posteriors import epsilon_posterior_pdf
 
 PLAYED = ("plain SGD", "DP-SGD")
 #: The paper counts the challenges until the interval is 2 x .15 wide.

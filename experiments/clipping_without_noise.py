@@ -17,11 +17,10 @@ from digit_audits import DELTA, audits, known_start, random_start
 from matplotlib.figure import Figure
 
 from lightning_audit.many import Blank, Crafted, DPSGDMany, Mislabeled, TrainingAudit
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
-from lightning_audit.stats._confusion import ConfusionCounts
-from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_quantile
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.report.figure import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
+from lightning_audit.stats._arguments import ConfusionCounts
+from lightning_audit.stats.posteriors import mu_posterior_quantile
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
 NORMS = (0.1, 1.0, 10.0)
 CANARIES = {"blank": Blank(label=1), "mislabeled": Mislabeled(), "crafted": Crafted()}

@@ -13,11 +13,11 @@ from torch import nn
 
 from lightning_audit import audit_training
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 from lightning_audit.many import DPSGDMany, ThisProcess, TrainingAudit
-from lightning_audit.many.game.canary_records import Canary
-from lightning_audit.many.least_error import Claim
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.many.records import Canary
+from lightning_audit.many.verdict import Claim
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 DELTA = 1e-5
 

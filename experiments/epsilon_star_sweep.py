@@ -25,10 +25,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_audit.many import DPSGDMany
-from lightning_audit.report.privacy_utility import Model, privacy_utility_figure
-from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric, epsilon_star
-from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
-from lightning_audit.stats.membership.pareto import pareto_front
+from lightning_audit.report.figure import Model, privacy_utility_figure
+from lightning_audit.stats.epsilon_star import (
+    Empirical,
+    Parametric,
+    epsilon_star,
+    epsilon_star_null,
+    pareto_front,
+)
 
 #: Of Epsilon*: delta, ranks with the clip of docs/estimators/epsilon-star.md, the paper's fits.
 DELTA, RANKS, FITS = 1e-3, Empirical(0.01), Parametric(1e-6)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_audit import PrivacyClaim
 from lightning_audit.many import Blank, Crafted, DPSGDMany, Mislabeled, TrainingAudit
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
+from lightning_audit.report.figure import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
 
 EPSILON, STEPS = 8.0, 50
 RATES = (1.0, 0.5, 0.25, 0.1)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     from lightning_audit.accounting.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.blackbox.mechanism import audit_mechanism as audit_mechanism
@@ -26,11 +24,14 @@ if TYPE_CHECKING:
     from lightning_audit.results.audit_report import InconclusiveAudit as InconclusiveAudit
     from lightning_audit.results.audit_report import PrivacyViolation as PrivacyViolation
     from lightning_audit.results.audit_report import Verdict as Verdict
-    from lightning_audit.verdict.exemptions import Allow as Allow
-    from lightning_audit.verdict.pass_blockers import Resolution as Resolution
+    from lightning_audit.verdict.allow import Allow as Allow
+    from lightning_audit.verdict.judge import Resolution as Resolution
+
+__version__ = "0.1.0"
+
 
 _HOMES = {
-    "Allow": "lightning_audit.verdict.exemptions",
+    "Allow": "lightning_audit.verdict.allow",
     "AuditReport": "lightning_audit.results.audit_report",
     "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
@@ -39,7 +40,7 @@ _HOMES = {
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
     "PrivacyClaim": "lightning_audit.accounting.claims",
     "PrivacyViolation": "lightning_audit.results.audit_report",
-    "Resolution": "lightning_audit.verdict.pass_blockers",
+    "Resolution": "lightning_audit.verdict.judge",
     "Verdict": "lightning_audit.results.audit_report",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",

@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _bounds_at_each_epoch() -> Iterator[None]:
     """Epochs of tests are too short for bounds at the end of each by time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_audit.run.findings.EPOCH_SHARE", math.inf)
+        patch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", math.inf)
         yield
 
 
@@ -94,7 +94,7 @@ def _divergences_once() -> None:
 @pytest.fixture
 def all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports show every number of private checks, and the gate takes them."""
-    monkeypatch.setattr("lightning_audit.run.findings.shown", lambda check, significance: check)
+    monkeypatch.setattr("lightning_audit.run.evaluation.shown", lambda check, significance: check)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
     These are the larger part of a short training.
     """
-    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_audit.callbacks.outcome.find_spec", lambda name: None)
     page = "lightning_audit.run.report_files.ReportFiles.write_page"
     monkeypatch.setattr(page, lambda files, report: None)
     _change_defaults(monkeypatch, examinations=0)

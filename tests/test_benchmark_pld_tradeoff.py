@@ -9,8 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from places import REPOSITORY
 
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.tradeoff import GaussianTradeoff, SubsampledGaussianTradeoff
 
 sys.path.append(str(REPOSITORY / "benchmarks"))
 from pld_tradeoff import tradeoff_from_pld

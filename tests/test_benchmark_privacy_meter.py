@@ -11,7 +11,7 @@ import pytest
 import torch
 from places import REPOSITORY
 
-from lightning_audit.many.game.logit_margin import LogitMargin
+from lightning_audit.many.records import LogitMargin
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stages import staged
 
-from lightning_audit.cli.output import OWN_FAULT
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
-from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES
+from lightning_audit.cli.main import OWN_FAULT
+from lightning_audit.stats.named_bounds import BOUND_NAMES
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES
 
 GIGABYTES = 1.0
 RNG = np.random.default_rng(0)

@@ -11,9 +11,9 @@ import pytest
 from made_report import made_report
 from places import DOCS, REPOSITORY
 
-from lightning_audit.cli import main as cli
-from lightning_audit.cli.check_command import FORMATS
-from lightning_audit.cli.formats.findings_shown import SEVERITIES
+from lightning_audit.cli import main
+from lightning_audit.cli.check import FORMATS
+from lightning_audit.cli.formats import SEVERITIES
 from lightning_audit.results.audit_report import LikelyFault, Place
 from lightning_audit.results.report_details import places_in
 
@@ -58,7 +58,7 @@ def test_an_output_of_the_page_is_that_of_the_command(
     command: str, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, _, first = command.partition(" | head -n ")
-    cli.main(shlex.split(command)[1:])
+    main.main(shlex.split(command)[1:])
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
@@ -74,7 +74,7 @@ def test_the_page_shows_outputs_and_has_every_option_format_and_severity(
 ) -> None:
     assert len(BLOCKS) >= 5
     with pytest.raises(SystemExit):
-        cli.main(["check", "--help"])
+        main.main(["check", "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
     assert len(options) == 4
     assert {option for option in options if f"| `{option}" not in PAGE} == set()

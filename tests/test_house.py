@@ -1,90 +1,211 @@
-"""The house: what a stranger finds by a name. Rooms, files, functions, tests of their name."""
+"""The rules of the house: imports point down, no circle, chapters, and a size that is known."""
 
 from __future__ import annotations
 
 import ast
-import re
-from collections import Counter
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
+import house_table
 import pytest
-from places import REPOSITORY
-from test_layers import FILES, LEVELS, PACKAGE
+from house_table import BARRED, HEAVY, LEVELS, LIGHTNING, PAGE
+from places import FILES, PACKAGE, REPOSITORY
 
-MOST_MODULES = 15
-MOST_LINES = 350
-#: A function may be longer than so many lines, docstring included, in so many places.
-LONG_FUNCTION, MOST_LONG = 60, 5
-LEAST_TESTED = 0.9
-#: One subject, seen from the statistics and from Lightning.
-SHARED_STEMS = {"epsilon_star"}
+import lightning_audit
 
-MODULES = [path for path in FILES if path.name != "__init__.py"]
-ROOMS = sorted({path.parent for path in MODULES} - {PACKAGE})
-TESTS = REPOSITORY / "tests"
-#: Folders of tests that are no room's: of the repository's tools, of pages in a browser, of the
-#: experiments, and what tests share.
-OTHER_TESTS = {"support", "data", "docs_build", "browser", "experiments"}
-
-
-def in_package(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+MOST_LINES = 1000
+#: What some rooms may import of this package, where that is less than their level allows.
+ONLY = {
+    "files": {"files", "_validate"},
+    "results": {"results", "files", "_validate"},
+    "attacks": {"attacks", "stats", "_validate"},
+    "report": {"report", "results", "record", "checks", "stats", "files"},
+    "canaries": {"canaries", "layout", "_validate"},
+    "hooks": {"hooks", "layout", "_validate"},
+}
+#: A change that lets a number grow by more than this part of it commits benchmarks/size.json.
+GROWTH = 0.02
 
 
-def files_named_after(module: Path) -> list[Path]:
-    """The files in which the tests of a module are."""
-    folder = TESTS / module.parent.relative_to(PACKAGE)
-    stem = module.stem.lstrip("_")
-    return [*folder.glob(f"test_{stem}.py"), *folder.glob(f"test_{stem}_*.py")]
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=in_package)
-def test_a_room_can_be_overlooked(room: Path) -> None:
-    modules = [path for path in MODULES if path.parent == room]
-    assert len(modules) <= MOST_MODULES
-    assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+def room(module: str) -> str:
+    """The room of a module; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=in_package)
-def test_a_file_is_short_and_says_what_it_is_for(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    assert ast.get_docstring(ast.parse(text))
+def run_time_nodes(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
+    """All nodes but those under ``if TYPE_CHECKING``, and without those in functions."""
+    for child in ast.iter_child_nodes(node):
+        checked = (
+            isinstance(child, ast.If)
+            and isinstance(child.test, ast.Name)
+            and child.test.id == "TYPE_CHECKING"
+        )
+        inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not functions
+        if not checked and not inside:
+            yield child
+            yield from run_time_nodes(child, functions)
 
 
-def test_few_functions_are_long() -> None:
-    long = [
-        f"{in_package(path)}: {node.name}"
+def imported(source: str, functions: bool = True) -> Iterator[str]:
+    """Full names of what a source imports when it runs, if asked also inside functions."""
+    for node in run_time_nodes(ast.parse(source), functions):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_used(source: str) -> set[str]:
+    own = {name for name in imported(source) if name.split(".")[0] == PACKAGE.name}
+    return {room(name) for name in own} - {"", "__version__"}
+
+
+def files_used(path: Path) -> set[Path]:
+    """The files that a file imports at its head."""
+    found = set()
+    for name in imported(path.read_text(encoding="utf-8"), functions=False):
+        place = PACKAGE.parent.joinpath(*name.split("."))
+        tried = (place.with_suffix(".py"), place.parent.with_suffix(".py"))
+        found |= {one for one in tried if one in FILES}
+    return found - {path}
+
+
+def circle(uses: dict[Path, set[Path]]) -> list[str]:
+    """The files of a circle, the first one again at its end; empty if there is none."""
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        return [path.name for path in error.args[1]]
+    return []
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_imports_are_read_also_inside_functions_and_not_under_type_checking() -> None:
+    source = (
+        "from typing import TYPE_CHECKING\n"
+        "from lightning_audit import _validate, __version__\n"
+        "if TYPE_CHECKING:\n    from lightning_audit.cli import main\n"
+        "def f():\n    import lightning_audit.stats.power\n"
+        "    from lightning_audit.report.text import as_text\n"
+    )
+    assert rooms_used(source) == {"_validate", "stats", "report"}
+    assert "lightning_audit.stats.power" not in imported(source, functions=False)
+
+
+def test_imports_point_down_only() -> None:
+    wrong = [
+        f"{own}: {name}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= LONG_FUNCTION
+        if (own := room(module_name(path)))
+        for name in rooms_used(path.read_text(encoding="utf-8"))
+        if LEVELS[name] > LEVELS[own] or name not in ONLY.get(own, {name})
     ]
-    assert len(long) <= MOST_LONG, long
+    assert wrong == []
 
 
-def test_a_stem_stands_for_one_subject() -> None:
-    stems = Counter(path.stem.lstrip("_") for path in MODULES)
-    assert {stem for stem, count in stems.items() if count > 1} <= SHARED_STEMS
+def test_no_circle_joins_files() -> None:
+    one, other = FILES[:2]
+    assert circle({one: {other}, other: {one}}) in (
+        [one.name, other.name, one.name],
+        [other.name, one.name, other.name],
+    )
+    assert circle({path: files_used(path) for path in FILES}) == []
 
 
-def test_modules_have_tests_of_their_name() -> None:
-    without = [in_package(path) for path in MODULES if not files_named_after(path)]
-    assert len(without) <= (1 - LEAST_TESTED) * len(MODULES), without
+def test_statistics_use_numpy_and_scipy_only() -> None:
+    allowed = {*sys.stdlib_module_names, "__future__", "lightning_audit", "numpy", "scipy"}
+    outside = {
+        f"{path.name}: {name}"
+        for path in (PACKAGE / "stats").rglob("*.py")
+        for name in imported(path.read_text(encoding="utf-8"))
+        if name.split(".")[0] not in allowed
+    }
+    assert outside == set()
 
 
-def test_tests_lie_where_the_modules_lie_that_they_are_named_after() -> None:
-    files = [path for path in TESTS.rglob("test_*.py") if path.parent != TESTS]
-    named = {path for module in MODULES for path in files_named_after(module)}
-    rooms = {path for path in files if path.relative_to(TESTS).parts[0] not in OTHER_TESTS}
-    assert sorted(str(path.relative_to(TESTS)) for path in rooms - named) == []
-    names = Counter(path.name for path in files)
-    assert [name for name, count in names.items() if count > 1] == []
+@pytest.mark.parametrize("kept_out", [HEAVY, LIGHTNING], ids=["torch", "Lightning"])
+def test_rooms_load_nothing_heavier_than_they_may(kept_out: frozenset[str]) -> None:
+    names = sorted(module_name(path) for path in FILES)
+    modules = [name for name in names if kept_out <= BARRED.get(room(name), frozenset())]
+    assert len(modules) > 70
+    script = f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
+    loaded = run(script + "print(*{name.partition('.')[0] for name in sys.modules})").split()
+    assert "lightning_audit" in loaded
+    assert kept_out.intersection(loaded) == set()
 
 
-def test_contributing_says_of_each_room_what_it_is_for_and_what_it_may_import() -> None:
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| L(\d) \| `([\w.]+)/?` \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
-    assert {name.removesuffix(".py"): int(level) for level, name, _, _ in rows} == LEVELS
-    assert all(purpose.strip() and imports.strip() for _, _, purpose, imports in rows)
+def test_the_package_gives_its_names_without_loading_them_before() -> None:
+    run(
+        "import sys, lightning_audit as a\n"
+        "assert set(a.__all__) <= set(dir(a))\n"
+        "a.AuditReport, a.Verdict, a.PrivacyViolation, a.InconclusiveAudit, a.PrivacyClaim\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    with pytest.raises(AttributeError, match=r"'lightning_audit' has no attribute 'Unheard'"):
+        _ = lightning_audit.Unheard
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [p for p in FILES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
+    assert silent == []
+
+
+def test_no_file_is_longer_than_a_chapter() -> None:
+    lines = {module_name(path): len(path.read_text("utf-8").splitlines()) for path in FILES}
+    assert {name: length for name, length in lines.items() if length > MOST_LINES} == {}
+
+
+def test_contributing_has_the_table_of_the_house() -> None:
+    assert set(LEVELS) == {room(module_name(path)) for path in FILES} - {""}
+    text = PAGE.read_text(encoding="utf-8")
+    assert house_table.shown(text) == house_table.table(), "run `python docs/build/house_table.py`"
+
+
+@pytest.fixture(scope="module")
+def code_size() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "code_size", REPOSITORY / "benchmarks" / "code_size.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_line_is_of_one_kind(code_size: ModuleType) -> None:
+    counted = code_size.lines_of(
+        '"""Docstring\nof two lines."""\n\nimport os  # a comment\nfrom os import (\n    path,\n)\n'
+        'def f(x: int) -> str:\n    """One line."""\n    # A comment.\n    text = """three\n'
+        'lines of\ntext"""\n    return text * x\nX = 1\n"""Of X."""\n'
+    )
+    kinds = {"docstring": 4, "blank": 1, "import": 4, "comment": 1, "code": 6}
+    assert counted == kinds
+
+
+def test_the_house_has_the_size_that_was_committed(code_size: ModuleType) -> None:
+    """Who lets it grow commits the new size: `python benchmarks/code_size.py --write`."""
+    committed = json.loads(code_size.SIZE.read_text(encoding="utf-8"))
+    now = code_size.measured()
+    assert committed.keys() == now.keys()
+    grown = {k: (committed[k], n) for k, n in now.items() if n > (1 + GROWTH) * committed[k]}
+    assert grown == {}, "commit benchmarks/size.json of `python benchmarks/code_size.py --write`"

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_layers import FILES, PACKAGE
+from places import FILES, PACKAGE
 
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 
 #: Names that are also a group, a kind of claim, an argument or a word of the statistics.
 WORDS = {"noise", "epsilon", "accounting", "expected_batch_size", "loss_reduction", "sensitivity"}

@@ -9,15 +9,18 @@ import pytest
 from places import DOCS
 from scipy import stats
 
-from lightning_audit.stats.bounds.counts import epsilon_at_rates, epsilon_clopper_pearson
-from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_cdf,
-    epsilon_posterior_interval,
+from lightning_audit.stats.counts import (
+    epsilon_at_rates,
+    epsilon_clopper_pearson,
+    mu_clopper_pearson,
 )
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.posteriors import epsilon_posterior_cdf, epsilon_posterior_interval
+from lightning_audit.stats.tradeoff import (
+    GaussianTradeoff,
+    SubsampledGaussianTradeoff,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 
 sys.path.append(str(DOCS / "figures"))
 from published_numbers import (

@@ -19,9 +19,9 @@ from stages import staged
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Dirac, Spread
-from lightning_audit.cli import main as cli
-from lightning_audit.config.audit_config import findings
-from lightning_audit.stats.bounds.named_bounds import METHODS
+from lightning_audit.cli import main
+from lightning_audit.config import findings
+from lightning_audit.stats.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
@@ -51,7 +51,7 @@ def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     audit = PrivacyAudit(claimed_epsilon=8.0, delta=1e-5, bounds="all")
     pl.Trainer(max_epochs=10, callbacks=[audit]).fit(digits.Digits())
     capsys.readouterr()
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     (bound,) = [b for b in audit.report.bounds if b.name == arguments[3]]
     # The run subtracts from a reading what its past residuals were.
     assert json.loads(capsys.readouterr().out)["epsilon_lower"] == pytest.approx(
@@ -154,8 +154,8 @@ def test_the_yaml_configures_the_audit_in_either_lightning(package, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["train.py"])
     lightning_cli = importlib.import_module(f"{package}.cli").LightningCLI
     boring = importlib.import_module(f"{package}.demos.boring_classes").BoringModel
-    cli = lightning_cli(boring, run=False, args=["--config", str(config)])
-    (audit,) = [c for c in cli.trainer.callbacks if isinstance(c, PrivacyAudit)]
+    main = lightning_cli(boring, run=False, args=["--config", str(config)])
+    (audit,) = [c for c in main.trainer.callbacks if isinstance(c, PrivacyAudit)]
     assert audit.canaries == (Dirac(tensor="last_bias"), Spread())
     assert audit.claim == PrivacyClaim(delta=1e-5, noise_multiplier=1.0)
     assert (audit.claimed_epsilon, audit.delta) == (8.0, 1e-5)
@@ -192,7 +192,7 @@ def test_what_is_used_outside_of_a_training_is_there():
     for row in rows:
         for name in re.findall(r"`(.*?)`", row[2]):
             if name.startswith("lightning-audit "):
-                assert name.split()[1] in cli._parser().format_help()
+                assert name.split()[1] in main._parser().format_help()
             elif "." in name:
                 importlib.import_module(name)
             else:

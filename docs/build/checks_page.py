@@ -7,8 +7,7 @@ from pathlib import Path
 
 from checks_table import table
 
-from lightning_audit.checks.base.check import QUESTIONS, Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check
 
 PAGE = Path(__file__).parents[1] / "checks.md"
 

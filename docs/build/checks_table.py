@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 
 _HEAD = "| finding | what it says |\n|---|---|\n"
 #: Not a check: the report has a note on it.

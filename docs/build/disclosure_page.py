@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY, Check
 
 PAGE = Path(__file__).parents[1] / "what-files-reveal.md"
 

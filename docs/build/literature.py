@@ -8,16 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.record.store import ENTERED, RecordHeader
-from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.bounds.named_bounds import named_bound
-from lightning_audit.stats.bounds.thresholds import (
-    Fixed,
-    Maximum,
-    ThresholdChoice,
-    candidate_thresholds,
-)
-from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_maximum
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.named_bounds import named_bound
+from lightning_audit.stats.posteriors import mu_posterior_maximum
+from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice, candidate_thresholds
+from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 Floats = NDArray[np.float64]
 

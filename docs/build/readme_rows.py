@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_audit.checks.base.check import QUESTIONS
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import QUESTIONS, REGISTRY
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS, README = REPOSITORY / "docs", REPOSITORY / "README.md"

@@ -20,14 +20,19 @@ from literature import CHOICES, EACH, METHODS, StepsNeeded, steps_needed
 from lightning_audit import AuditReport, PrivacyAudit, __version__
 from lightning_audit.record.report_directory import RECORD_NAME, REPORT_NAME
 from lightning_audit.record.store import ENTERED, read_observations
-from lightning_audit.selftest import published
-from lightning_audit.selftest.pool import run_all
-from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.rows import Row, planned
-from lightning_audit.selftest.table import HEADINGS, show, steps_of, summary
-from lightning_audit.selftest.training import train_row
+from lightning_audit.testing import selftest
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.runs import train
+from lightning_audit.testing.selftest import (
+    HEADINGS,
+    Row,
+    planned,
+    show,
+    steps_of,
+    summary,
+    train_row,
+)
+from lightning_audit.testing.selftest_pool import Result, run_all
 
 PAGE = Path(__file__).parents[1] / "selftest.md"
 
@@ -74,16 +79,16 @@ name no fault.
 _OF_GROUPS = {
     "published": f"""
 Section 6.3 and appendix B of *Tight Auditing of Differentially Private Machine Learning* (USENIX
-Security 2023): single steps that claim epsilon {published.EPSILON} at delta
-{published.DELTA:g}, which is noise multiplier {published.NOISE_MULTIPLIER:.3g}; batches of
-{published.BATCH_SIZE}; 2,500 observations with and 2,500 without a canary. Here {published.STEPS}
-steps with eight canaries, each in half of the steps, give the same number. Changes, so that it runs
-in seconds: a small net on 50,000 random records instead of a WideResNet on CIFAR-10 (the paper also
-uses this number of random images), clipping norm 1 (the text gives none), canaries of 1000 times
-the clipping norm instead of exactly that norm. Figure 7 clips after averaging, figure 8 draws the
-noise from 100 seeds, figure 9 adds too little noise: a step's true epsilon is then 1.57, which f-DP
-detects in the paper, or 2.17, which the other methods do not detect.
-""",
+Security 2023): single steps that claim epsilon {selftest.EPSILON} at delta
+{selftest.DELTA:g}, which is noise multiplier {selftest.NOISE_MULTIPLIER:.3g}; batches of
+{selftest.BATCH_SIZE}; 2,500 observations with and 2,500 without a canary. Here
+{selftest.PUBLISHED_STEPS} steps with eight canaries, each in half of the steps, give the same
+number. Changes, so that it runs in seconds: a small net on 50,000 random records instead of a
+WideResNet on CIFAR-10 (the paper also uses this number of random images), clipping norm 1 (the text
+gives none), canaries of 1000 times the clipping norm instead of exactly that norm. Figure 7 clips
+after averaging, figure 8 draws the noise from 100 seeds, figure 9 adds too little noise: a step's
+true epsilon is then 1.57, which f-DP detects in the paper, or 2.17, which the other methods do not
+detect.""",
     "healthy": """
 A number in the columns of the literature is a false accusation. "figures 7-9" has the settings of
 the violations above.
@@ -169,7 +174,7 @@ def markdown(results: Sequence[Result], seconds: float, jobs: int) -> str:
             seconds=seconds,
             jobs=jobs,
             each=EACH,
-            delta=published.DELTA,
+            delta=selftest.DELTA,
         )
     ]
     for group, title in HEADINGS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_audit.checks.base.registry import shares
+from lightning_audit.checks.check import shares
 
 PAGE = Path(__file__).parents[1] / "design-decisions.md"
 _HEAD = "| share | checks |\n|---|---|\n"

@@ -15,7 +15,7 @@ from published_numbers import (
 from scipy import stats
 from support import arguments, save
 
-from lightning_audit.report.drawing import (
+from lightning_audit.report.figure import (
     BLUE,
     GREEN,
     INK,
@@ -25,13 +25,18 @@ from lightning_audit.report.drawing import (
     blank_figure,
     plain_axes,
 )
-from lightning_audit.stats.bounds.counts import ConfusionCounts, epsilon_at_rates
-from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
-from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_pdf, mu_posterior_quantile
-from lightning_audit.stats.posteriors.posterior import (
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_at_rates,
+    mu_clopper_pearson,
+    mu_pooled_clopper_pearson,
+)
+from lightning_audit.stats.posteriors import (
     epsilon_posterior_cdf,
     epsilon_posterior_interval,
     epsilon_posterior_pdf,
+    mu_posterior_pdf,
+    mu_posterior_quantile,
 )
 
 COLOURS = dict(zip(INTERVALS, (ORANGE, PINK, BLUE), strict=True))

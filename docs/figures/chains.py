@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from lightning_audit.report.drawing import BLUE, GREEN, GREY, ORANGE, blank_figure, plain_axes
+from lightning_audit.report.figure import BLUE, GREEN, GREY, ORANGE, blank_figure, plain_axes
 
 
 def trace_figure(chains: ArrayLike, names: Sequence[str]) -> Figure:

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.membership.epsilon_star import (
+from lightning_audit.report.figure import BLUE, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.stats.epsilon_star import (
     Empirical,
     Parametric,
     epsilon_star,

@@ -11,9 +11,8 @@ from sklearn.datasets import load_digits
 from support import arguments, save
 from torch.utils.data import TensorDataset
 
-from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.membership._loss_fit import LogitScale, fit
-from lightning_audit.stats.membership.epsilon_star import epsilon_star_of_distributions
+from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.stats.epsilon_star import LogitScale, epsilon_star_of_distributions, fit
 
 DELTA = 1e-5
 

@@ -9,14 +9,14 @@ import numpy as np
 from chains import trace_figure
 from support import arguments, save
 
-from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
-from lightning_audit.stats.attack_strength.strength_posterior import (
+from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.stats.attack_strength import (
     attack_counts,
     attack_strength_posterior,
     epsilon_posterior_at_strength,
+    sample_attack_strength,
 )
-from lightning_audit.stats.attack_strength.strength_sampler import sample_attack_strength
+from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 
 COUNTS = Path(__file__).parents[2] / "tests" / "data" / "mia_error_counts.json"
 STRONG = attack_counts(

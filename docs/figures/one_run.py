@@ -6,10 +6,9 @@ import numpy as np
 from support import arguments, save
 
 from lightning_audit.record.scores import CanaryScores
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, PINK, blank_figure, plain_axes
-from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run
-from lightning_audit.stats.one_run.one_run_fdp import epsilon_one_run_fdp, mu_one_run
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
+from lightning_audit.report.figure import BLUE, INK, ORANGE, PINK, blank_figure, plain_axes
+from lightning_audit.stats.one_run import epsilon_one_run, epsilon_one_run_fdp, mu_one_run
+from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
 DELTA = 1e-5
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from lightning_audit.stats.bounds.counts import (
+from lightning_audit.stats.counts import (
     ConfusionCounts,
     epsilon_at_rates,
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors.posterior import epsilon_posterior_interval
+from lightning_audit.stats.posteriors import epsilon_posterior_interval
 
 DELTA = 1e-5
 

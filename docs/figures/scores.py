@@ -6,10 +6,9 @@ import numpy as np
 from support import arguments, save
 
 from lightning_audit.record.scores import CanaryScores
-from lightning_audit.report.drawing import BLUE, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.bounds.thresholds import Fixed, Maximum, MultiSplit, Simultaneous, Split
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.report.figure import BLUE, INK, ORANGE, blank_figure, plain_axes
+from lightning_audit.stats.thresholds import Fixed, Maximum, MultiSplit, Simultaneous, Split
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
 DELTA, EPSILON = 1e-5, 4.0
 MU = float(gaussian_mu(EPSILON, DELTA))

@@ -12,7 +12,7 @@ from published_numbers import (
 from scipy import stats
 from support import arguments, save
 
-from lightning_audit.report.drawing import (
+from lightning_audit.report.figure import (
     AMBER,
     BLUE,
     GREEN,
@@ -23,17 +23,21 @@ from lightning_audit.report.drawing import (
     blank_figure,
     plain_axes,
 )
-from lightning_audit.stats.bounds.counts import (
+from lightning_audit.stats.counts import (
     ConfusionCounts,
     epsilon_at_rates,
     epsilon_clopper_pearson,
+    mu_clopper_pearson,
 )
-from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
-from lightning_audit.stats.bounds.named_bounds import named_bound
-from lightning_audit.stats.bounds.thresholds import Fixed, Maximum
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, GaussianTradeoff
+from lightning_audit.stats.named_bounds import named_bound
+from lightning_audit.stats.thresholds import Fixed, Maximum
+from lightning_audit.stats.tradeoff import (
+    ApproxDPTradeoff,
+    GaussianTradeoff,
+    SubsampledGaussianTradeoff,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 
 #: The step of Figure 5: variance 0.3, a canary in a quarter of the batches.
 NOISE_MULTIPLIER, SAMPLE_RATE = 0.3**0.5, 0.25

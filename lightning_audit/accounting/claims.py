@@ -7,10 +7,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from lightning_audit import _validate
-from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import epsilon_of_passes, passes_of
-from lightning_audit.stats.dependence.correlated_noise import is_recoverable
+from lightning_audit.accounting.composition import (
+    Adjacency,
+    epsilon_of_history,
+    epsilon_of_passes,
+    passes_of,
+)
+from lightning_audit.accounting.history import Phase
+from lightning_audit.stats.dependence import is_recoverable
 
 __all__ = ["PrivacyClaim"]
 

@@ -1,27 +1,137 @@
-"""The epsilons of a run: claimed, spent and proved."""
+"""The epsilons of a run, and the steps that it may still take within a claimed epsilon."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import scipy
 
-from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
-from lightning_audit.accounting.least_cost import cheapest
-from lightning_audit.accounting.margin import RESOLUTION
-from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
-from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.stats.evalues.leakage_bet import ProvedPart
-from lightning_audit.stats.tradeoff.renyi import renyi_divergence
+from lightning_audit import _validate
+from lightning_audit.accounting.composition import (
+    RESOLUTION,
+    Adjacency,
+    epsilon_of_history,
+    exceeds,
+)
+from lightning_audit.accounting.history import (
+    Phase,
+    StepHistory,
+    compress,
+    leaking,
+    merge,
+    rates_known,
+)
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.canary_bets import LeastLogs, ProvedPart, score_mu
+from lightning_audit.stats.divergences import (
+    order_two_divergence,
+    order_two_slope,
+    renyi_divergence,
+)
 
 if TYPE_CHECKING:
-    from lightning_audit.dpsgd.accountant_link import AccountantLink
+    from lightning_audit.dpsgd.opacus import AccountantLink
+
+# --- The least privacy cost of steps, given what a bet proves about their sum.
+
+#: Signal over noise: the table in which the cheapest value of each group of steps is searched.
+_MU: Floats = np.geomspace(1e-4, 60.0, 600)
+#: Halvings of the Lagrange multiplier's range, and the largest error of the table, as a log.
+_HALVINGS, _SLACK = 60, 0.05
+
+
+def cheapest(proved: Sequence[LeastLogs], taken: Sequence[Phase]) -> list[Phase]:
+    r"""Return the steps of least cost that the bets admit.
+
+    For each bet, find the signals over noise ``mu_g`` of its groups of steps that minimize
+
+    .. math:: \sum_g n_g\, c(\mu_g, q_g) \quad\text{subject to}\quad
+        \sum_g m_g \log(1 + \kappa_g f G_g(\mu_g)) \ge \text{needed}
+
+    with the cost c of `order_two_divergence`, m_g the steps with canaries and n_g all steps of the
+    group. All bets hold, so the most expensive result counts. The logs are concave functions of the
+    cost, so equal steps within a group cost least, and a Lagrange multiplier finds the rest.
+
+    Proved for the cost (own proof, above): no admitted sequence mu_t costs less, if steps without
+    canaries leak on average as much as steps with canaries of the same claim. For epsilon this is
+    proved for full batches, and in the limit of many small steps; between the two, it rests on
+    simulation.
+
+    Args:
+        proved: What each bet proves; not empty.
+        taken: All steps, by their claims.
+
+    Returns:
+        Phases with these noise multipliers, without steps whose claim had no canaries. Empty if
+        nothing is proved.
+    """
+    found = [_cheapest_of(each, taken) for each in proved if each.needed > 0.0]
+    return max(found, key=lambda costed: costed[0], default=(0.0, []))[1]
+
+
+def _cheapest_of(proved: LeastLogs, taken: Sequence[Phase]) -> tuple[float, list[Phase]]:
+    """Return the least cost that a bet admits, and its phases."""
+    rates, counts = proved.sample_rates, _all_steps(proved, taken)
+    table = np.broadcast_to(_MU, (len(rates), len(_MU)))
+    logs, seen = proved.logs(table), proved.steps[:, None]
+    price = counts[:, None] * order_two_slope(table, rates[:, None])
+    # Increase of the logs per unit of cost: it falls in mu.
+    worth = np.log(np.maximum(seen * proved.slopes(table), 1e-300)) - np.log(price)
+    worth = np.minimum.accumulate(worth, axis=1)
+
+    def at(level: float) -> Floats:
+        return np.array([np.interp(-level, -of_it, _MU) for of_it in worth])
+
+    low, high = float(worth.min()), float(worth.max())
+    for _ in range(_HALVINGS):
+        level = 0.5 * (low + high)
+        added = sum(
+            n * np.interp(mu, _MU, of_it)
+            for n, mu, of_it in zip(proved.steps, at(level), logs, strict=True)
+        )
+        low, high = (level, high) if added >= proved.needed else (low, level)
+    mu = _scaled(proved, at(low))
+    cost = float(counts @ order_two_divergence(mu, rates))
+    steps = np.floor(counts + 1e-9).astype(int)
+    parts = zip(mu.tolist(), rates.tolist(), steps.tolist(), strict=True)
+    return cost, merge(Phase(1.0 / each, rate, n) for each, rate, n in parts if n and each > 0)
+
+
+def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
+    """Return mu of the table, scaled so that the logs add up to exactly what is needed."""
+
+    def missing(log_factor: float) -> float:
+        logs = proved.logs(mu[:, None] * np.exp(log_factor))[:, 0]
+        return float(proved.steps @ logs) - proved.needed
+
+    if missing(-_SLACK) >= 0.0 or missing(_SLACK) <= 0.0:  # at an end of the table
+        return mu
+    return np.asarray(mu * np.exp(scipy.optimize.brentq(missing, -_SLACK, _SLACK, xtol=1e-13)))
+
+
+def _all_steps(proved: LeastLogs, taken: Sequence[Phase]) -> Floats:
+    """Return the steps of each group, with and without canaries, ``[g]``."""
+    keys = list(zip(proved.mus.tolist(), proved.sample_rates.tolist(), strict=True))
+    inside: Counter[tuple[float, float]] = Counter()
+    for key, steps in zip(keys, proved.steps.tolist(), strict=True):
+        inside[key] += steps
+    all_steps: Counter[tuple[float, float]] = Counter()
+    for phase in taken:
+        if phase.noise_multiplier > 0:
+            all_steps[score_mu(phase.noise_multiplier), phase.known_rate] += phase.steps
+    return np.asarray(proved.steps * [all_steps[key] / inside[key] for key in keys])
+
+
+# --- The epsilons of a run: claimed, spent and proved.
 
 _log = logging.getLogger(__name__)
 
@@ -278,3 +388,71 @@ def composed_epsilon(
     short = compress(history, max_phases=12, rounding=rounding)
     lower = rounding == "up"
     return epsilon_of_history(short, delta, adjacency=adjacency, lower=lower, resolution=resolution)
+
+
+# --- The number of steps that a training may still take within a claimed epsilon.
+
+#: Largest number of steps that is searched if no number is planned: finding the end of many more
+#: takes as long as a training.
+MOST_ASKED = 4096
+
+
+def steps_within(
+    claimed_epsilon: float,
+    delta: float,
+    history: Sequence[Phase],
+    coming: Sequence[Phase],
+    *,
+    told: tuple[Sequence[Phase], Sequence[Phase]] | None = None,
+    planned: int | None = None,
+    adjacency: Adjacency = "add_remove",
+) -> int | None:
+    """Return how often ``coming`` may follow a history before the claimed epsilon is exceeded.
+
+    The planned number fits if it exceeds the claim by no more than the error of composition,
+    because the noise multiplier may have been calibrated to the claim. Every other number is
+    compared with the claim itself.
+
+    Args:
+        claimed_epsilon: Epsilon that all steps together may cost, > 0.
+        delta: Delta of the claim, in (0, 1).
+        history: The steps so far.
+        coming: What is repeated: one step of each private optimizer.
+        told: ``history`` and ``coming`` as the accountants have them, if they differ; the more
+            expensive pair counts.
+        planned: How often ``coming`` is planned to repeat, >= 1, which bounds the search; None
+            bounds it by `MOST_ASKED`.
+        adjacency: See `lightning_audit.accounting.composition.epsilon_of_history`.
+
+    Returns:
+        The number: 0 if the next step is too much, ``planned`` if all fit, None if a sample rate
+        is unknown.
+
+    Raises:
+        ValueError: If ``planned`` is not a whole number >= 1.
+
+    Example:
+        >>> steps_within(1.0, 1e-5, (), [Phase(1.0, 0.01, 1)], planned=100)
+        100
+        >>> steps_within(1.0, 1e-5, (), [Phase(0.5, 0.5, 1)], planned=100)
+        0
+    """
+    most = MOST_ASKED if planned is None else _validate.positive_int("planned", planned)
+    courses = [(history, coming), *([told] if told is not None else [])]
+
+    def epsilon(times: int) -> float:
+        found = []
+        for before, each in courses:
+            rounds = [replace(phase, steps=phase.steps * times) for phase in each]
+            found.append(composed_epsilon([*before, *rounds], delta, adjacency))
+        return max(math.inf if one is None else one for one in found)
+
+    if any(phase.sample_rate is None for course in courses for part in course for phase in part):
+        return None
+    if planned is not None and not exceeds(epsilon(planned), claimed_epsilon):
+        return planned
+    end = 1
+    while end < most and epsilon(end) <= claimed_epsilon:
+        end *= 8
+    begin, numbers = end // 8, range(end // 8 + 1, min(end, most) + 1)
+    return begin + bisect_left(numbers, True, key=lambda times: epsilon(times) > claimed_epsilon)

@@ -11,8 +11,6 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from scipy import fft, special
 
-__all__ = ["step_losses"]
-
 Floats = NDArray[np.float64]
 
 #: Logarithm of the mass of either tail that counts as an infinite loss; dp-accounting's default.

@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.taps.boundary import entry
+from lightning_audit.hooks.boundary import entry
+from lightning_audit.results.audit_report import UnauditableTraining
 
 _Args = ParamSpec("_Args")
 _Value = TypeVar("_Value")
@@ -126,7 +126,7 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
 
 
 def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Wrap a callback's hook so that failures of the audit stay inside it; see `taps.boundary`.
+    """Wrap a callback's hook so that failures of the audit stay inside it; see `hooks.boundary`.
 
     Args:
         otherwise: called instead of the hook once the audit has failed, with the hook's arguments.

@@ -12,20 +12,18 @@ from lightning_audit.callbacks._namespaces import (
     OneFit,
     refused_as_lightning_does,
 )
-from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import REPLAY_SENSITIVITY
+from lightning_audit.callbacks.trainer import LightningStep
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.replay import REPLAY_SENSITIVITY, Answer
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.dpsgd.manual import stated_claim
+from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.lints.own_code import OwnCode
-from lightning_audit.replay.questions.question_list import QUESTIONS
-from lightning_audit.replay.questions.step_examiner import Examined, examine_step
-from lightning_audit.replay.step_watch import StepWatch, TakenStep
-from lightning_audit.run.optimizer_refusals import hand_written_step
+from lightning_audit.replay.examiner import QUESTIONS, Examined, examine_step
+from lightning_audit.replay.step_replay import StepWatch, TakenStep
+from lightning_audit.run.optimizers import hand_written_step
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer

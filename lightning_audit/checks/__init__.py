@@ -1,1 +1,1 @@
-"""Verdicts from observations: one file a family of checks, no torch."""
+"""Every check, a module per subject: its declaration, statistic or rule, texts and faults."""

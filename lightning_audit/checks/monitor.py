@@ -1,6 +1,11 @@
-"""Passes the record of a run, entry by entry, to every check.
+"""Passes the record of a run, and what steps show of their noise, to every check.
 
-The checks read nothing but the record, so `replay` reproduces the numbers of the run.
+**Passes the record of a run, entry by entry, to every check.** The checks read nothing but the
+record, so `replay` reproduces the numbers of the run.
+
+**Passes steps to the checks that read the noise, with or without the data.** These checks use
+un-noised sums, noise and batch sizes, which stay in memory: `replay` cannot compute them again, and
+they restart when a training is resumed.
 """
 
 from __future__ import annotations
@@ -12,29 +17,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.checks.accounting.coin_guesses import Guesses
-from lightning_audit.checks.accounting.leakage import (
+from lightning_audit.accounting.history import Phase, StepHistory
+from lightning_audit.checks.accounting import (
+    Guesses,
     LeakageBound,
     SignalBound,
     SignalOverNoise,
     StudentBound,
 )
-from lightning_audit.checks.base.check import EntryStatistic
-from lightning_audit.checks.base.evidence import evidence_in, shared_log_e
-from lightning_audit.checks.base.registry import statistics
-from lightning_audit.checks.clipping.sensitivity import SENSITIVITY, SensitivityCheck
-from lightning_audit.checks.noise.noise_size import (
+from lightning_audit.checks.check import EntryStatistic, NoiseStatistic, evidence_in, statistics
+from lightning_audit.checks.check import largest_shared_log_e as shared_log_e
+from lightning_audit.checks.clipping import SENSITIVITY, SensitivityCheck
+from lightning_audit.checks.noise import (
     NOISE,
     NOISE_CANARY,
     CanaryNoiseCheck,
+    NoiseExcess,
+    StatedDivisor,
     WitnessNoiseCheck,
 )
-from lightning_audit.checks.randomness.noise_reuse import REUSE_LAG, ReuseCheck
-from lightning_audit.checks.update.gradient_replaced import gradient_replaced_result
-from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep, noise_of
+from lightning_audit.checks.randomness import REUSE_LAG, NoiseRestart, ReuseCheck
+from lightning_audit.checks.update import gradient_replaced_result
+from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader, restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
+
+# --- Passes the record of a run, entry by entry, to every check.
 
 
 class AuditMonitor:
@@ -184,3 +192,92 @@ def replay(
     for entry in entries:
         monitor.update(entry)
     return monitor
+
+
+# --- Passes steps to the checks that read the noise, with or without the data.
+
+#: Above this size, in standard deviations of the noise, float32 rounds entries too coarsely.
+_COARSE = 1000.0
+#: Why a step's noise cannot be read.
+_LOW = "low-precision gradients are quantized; the noise cannot be separated"
+_NOT_FINITE = "no step's clipped sum was finite"
+_LARGE = "clipped sums exceed 1000x the noise; float32 rounding dominates"
+
+
+class NoiseChannelChecks:
+    """The checks that read "readings" or "noise", and those of divisor, excess and restart.
+
+    Args:
+        header: describes the entries of the record.
+        significance: of the whole run.
+        fine: whether gradients have at least single precision; if not, nothing is tested.
+    """
+
+    def __init__(self, header: RecordHeader, significance: float, *, fine: bool = True) -> None:
+        self._fine = fine
+        #: Why the latest step has no readings, and why its noise is unknown; empty if they exist.
+        self._lack = self._noise_lack = "" if fine else _LOW
+        self._of_readings: dict[str, NoiseStatistic] = statistics("readings", header, significance)
+        self._of_noise: dict[str, NoiseStatistic] = statistics("noise", header, significance)
+        self._divisor = StatedDivisor(significance)
+        self._excess = NoiseExcess(significance)
+        self._restart = NoiseRestart(significance)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: what the first steps released."""
+        return {"first": snapshot(self._restart.first)}
+
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Begin a segment after a resume.
+
+        Args:
+            state: `state` of the previous segment.
+            step: number of the next step.
+        """
+        self._restart.resume(restore(state["first"]), step)
+
+    def update(self, seen: NoiseSeen, step: int) -> None:
+        """Update with one step."""
+        if not self._fine:
+            return
+        finite = seen.sums is None or np.isfinite(seen.sums).all()
+        if not finite or not np.isfinite(seen.released).all():
+            self._lack = self._noise_lack = _NOT_FINITE
+            return
+        self._divisor.update(seen, step)
+        # If data are this much larger, the difference is rounding error. The release is compared
+        # only if the sums are unknown: noise that is itself this large must be tested.
+        large = seen.released if seen.sums is None else seen.sums
+        if np.abs(large).max(initial=0.0) > _COARSE * seen.noise_multiplier:
+            self._lack = self._noise_lack = _LARGE
+            return
+        noise, self._noise_lack = noise_of(seen)
+        at = NoiseStep(step, seen, noise)
+        alone = self._of_noise.values() if noise is not None else ()
+        for one in (*alone, *self._of_readings.values(), self._excess, self._restart):
+            one.update(at)
+
+    @property
+    def shrinks_with_batch(self) -> bool:
+        """Whether gradients are clearly smaller in larger batches."""
+        return self._divisor.shrinks_with_batch
+
+    @property
+    def sums_are_long(self) -> bool:
+        """Whether a sum's norm exceeded what its clipped terms can add up to."""
+        return self._excess.sums_are_long
+
+    def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
+        """Return the results of the checks.
+
+        Args:
+            clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
+                noise.
+        """
+        return (
+            *(one.result(self._lack) for one in self._of_readings.values()),
+            *(one.result(self._noise_lack) for one in self._of_noise.values()),
+            *((self._restart.result(self._lack),) if self._restart.resumed else ()),
+            self._divisor.result("" if self._fine else self._lack),
+            self._excess.result(self._noise_lack, clips=clips),
+        )

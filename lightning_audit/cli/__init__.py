@@ -1,1 +1,1 @@
-"""The command `lightning-audit`: one module per subcommand, loaded without torch."""
+"""The command `lightning-audit`; a command loads torch only if it trains."""

@@ -1,20 +1,161 @@
-"""The command `lightning-audit`."""
+"""The command `lightning-audit`: its subcommands, their numeric options, their output."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 from lightning_audit import __version__
-from lightning_audit.cli.output import IgnoreBrokenPipe, Refused, own_fault, refused
+from lightning_audit._validate import shown
+from lightning_audit.files import visible
 from lightning_audit.results.audit_report import EXIT_CODES
+from lightning_audit.results.report_json import plain
 
-#: Folders in `cli` of the commands whose modules are in one.
-_FOLDERS: Mapping[str, str] = {"audit-training": "trainings.", "status": "trainings."}
+# --- Numeric options of the commands.
+
+# Largest 64-bit integer; a larger number is a mistake.
+_LARGEST = 2**63 - 1
+
+
+def add_max_values(command: argparse.ArgumentParser) -> None:
+    """Add the option that limits how much is read from a file."""
+    from lightning_audit.files import MAX_VALUES  # loads numpy, which a gate does not need
+
+    command.add_argument(
+        "--max-values",
+        type=positive_int,
+        default=MAX_VALUES,
+        metavar="N",
+        help="read at most N numbers from the file; 10^8 take about 3 GB and half a minute "
+        "(default: 10^8)",
+    )
+
+
+def positive(text: str) -> float:
+    """Parse a number > 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
+    return value
+
+
+def non_negative(text: str) -> float:
+    """Parse a number >= 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number >= 0")
+    return value
+
+
+def whole(text: str) -> int:
+    """Parse a whole number of either sign that fits into 64 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = _LARGEST + 1
+    if abs(value) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, below 2^63")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number >= 1 that fits into 64 bits."""
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
+    return value
+
+
+# --- Output of the commands: results, refusals, and closed pipes.
+
+#: Start of the message for an unexpected error.
+OWN_FAULT = "a bug in lightning-audit"
+
+
+class Refused(Exception):
+    """A command cannot compute its result; the message gives the reason and what to do."""
+
+
+def refused(message: object) -> int:
+    """Print the reason on standard error, and return the exit code."""
+    print(f"lightning-audit: {visible(str(message))}", file=sys.stderr)
+    return EXIT_CODES["INCONCLUSIVE"]
+
+
+def as_json(fields: Mapping[str, Any]) -> str:
+    """Return a command's result as JSON; infinities are text, as in reports."""
+    return json.dumps(plain(fields), indent=2, allow_nan=False)
+
+
+def own_fault(error: Exception) -> str:
+    """Return the message for an unexpected error: the error and the line that raised it."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f"line {line} of {frame.f_globals.get('__name__')}"
+    return f"{OWN_FAULT}: {type(error).__name__}: {error} ({where}); please report it"
+
+
+class IgnoreBrokenPipe:
+    """A stream that drops its output if the pipe is closed, so that `| head` keeps the exit code.
+
+    Characters that the stream's encoding lacks are written escaped.
+
+    Args:
+        stream: The stream; everything but writing is delegated to it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, escaping characters that the encoding lacks; drop the text on a closed pipe."""
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError as error:
+            plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            return self.write(plain)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush the buffer; drop it on a closed pipe."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        # Python flushes the stream's buffer again at exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+# --- The command `lightning-audit`.
+
+#: The module of each command.
+_MODULES: Mapping[str, str] = {
+    **dict.fromkeys(("check", "show", "diff"), "check"),
+    **dict.fromkeys(("report", "card"), "pages"),
+    **dict.fromkeys(("bound", "epsilon-star", "mcmc", "power"), "estimators"),
+    **dict.fromkeys(("plan", "selftest", "audit-training", "status"), "trainings"),
+}
 #: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
@@ -81,10 +222,10 @@ class _Command(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the arguments, and parse."""
-        folder, name = _FOLDERS.get(self.command, ""), self.command.replace("-", "_")
-        module = import_module(f"lightning_audit.cli.{folder}{name}_command")
-        module.add_arguments(self)
-        self.set_defaults(run=module.run)
+        name = self.command.replace("-", "_")
+        module = import_module(f"lightning_audit.cli.{_MODULES[self.command]}")
+        getattr(module, f"add_{name}_arguments")(self)
+        self.set_defaults(run=getattr(module, f"run_{name}"))
         return super().parse_known_args(args, namespace)
 
 
@@ -101,4 +242,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # The commands raise the imported module's `Refused`, which is not this one's.
+    sys.exit(import_module("lightning_audit.cli.main").main())

@@ -1,8 +1,9 @@
-"""Chooses the adapter of an optimizer, and reads `make_private`'s settings off its module."""
+"""Chooses the adapter of an optimizer, and finds the point behind which its noise is in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -10,6 +11,10 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.hooks.step_hooks import MethodHook
+
+# --- Chooses the adapter of an optimizer, and reads `make_private`'s settings off its module.
 
 
 def opacus_step(
@@ -35,3 +40,62 @@ def draws_poisson(module: torch.nn.Module) -> bool | None:
         for m in wrapped
     }
     return told.pop() if len(told) == 1 else None
+
+
+# --- The cut: the point after which a private optimizer's gradient contains its noise.
+
+#: With several processes the release exists after their gradients are summed, with one before.
+_REDUCES, _ADDS = "reduce_gradients", "add_noise"
+
+
+def watch_cut(
+    optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[[], None] | None = None
+) -> MethodHook:
+    """Register a callback after a step's noise is added, before any post-processing.
+
+    Args:
+        optimizer: the private optimizer.
+        call: the callback.
+        otherwise: called instead after the audit has failed; None for nothing.
+    """
+    reduces = callable(getattr(optimizer, _REDUCES, None))
+    name = _REDUCES if reduces else _ADDS
+    return MethodHook(optimizer, name, after=call, otherwise=otherwise or (lambda: None))
+
+
+def divisor_at_cut(
+    optimizer: DPOptimizer, params: Sequence[torch.nn.Parameter], claim: StepClaim
+) -> float:
+    """Return the divisor of the noisy sum at the cut: 1 or the claim's scale.
+
+    Opacus divides after `add_noise`, and before processes sum their gradients. A class that
+    overrides both `add_noise` and `scale_grad` may divide in either. Then the root mean square of
+    the entries decides: that of a sum is at least about the noise's standard deviation.
+
+    Args:
+        optimizer: the private optimizer.
+        params: its parameters.
+        claim: the claim about the step.
+    """
+    noise_std, scale = claim.noise_multiplier * claim.max_grad_norm, claim.scale
+    if callable(getattr(optimizer, _REDUCES, None)):
+        return scale
+    own = [name for name in (_ADDS, "scale_grad") if not _is_opacus(optimizer, name)]
+    if len(own) < 2 or noise_std <= 0.0:
+        return 1.0
+    grads = [p.grad for p in params if p.grad is not None]
+    squares = sum(float(g.detach().double().square().sum()) for g in grads)
+    size = math.sqrt(squares / max(sum(g.numel() for g in grads), 1)) / noise_std
+    return 1.0 if size * math.sqrt(scale) >= 1.0 else scale
+
+
+def shows_its_noise(optimizer: object) -> bool:
+    """Return whether an optimizer's `add_noise` is Opacus', which only adds noise.
+
+    A user's override may post-process the gradient as well.
+    """
+    return isinstance(optimizer, DPOptimizer) and _is_opacus(optimizer, _ADDS)
+
+
+def _is_opacus(optimizer: DPOptimizer, name: str) -> bool:
+    return str(getattr(type(optimizer), name).__module__).startswith("opacus.")

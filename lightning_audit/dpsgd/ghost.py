@@ -21,9 +21,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
+from lightning_audit.hooks.boundary import around
+from lightning_audit.hooks.gradient_tap import add_along
 from lightning_audit.layout import Direction
-from lightning_audit.taps.boundary import around
-from lightning_audit.taps.tensor_views import add_along
 
 _NO_GHOST_LOSS = (
     "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "

@@ -1,4 +1,4 @@
-"""`per_sample`, `rows`, `released`: how hand-written DP-SGD gets canaries and shows its releases.
+"""`per_sample`, `rows`, `released`: how hand-written DP-SGD gets canaries and shows releases.
 
 Without an audit they cost one look-up in an empty dictionary and import nothing.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from lightning_audit.taps.boundary import Boundary, current
+from lightning_audit.hooks.boundary import Boundary, current
 
 if TYPE_CHECKING:
     import torch

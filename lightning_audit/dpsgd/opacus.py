@@ -1,24 +1,46 @@
 """Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.
 
-The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``,
-``add_noise`` and ``scale_grad``, so that the audit covers the code that runs.
+**Positions of canaries among a batch's rows: canaries are swapped with rows of the data.** Code
+that treats the last rows of a batch differently would treat canaries appended to the batch
+differently from records. Swapping neither drops nor adds a row: a sum over all rows does not
+change, except for the order of its terms.
+
+**Canary rows without a copy: written into the buffer that Opacus fills in backward.** Opacus adds
+each layer's per-sample gradients to ``param._current_grad_sample`` and makes that tensor the
+``grad_sample`` after the layer's backward. A buffer with spare rows that contain the canaries
+becomes the same tensor, bit for bit, as appending the rows, and nothing is copied. If that is not
+certain, `obstacle` returns why, and the rows are appended by copy.
+
+Between the backward pass and the step, ``grad_sample`` is a view of the batch's rows only: user
+code that reads, scales or replaces the gradients there sees no canary.
+
+**Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.** The rows
+enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``, ``add_noise``
+and ``scale_grad``, so that the audit covers the code that runs.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from opacus import optimizers as opacus_optimizers
+from opacus.accountants import IAccountant
+from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
+from opacus.layers.dp_rnn import RNNLinear
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
-from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
-from lightning_audit.dpsgd.prefill import RowPrefill
 from lightning_audit.dpsgd.protocol import (
     Backward,
     CannotEnter,
@@ -27,10 +49,459 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.dpsgd.row_buffer import exchange
-from lightning_audit.dpsgd.row_places import draw_places, swap_rows
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
-from lightning_audit.taps.tensor_views import write_rows
+from lightning_audit.hooks.boundary import current, entry
+from lightning_audit.hooks.gradient_tap import numpy_view, write_parts, write_rows
+from lightning_audit.layout import (
+    Direction,
+    IndexArray,
+    Layout,
+    RowParts,
+    TensorSlot,
+    by_tensor,
+    same_objects,
+)
+
+# --- Finds the accountant in a private optimizer's step hook.
+
+#: How far a hook is followed: functions within functions, objects within objects.
+_DEEPEST = 6
+
+
+@dataclass(frozen=True)
+class AccountantLink:
+    """The accountant that a step hook updates, and the sampling rate that it is given.
+
+    Args:
+        accountant: Opacus' accountant.
+        stated_rate: sampling rate that the hook passes to the accountant; None if the hook holds
+            none.
+    """
+
+    accountant: Any
+    stated_rate: float | None = None
+
+    @property
+    def sample_rate(self) -> float | None:
+        """The hook's rate, else the last rate in the accountant's history; None if empty."""
+        if self.stated_rate is not None:
+            return self.stated_rate
+        history = self.accountant.history
+        return float(history[-1][1]) if history else None
+
+
+def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
+    """Return the accountant in the optimizer's step hook; None unless exactly one is found.
+
+    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sampling rate; the
+    optimizer stores them nowhere else. A user's hook, or a wrapper of Opacus' hook, holds them in
+    a closure, in the arguments of a `partial`, or in an object.
+    """
+    accountants: dict[int, Any] = {}
+    rates: dict[int, float] = {}
+    for held in _held_by(getattr(optimizer, "step_hook", None)):
+        names = _variables(held)
+        found = [v for v in (held, *names.values()) if isinstance(v, IAccountant)]
+        accountants |= {id(each): each for each in found}
+        rate = names.get("sample_rate")
+        if found and isinstance(rate, int | float):
+            rates[id(found[0])] = float(rate)
+    if len(accountants) != 1:
+        return None
+    ((number, accountant),) = accountants.items()
+    return AccountantLink(accountant, rates.get(number))
+
+
+def hook_is_unread(optimizer: DPOptimizer) -> bool:
+    """Return whether there is a step hook whose accountant cannot be determined."""
+    return getattr(optimizer, "step_hook", None) is not None and accountant_link(optimizer) is None
+
+
+def _held_by(hook: Any) -> Iterator[Any]:
+    """Yield the hook and the objects that it holds, nearest first; each once."""
+    seen: set[int] = set()
+    waiting = [(hook, 0)]
+    while waiting:
+        item, depth = waiting.pop(0)
+        if item is None or id(item) in seen or isinstance(item, torch.Tensor | torch.nn.Module):
+            continue
+        seen.add(id(item))
+        yield item
+        if depth < _DEEPEST and not isinstance(item, IAccountant):
+            waiting += [(value, depth + 1) for value in _variables(item).values()]
+
+
+def _variables(item: Any) -> dict[str, Any]:
+    """Return, by name, the objects that a function or a user's callable object holds."""
+    if inspect.ismethod(item):
+        return {"self": item.__self__, "function": item.__func__}
+    if inspect.isfunction(item):
+        try:
+            enclosed = inspect.getclosurevars(item)
+        except (TypeError, ValueError):  # a cell that is empty as yet
+            return {}
+        own = {
+            name: value
+            for name, value in enclosed.globals.items()
+            if isinstance(value, IAccountant) or (callable(value) and not isinstance(value, type))
+        }
+        defaults = inspect.signature(item).parameters.values()
+        given = {p.name: p.default for p in defaults if p.default is not inspect.Parameter.empty}
+        return {**own, **given, **enclosed.nonlocals}
+    if isinstance(item, functools.partial):
+        named = {f"argument {number}": value for number, value in enumerate(item.args)}
+        return {"function": item.func, **named, **item.keywords}
+    if isinstance(item, IAccountant) or not callable(item) or isinstance(item, type):
+        return {}
+    return dict(getattr(item, "__dict__", {}))
+
+
+# --- Positions of canaries among a batch's rows: canaries are swapped with rows of the data.
+
+
+def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexArray:
+    """Draw distinct rows of the batch for the first canaries; the others stay after the batch.
+
+    The number that stays is drawn as if the canaries' positions were uniform over all rows, so that
+    each row is a canary with the same probability.
+
+    Args:
+        seed: the audit's own seed; None to leave all canaries after the batch.
+        batch: number of the data's rows.
+        canaries: number of canaries after them.
+
+    Returns:
+        Row indices, ``[m]``, m at most ``min(canaries, batch)``; ``[0]`` without a seed.
+    """
+    if seed is None or not batch or not canaries:
+        return np.zeros(0, dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    among = canaries - int(rng.hypergeometric(canaries, batch, canaries))
+    return rng.choice(batch, size=among, replace=False).astype(np.int64)
+
+
+@torch.no_grad()
+def swap_rows(
+    tensors: Sequence[torch.Tensor],
+    places: IndexArray,
+    canaries: int,
+    done: list[int] | None = None,
+) -> None:
+    """Swap the first rows after the batch with the rows at ``places``, in each tensor.
+
+    A second call restores the order.
+
+    Args:
+        tensors: the batch's rows, followed by the canaries', ``[batch + canaries, *shape]``.
+        places: from `draw_places`, ``[m]``.
+        canaries: number of rows after the batch.
+        done: list to which the id of each swapped tensor is appended.
+    """
+    if not len(places):
+        return
+    at: dict[torch.device, torch.Tensor] = {}
+    done = [] if done is None else done
+    for rows in tensors:
+        first = len(rows) - canaries
+        if rows.numel() and (entries := numpy_view(rows)) is not None:  # a third of torch's time
+            view = entries.reshape(len(rows), -1)
+            pairs = list(zip(places.tolist(), view[first:], strict=False))
+            held = [view[place].copy() for place, _ in pairs]
+            for (place, canary), own in zip(pairs, held, strict=True):
+                view[place] = canary
+                canary[:] = own
+            done.append(id(rows))
+            continue
+        if rows.device not in at:  # copied to each device once, for all tensors
+            at[rows.device] = torch.from_numpy(places).to(rows.device)
+        behind, where = rows[first : first + len(places)], at[rows.device]
+        records, own = rows.index_select(0, where), behind.clone()
+        rows.index_copy_(0, where, own)
+        behind.copy_(records)
+        done.append(id(rows))
+
+
+def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:
+    """Return a value per record, in the batch's original order, from a value per row.
+
+    Args:
+        rows: one value per row after `swap_rows`, ``[batch + canaries]``.
+        places: as for `swap_rows`.
+        canaries: as for `swap_rows`.
+
+    Returns:
+        One value per record, ``[batch]``; a new tensor.
+    """
+    known = rows.clone()
+    swap_rows([known], places, canaries)
+    return known[: len(known) - canaries]
+
+
+# --- Buffer to which Opacus adds a parameter's per-sample gradients, with canaries after them.
+
+#: Where Opacus looks for a buffer.
+BUFFER = "_current_grad_sample"
+
+
+class RowBuffer:
+    """Placeholder for Opacus' buffer until the first gradients are added to it.
+
+    Only then is a tensor allocated, as late as by Opacus, and the gradients are copied into it. The
+    tensor replaces this object. A buffer of zeros would take as long to write as the gradients.
+
+    Args:
+        param: the parameter.
+        batch: number of the batch's rows.
+        spare: number of rows after them.
+        parts: entries of the spare rows; empty for zeros.
+        norm: factor of the parts.
+    """
+
+    def __init__(
+        self, param: torch.nn.Parameter, batch: int, spare: int, parts: RowParts, norm: float
+    ) -> None:
+        #: All rows after the gradients were added, and a view of the batch's rows.
+        self.whole = torch.empty(0)
+        self._own = torch.empty(0)
+        self._param, self._batch, self._spare = param, batch, spare
+        self._parts, self._norm = parts, norm
+        self._boundary = current()
+        setattr(param, BUFFER, self)
+
+    # Otherwise Python would iterate over it as an endless sequence, since it can be indexed.
+    __iter__ = None
+
+    # Opacus executes `buffer[:n] += gradients`, for which Python makes the following three calls.
+
+    def _slice(self, rows: slice) -> RowBuffer:
+        return self
+
+    def _add(self, gradients: torch.Tensor) -> RowBuffer:
+        count, size = len(gradients), self._batch + self._spare
+        whole = gradients.new_empty((size, *gradients.shape[1:]))
+        whole[:count].copy_(gradients)
+        whole[count:].zero_()
+        if self._parts:
+            write_parts(whole[self._batch :], self._parts, self._norm)
+        self.whole, self._own = whole, whole[: self._batch]
+        return self
+
+    def _add_alone(self, gradients: torch.Tensor) -> RowBuffer:
+        """Allocate the batch's rows only, as Opacus would: the audit has failed."""
+        whole = gradients.new_zeros((self._batch, *gradients.shape[1:]))
+        whole[: len(gradients)] = gradients
+        self.whole = self._own = whole
+        return self
+
+    def _put(self, rows: slice, written: RowBuffer) -> None:
+        setattr(self._param, BUFFER, self.whole)
+
+    def _put_alone(self, rows: slice, written: RowBuffer) -> None:
+        setattr(self._param, BUFFER, self._own)
+
+    _of = attrgetter("_boundary")
+    __getitem__ = entry(_slice, _slice, _of)
+    __iadd__ = entry(_add, _add_alone, _of)
+    __setitem__ = entry(_put, _put_alone, _of)
+
+    def conceal(self) -> None:
+        """Replace the parameter's per-sample gradients by the view of the batch's rows."""
+        exchange(self._param, self.whole, self._own)
+
+    def arrived(self) -> bool:
+        """Return whether the rows are in the parameter's per-sample gradients, hidden or not."""
+        held = getattr(self._param, "grad_sample", None)
+        tensors = held if isinstance(held, list) else [held]
+        return any(tensor is self._own or tensor is self.whole for tensor in tensors)
+
+    def reveal(self) -> torch.Tensor:
+        """Replace the view by all rows, and return these."""
+        exchange(self._param, self._own, self.whole)
+        return self.whole
+
+    def withdraw(self) -> None:
+        """Remove the canaries' rows from the parameter's gradients and buffer."""
+        self.conceal()
+        held = getattr(self._param, BUFFER, None)
+        if held is self:
+            delattr(self._param, BUFFER)
+        elif held is self.whole:  # a part of the backward pass is in it
+            setattr(self._param, BUFFER, self._own)
+
+
+def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Replace ``old`` by ``new`` in a parameter's per-sample gradients, if it is there."""
+    held = getattr(param, "grad_sample", None)
+    if isinstance(held, list):
+        held[:] = [new if tensor is old else tensor for tensor in held]
+    elif held is old:
+        param.grad_sample = new
+
+
+@cache
+def opacus_adds() -> bool:
+    """Return whether the installed Opacus fills an existing buffer as `RowBuffer` expects."""
+    param = torch.nn.Parameter(torch.zeros(()))
+    buffer = RowBuffer(param, batch=2, spare=1, parts=(), norm=1.0)
+    try:
+        for _ in range(2):
+            create_or_accumulate_grad_sample(
+                param=param, grad_sample=torch.ones(1), max_batch_len=2
+            )
+    except Exception:  # any exception shows that `RowBuffer` cannot be used
+        return False
+    return getattr(param, BUFFER) is buffer.whole and buffer.whole.tolist() == [2.0, 0.0, 0.0]
+
+
+# --- Canary rows without a copy: written into the buffer that Opacus fills in backward.
+
+
+class RowPrefill:
+    """Buffers for the per-sample gradients of one backward pass."""
+
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]
+    ) -> None:
+        self._params = params
+        self._hooked = [
+            (module, list(module.parameters())) for module in modules if _hook(module) is not None
+        ]
+        self._buffers: list[RowBuffer] = []
+        self._batch = 0
+
+    def in_use(self) -> bool:
+        """Return whether a forward pass has used a parameter; True if that is unknown."""
+        return not self._hooked or any(getattr(p, "_forward_counter", 0) for p in self._params)
+
+    def obstacle(self) -> str:
+        """Return why the coming backward cannot contain the canaries' rows; empty if it can."""
+        if not self._hooked:
+            return "no module computes its per-sample gradients in Opacus' backward hooks"
+        if not opacus_adds():
+            return "this version of Opacus adds gradients up in another way"
+        if any(getattr(p, "grad_sample", None) is not None for p in self._params):
+            return "several backward passes are summed up in one step"
+        if any(hasattr(p, BUFFER) for p in self._params):
+            return "an earlier backward pass was not finished"
+        if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
+            return "not every trained parameter took part in the forward pass"
+        sizes = set()
+        for module, params in self._hooked:
+            recorded = module.__dict__.get("activations") or []
+            if not recorded:
+                continue
+            hook = _hook(module)
+            if isinstance(module, RNNLinear) or hasattr(module, "max_batch_len"):
+                return "a recurrent layer's batches have several sizes"
+            if hook is None or not hook.keywords.get("batch_first", False):
+                return "the batch is not the first dimension"
+            inputs = [tensor for call in recorded for tensor in call]
+            own = {p.dtype for p in params}
+            if any(t.is_floating_point() and t.dtype not in own for t in inputs):
+                return "layers compute in another precision than their parameters"
+            # Opacus takes the batch size from the last input, most layers from the first.
+            sizes |= {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
+        if len(sizes) != 1 or min(sizes) < 0:
+            return "layers see batches of several sizes"
+        self._batch = sizes.pop()
+        return ""
+
+    def fill(self, directions: Sequence[Direction], norm: float) -> None:
+        """Reserve rows after the batch's for the coming backward; see `DPSGDStep.prepare`."""
+        rows = by_tensor(directions)
+        self._buffers = []
+        for j, param in enumerate(self._params):  # one by one: `withdraw` if a later one fails
+            buffer = RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
+            self._buffers.append(buffer)
+
+    def conceal(self) -> None:
+        """Hide the canaries' rows from the gradients after the backward pass."""
+        for buffer in self._buffers:
+            buffer.conceal()
+
+    def confirm(self) -> list[torch.Tensor]:
+        """Show the canaries' rows; return the gradients with them, or an empty list."""
+        if not all(buffer.arrived() for buffer in self._buffers):
+            self.withdraw()
+        return [buffer.reveal() for buffer in self._buffers]
+
+    def forget(self) -> None:
+        """Drop the references to the gradients, which the step frees afterwards."""
+        self._buffers = []
+
+    def withdraw(self) -> None:
+        """Remove the canaries' rows from the buffers or the gradients made from them."""
+        for buffer in self._buffers:
+            buffer.withdraw()
+        self._buffers = []
+
+
+def _hook(module: torch.nn.Module) -> partial[Any] | None:
+    """Return Opacus' backward hook on a module, with its bound arguments; None if there is none."""
+    for hook in module._backward_hooks.values():
+        if not isinstance(hook, partial) or hook.func.__name__ != "capture_backprops_hook":
+            continue
+        if hook.func.__module__.startswith("opacus."):  # an override may fill other buffers
+            return hook
+    return None
+
+
+# --- Finds samples with a non-finite gradient, in steps whose gradient is not finite.
+
+_NOWHERE: IndexArray = np.zeros(0, dtype=np.int64)
+
+
+def not_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return which rows of per-sample gradients contain NaN or infinity.
+
+    Args:
+        gradients: one tensor ``[n, *shape]`` per parameter.
+
+    Returns:
+        One boolean per sample, ``[n]``; None for no tensors or different numbers of rows.
+    """
+    if len({len(g) for g in gradients}) != 1:
+        return None
+    flat = [g.detach().reshape(len(g), math.prod(g.shape[1:])) for g in gradients]
+    rows = [~torch.isfinite(g).all(dim=1) for g in flat]
+    return torch.stack([row.to(rows[0].device) for row in rows]).any(dim=0)
+
+
+def waiting_not_finite(
+    params: Sequence[torch.nn.Parameter],
+    canaries: Mapping[int, int],
+    places: IndexArray | None = None,
+) -> torch.Tensor | None:
+    """Return which rows of ``grad_sample`` contain NaN or infinity, over all pending batches.
+
+    Args:
+        params: the parameters, each with one tensor, or a list of one tensor per batch.
+        canaries: number of canary rows, by the tensor's id.
+        places: their positions, see `row_places`; None if they follow the batch's rows.
+
+    Returns:
+        One boolean per sample, ``[n]``; None if gradients are missing.
+    """
+    held = [getattr(p, "grad_sample", None) for p in params]
+    known = []
+    for batch in zip(*(h if isinstance(h, list) else [h] for h in held), strict=False):
+        if not all(isinstance(t, torch.Tensor) for t in batch):
+            return None
+        counts = {canaries.get(id(t), 0) for t in batch}
+        count = counts.pop() if len(counts) == 1 else None
+        found = None if count is None else not_finite(batch)
+        if found is not None and count:
+            found = rows_of_records(found, _NOWHERE if places is None else places, count)
+        known.append(found)
+    rows = [found for found in known if found is not None]
+    return torch.cat(rows) if rows and len(rows) == len(known) else None
+
+
+def all_finite(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Return whether the tensors contain neither NaN nor infinity; None entries are skipped."""
+    return all(bool(torch.isfinite(t.detach()).all()) for t in tensors if t is not None)
+
+
+# --- Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
 _UNSUPPORTED = {

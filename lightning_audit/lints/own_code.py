@@ -4,35 +4,99 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
-from lightning_audit.checks.accounting.ledger import LEDGER_RECORDS, LEDGER_STEPS
-from lightning_audit.checks.base.disclosure import VOID
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.checks.clipping.finite_gradients import FINITE
-from lightning_audit.checks.clipping.ghost_norms import CLIPPING_NORM
-from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
-from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
-from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
-from lightning_audit.checks.replay.record_coupling import COUPLING
-from lightning_audit.checks.replay.replay_checks import (
+from lightning_audit.checks.accounting import LEDGER_RECORDS, LEDGER_STEPS
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.clipping import CLIPPING_NORM, FINITE, SENSITIVITY
+from lightning_audit.checks.disclosure import VOID
+from lightning_audit.checks.noise import NOISE_EXCESS, NOISE_MEAN
+from lightning_audit.checks.replay import (
+    COUPLING,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
-from lightning_audit.checks.sampling.drawn_batches import LEDGER_DRAWS
-from lightning_audit.checks.sampling.logical_batch import LOGICAL_BATCH
-from lightning_audit.checks.update.gradient_replaced import GRADIENT_REPLACED
-from lightning_audit.checks.update.no_dp import NO_DP
-from lightning_audit.checks.update.unsynchronised import UNSYNCHRONISED
-from lightning_audit.lints.code_places import of_class, of_methods, of_optimizer
+from lightning_audit.checks.sampling import LEDGER_DRAWS, LOGICAL_BATCH
+from lightning_audit.checks.update import GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED
+from lightning_audit.files import nearby
+from lightning_audit.hooks.sampler_tap import unwatched
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.results.report_details import CodePlace
-from lightning_audit.taps.sampler_tap import unwatched
+
+# --- Places of the user's code: file from the repository, lines, and the first lines of its source.
+
+#: Most lines of the source of a place, and most characters of a line.
+MOST_LINES, _WIDEST = 12, 160
+#: Packages whose code is not the user's, and folders of installed packages.
+_LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
+_INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
+#: Methods of a private optimizer, in the order of a step.
+_METHODS = ("add_noise", "clip_and_accumulate", "scale_grad", "pre_step", "step")
+
+
+def of_class(kind: type) -> Iterator[CodePlace]:
+    """Yield the place of a class that the user defines."""
+    if not _is_library(kind.__module__):
+        yield from _place(kind.__qualname__, kind)
+
+
+def of_methods(owner: Any, *names: str) -> Iterator[CodePlace]:
+    """Yield methods of an object that the user's own classes define."""
+    for name in names:
+        kind = next((kind for kind in type(owner).__mro__ if name in vars(kind)), None)
+        if kind is not None and not _is_library(kind.__module__):
+            yield from _place(f"{kind.__qualname__}.{name}", vars(kind)[name])
+
+
+def of_optimizer(optimizer: Any, *names: str) -> list[CodePlace]:
+    """Return the methods that a user's optimizer defines of those named.
+
+    Args:
+        optimizer: the optimizer.
+        names: of the methods that a finding is about; if the optimizer defines none of them, all
+            that it defines of a step, and if it defines none of these, its class.
+    """
+    return (
+        list(of_methods(optimizer, *names))
+        or list(of_methods(optimizer, *_METHODS))
+        or list(of_class(type(optimizer)))
+    )
+
+
+def _is_library(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top in (*_LIBRARIES, __name__.partition(".")[0]) or top in sys.stdlib_module_names
+
+
+def _place(name: str, code: Any) -> Iterator[CodePlace]:
+    """Yield the place of code in an existing file; code typed into a notebook has none."""
+    try:
+        code = inspect.unwrap(code)
+        file, (lines, first) = inspect.getsourcefile(code), inspect.getsourcelines(code)
+    except (OSError, TypeError, ValueError, SyntaxError, IndexError):
+        return
+    if file and Path(file).is_file() and not {*Path(file).parts} & {*_INSTALLED}:
+        line = max(first, 1)
+        source = textwrap.dedent("".join(lines[:MOST_LINES])).splitlines()
+        yield CodePlace(
+            nearby(file),
+            line,
+            line + len(lines) - 1,
+            name.replace("<locals>.", ""),
+            "\n".join(text[:_WIDEST] for text in source),
+        )
+
+
+# --- Locates the user's code that a finding may concern.
 
 Role = Literal[
     "adds_noise",

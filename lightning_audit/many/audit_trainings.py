@@ -17,24 +17,18 @@ from lightning_audit import _validate
 from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
-from lightning_audit.files.printable import visible
-from lightning_audit.files.replacing import reason_of
+from lightning_audit.files import reason_of, visible
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines.engine_protocol import EngineSettings
-from lightning_audit.many.engines.executors import settings_of
-from lightning_audit.many.engines.local_processes import refuse_inside_a_worker
-from lightning_audit.many.game.canary_records import Canary, Crafted
-from lightning_audit.many.game.plan import Plan, block_size
-from lightning_audit.many.game.user_training import Score, Work
-from lightning_audit.many.game.worlds import worlds_of
+from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
 from lightning_audit.many.identity import NoIdentity, digest_of
-from lightning_audit.many.least_error import Claim, Promise, promise_of
 from lightning_audit.many.looks import look
+from lightning_audit.many.records import Canary, Crafted
+from lightning_audit.many.store import Plan, Prefix, TrainingStore, block_size
 from lightning_audit.many.training_audit import TrainingAudit, conclude
-from lightning_audit.many.training_store import Prefix, TrainingStore
-from lightning_audit.many.trainings_needed import before_the_first
+from lightning_audit.many.verdict import Claim, Promise, before_the_first, promise_of
+from lightning_audit.many.worlds import Score, Work, worlds_of
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.console import print_report
+from lightning_audit.report.text import print_report
 
 #: Trainings of a group from which one score for all of them is reported.
 _LEAST_EQUAL = 10

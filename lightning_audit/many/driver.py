@@ -15,11 +15,9 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_audit.many.engines.engine_protocol import Engine, EngineError, EngineSettings
-from lightning_audit.many.engines.local_processes import NO_GUARD
-from lightning_audit.many.game.plan import Block, Plan
-from lightning_audit.many.game.user_training import Outcome, Work
-from lightning_audit.many.training_store import Prefix, Row, TrainingStore
+from lightning_audit.many.engines import NO_GUARD, Engine, EngineError, EngineSettings
+from lightning_audit.many.store import Block, Plan, Prefix, Row, TrainingStore, duration
+from lightning_audit.many.worlds import Outcome, Work
 
 #: Times that a training is started before it counts as failed.
 ATTEMPTS = 2
@@ -278,12 +276,3 @@ class Driver:
         self.line(
             f"privacy audit: {ended:,} of {self.plan.trainings:,} trainings have ended{time_left}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Return a time in s, min or h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -15,14 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.many.least_error import Promise
-from lightning_audit.stats._arguments import Floats, places
-from lightning_audit.stats._confusion import ConfusionCounts
-from lightning_audit.stats.bounds.confidence_sequence import (
-    error_rate_confidence_sequence,
-    error_rate_log_e,
-)
-from lightning_audit.stats.evalues.share_bet import share_error_upper, share_log_e
+from lightning_audit.many.verdict import Promise
+from lightning_audit.stats._arguments import ConfusionCounts, Floats, places
+from lightning_audit.stats.binomial import error_rate_confidence_sequence, error_rate_log_e
+from lightning_audit.stats.sequential import share_error_upper, share_log_e
 
 __all__ = ["Guesses", "Look", "guess_coins", "look"]
 
@@ -69,7 +65,7 @@ class Guesses:
         """Return the log e-value of a claim after each guessed training, ``[n - first]``.
 
         With several canaries it is halved: the other half of the significance belongs to the one
-        look at the planned end, see `many.pooled_run`.
+        look at the planned end, see `many.training_audit`.
 
         Args:
             least_error: Least mean error rate that the claim allows.

@@ -1,4 +1,10 @@
-"""Result of an audit over many trainings, and its report."""
+"""Result of an audit over many trainings, and its report.
+
+**Few trainings of many canaries: all their coins as those of one training, at the planned end.** A
+coin changes one training only, so the trainings together are as private for it as that training is,
+and the tests of one training hold for all coins together. They rank the scores and look at no coin
+before they guess.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +15,197 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.many.credible import Posteriors, posteriors_of
-from lightning_audit.many.least_error import Promise, Proved
 from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
-from lightning_audit.many.pooled_run import PooledRun
-from lightning_audit.many.trainings_needed import BEFORE_GUESSES, error_to_see, trainings_to_pass
-from lightning_audit.many.trainings_verdict import (
+from lightning_audit.many.verdict import (
+    BEFORE_GUESSES,
     OF_GUESSES,
+    Promise,
+    Proved,
     check_of,
+    error_to_see,
     most_provable,
     outlook,
+    trainings_to_pass,
     verdict_of,
 )
-from lightning_audit.results.audit_report import AuditReport, EpsilonBound, Verdict, describe
-from lightning_audit.results.trainings_seen import TrainingsSeen
-from lightning_audit.stats._arguments import significance_level
-from lightning_audit.stats._confusion import ConfusionCounts
-from lightning_audit.stats.bounds.error_rate_power import further_guesses
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-from lightning_audit.stats.evalues.share_bet import further_trainings
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    EpsilonBound,
+    TrainingsSeen,
+    Verdict,
+    describe,
+)
+from lightning_audit.stats._arguments import ConfusionCounts, significance_level
+from lightning_audit.stats.attack_strength import attack_strength_posterior
+from lightning_audit.stats.binomial import clopper_pearson_upper
+from lightning_audit.stats.one_run import epsilon_one_run_from_scores, mu_one_run_from_scores
+from lightning_audit.stats.posteriors import epsilon_posterior_interval, mu_posterior_interval
+from lightning_audit.stats.power import further_guesses
+from lightning_audit.stats.sequential import further_trainings
+from lightning_audit.stats.tradeoff import gaussian_epsilon
 
-__all__ = ["TrainingAudit", "conclude"]
+# --- Bayesian estimates from the guesses of an audit: shown with its verdict, never part of it.
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """Equal-tailed credible intervals of epsilon and mu: estimates, not bounds.
+
+    A positive lower end is not evidence of leakage. The intervals take the error counts for
+    binomial ones at a threshold that was fixed beforehand; here the threshold was learnt from
+    earlier trainings, which changes the counts little but is no part of the model.
+
+    Args:
+        level: Probability of each interval.
+        epsilon: Of epsilon at ``delta``, if the attack is the best one (000).
+        epsilon_of_strength: Of epsilon at ``delta``, with the unknown strength of the attack (003);
+            None if there was no score of one of the two data sets.
+        strength: Of that strength, in [0, 1]; None likewise.
+        mu: Of the mu of Gaussian DP, if the attack is the best one (000, 004).
+        delta: Delta of epsilon.
+
+    References:
+        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
+        arXiv:2206.05199. Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of
+        differential privacy from membership inference attacks", 2025, arXiv:2504.16683.
+    """
+
+    level: float
+    epsilon: Interval
+    epsilon_of_strength: Interval | None
+    strength: Interval | None
+    mu: Interval
+    delta: float
+
+
+def posteriors_of(counts: ConfusionCounts, delta: float, level: float = 0.9) -> Posteriors:
+    """Return the credible intervals that the counts of an attack give; takes some seconds.
+
+    Args:
+        counts: Outcomes of the guesses, one number each.
+        delta: Delta in [0, 1).
+        level: Probability in (0, 1) of each interval.
+
+    Returns:
+        The intervals.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        Counts of the example of 000:
+
+        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+        >>> low, high = posteriors_of(counts, 0.05, 0.95).epsilon
+        >>> round(low, 4), round(high, 4)
+        (0.5218, 1.2666)
+    """
+    outside = 1.0 - _validate.open_unit("level", level, "such as 0.9")
+    low, high = epsilon_posterior_interval(counts, delta, outside)
+    mu_low, mu_high = mu_posterior_interval(counts, outside)
+    of_strength = strength = None
+    if int(counts.n_in) and int(counts.n_out):
+        joint = attack_strength_posterior(counts, delta)
+        ends = (0.5 * outside, 1.0 - 0.5 * outside)
+        of_strength = joint.epsilon.quantile(ends[0]), joint.epsilon.quantile(ends[1])
+        strength = joint.strength.quantile(ends[0]), joint.strength.quantile(ends[1])
+    return Posteriors(
+        level=level,
+        epsilon=(float(low), float(high)),
+        epsilon_of_strength=of_strength,
+        strength=strength,
+        mu=(float(mu_low), float(mu_high)),
+        delta=delta,
+    )
+
+
+# --- Few trainings of many canaries: all their coins as those of one training, at the planned end.
+
+
+class PooledRun:
+    """All coins of several trainings as those of one training.
+
+    Scores of all trainings and canaries are ranked together, so they must be comparable. The coins
+    of a training that failed are not guessed, and count: failing is part of what it shows.
+
+    Args:
+        scores: Scores of each canary in each training, ``[n, m]``.
+        coins: Whether each canary was in, ``[n, m]``.
+        failed: Whether each training failed, ``[n]``.
+
+    References:
+        Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023,
+        arXiv:2305.08846. Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one
+        run", 2024, arXiv:2410.22235. That trainings pool is our own remark.
+    """
+
+    def __init__(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> None:
+        kept = ~np.asarray(failed, dtype=bool)
+        values, inside = np.asarray(scores)[kept], np.asarray(coins)[kept]
+        self._groups = values[inside], values[~inside]
+        self._unscored = int(np.asarray(coins)[~kept].size)
+
+    def refutes(self, promise: Promise, significance: float) -> bool:
+        """Return whether one look at the planned end refutes a claim.
+
+        (epsilon, delta) by Steinke's test. A Gaussian trade-off function, or steps on full batches,
+        by that of Mahloujifar. Other claims are not tested.
+
+        Args:
+            promise: What is claimed.
+            significance: Probability in (0, 1) with which a true claim may be refuted.
+        """
+        if promise.form == "epsilon" and promise.epsilon is not None:
+            return self.epsilon_lower(promise.delta, significance) > promise.epsilon
+        return promise.is_gaussian and self.mu_lower(significance) > promise.mu
+
+    def epsilon_lower(self, delta: float, significance: float) -> float:
+        """Return a lower bound on epsilon, for any mechanism."""
+        found = epsilon_one_run_from_scores(
+            *self._groups, delta, significance, unscored=self._unscored
+        )
+        return found.value
+
+    def mu_lower(self, significance: float) -> float:
+        """Return a lower bound on mu of Gaussian DP."""
+        return mu_one_run_from_scores(*self._groups, significance, unscored=self._unscored).value
+
+    def bounds(self, promise: Promise, significance: float) -> Sequence[EpsilonBound]:
+        """Return the bounds of one look at the planned end.
+
+        Args:
+            promise: What is claimed.
+            significance: Probability in (0, 1) with which each bound may fail.
+        """
+        delta = promise.delta
+        found = {"coins_one_run": (self.epsilon_lower(delta, significance), "any mechanism")}
+        if promise.is_gaussian:
+            mu = self.mu_lower(significance)
+            epsilon = float(gaussian_epsilon(mu, delta)) if mu > 0 else 0.0
+            found["coins_one_run_mu"] = epsilon, "Gaussian outputs"
+        return [
+            EpsilonBound(
+                name=name,
+                epsilon_lower=epsilon,
+                delta=delta,
+                mu_lower=None,
+                significance=significance,
+                interpretation="confidence",
+                threshold="fixed",
+                looks="single",
+                assumptions=("a fair coin of each canary's own, independent of all else", assumed),
+            )
+            for name, (epsilon, assumed) in found.items()
+        ]
+
+
+# --- Result of an audit over many trainings, and its report.
 
 _LIBRARIES = ("lightning-audit", "torch", "opacus", "numpy", "scipy")
 _COINS = "a fair coin of each training's own, independent of all else"

@@ -1,40 +1,209 @@
-"""Scores of canaries, and the bounds and curves computed from them."""
+"""Scores of canaries from files, and the bounds and curves computed from them."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.files.npz import MAX_VALUES
+from lightning_audit._validate import shown
+from lightning_audit.files import MAX_VALUES, Archive, open_npz, read_json, text_lines
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.report_directory import REPORT_NAME, archive_of
-from lightning_audit.record.score_csv import NO_SCORE, ScoresError, read_scores
-from lightning_audit.record.score_npz import read_score_npz
+from lightning_audit.record.store import DROPPED, EARLIER, ENTERED, INJECTED, NOT_PLANNED
 from lightning_audit.results.audit_report import AuditReport, ReportError
+from lightning_audit.stats import membership
 from lightning_audit.stats._arguments import places
-from lightning_audit.stats.bounds.bands import Band
-from lightning_audit.stats.bounds.named_bounds import METHODS, NamedBound, named_bound
-from lightning_audit.stats.bounds.thresholds import Fixed, Split, ThresholdChoice
-from lightning_audit.stats.membership import roc
-from lightning_audit.stats.one_run._guesses import Sides
-from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
-from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
-from lightning_audit.stats.one_run.one_run_epsilon import OneRunBound, epsilon_one_run_from_scores
-from lightning_audit.stats.one_run.one_run_fdp import (
+from lightning_audit.stats.gaussian import mu_white_box_from_scores
+from lightning_audit.stats.named_bounds import METHODS, NamedBound, named_bound
+from lightning_audit.stats.one_run import (
+    OneRunBound,
+    Sides,
     epsilon_one_run_fdp_from_scores,
+    epsilon_one_run_from_scores,
     mu_one_run_from_scores,
 )
-from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
-from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
+from lightning_audit.stats.one_run_bounds import (
+    ONE_RUN_METHODS,
+    epsilon_gaussian_pair_from_scores,
+    named_one_run_bound,
+)
+from lightning_audit.stats.thresholds import Band, Fixed, Split, ThresholdChoice
+from lightning_audit.stats.tradeoff import PiecewiseTradeoff
 
-__all__ = ["CanaryScores", "ScoresError"]
+# --- Reads scores and memberships from a .csv file, and reports the line of an error.
+
+_COLUMNS = (
+    "the first line must name the columns score and in (1 or True with the canary, 0 or False "
+    "without)"
+)
+#: Error text for a score that is not finite.
+NO_SCORE = "which is no score; find out why the attack gave none there"
+
+
+class ScoresError(ValueError):
+    """Scores cannot be read; the message says why and what to do."""
+
+
+def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArray, FloatArray]:
+    """Read the columns ``score`` and ``in``; other columns are ignored.
+
+    Args:
+        path: the .csv file.
+        max_values: largest number of lines after the first one.
+
+    Returns:
+        The scores, finite, ``[n]``, and 1 or 0 for in or out, ``[n]``.
+
+    Raises:
+        ScoresError: the file is absent, lacks a column, or contains a value that is not a number.
+    """
+    name = os.fspath(path)
+    try:
+        with text_lines(path, max_values) as lines:
+            columns = [column.strip() for column in next(csv.reader(lines), [])]
+            if not {"score", "in"} <= set(columns):
+                raise ScoresError(f"{name!r} has the columns {shown(columns)}; {_COLUMNS}.")
+            used = [columns.index("score"), columns.index("in")]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+                table = np.loadtxt(
+                    lines,
+                    delimiter=",",
+                    usecols=used,
+                    ndmin=2,
+                    quotechar='"',
+                    encoding=None,  # text for the converters, not bytes
+                    converters={used[1]: _member},
+                )
+    except ScoresError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
+    scores, members = table.reshape(-1, 2).T
+    if (wrong := ~np.isfinite(scores)).any():
+        line = _line_of(path, max_values, used[0], lambda score: not math.isfinite(score))
+        raise ScoresError(
+            f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {NO_SCORE} "
+            f"({np.sum(wrong)} of {wrong.size})."
+        )
+    if (wrong := ~np.isin(members, (0.0, 1.0))).any():
+        line = _line_of(path, max_values, used[1], lambda member: member not in (0.0, 1.0))
+        raise ScoresError(
+            f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
+            f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
+        )
+    return scores, members
+
+
+def _member(text: str) -> float:
+    """Parse a membership: 1 or 0, or True or False as written by pandas."""
+    truth = {"true": 1.0, "false": 0.0}.get(text.strip().lower())
+    return float(text) if truth is None else truth
+
+
+def _line_of(
+    path: str | os.PathLike[str], max_values: int, column: int, wrong: Callable[[float], bool]
+) -> int | None:
+    """Return the number of the first line with a wrong value in a column; None if not found."""
+    with text_lines(path, max_values) as text, contextlib.suppress(csv.Error):
+        lines = csv.reader(text)
+        next(lines)
+        for fields in lines:
+            if len(fields) <= column or fields[0].lstrip().startswith("#"):
+                continue
+            with contextlib.suppress(ValueError):
+                if wrong(_member(fields[column].split("#")[0])):
+                    return lines.line_num
+    return None
+
+
+# --- Reads scores, or an audit's readings, from an archive of untrusted origin.
+
+_SCORES = ("scores_in", "scores_out")
+_OBSERVATIONS = ("canaries", "coins", "readings")
+_STATES = (NOT_PLANNED, INJECTED, DROPPED, EARLIER)
+_EXPECTED = (
+    "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
+    "observations.npz"
+)
+
+
+class FoundScores(NamedTuple):
+    """Contents of an archive, by the names of `CanaryScores`."""
+
+    in_scores: NDArray[Any]
+    out_scores: NDArray[Any]
+    coin_probability: float | None = None
+    dropped: int = 0
+    steps: int | None = None
+
+
+def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores:
+    """Read scores_in and scores_out, or the observations of an audit; nothing else is read.
+
+    Raises:
+        ScoresError: the file is absent, is no .npz, contains neither, or is inconsistent.
+    """
+    name = os.fspath(path)
+    try:
+        with open_npz(path, max_values) as archive:
+            held = set(archive.names)
+            if held.issuperset(_SCORES):
+                inside, outside = (archive.numbers(key, "biuf", 1) for key in _SCORES)
+                return FoundScores(inside, outside)
+            if held.issuperset(_OBSERVATIONS):
+                return _observations(archive)
+    except (OSError, ValueError) as error:
+        raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
+    raise ScoresError(f"{name!r} holds {_validate.shown(sorted(held - {'header'}))}; {_EXPECTED}.")
+
+
+def _observations(archive: Archive) -> FoundScores:
+    canaries = archive.numbers("canaries", "biuf", 1)
+    coins = archive.numbers("coins", "biuf", 2)
+    readings = archive.numbers("readings", "iuf", 2)
+    if not len(canaries) == len(coins) == len(readings) or coins.shape != readings.shape:
+        raise ValueError(
+            f"canaries has shape {canaries.shape}, coins {coins.shape} and readings "
+            f"{readings.shape}; they must be [steps], [steps, k] and [steps, k]"
+        )
+    for key, values, allowed in (("canaries", canaries, _STATES), ("coins", coins, (0, 1))):
+        if (wrong := ~np.isin(values, allowed)).any():
+            raise ValueError(f"{key} holds {values[wrong][0]:g}, must hold {allowed} only")
+    # Use only steps whose canaries entered as planned.
+    counted = np.isin(canaries, ENTERED)
+    was_in, seen = coins[counted] > 0, readings[counted]
+    finite = np.isfinite(seen)
+    return FoundScores(
+        seen[finite & was_in],
+        seen[finite & ~was_in],
+        _coin_probability(archive),
+        dropped=int(np.sum(~finite)),
+        steps=int(np.sum(counted)),
+    )
+
+
+def _coin_probability(archive: Archive) -> float | None:
+    if "header" not in archive.names:
+        return None
+    header = read_json(archive.text("header"))
+    if not isinstance(header, dict):
+        raise ValueError(f"header={_validate.shown(header)} must be a JSON object")
+    return _validate.open_unit("coin_probability", header.get("coin_probability"))
+
+
+# --- Scores of canaries, and the bounds and curves computed from them.
 
 _WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
 _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
@@ -173,8 +342,8 @@ class CanaryScores:
     ) -> NamedBound:
         """Return a lower bound of the literature, by the name of its method.
 
-        Calls `stats.bounds.named_bounds.named_bound`, with this object's ``threshold`` for None,
-        or `stats.one_run.one_run_bounds.named_one_run_bound` for one of its methods.
+        Calls `stats.named_bounds.named_bound`, with this object's ``threshold`` for None,
+        or `stats.one_run_bounds.named_one_run_bound` for one of its methods.
         """
         _validate.one_of("method", method, (*METHODS, *ONE_RUN_METHODS))
         if method in ONE_RUN_METHODS:
@@ -208,7 +377,7 @@ class CanaryScores:
     ) -> OneRunBound:
         """Return a lower bound on epsilon for canaries with one fair coin each, for any scores.
 
-        Calls `lightning_audit.stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`.
+        Calls `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
         """
         return self._guessed(epsilon_one_run_from_scores, guesses, sides, delta, significance)
 
@@ -220,7 +389,7 @@ class CanaryScores:
         guesses: Sequence[int] | None = None,
         sides: Sides = "both",
     ) -> OneRunBound:
-        """Return the same for many canaries: `stats.one_run.one_run_fdp.epsilon_one_run_fdp`."""
+        """Return the same for many canaries: `stats.one_run.epsilon_one_run_fdp`."""
         return self._guessed(epsilon_one_run_fdp_from_scores, guesses, sides, delta, significance)
 
     def mu_one_run(
@@ -232,14 +401,14 @@ class CanaryScores:
     ) -> OneRunBound:
         """Return a lower bound on mu for canaries with one fair coin each, for any scores.
 
-        Calls `lightning_audit.stats.one_run.one_run_fdp.mu_one_run_from_scores`.
+        Calls `lightning_audit.stats.one_run.mu_one_run_from_scores`.
         """
         return self._guessed(mu_one_run_from_scores, guesses, sides, significance)
 
     def mu_white_box(self, significance: float = 0.05) -> float:
         """Return a lower bound on mu from readings of one noisy sum, orthonormal directions.
 
-        Calls `lightning_audit.stats.one_run.white_box.mu_white_box_from_scores`; valid for fair
+        Calls `lightning_audit.stats.gaussian.mu_white_box_from_scores`; valid for fair
         coins and any data.
         """
         return mu_white_box_from_scores(*self._of_one_release("white_box"), significance)
@@ -247,36 +416,36 @@ class CanaryScores:
     def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
         """Return a lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
 
-        Calls `stats.one_run.gaussian_pair.epsilon_gaussian_pair_from_scores`; see its assumptions.
+        Calls `stats.one_run_bounds.epsilon_gaussian_pair_from_scores`; see its assumptions.
         """
         groups = self._of_one_release("gaussian_pair")
         return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
-    def roc(self) -> roc.RocCurve:
-        """Return the observed ROC curve: `lightning_audit.stats.membership.roc.roc_curve`."""
-        return roc.roc_curve(self.in_scores, self.out_scores)
+    def roc(self) -> membership.RocCurve:
+        """Return the observed ROC curve: `lightning_audit.stats.membership.roc_curve`."""
+        return membership.roc_curve(self.in_scores, self.out_scores)
 
     def auroc(self) -> float:
-        """Return the area under the ROC curve, ties counted half: `stats.membership.roc.auroc`."""
-        return roc.auroc(self.in_scores, self.out_scores)
+        """Return the area under the ROC curve, ties counted half: `stats.membership.auroc`."""
+        return membership.auroc(self.in_scores, self.out_scores)
 
     def tpr_at_fpr(
         self, fpr: float, significance: float | None = None, band: Band = "berk_jones"
     ) -> float:
         """Return the true positive rate at a false positive rate: observed, or a lower bound.
 
-        With ``significance`` this is `lightning_audit.stats.membership.roc.tpr_at_fpr_lower`, else
-        `lightning_audit.stats.membership.roc.tpr_at_fpr`.
+        With ``significance`` this is `lightning_audit.stats.membership.tpr_at_fpr_lower`, else
+        `lightning_audit.stats.membership.tpr_at_fpr`.
         """
         if significance is None:
-            return roc.tpr_at_fpr(self.in_scores, self.out_scores, fpr)
-        return roc.tpr_at_fpr_lower(self.in_scores, self.out_scores, fpr, significance, band)
+            return membership.tpr_at_fpr(self.in_scores, self.out_scores, fpr)
+        return membership.tpr_at_fpr_lower(self.in_scores, self.out_scores, fpr, significance, band)
 
     def tradeoff_upper(
         self, significance: float = 0.05, band: Band = "berk_jones"
     ) -> PiecewiseTradeoff:
         """Return an upper bound on the trade-off function: `roc.tradeoff_upper`."""
-        return roc.tradeoff_upper(self.in_scores, self.out_scores, significance, band)
+        return membership.tradeoff_upper(self.in_scores, self.out_scores, significance, band)
 
     def privacy_curve(
         self, deltas: ArrayLike, significance: float = 0.05, band: Band = "berk_jones"
@@ -286,7 +455,7 @@ class CanaryScores:
         Args:
             deltas: deltas in (0, 1), of any shape.
             significance: Probability in (0, 1) with which any of them may fail.
-            band: As in `lightning_audit.stats.bounds.bands.simultaneous_upper_limits`.
+            band: As in `lightning_audit.stats.thresholds.simultaneous_upper_limits`.
 
         Returns:
             The bounds, of the shape of ``deltas``.

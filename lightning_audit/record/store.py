@@ -1,36 +1,53 @@
 """The record of an audit: one fixed-size binary entry per step, appended, readable after a crash.
 
+**The segments of a run between its resumes, and the findings of earlier segments.** A checkpoint
+contains only data computed from released gradients, the audit's coins and settings. A check that is
+declared `private` therefore restarts at each resume. For such a check a checkpoint stores what a
+report shows: the verdict, and the e-value as a whole power of ten; see `checks.disclosure`.
+
+**The record of an audit: one fixed-size binary entry per step, appended, readable after a crash.**
 `observations.bin` is a line of JSON (the meaning of the columns) followed by the entries. A process
 that is killed leaves every entry up to the last flush; readers skip an incomplete last one. All
 numbers are functions of the noisy gradient and of the audit's own coins: by post-processing, the
 record reveals no more than the privatized gradients at the observed coordinates.
+
+**Converts this package's objects to plain data and back, for checkpoints.** A snapshot consists of
+dicts, lists, strings, numbers and arrays only: reading it runs no code but this package's. It
+contains every attribute, so that a new one cannot be forgotten.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import logging
+import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.files.bounded import open_regular
-from lightning_audit.files.json_reader import as_type, read_json
-from lightning_audit.files.replacing import reason_of, replacing
+from lightning_audit.checks.check import REGISTRY, Check, Evidence, packages
+from lightning_audit.checks.disclosure import shown
+from lightning_audit.files import as_type, open_regular, read_json, reason_of, replacing
 from lightning_audit.record.report_directory import (
     RECORD_NAME,
     archive_name,
     record_name,
     set_aside,
 )
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.results.report_json import plain
+
+# --- The record of an audit: one fixed-size binary entry per step, readable after a crash.
 
 _log = logging.getLogger(__name__)
 
@@ -327,3 +344,286 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
     return found, len(line)
+
+
+# --- The segments of a run between its resumes, and the findings of earlier segments.
+
+#: Tolerance for comparing an e-value with its threshold, relative.
+_ROUNDING = 1e-9
+_EARLIER = "{finds}: by the e-value of the steps before step {step}, at the present significance"
+_NOTE = (
+    "the training was resumed {times}: checks of un-noised numbers, which a checkpoint must not "
+    "contain, restart at a resume; segment k of the {segments} gets the share 1 / (k (k + 1)) of "
+    "their significance"
+)
+
+
+class EarlierSegments:
+    """Findings, before the last resume, of the checks that restart.
+
+    Attributes:
+        count: number of segments before the present one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._step = 0
+        #: By check, for each private optimizer in the order of the sessions, and last for the run.
+        self._found: list[dict[str, CheckResult]] = []
+
+    @property
+    def note(self) -> str:
+        """Note for a report; empty in a training that was never resumed."""
+        if not self.count:
+            return ""
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return _NOTE.format(times=times, segments=self.count + 1)
+
+    def number(self, tests: Iterable[Evidence]) -> None:
+        """Set the segment number of the tests that restart."""
+        for test in tests:
+            if REGISTRY[test.name].private:
+                test.segment = self.count + 1
+
+    def joined(
+        self, place: int, checks: Sequence[CheckResult], significance: float
+    ) -> list[CheckResult]:
+        """Return the results of all segments together.
+
+        Args:
+            place: index of the private optimizer's session; -1 for the checks of the run.
+            checks: results of the present segment, before the user's `allow`.
+            significance: significance whose shares are the checks' levels.
+        """
+        if not self._found:
+            return list(checks)
+        earlier = self._found[place]
+        both = [self._of_both(earlier.get(now.name), now, significance) for now in checks]
+        # Keep findings of checks that no longer run.
+        names = {check.name for check in checks}
+        gone = (check for name, check in earlier.items() if name not in names)
+        return both + [check for check in gone if check.status == REGISTRY[check.name].flag]
+
+    def found(self, name: str) -> bool:
+        """Return whether an earlier segment has flagged a check of the run."""
+        check = self._found[-1].get(name) if self._found else None
+        return check is not None and check.status == REGISTRY[name].flag
+
+    def _of_both(
+        self, earlier: CheckResult | None, now: CheckResult, significance: float
+    ) -> CheckResult:
+        if earlier is None:
+            return now
+        known = REGISTRY[now.name]
+        if earlier.log_e_value is None or now.log_e_value is None:
+            keeps = earlier.status == known.flag or now.status == "not_run"
+            return earlier if keeps else now
+        log_e = max(earlier.log_e_value, now.log_e_value)
+        level = -math.log(now.share * significance) * (1.0 - _ROUNDING)
+        if log_e < level:
+            ran = now.status == "ok" or earlier.status != "not_run"
+            fine = _fine(known, now) if ran and now.status != "ok" else now
+            return dataclasses.replace(fine, log_e_value=log_e)
+        if earlier.log_e_value >= level:
+            kept = earlier if earlier.status == known.flag else self._by_its_e_value(known, now)
+            return dataclasses.replace(kept, log_e_value=log_e)
+        return dataclasses.replace(now, log_e_value=log_e)
+
+    def _by_its_e_value(self, known: Check, now: CheckResult) -> CheckResult:
+        """Return the result of a check that an earlier e-value violates at a new significance."""
+        return dataclasses.replace(
+            now,
+            status=known.flag,
+            message=_EARLIER.format(finds=known.finds, step=self._step + 1),
+            evidence={**now.evidence, "violated_at_step": self._step},
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(
+        self, checks: Sequence[Sequence[CheckResult]], levels: Sequence[float]
+    ) -> dict[str, Any]:
+        """Return, for a checkpoint, what a report shows of the checks that restart.
+
+        Args:
+            checks: results of all segments, for each private optimizer and last for the run.
+            levels: significance for each of these, whose shares are the checks' levels.
+        """
+        found = [
+            [_plain(shown(check, level)) for check in of_place if REGISTRY[check.name].private]
+            for of_place, level in zip(checks, levels, strict=True)
+        ]
+        return {"segment": self.count + 1, "found": found}
+
+    def load(self, state: Mapping[str, Any], step: int) -> None:
+        """Begin a new segment from a checkpoint's state.
+
+        Args:
+            state: `state` of the previous segment.
+            step: number of the coming step.
+
+        Raises:
+            ValueError: it has results of a check that no installed package declares.
+        """
+        names = {kept["name"] for of_place in state["found"] for kept in of_place}
+        if absent := sorted(names - {*REGISTRY}):
+            raise ValueError(
+                f"the checkpoint's audit had other checks ({', '.join(absent)}); resume with the "
+                "packages that add checks as they were."
+            )
+        self.count, self._step = state["segment"], step
+        self._found = [
+            {check.name: _decided(check) for check in (CheckResult(**kept) for kept in of_place)}
+            for of_place in state["found"]
+        ]
+
+
+def _decided(check: CheckResult) -> CheckResult:
+    """Return an undecided result as flagged; whether it is undecided is determined again."""
+    if check.status != "undecided":
+        return check
+    return dataclasses.replace(check, status=REGISTRY[check.name].flag)
+
+
+def _plain(check: CheckResult) -> dict[str, Any]:
+    kept: dict[str, Any] = plain(dataclasses.asdict(check))
+    return {**kept, "log_e_value": check.log_e_value}
+
+
+def _fine(known: Check, check: CheckResult) -> CheckResult:
+    return dataclasses.replace(check, status="ok", message=known.fine or check.message)
+
+
+# --- Converts this package's objects to plain data and back, for checkpoints.
+
+
+def snapshot(value: Any) -> Any:
+    """Return plain data from which `restore` creates an equal value.
+
+    Args:
+        value: None, a bool, number, string, numpy array, an object of this package's classes, or a
+            list, tuple or dict of such.
+
+    Returns:
+        The value as dicts, lists and plain values; arrays are copied.
+
+    Raises:
+        TypeError: the value, or a part of it, is of another kind, or its class cannot be imported
+            by its name.
+
+    Example:
+        >>> snapshot((1, {"a": 2.0}))
+        {'tuple': [1, {'dict': [['a', 2.0]]}]}
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            # numpy's float64 is a subclass of float and is stored as a float.
+            return value.item() if isinstance(value, np.generic) else value
+        case np.generic():
+            return value.item()
+        case np.ndarray():
+            return value.copy()
+        case list():
+            return [snapshot(item) for item in value]
+        case tuple():
+            return {"tuple": [snapshot(item) for item in value]}
+        case dict() if type(value) is dict:  # a Counter, say, would come back as a dict
+            return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
+    kind = type(value)
+    if kind.__module__.partition(".")[0] not in packages():
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
+            "values, arrays, or objects of this package's classes and of those that add checks."
+        )
+    if getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot: a resume finds "
+            "classes by name; define it at the top of its module."
+        )
+    state = {name: snapshot(item) for name, item in vars(value).items()}
+    return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
+
+
+def restore(data: Any) -> Any:
+    """Return the value from which `snapshot` created the data.
+
+    Returns:
+        An equal value that shares no array with ``data``.
+
+    Raises:
+        ValueError: the data are no snapshot, or contain a class that this version does not have.
+
+    Example:
+        >>> restore({"tuple": [1, {"dict": [["a", 2.0]]}]})
+        (1, {'a': 2.0})
+    """
+    match data:
+        case {"tuple": items}:
+            return tuple(restore(item) for item in items)
+        case {"dict": items}:
+            return {restore(k): restore(v) for k, v in items}
+        case {"object": name, "state": state}:
+            kind = _class(name)
+            value: Any = object.__new__(kind)
+            for attribute, item in state.items():
+                # Frozen dataclasses refuse plain assignment.
+                object.__setattr__(value, attribute, restore(item))
+            return value
+        case dict():
+            raise ValueError(
+                f"keys {sorted(data)} are no part of a snapshot; take another checkpoint."
+            )
+        case list():
+            return [restore(item) for item in data]
+        case np.ndarray():
+            return data.copy()
+    return data
+
+
+def _class(name: object) -> type:
+    module, _, qualified = name.partition(":") if isinstance(name, str) else ("", "", "")
+    kind = None
+    if module.partition(".")[0] in packages():
+        with contextlib.suppress(ImportError):
+            kind = getattr(importlib.import_module(module), qualified, None)
+    if not isinstance(kind, type) or kind.__module__ != module:
+        raise ValueError(
+            f"the snapshot holds a {name!r}, which this version of lightning-audit does not have; "
+            "resume with the version that wrote it."
+        )
+    return kind
+
+
+# --- State that is declared once: what a checkpoint holds of an object, and how it is restored.
+
+
+class Kept:
+    """An object of which a checkpoint holds the attributes that `KEPT` names, and no others.
+
+    An attribute is plain data, an array, an object of this package (see `snapshot`), or `Kept`
+    itself. What is not named must be a function of private data that no checkpoint may hold, or be
+    known again after a resume.
+    """
+
+    KEPT: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Return the attributes of `KEPT` as plain data, copied."""
+        found = {name: getattr(self, name) for name in self.KEPT}
+        return {
+            name: value.state() if isinstance(value, Kept) else snapshot(value)
+            for name, value in found.items()
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the attributes from a `state`.
+
+        Raises:
+            KeyError: an attribute is missing.
+        """
+        for name in self.KEPT:
+            value = getattr(self, name)
+            if isinstance(value, Kept):
+                value.load(state[name])
+            else:
+                setattr(self, name, restore(state[name]))

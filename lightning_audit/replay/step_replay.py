@@ -1,34 +1,382 @@
-"""Run the user's whole step on given batches and random numbers, and read its release.
+"""Runs the user's whole step on given batches and random numbers, and reads its release.
 
-The user's code runs from `training_step` to the end of the update, as in the training. The release
-is read at the cut, after noise was added. Then all state is restored.
+**Seed all generators at fixed points of a replayed step, and record how many numbers were drawn.**
+Two replays are comparable only if they draw the same number of random numbers: if one draws more,
+all its later draws differ, and the difference of the two is noise.
+
+**Run the user's whole step on given batches and random numbers, and read its release.** The user's
+code runs from `training_step` to the end of the update, as in the training. The release is read at
+the cut, after noise was added. Then all state is restored.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree
 
-from lightning_audit.checks.replay.unanswered import NONE_LEFT
-from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
+from lightning_audit.canaries.inputs import rows, taken
+from lightning_audit.checks.replay_findings import NONE_LEFT, OTHER_ROWS
+from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.replay.hand_written_replay import HandWrittenReplay
-from lightning_audit.replay.left_behind import left_behind
-from lightning_audit.replay.own_reach import ReachesOut
-from lightning_audit.replay.random_places import RandomPlaces
-from lightning_audit.replay.replay import ANOTHER_DREW, Replay, Stopped, count_rows
-from lightning_audit.replay.step_watch import copied
-from lightning_audit.replay.training_state import TrainingState
-from lightning_audit.taps.boundary import entry, raised_in_audit
-from lightning_audit.taps.method_hook import MethodHook
-from lightning_audit.taps.step_hooks import is_torchs
+from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
+from lightning_audit.hooks.step_hooks import MethodHook, is_torchs
+from lightning_audit.replay.training_state import ReachesOut, TrainingState, left_behind, same_bits
+
+# --- The result of one replay of a step.
+
+#: Why no further step is replayed.
+ANOTHER_DREW = (
+    "another thread drew from the global generators of random numbers while a step was replayed"
+)
+
+
+class Stopped(Exception):
+    """No more steps may be replayed; the message says why."""
+
+
+@dataclass
+class Replay:
+    """Result of one replay of a step.
+
+    Args:
+        releases: noisy gradient of each of the optimizer's steps, in units of the clipping norm,
+            ``[d]``.
+        rows: number of per-sample gradients that were clipped; 0 if none are formed.
+        parts: number of calls of the clipping.
+        norms: norms of the per-sample gradients in units of the clipping norm, ``[rows]``; empty
+            if none are formed.
+        gradients: the per-sample gradients of each physical batch, `folded` to ``[n, columns]``;
+            only on request.
+        marks: state of all generators as one number, at each point of the step: "start", each
+            "clipping" and "noise", and the "cut".
+        stated: the optimizer's clipping norm when noise is added, over the claimed one.
+        noise: the optimizer's noise multiplier at that time, of each step, including a second one.
+        counts: what an optimizer with adaptive clipping releases in addition to its gradients.
+        used: the gradient that the update used, ``[d]``; only if the state after the step is read.
+        after: state after the step that later steps or a checkpoint use, by name.
+        later: releases of a second step; empty if there was none.
+        sure: whether the release was read after all noise was added.
+        shown: whether Opacus or the user's code showed the release, before any post-processing.
+        error: the exception of the user's code; empty if none.
+        where: file and line of the exception.
+    """
+
+    releases: list[torch.Tensor] = field(default_factory=list)
+    rows: int = 0
+    parts: int = 0
+    norms: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    marks: list[tuple[str, int]] = field(default_factory=list)
+    stated: float = 1.0
+    noise: list[float] = field(default_factory=list)
+    counts: dict[str, Any] = field(default_factory=dict)
+    used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    after: dict[str, torch.Tensor] = field(default_factory=dict)
+    later: list[torch.Tensor] = field(default_factory=list)
+    sure: bool = True
+    shown: bool = False
+    error: str = ""
+    where: str = ""
+
+    @property
+    def release(self) -> torch.Tensor:
+        """The releases of all steps in one tensor; empty if no step was taken."""
+        return torch.cat(self.releases) if self.releases else torch.zeros(0)
+
+    @property
+    def finite(self) -> torch.Tensor | None:
+        """The releases; None if there are none, after an error, or if one is not finite."""
+        usable = self.releases and not self.error and bool(torch.isfinite(self.release).all())
+        return self.release if usable else None
+
+    @property
+    def drawn(self) -> int | None:
+        """The mark at the first clipping; None if there was none."""
+        return next((mark for place, mark in self.marks if place == "clipping"), None)
+
+    @property
+    def drew(self) -> bool:
+        """Whether random numbers were drawn before the first clipping."""
+        return self.drawn is not None and self.drawn != self.marks[0][1]
+
+    def fail(self, error: Exception) -> None:
+        """Record an exception of the user's code, without its text, which may contain data."""
+        self.error = str(error) if isinstance(error, ReachesOut) else type(error).__name__
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
+        # The file name alone: numbers in a folder's name could be mistaken for numbers of the data.
+        self.where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
+def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: int = 0) -> None:
+    """Add per-sample gradients that are about to be clipped.
+
+    Args:
+        found: the replay to which they are added.
+        grads: of each tensor, ``[n, *shape]``.
+        norm: the clipping norm.
+        keep: number of columns in which the gradients themselves are kept; 0 for none.
+    """
+    found.rows += len(grads[0])
+    if keep:
+        found.gradients.append(folded(grads, keep))
+    # In the gradients' own precision: a copy in double precision may take longer than a step.
+    parts = [torch.linalg.vector_norm(_rows(g), dim=1).double().cpu() for g in grads]
+    found.norms.append(torch.stack(parts).norm(dim=0) / norm)
+
+
+def _rows(grads: torch.Tensor) -> torch.Tensor:
+    """Return per-sample gradients as rows, ``[n, d]``, also for scalar parameters."""
+    return grads.detach().unsqueeze(-1).flatten(1)
+
+
+@torch.no_grad()
+def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """Compress per-sample gradients into few columns, approximately preserving norms.
+
+    They are unchanged if there is a column for each entry. Otherwise entries get random signs, the
+    same ones in each call, and are added to the columns in turn: norms, and norms of differences,
+    are preserved up to a relative error of about ``columns ** -0.5``.
+
+    Args:
+        grads: of each tensor, ``[n, *shape]``.
+        columns: largest number of columns.
+
+    Returns:
+        In single precision, ``[n, columns]``.
+    """
+    flat = [_rows(grad) for grad in grads]
+    if sum(grad.shape[1] for grad in flat) <= columns:
+        return torch.cat(flat, 1).float()
+    signs = torch.Generator().manual_seed(0)
+    found = torch.zeros(len(grads[0]), columns, device=grads[0].device)
+    place = 0
+    for rest in flat:
+        while rest.shape[1]:
+            part, rest = rest[:, : columns - place], rest[:, columns - place :]
+            wide = part.shape[1]
+            sign = torch.randint(0, 2, (wide,), generator=signs, dtype=torch.int8) * 2 - 1
+            found[:, place : place + wide].addcmul_(part.float(), sign.to(found))
+            place = (place + wide) % columns
+    return found
+
+
+# --- Seeds all generators at fixed points of a replayed step, and counts the numbers drawn.
+
+#: Offsets of the seeds, so that no two points of a step get the same random numbers.
+_APART = {"clipping": 1_000_003, "noise": 2_000_003, "cut": 3_000_017}
+_SECOND_STEP = 4_000_037
+
+
+class RandomPlaces:
+    """The random numbers of one replay.
+
+    Args:
+        state: of the training; it seeds all generators and reads their state.
+        seed: of the replay.
+        found: the replay to which the first step's marks are added.
+        others: other seeds for single points of the first step, such as "start".
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        seed: int,
+        found: Replay,
+        others: Mapping[str, int] | None = None,
+    ) -> None:
+        self._state, self._seed, self._found, self._others = state, seed, found, others or {}
+        self._passed = Counter[str]()
+        self._second = False
+
+    def begin(self) -> None:
+        """Begin the first step."""
+        self._state.seed(self._others.get("start", self._seed))
+        self._found.marks.append(("start", self._state.mark()))
+
+    def begin_second(self) -> None:
+        """Begin the second step; its random numbers do not depend on the first one's draws."""
+        self._second = True
+        self._seed += _SECOND_STEP
+        self._passed.clear()
+        self._state.seed(self._seed)
+
+    def passes(self, place: str, *, once: bool = False) -> None:
+        """Record the generators' state at a point of the step, and seed them.
+
+        Args:
+            place: "clipping", "noise" or "cut".
+            once: whether only the first time counts, as if records are clipped one by one.
+        """
+        self._passed[place] += 1
+        if once and self._passed[place] > 1:
+            return
+        if not self._second:
+            self._found.marks.append((place, self._state.mark()))
+        seed = self._seed if self._second else self._others.get(place, self._seed)
+        self._state.seed(seed + self._passed[place] * _APART[place])
+
+
+def same_numbers(one: Replay, other: Replay) -> bool:
+    """Return whether two replays drew the same number of random numbers between all points.
+
+    If they take different numbers of steps, only the points that both have are compared.
+    """
+    if len(one.releases) == len(other.releases):
+        return one.marks == other.marks
+    shorter = min(len(one.marks), len(other.marks))
+    return one.marks[:shorter] == other.marks[:shorter]
+
+
+# --- Collect the batches of one logical step while the training takes it.
+
+
+@dataclass
+class TakenStep:
+    """One logical step as it was taken.
+
+    Args:
+        batches: its physical batches, as they were before the step.
+        calls: for each call of the optimizer's step, whether it was skipped.
+        seconds: from the first batch to the end of the optimizer's step.
+    """
+
+    batches: list[Any] = field(default_factory=list)
+    calls: list[bool] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def skips(self) -> list[bool]:
+        """For each batch, whether the optimizer's step was skipped; empty if unknown.
+
+        Opacus' batch memory manager decides it before each batch. If a batch makes several calls,
+        the step's own code decides it.
+        """
+        return self.calls if len(self.calls) == len(self.batches) else []
+
+
+class StepWatch:
+    """Collector of the next step's batches.
+
+    Args:
+        step: the adapter of the private optimizer.
+    """
+
+    def __init__(self, step: DPSGDStep) -> None:
+        self._taken = TakenStep()
+        self._stepped = False
+        self._begun = time.perf_counter()
+        self._hooks = Handles()
+        self._hooks.append(step.inner.register_step_post_hook(entry(self._note_step)))
+        private: Any = private_optimizer(step.optimizer)
+        if private is not None:
+
+            def note_skip() -> None:
+                self._taken.calls.append(bool(getattr(private, "_is_last_step_skipped", False)))
+
+            self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
+
+    def start_batch(self, batch: Any) -> None:
+        """Add a copy of a batch that is about to be trained."""
+        self._taken.batches.append(copied(batch))
+
+    def end_batch(self) -> TakenStep | None:
+        """End a batch, and return the step that it completed; None if it completed none."""
+        return self._taken if self._stepped else None
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self._hooks.remove()
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+        self._taken.seconds = time.perf_counter() - self._begun
+
+
+def copied(batch: Any) -> Any:
+    """Return a batch with copies of the tensors."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch
+    )
+
+
+# --- The interface of `lightning_audit.per_sample`, `rows` and `released` in a replay.
+
+Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+
+class HandWrittenReplay:
+    """Source of the per-sample gradients, and reader of the release, in a replay."""
+
+    def __init__(
+        self,
+        step: DPSGDStep,
+        found: Replay,
+        rows: torch.Tensor | None,
+        claim: StepClaim,
+        clips: Callable[[], None],
+        reads: Callable[..., None],
+        *,
+        keep: int = 0,
+    ) -> None:
+        self._step, self._found, self._rows = step, found, rows
+        self._claim, self._clips, self._reads = claim, clips, reads
+        self._keep = keep
+        #: Whether the release of the present step was shown.
+        self.shown = False
+
+    def per_sample(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
+        """Count the gradients, and return them or replacements."""
+        # The gradients of a second step are not replaced.
+        later = bool(self._found.after)
+        tensors = list(grads.values())
+        if not later:
+            count_rows(self._found, tensors, self._claim.max_grad_norm, self._keep)
+        self._clips()
+        if self._rows is None or later:
+            return grads
+        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
+        params, new = self._step.params, type(grads)()
+        # A batch may be split over several calls, each with its share of the rows.
+        end = self._found.rows
+        rows = self._rows[end - len(tensors[0]) : end]
+        own = torch.split(rows, [p.numel() for p in params], dim=1)
+        for name, grad in grads.items():
+            values = own[places[name]] * self._claim.max_grad_norm
+            new[name] = values.to(grad).reshape(len(rows), *grad.shape[1:])
+        return new
+
+    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+        """Return no canaries, and record that clipping begins, in a loop over samples."""
+        self._clips()
+        return []
+
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """Read the release."""
+        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
+        tensors: list[torch.Tensor | None] = [None] * len(self._step.params)
+        for name, place in places.items():
+            if place is not None:
+                tensors[place] = grads[name]
+        self.shown = self._found.shown = True
+        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)
+
+
+# --- Run the user's whole step on given batches and random numbers, and read its release.
 
 #: Opacus' adaptive clipping: the noisy number of unclipped gradients, and the number of all.
 _COUNTS = ("unclipped_num", "sample_size")
@@ -348,3 +696,196 @@ class StepReplay:
         for grad, own in zip(grads, torch.split(values, self.sizes), strict=True):
             if grad is not None:
                 grad.copy_(own.view_as(grad))
+
+
+# --- The distance of two replays of a step, and when rounding or a lattice hides it.
+
+#: Smallest and largest number of entries in the test for a lattice. Among many more entries,
+#: numbers in single precision repeat by chance.
+_ENTRIES, _ENOUGH = 500, 200_000
+#: Smallest shift on a lattice that few draws show.
+_LATTICE_RESOLUTION = 1.15
+
+
+def distance(one: Replay, other: Replay) -> float:
+    """Return the norm of the difference of two replays' releases, in units of the clipping norm.
+
+    Infinite if their numbers of steps differ, or if a release is not finite.
+    """
+    if len(one.releases) != len(other.releases):
+        return math.inf
+    if not one.releases:
+        return 0.0
+    far = float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+    return math.inf if math.isnan(far) else far
+
+
+def equal_releases(one: Replay, other: Replay) -> bool:
+    """Return whether two replays have the same releases, bit for bit."""
+    return len(one.releases) == len(other.releases) and all(
+        map(torch.equal, one.releases, other.releases)
+    )
+
+
+def equal_after(one: Replay, other: Replay) -> bool:
+    """Return whether two replays have the same state after the step, bit for bit."""
+    return one.after.keys() == other.after.keys() and all(
+        same_bits(mine.view(torch.int64), other.after[name].view(torch.int64))
+        for name, mine in one.after.items()
+    )
+
+
+def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> float:
+    """Return the norm of the rounding error in the difference of two steps.
+
+    Assumes independent errors, relative to each entry's size, in both steps.
+
+    Args:
+        releases: of one of the steps, ``[d]`` each, in units of the clipping norm.
+        dtypes: in which they were computed.
+    """
+    digits = max(torch.finfo(dtype).eps for dtype in dtypes)
+    return 0.5 * digits * math.hypot(*(float(release.norm()) for release in releases))
+
+
+def hidden_by_noise(
+    change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
+) -> bool:
+    """Return whether noise hides a record's change as well as the noise of a release would.
+
+    Only the ratio of change to noise counts, so the unit is arbitrary. The noise is averaged over
+    entries, weighted by their squared changes, and estimated within three standard errors.
+
+    Args:
+        change: change of the values by a record, ``[d]``.
+        draws: the same values under several random numbers, ``[d]`` each.
+        sigma: the claimed noise over the clipping norm.
+        allowed: change by one record that a release may show, in units of the clipping norm.
+    """
+    weights = change.square() / change.square().sum().clamp(min=1e-300)
+    variance = float(weights @ torch.stack(list(draws)).var(dim=0))
+    freedom = (len(draws) - 1) / float(weights.square().sum())
+    ratio = float(change.norm()) / max(math.sqrt(variance), 1e-300)
+    return ratio * sigma <= allowed * (1.0 + 3.0 / math.sqrt(2.0 * freedom))
+
+
+def too_coarse(rounding: float, tolerated: float) -> str:
+    """Return why rounding hides the sensitivity, or empty.
+
+    Args:
+        rounding: norm of the rounding of a difference, in units of the clipping norm.
+        tolerated: tolerated excess of a sensitivity over 1.
+    """
+    more = math.hypot(1.0, rounding) - 1.0
+    if more <= tolerated:
+        return ""
+    return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
+
+
+def independent(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two draws have the same size and low correlation, as independent ones."""
+    norms = float(one.norm()), float(other.norm())
+    if not min(norms) > 0.0:
+        return False
+    alike = abs(float(one @ other)) < 0.5 * norms[0] * norms[1]
+    return alike and abs(norms[1] / norms[0] - 1.0) < 5.0 / math.sqrt(len(one))
+
+
+def on_a_lattice(release: torch.Tensor) -> bool:
+    """Return whether a release has few distinct values, as with integer noise."""
+    entries = release[:: max(1, len(release) // _ENOUGH)]
+    entries = entries[entries != 0.0]
+    if len(entries) < _ENTRIES:
+        return False
+    return len(torch.unique(entries.abs().float())) < len(entries) / 2
+
+
+def shift_by_more_draws(
+    draw: Callable[[int], Sequence[Replay]], seed: int, draws: int = 6
+) -> float:
+    """Estimate the norm of a shift between releases on a lattice, from several pairs.
+
+    A single pair shows the shift only in whole steps of the lattice. Under other random numbers the
+    rounding is independent, so that inner products of the differences estimate the shift's square.
+    Six pairs do not resolve a shift below 1.15.
+
+    Args:
+        draw: replays both batches under a seed.
+        seed: the first seed.
+        draws: number of pairs.
+
+    Returns:
+        The shift in units of the clipping norm, capped at 1 if it is below the resolution.
+    """
+    pairs = [draw(seed + number) for number in range(draws)]
+    if any(one.error or other.error for one, other in pairs):
+        return 1.0
+    gaps = [torch.cat(one.releases) - torch.cat(other.releases) for one, other in pairs]
+    products = [float(a @ b) for k, a in enumerate(gaps) for b in gaps[:k]]
+    shift = math.sqrt(max(0.0, sum(products) / len(products)))
+    return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)
+
+
+# --- Replays of a step with crafted gradients instead of its records' gradients.
+
+
+class RowsReplay:
+    """Replays of a step with given per-sample gradients.
+
+    If clipping and noise alone give the same release, the rest of the step is skipped.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch, whose records are repeated to match the number of gradients.
+        first: gradients for the test whether the rest can be skipped, ``[n, d]``.
+        seed: of that test.
+    """
+
+    def __init__(self, replay: StepReplay, batch: Any, first: torch.Tensor, seed: int) -> None:
+        self._replay, self._batch = replay, batch
+        #: Whether the rest of the step is skipped.
+        self.alone = False
+        if replay.clips_alone:
+            whole, short = (self._run(first, seed, alone=way) for way in (False, True))
+            self.alone = bool(whole.releases) and not short.error and equal_releases(whole, short)
+
+    def run(self, gradients: torch.Tensor, seed: int) -> Replay:
+        """Replay the step with gradients in units of the clipping norm, ``[n, d]``."""
+        return self._run(gradients, seed, alone=self.alone)
+
+    def weights(self, gradients: torch.Tensor, seed: int) -> torch.Tensor | None:
+        """Return the weights ``[d]`` after the whole step with given gradients; None if unknown."""
+        replay = self._run(gradients, seed, alone=False, look=True)
+        names = [f"parameters of {slot.name}" for slot in self._replay.layout]
+        if replay.error or not all(name in replay.after for name in names):
+            return None
+        return torch.cat([replay.after[name] for name in names])
+
+    def _run(
+        self, gradients: torch.Tensor, seed: int, *, alone: bool, look: bool = False
+    ) -> Replay:
+        batch = _of_size(self._batch, len(gradients))
+        return self._replay.run([batch], seed, rows=gradients, alone=alone, look=look)
+
+
+def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
+    """Return why the gradients cannot be replaced, or empty.
+
+    Args:
+        usual: replay of the step as it is.
+        count: number of records of the batch.
+        by_opacus: whether Opacus clips the gradients.
+    """
+    if not usual.rows:
+        return "no per-sample gradients are formed, or per_sample is not called with them"
+    if usual.rows != count:
+        return OTHER_ROWS
+    if usual.parts > 1 and by_opacus:
+        return "the batch is clipped in several parts"
+    return ""
+
+
+def _of_size(batch: Any, size: int) -> Any:
+    """Return a batch of ``size`` records, repeating them if necessary."""
+    count = rows(batch)
+    return taken(batch, [number % count for number in range(size)])

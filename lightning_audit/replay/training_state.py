@@ -1,46 +1,447 @@
 """The state that a training step may change, saved before a replay and restored after it.
 
-Saved is all that can be reached from the module, its optimizers, schedulers and callbacks: tensors
+**Separate a forked process from its parent, so that it cannot change it.** A fork copies memory,
+but not open files, shared memory or anything outside the process. This module opens files again or
+copies them, copies shared memory, and refuses calls with other effects.
+
+**Make the system's entropy repeatable in a replay, for the replaying thread only.** ``secrets``,
+``random.SystemRandom``, ``uuid`` and NumPy's generators without a seed all read ``os.urandom``, or
+the name under which ``random`` holds it.
+
+**The state that a training step may change, saved before a replay and restored after it.** Saved is
+all that can be reached from the module, its optimizers, schedulers and callbacks: tensors
 (parameters, buffers, gradients, per-sample gradients, optimizer states), containers, attributes of
 objects, variables in closures, attributes of the user's own classes, plain values, containers and
 generators among the global variables of their modules, and every random number generator, including
 the global ones. Loaders, data sets, loggers and the Trainer are not followed: a replay does not
 touch them. An iterator cannot be restored: if the training holds one, no step is replayed.
+
+**Detect other threads of the process that may train while a step is replayed.** A replay seeds the
+global generators, and a fork keeps the locks that other threads hold. Both are harmless only if
+every other thread runs the standard library, or a package whose threads display, log or serve. Any
+other code may train.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
+import mmap
+import operator
+import os
 import random
+import re
+import stat
 import sys
 import threading
 import types
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_audit.replay.own_entropy import OwnEntropy
-from lightning_audit.replay.put_back import (
-    Generator,
-    GlobalGenerators,
-    PutBack,
-    generator_mark,
-    generator_state,
-    refill,
-    refill_dict,
-    same_bits,
-    seed_generator,
-    set_atoms,
-    set_grad,
-    set_slot,
-)
-from lightning_audit.taps.boundary import attempt, raised_in_audit
+from lightning_audit.dpsgd.opacus import chain, own_name
+from lightning_audit.hooks.boundary import attempt, raised_in_audit
+
+# --- Make the system's entropy repeatable in a replay, for the replaying thread only.
+
+
+class OwnEntropy:
+    """Context in which seeded bytes replace the system's entropy."""
+
+    def __init__(self) -> None:
+        self._bits = random.Random(0)
+        self._thread = 0
+        self._theirs: tuple[Any, Any] = (os.urandom, random._urandom)  # type: ignore[attr-defined]
+
+    def seed(self, number: int) -> None:
+        """Seed the next bytes."""
+        self._bits.seed(number)
+
+    def mark(self) -> int:
+        """Return the position in the seeded bytes, as one number."""
+        return hash(self._bits.getstate())
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        self._theirs = (os.urandom, random._urandom)  # type: ignore[attr-defined]
+        os.urandom, random._urandom = self._read, self._read  # type: ignore[attr-defined]
+
+    def __exit__(self, *_: object) -> None:
+        os.urandom, random._urandom = self._theirs  # type: ignore[attr-defined]
+
+    def _read(self, size: int, /) -> bytes:
+        if threading.get_ident() != self._thread:
+            entropy: bytes = self._theirs[0](size)
+            return entropy
+        return self._bits.randbytes(size)
+
+
+# --- Separate a forked process from its parent, so that it cannot change it.
+
+#: Largest number of bytes of files and shared memory to copy.
+_MOST = 2**28
+_MAP_FIXED = 0x10
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: Python's audit events that change files, other processes or other machines.
+_REACHES_OUT = frozenset(
+    f"os.{name}"
+    for name in (
+        *("chmod", "chown", "exec", "fork", "forkpty", "kill", "killpg", "link", "mkdir"),
+        *("posix_spawn", "remove", "rename", "rmdir", "symlink", "system", "truncate", "utime"),
+    )
+) | {
+    *("socket.bind", "socket.connect", "socket.sendmsg", "socket.sendto"),
+    *("sqlite3.connect", "subprocess.Popen"),
+}
+
+
+class CannotSeparate(Exception):
+    """A shared resource of the process cannot be copied; the message names it."""
+
+
+class ReachesOut(Exception):
+    """A replayed step would change something outside of its process."""
+
+
+def keep_to_itself(kept: int) -> None:
+    """Separate this process from its parent.
+
+    Args:
+        kept: descriptor of a pipe to keep.
+
+    Raises:
+        CannotSeparate: a shared resource is too large or cannot be copied.
+    """
+    sys.dont_write_bytecode = True
+    left = _own_memory(_MOST)
+    _own_files(kept, left)
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook that refuses effects outside of the process."""
+    if event == "open":
+        path, _, flags = args
+        outside = not isinstance(path, int) and not str(path).startswith("/dev/")
+        if outside and isinstance(flags, int) and flags & _WRITES:
+            raise ReachesOut("the step opens a file for writing")
+    elif event in _REACHES_OUT and args[:1] != (":memory:",):
+        raise ReachesOut(f"the step calls {event}")
+
+
+def _own_memory(left: int) -> int:
+    """Copy the memory that is shared with other processes.
+
+    Args:
+        left: largest number of bytes to copy.
+
+    Returns:
+        The bytes of ``left`` that remain.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        found = re.match(r"(\w+)-(\w+) rw.s \w+ \S+ \d+\s*(.*)", line)
+        if found is None or _is_device(found[3]):
+            continue
+        start, end = int(found[1], 16), int(found[2], 16)
+        left = _take(left, end - start, f"shared memory ({found[3]})")
+        content = ctypes.string_at(start, end - start)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        if libc.mmap(start, end - start, protection, flags, -1, 0) != start:
+            raise CannotSeparate(f"shared memory ({found[3]}) cannot be replaced")
+        ctypes.memmove(start, content, len(content))
+    return left
+
+
+def _is_device(path: str) -> bool:
+    return path.startswith("anon_inode") or (
+        path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero"))
+    )
+
+
+def _own_files(kept: int, left: int) -> None:
+    """Open files again, so that this process has its own positions and contents.
+
+    Pipes, sockets and terminals are redirected to ``os.devnull``.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number in (kept, nowhere):
+            continue
+        try:
+            kind = os.fstat(number).st_mode
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if stat.S_ISREG(kind):
+            left = _own_file(number, left)
+        elif not stat.S_ISDIR(kind) and (not stat.S_ISCHR(kind) or os.isatty(number)):
+            os.dup2(nowhere, number)
+
+
+def _own_file(number: int, left: int) -> int:
+    """Replace a descriptor by a new one for its file; a file opened for writing is copied."""
+    import fcntl  # not on Windows, where nothing is forked
+
+    flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
+    access = flags & os.O_ACCMODE
+    try:
+        if access == os.O_RDONLY:
+            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+        else:
+            size = os.fstat(number).st_size
+            own = os.memfd_create("copy")
+            os.ftruncate(own, size)
+            if access == os.O_RDWR:
+                left = _take(left, size, "open files")
+                done = 0
+                while done < size and (part := os.sendfile(own, number, done, size - done)):
+                    done += part
+    except OSError as error:
+        raise CannotSeparate(f"an open file cannot be opened again: {error}") from error
+    os.lseek(own, place, os.SEEK_SET)
+    fcntl.fcntl(own, fcntl.F_SETFL, flags & os.O_APPEND)
+    os.dup2(own, number)
+    os.close(own)
+    return left
+
+
+def _take(left: int, size: int, what: str) -> int:
+    if size > left:
+        raise CannotSeparate(f"{what} takes more than {_MOST:,} bytes")
+    return left - size
+
+
+# --- The state after a step that later steps or a checkpoint use.
+
+#: Attributes of Opacus' optimizers that affect the next step. Attributes of the user's own classes
+#: may be for display only; their effects show in the next step.
+_SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_grad_norms")
+
+
+def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Return copies of the module's and optimizer's state, by name.
+
+    Args:
+        module: the user's module.
+        optimizer: its private optimizer.
+    """
+    names = {id(p): own_name(name) for name, p in module.named_parameters()}
+    kept: dict[str, Any] = {
+        f"{'parameters' if id(v) in names else 'buffers'} of {own_name(name)}": v
+        for name, v in module.state_dict(keep_vars=True).items()
+    }
+    for each in chain(optimizer):
+        for p, state in each.state.items():
+            where = names.get(id(p), "another tensor")
+            kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
+        for number, group in enumerate(each.param_groups):
+            kept |= {f"{key} of group {number}": v for key, v in group.items()}
+        own = {key: v for key, v in vars(each).items() if key in _SETTINGS}
+        kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
+    return {name: _copied(value) for name, value in kept.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool)
+
+
+def _copied(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).reshape(-1)
+
+
+# --- Restore single objects of a training: tensors, containers, attributes, generators.
+
+PutBack = Callable[[], None]
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+#: Types of values that only assignment to a name can change.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def set_atoms(held: Mapping[str, Any], owner: object) -> PutBack:
+    """Return a function that restores the plain values of a module or a class.
+
+    Args:
+        held: the variables of the module or class.
+        owner: the module or class.
+    """
+    plain = {n: v for n, v in held.items() if isinstance(v, _PLAIN) and not n.startswith("__")}
+
+    def put_back() -> None:
+        now = vars(owner)
+        for name, value in plain.items():
+            if now.get(name) is not value:
+                setattr(owner, name, value)
+
+    return put_back
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal; tensors with NaN are not."""
+    return one.shape == other.shape and bool(torch.equal(one, other))
+
+
+def set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
+    """Restore the gradient of a tensor."""
+    if tensor.grad is not grad:
+        tensor.grad = grad
+
+
+def set_slot(item: object, name: str, value: object) -> None:
+    """Restore a slot of an object."""
+    if getattr(item, name, None) is not value:
+        setattr(item, name, value)
+
+
+def refill_dict(held: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
+    """Restore the items of a dictionary, in their order."""
+    values_stay = len(held) == len(keys) and all(map(operator.is_, held.values(), values))
+    if values_stay and all(map(operator.is_, held, keys)):
+        return
+    # Not the subclass's methods: `Counter.update` counts, and a user's class may do anything.
+    base: Any = OrderedDict if isinstance(held, OrderedDict) else dict
+    base.clear(held)
+    for key, value in zip(keys, values, strict=True):
+        base.__setitem__(held, key, value)
+
+
+def refill(held: Any, items: list[Any]) -> None:
+    """Restore the items of a container, unless it still has the same ones."""
+    if len(held) == len(items) and all(map(operator.is_, held, items)):
+        return
+    held.clear()
+    held.update(items) if isinstance(held, set) else held.extend(items)
+
+
+class GlobalGenerators:
+    """The generators of torch, numpy and Python, which all threads of a process share.
+
+    They are restored only if no other thread has drawn from them: otherwise that thread would draw
+    the same numbers again.
+    """
+
+    def __init__(self) -> None:
+        #: Whether another thread has drawn.
+        self.shared = False
+        self._kept = self._states()
+        self._left: list[Any] | None = None
+
+    @staticmethod
+    def seed(number: int) -> None:
+        """Seed all of them with ``number``."""
+        # Not `torch.manual_seed`, which queues calls for absent devices.
+        torch.default_generator.manual_seed(number)
+        if uses_cuda():
+            torch.cuda.manual_seed_all(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+
+    @classmethod
+    def mark(cls) -> int:
+        """Return their state, as one number."""
+        numpy, python, *torchs = cls._states()
+        return hash((_numpy_mark(numpy), python, *(t.numpy().tobytes() for t in torchs)))
+
+    @staticmethod
+    def _states() -> list[Any]:
+        devices = torch.cuda.get_rng_state_all() if uses_cuda() else []
+        return [np.random.get_state(), random.getstate(), torch.get_rng_state(), *devices]
+
+    def look(self) -> None:
+        """Check whether another thread has drawn since they were restored."""
+        self.shared = self.shared or not _same_states(self._states(), self._kept)
+
+    def leave(self) -> None:
+        """Mark the end of a replay's draws: later draws are another thread's."""
+        self._left = self._states()
+
+    def put_back(self) -> None:
+        """Restore their first state, unless another thread has drawn."""
+        left, self._left = self._left, None
+        if left is not None:
+            self.shared = self.shared or not _same_states(self._states(), left)
+        if self.shared:
+            return
+        numpy, python, own, *devices = self._kept
+        torch.set_rng_state(own)
+        np.random.set_state(numpy)
+        random.setstate(python)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _same_states(one: list[Any], other: list[Any]) -> bool:
+    (kind, keys, *place), python, *torchs = one
+    (its_kind, its_keys, *its_place), its_python, *its_torchs = other
+    return (
+        (kind, place, python) == (its_kind, its_place, its_python)
+        and bool(np.array_equal(keys, its_keys))
+        and all(map(torch.equal, torchs, its_torchs))
+    )
+
+
+def generator_state(generator: Generator) -> PutBack:
+    """Return a function that restores a generator's current state."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        return lambda: _discard(generator.set_state(state))
+    if isinstance(generator, np.random.RandomState):
+        return functools.partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
+    bits = generator.bit_generator
+    return functools.partial(setattr, bits, "state", bits.state)
+
+
+def seed_generator(generator: Generator, number: int) -> None:
+    """Seed a generator with ``number``."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(number % 2**32)
+    elif isinstance(generator, random.Random):
+        generator.seed(number)
+    else:
+        bits = generator.bit_generator
+        bits.state = type(bits)(number).state
+
+
+def generator_mark(generator: Generator) -> int:
+    """Return a generator's state, as one number."""
+    if isinstance(generator, torch.Generator):
+        return hash(generator.get_state().numpy().tobytes())
+    if isinstance(generator, np.random.RandomState):
+        return _numpy_mark(generator.get_state())
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    return hash(repr(generator.bit_generator.state))
+
+
+def _numpy_mark(state: Any) -> int:
+    kind, keys, *place = state
+    return hash((kind, keys.tobytes(), *place))
+
+
+def uses_cuda() -> bool:
+    """Return whether this process has initialized CUDA."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _discard(_: object) -> None:
+    """Return None."""
+
+
+# --- The state that a training step may change, saved before a replay and restored after it.
 
 #: Bytes for tensors that neither are parameters nor belong to one.
 _BESIDE = 2**28
@@ -317,3 +718,56 @@ def _free_memory(device: torch.device) -> int:
 
 def _is_foreign(module: str) -> bool:
     return module.startswith(_FOREIGN) and not module.startswith(_OWN_TRAININGS)
+
+
+# --- Detect other threads of the process that may train while a step is replayed.
+
+#: The standard library, and packages whose threads neither train nor draw random numbers.
+_HARMLESS = sys.stdlib_module_names | frozenset(
+    (
+        *(
+            "lightning_audit",
+            "IPython",
+            "debugpy",
+            "ipykernel",
+            "pydevd",
+            "_pydev_bundle",
+            "_pydevd_bundle",
+        ),
+        *("rich", "tornado", "tqdm", "traitlets", "zmq", "execnet", "fsspec", "grpc", "ray"),
+        *("aim", "clearml", "codecarbon", "comet_ml", "mlflow", "neptune", "prometheus_client"),
+        *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),
+    )
+)
+#: Modules of torch whose threads are harmless, regardless of the code that they call.
+_THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
+#: Modules of Lightning whose threads refresh a progress bar, also in a bare ``run``.
+_PROGRESS_BARS = ("pytorch_lightning.callbacks.progress.", "lightning.pytorch.callbacks.progress.")
+
+
+def training_thread() -> str:
+    """Return the name of another thread that may train; empty if there is none."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or thread.ident is None:
+            continue
+        if not _is_helper(frames.get(thread.ident)):
+            return thread.name
+    return ""
+
+
+def _is_helper(frame: FrameType | None) -> bool:
+    """Return whether a thread runs only harmless code, given its innermost frame."""
+    if frame is None:
+        return False
+    # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
+    bare = frame.f_code.co_name == "run"
+    modules: list[str] = []
+    while frame is not None:
+        modules.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    if bare:
+        return any(name.startswith(_PROGRESS_BARS) for name in modules)
+    packages = {name.partition(".")[0] for name in modules}
+    known = (*_THREADS_OF_TORCH, *_PROGRESS_BARS)
+    return packages <= _HARMLESS or any(name.startswith(known) for name in modules)

@@ -1,1 +1,1 @@
-"""Shows reports: console, figures, loggers. Depends on results only, not on torch."""
+"""Shows reports: console, figures, loggers, HTML pages."""

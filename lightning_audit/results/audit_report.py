@@ -1,7 +1,8 @@
 """The report of an audit: plain, frozen and JSON-able, with no heavy import.
 
-A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
-each number can be computed again; the observations themselves are in separate files.
+**The report of an audit: plain, frozen and JSON-able, with no heavy import.** A report holds the
+verdict, every check with its evidence, the bounds, and the inputs from which each number can be
+computed again; the observations themselves are in separate files.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_audit.files.bounded import read_text
-from lightning_audit.files.json_reader import MOST_BYTES
-from lightning_audit.files.printable import visible
-from lightning_audit.files.replacing import replacing
+from lightning_audit.files import MOST_BYTES, read_text, replacing, visible
 from lightning_audit.results import report_json
 from lightning_audit.results.report_details import (
     Assumption,
     CheckGrowth,
     ClaimedValue,
+    CodePlace,
     CourseRow,
     Ended,
     ExaminationTold,
@@ -32,15 +31,279 @@ from lightning_audit.results.report_details import (
 )
 from lightning_audit.results.report_details import OperatingPoint as OperatingPoint
 from lightning_audit.results.report_json import ReportError as ReportError
-from lightning_audit.results.trainings_seen import TrainingsSeen
-from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
-from lightning_audit.results.verdict import KINDS as KINDS
-from lightning_audit.results.verdict import Kind as Kind
-from lightning_audit.results.verdict import LikelyFault as LikelyFault
-from lightning_audit.results.verdict import Outcome as Outcome
-from lightning_audit.results.verdict import Place as Place
-from lightning_audit.results.verdict import Verdict as Verdict
-from lightning_audit.results.verdict import describe as describe
+
+# --- The verdict of an audit, with the faults that may explain it, as data and as text.
+
+Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
+Kind = Literal["mechanism", "epsilon", "accounting"]
+
+#: The first that is violated is the verdict's.
+KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
+
+#: Remark of a summary on a violation that loses no privacy.
+SAME_FACTOR = (
+    "noise and clipping are off by the same factor, so this loses no privacy by itself, but the "
+    "mechanism is not the stated one"
+)
+#: Exit codes of the gate.
+EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fault was seen, as far as that is known.
+
+    Args:
+        parameters: names of the parameters that show it; empty where all do, or none is known.
+        step: optimizer step, from 0, at which it was first seen; None if unknown.
+        process: rank of the process, None if all show it.
+        optimizer: which of several private optimizers; empty where there is no other.
+        code: the user's own code to look at; empty where it is none of theirs.
+    """
+
+    parameters: tuple[str, ...] = ()
+    step: int | None = None
+    process: int | None = None
+    optimizer: str = ""
+    code: tuple[CodePlace, ...] = ()
+
+
+@dataclass(frozen=True)
+class LikelyFault:
+    """What may be wrong in the code, given what the checks found.
+
+    Args:
+        name: a short identifier that stays the same, such as "clip_after_average".
+        sentence: what is wrong, in words.
+        finding: name of the check that shows it.
+        look_at: what to look at in the code, in a sentence.
+        evidence: the numbers that support it.
+        place: where it was seen.
+        consequences: names of the other violated checks that it explains.
+        headline: what is wrong, in a few words without numbers; empty in earlier reports.
+    """
+
+    name: str
+    sentence: str
+    finding: str
+    look_at: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    place: Place = Place()
+    consequences: tuple[str, ...] = ()
+    headline: str = ""
+
+    def shares_finding(self, other: LikelyFault) -> bool:
+        """Whether the same check of the same optimizer shows both: one of them is the cause."""
+        whose = {self.place.optimizer, other.place.optimizer}
+        return self.finding == other.finding and (len(whose) == 1 or "" in whose)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of an audit.
+
+    Args:
+        outcome: PASS, VIOLATION or INCONCLUSIVE.
+        kind: for a violation, which claim is false.
+        summary: what was seen, in a sentence; of a violation the root, and names of what it does
+            not explain.
+        fault: the likeliest fault in words; empty if none. It is taken of ``faults`` if not given.
+        advice: what to do next; empty where ``look_at`` of the root says it.
+        pass_blockers: what keeps an inconclusive audit from a pass; shown under "Missing".
+        faults: what may be wrong, the root first. One with another finding than those before it is
+            a further finding, which none of those explains.
+        allowed: findings that the user allows, which the first line names.
+        holds: which epsilon holds with them, in words; empty where nothing is allowed.
+
+    Raises:
+        ValueError: ``fault`` is not the sentence of the first of ``faults``.
+    """
+
+    outcome: Outcome
+    kind: Kind | None
+    summary: str
+    fault: str = ""
+    advice: str = ""
+    pass_blockers: tuple[str, ...] = ()
+    faults: tuple[LikelyFault, ...] = ()
+    allowed: tuple[str, ...] = ()
+    holds: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.faults:
+            return
+        first = self.faults[0].sentence
+        if self.fault not in ("", first):
+            raise ValueError(f"fault={self.fault!r} must be {first!r}, as faults has it.")
+        object.__setattr__(self, "fault", first)
+
+    @property
+    def root(self) -> LikelyFault | None:
+        """The fault that the verdict leads with; None where no check is violated."""
+        return self.faults[0] if self.faults else None
+
+    @property
+    def further(self) -> tuple[LikelyFault, ...]:
+        """The first fault of each finding that the root does not explain."""
+        return tuple(
+            fault
+            for i, fault in enumerate(self.faults)
+            if not any(fault.shares_finding(before) for before in self.faults[:i])
+        )[1:]
+
+    @property
+    def exit_code(self) -> int:
+        """0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE."""
+        return EXIT_CODES[self.outcome]
+
+
+def outcome_in_words(verdict: Verdict) -> str:
+    """The outcome, with the kind of a violation and what the user allows."""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    names = ", ".join(verdict.allowed)
+    allowed = f" except {names} (allowed)" if names and verdict.outcome == "PASS" else ""
+    if names and not allowed:
+        allowed = f", with {names} allowed"
+    return f"{verdict.outcome}{kind}{allowed}"
+
+
+def describe(verdict: Verdict) -> str:
+    """A verdict in a few lines of text; of a report from elsewhere, no line can pose as two."""
+    holds = f"; {verdict.holds}" if verdict.holds else ""
+    lines = [f"{outcome_in_words(verdict)}{holds}: {verdict.summary}"]
+    if verdict.fault:
+        lines.append(f"Likely fault: {verdict.fault}")
+    if root := verdict.root:
+        lines += _details(root, verdict.advice)
+        lines += [
+            f"Also possible: {_briefly(fault, root.place)}"
+            for fault in verdict.faults[1:]
+            if fault.shares_finding(root)
+        ]
+        lines += [f"Also: {_further(fault)}" for fault in verdict.further]
+    lines.extend(f"Missing: {item}" for item in verdict.pass_blockers)
+    if verdict.advice:
+        lines.append(f"Next: {verdict.advice}")
+    return "\n".join(visible(line) for line in lines)
+
+
+def _details(root: LikelyFault, advice: str) -> list[str]:
+    """What is known of the root, each in a line if there is anything to say."""
+    evidence = ", ".join(f"{k} {_shown(_from_one(k, v))}" for k, v in root.evidence.items())
+    parts = {
+        "Where": _in_words(root.place),
+        "Evidence": evidence,
+        "Look at": "" if advice else root.look_at,
+        "Follows from it": ", ".join(root.consequences),
+    }
+    return [f"  {title}: {text}" for title, text in parts.items() if text]
+
+
+def _briefly(fault: LikelyFault, beside: Place = Place()) -> str:
+    place = "" if fault.place == beside else _in_words(fault.place)
+    return f"{fault.sentence} ({place})" if place else fault.sentence
+
+
+def _further(fault: LikelyFault) -> str:
+    """A finding that the root does not explain, in a line."""
+    follows = f"; follows from it: {', '.join(fault.consequences)}" if fault.consequences else ""
+    look_at = f"; look at: {fault.look_at}" if fault.look_at else ""
+    return f"{fault.finding}: {_briefly(fault)}{look_at}{follows}"
+
+
+def _in_words(place: Place) -> str:
+    parts = [place.optimizer] if place.optimizer else []
+    if place.parameters:
+        more = f" and {len(place.parameters) - 5} more" if len(place.parameters) > 5 else ""
+        parts.append(", ".join(f"`{name}`" for name in place.parameters[:5]) + more)
+    if place.process is not None:
+        parts.append(f"process {place.process}")
+    if place.step is not None:
+        parts.append(f"first seen in step {place.step + 1}")
+    if place.code:
+        parts.append(f"see {', '.join(map(str, place.code))}")
+    return ", ".join(parts)
+
+
+def _from_one(name: str, value: Any) -> Any:
+    """Numbers of steps as people count them, from 1; in the report they count from 0."""
+    numbers = name.endswith("steps") and isinstance(value, list | tuple)
+    return [n + 1 if isinstance(n, int) else n for n in value] if numbers else value
+
+
+def _shown(value: Any) -> str:
+    """A number in three digits, the first five entries of a table."""
+    if isinstance(value, Mapping):
+        cells = [f"{name} {_shown(item)}" for name, item in list(value.items())[:5]]
+        return f"({', '.join(cells)}{', ...' if len(value) > 5 else ''})"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(item) for item in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# --- What an audit over many trainings counted: the part of its report that other reports lack.
+
+
+@dataclass(frozen=True)
+class TrainingsSeen:
+    """What an audit over many trainings counted, and what follows from the counts.
+
+    Each training has fair coins of its own: whether its data set holds a canary. Errors are wrong
+    guesses of coins, by a rule learnt from the trainings before it in the plan. All counts are
+    functions of the audit's coins and of the trained models.
+
+    Args:
+        claim: the claim in words.
+        form: "mechanism" of noise multiplier, sample rate and steps; "tradeoff" of a trade-off
+            function; "epsilon" of (epsilon, delta).
+        pair: how the two data sets of a training differ.
+        least_error: least mean error rate that the claim allows.
+        errors: number of wrong guesses; all guesses in failed trainings are wrong.
+        guesses: number of guesses.
+        trainings: number of trainings, from the first of the plan.
+        failures: number of those that failed.
+        planned: number of trainings of the plan.
+        canaries: number of canaries in each training.
+        significance: probability of a VIOLATION although the claim is true.
+        log_e_value: largest natural logarithm of the e-value of all looks. With several canaries
+            in a training, half of the significance is for the bets, so that it is of half the
+            e-value, and half for one look at all coins at the planned end; if that refutes the
+            claim, it is ``log(1 / significance)``.
+        refuted_after: number of trainings at which the claim was refuted; None if it is not.
+        error_upper: upper limit of the mean error rate at any number of looks.
+        error_upper_at_end: upper limit by one look at the planned end; None before it.
+        mu_lower: the training is not Gaussian DP with a smaller mu; at any number of looks.
+        ratio_lower: leakage over claim is at least this; at any number of looks. None if the claim
+            is of no mechanism.
+        trainings_more: further trainings after which the claim is refuted if errors remain
+            as frequent; None if they are not rarer than the claim allows, or it is refuted.
+        trainings_to_pass: trainings after which a PASS is expected if errors remain as frequent:
+            the attack is then shown to see half of the claimed strength, and one of twice that
+            strength would be found with 95 % power; None if there is no such number.
+    """
+
+    claim: str
+    form: Literal["mechanism", "tradeoff", "epsilon"]
+    pair: Literal["add_remove", "replace_one"]
+    least_error: float
+    errors: int
+    guesses: int
+    trainings: int
+    failures: int
+    planned: int
+    canaries: int
+    significance: float
+    log_e_value: float
+    refuted_after: int | None
+    error_upper: float
+    error_upper_at_end: float | None
+    mu_lower: float
+    ratio_lower: float | None
+    trainings_more: int | None
+    trainings_to_pass: int | None
+
+
+# --- The report of an audit: plain, frozen and JSON-able, with no heavy import.
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
 #: A release may add fields without raising it: older releases ignore them.
@@ -335,3 +598,10 @@ class PrivacyViolation(_EndedByVerdict):
 
 class InconclusiveAudit(_EndedByVerdict):
     """The audit could not have seen a violation, and `on_inconclusive` is "raise"."""
+
+
+# --- What is raised where a training cannot be audited; a front end translates it into its own.
+
+
+class UnauditableTraining(Exception):
+    """This training cannot be audited as it is; the message says what to change."""

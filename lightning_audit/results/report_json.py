@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lightning_audit.files.json_reader import JsonError, as_type, read_json
-from lightning_audit.files.printable import visible
+from lightning_audit.files import JsonError, as_type, read_json, visible
 
 #: Names of the fields of the digest and of the layout.
 _DIGEST, _VERSION = "sha256", "schema_version"

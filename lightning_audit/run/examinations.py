@@ -9,22 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
-from lightning_audit.checks.replay.record_coupling import COUPLING
-from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING, REPLAY_RELEASE
-from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.replay.questions.clipping import TRIALS
-from lightning_audit.replay.questions.examination_schedule import Schedule
-from lightning_audit.replay.questions.question_list import USUAL
-from lightning_audit.replay.questions.step_examiner import UserStep, examine_step
-from lightning_audit.replay.questions.successive_steps import SuccessiveSteps
-from lightning_audit.replay.step_watch import StepWatch, TakenStep
+from lightning_audit.checks.replay import COUPLING, REPLAY_CLIPPING, REPLAY_RELEASE, Answer
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
+from lightning_audit.config import AuditConfig
+from lightning_audit.replay.clipping import TRIALS
+from lightning_audit.replay.examiner import USUAL, Schedule, UserStep, examine_step
+from lightning_audit.replay.noise import SuccessiveSteps
+from lightning_audit.replay.step_replay import StepWatch, TakenStep
 from lightning_audit.results.report_details import ExaminationTold
-from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.run_facts import RunCourse
+from lightning_audit.run.facts import RunCourse
+from lightning_audit.run.optimizers import AuditedOptimizers
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.planner import Ranks
 
 #: Steps until the schedule is checked again for time for an examination.
 _WAIT = 16

@@ -4,34 +4,140 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_audit.canaries.gradient import GradientCanary, Placement, place
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
+from lightning_audit.checks.probes import LAGS, choose_witnesses
+from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watch_cut
+from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
+from lightning_audit.hooks.boundary import attempt, current
+from lightning_audit.hooks.gradient_tap import Reading, add_along, clipped_sums
+from lightning_audit.hooks.step_hooks import MethodHook, StepHooks
 from lightning_audit.layout import same_objects
-from lightning_audit.lints.noise_draws import STEPS, NoiseDraws
-from lightning_audit.record.store import INJECTED, ObservationStore
-from lightning_audit.session.canary_source import CanarySource
-from lightning_audit.session.lost_steps import LostSteps
-from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
-from lightning_audit.session.reading_way import ReadingWay
-from lightning_audit.session.rescue import Rescue
-from lightning_audit.session.step_planner import StepPlanner
-from lightning_audit.session.steps import (
+from lightning_audit.lints.settings import STEPS, NoiseDraws
+from lightning_audit.record.store import INJECTED, ObservationStore, RecordHeader
+from lightning_audit.session.planner import Ranks, StepPlanner
+from lightning_audit.session.reading import (
+    HandWrittenReading,
+    NoiseWatch,
+    PrivateReading,
+    ReadingWay,
+    ReleaseWatch,
+)
+from lightning_audit.session.recorder import LostSteps, Recorder
+from lightning_audit.session.sources import (
+    CanarySource,
+    GradientRows,
+    HandedRows,
+    InputSample,
+    refuse_other_clipping,
+)
+from lightning_audit.session.step import (
     ZEROS,
+    Coordinates,
     ObservedStep,
     followed_release,
     used_release,
     zero_entries,
 )
-from lightning_audit.taps.gradient_reading import Reading
-from lightning_audit.taps.method_hook import MethodHook
-from lightning_audit.taps.noise_reading import clipped_sums
-from lightning_audit.taps.step_hooks import StepHooks
+
+# --- Removes canaries from a step whose audit has failed.
+
+
+class Rescue:
+    """The part of a session that still runs after the audit has failed.
+
+    Canaries that are rows are removed immediately. Canaries that are already summed are removed
+    from the gradient after its noise was added, as the session would have done.
+
+    Args:
+        planner: plans the steps.
+        source: inserts and removes the canaries.
+        way: reads the gradients.
+        divisor: returns the divisor of a step's noisy sum at the time of the reading.
+        claim_at_cut: stores the divisor after a private optimizer added its noise, and returns the
+            claim; None if unknown.
+    """
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        source: CanarySource,
+        way: ReadingWay,
+        divisor: Callable[[StepClaim], float],
+        claim_at_cut: Callable[[], StepClaim | None],
+    ) -> None:
+        self._planner, self._source, self._way = planner, source, way
+        self._divisor, self._claim_at_cut = divisor, claim_at_cut
+        #: Whether the noise of the current step was added, or its update has begun.
+        self.behind = False
+        #: Whether the rows of the current step are kept, since other processes subtract them.
+        self.agreed = False
+        if (boundary := current()) is not None:
+            boundary.on_leave(self._retract)
+
+    def _retract(self) -> None:
+        if self.behind or not self.agreed:
+            self._source.retract(behind=self.behind)
+
+    @property
+    def in_transit(self) -> bool:
+        """Whether canaries are in sums, and must be removed from the gradient."""
+        plan, out = self._planner.plan, self._way.tap.taken_out
+        return not out and plan is not None and plan.status == INJECTED and bool(plan.coins.any())
+
+    def arrive(self, level: int) -> None:
+        """Remove the canaries when the updating optimizer has its gradient.
+
+        Args:
+            level: number of nested steps.
+        """
+        if self._way.tap.reads_at(level):
+            self.take_out()
+
+    def at_cut(self) -> None:
+        """Remove the canaries after a private optimizer added its noise."""
+        if self.in_transit and attempt(self._claim_at_cut):
+            self.take_out()
+
+    def take_out(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+        """Remove the canaries from a gradient whose noise was added.
+
+        Args:
+            tensors: the gradient, one tensor per parameter; None for ``p.grad``.
+        """
+        planner, tap = self._planner, self._way.tap
+        if not self.in_transit:
+            return
+        attempt(lambda: planner.settle(planner.known_claim()))
+        plan = planner.plan
+        assert plan is not None
+        params = planner.step.params
+        grads = [p.grad for p in params] if tensors is None else tensors
+        divisor = self._divisor(plan.claim)
+
+        def as_read() -> None:
+            taken = None if tap.taken_out else self._source.take_out(plan, divisor, grads)
+            if taken is not None:
+                tap.take_out(taken, grads)
+
+        # If the first way failed: subtract along the directions, by other code.
+        if not attempt(as_read) and not tap.taken_out:
+            entered = [d for coin, d in zip(plan.coins, plan.directions, strict=False) if coin]
+            amounts = np.full(len(entered), -plan.claim.max_grad_norm / divisor)
+            attempt(lambda: add_along(grads, entered, amounts))
+        planner.plan, tap.taken_out = None, False
+
+
+# --- Audit of one private optimizer: plans, reads, records and checks its steps.
 
 
 class AuditSession:
@@ -323,7 +429,7 @@ class AuditSession:
     # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` needs; see `record.earlier_segments` for what is left out."""
+        """Return what `load` needs; see `record.store` for what is left out."""
         recorder = self.recorder.state()  # feeds the pending steps before entries are counted
         return {
             "recorder": recorder,
@@ -348,3 +454,99 @@ class AuditSession:
         self.releases.load(state["releases"])
         self.lost.load(state["lost"])
         self.noise.load(state["noise"])
+
+
+# --- Builds a session: chooses the source of its canaries and how its steps are read.
+
+
+def begin_session(
+    step: DPSGDStep,
+    config: AuditConfig,
+    rng: np.random.Generator,
+    sample_rate: Callable[[int], float | None],
+    open_store: Callable[[RecordHeader], ObservationStore | None] | None,
+    ranks: Ranks,
+    *,
+    signal: float = 1.0,
+    track_batch_sizes: bool = False,
+    planned_steps: int | None = None,
+) -> AuditSession:
+    """Start the audit of one private optimizer.
+
+    Args:
+        step: the adapter.
+        config: what to audit, and how, at this optimizer's share of the significance.
+        rng: the audit's own generator.
+        sample_rate: see `AuditSession`.
+        open_store: opens the record for a header; returns None if it cannot. None: no record.
+        ranks: the processes of the training.
+        signal: largest shift that a correctly clipped canary shows in the training's precision.
+        track_batch_sizes: see `StepPlanner`.
+        planned_steps: number of steps of the whole training; None if unknown.
+
+    Raises:
+        UnauditableTraining: an input canary under per-layer or adaptive clipping, from which it
+            cannot be removed.
+    """
+    first, chooser = config.canaries[0], rng
+    if isinstance(first, InputCanary):
+        refuse_other_clipping(step, config.canaries)
+        chooser = np.random.default_rng(rng.integers(2**62))
+    placement = _placed(config.canaries, step, rng)
+    witnesses = choose_witnesses(step.layout, placement.support(), rng)
+    coordinates = Coordinates(witnesses, placement)
+    names = tuple(slot.name for slot in step.layout)
+    stated = config.claim.noise_coefficients if config.claim else None
+    coefficients = None if stated is None else tuple(stated)
+    header = RecordHeader(
+        placement.labels,
+        names,
+        witnesses.counts,
+        LAGS,
+        signal=signal,
+        noise_coefficients=coefficients,
+        planned_steps=planned_steps and max(1, planned_steps // (config.every_n_steps or 1)),
+    )
+    if isinstance(first, InputCanary):
+        header = _with_game(header, first)
+    (own,) = rng.spawn(1)  # spawning leaves the coins of the seed unchanged
+    store = open_store(header) if open_store else None
+    recorder = Recorder(header, config.significance, witnesses, store, own)
+    planner = StepPlanner(
+        step,
+        config,
+        placement,
+        coordinates,
+        rng,
+        ranks,
+        recorder,
+        track_batch_sizes=track_batch_sizes,
+    )
+    way, source = _read_and_fed(step, planner)
+    if isinstance(first, InputCanary):
+        source = InputSample(first, planner, way, chooser)
+    noise = NoiseWatch(witnesses, alone=not ranks.several, coefficients=coefficients)
+    return AuditSession(planner, source, way, noise, sample_rate)
+
+
+def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:
+    """Place the gradient canaries; an input canary uses all coordinates of the gradient."""
+    rows = [canary for canary in canaries if isinstance(canary, GradientCanary)]
+    return place(rows, step.layout, rng) if rows else Placement(step.layout)
+
+
+def _read_and_fed(step: DPSGDStep, planner: StepPlanner) -> tuple[ReadingWay, CanarySource]:
+    """Return how the steps are read, and the source of their gradient canaries."""
+    coordinates = planner.coordinates.by_tensor
+    if isinstance(step, ManualStep):
+        by_hand = HandWrittenReading(step, coordinates)
+        return by_hand, HandedRows(planner, by_hand)
+    return PrivateReading(step, coordinates), GradientRows(planner)
+
+
+def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:
+    """Return the header with the input canary's label, coin probability and game."""
+    rate = canary.sampling_rate
+    shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
+    label = f"{type(canary).__name__}(input{shown})"
+    return replace(header, canaries=(label,), coin_probability=rate, game=canary.game)

@@ -1,1 +1,1 @@
-"""Trainings with known faults, for tests. See `lightning_audit.testing.faults`."""
+"""Known faults, trainings that have them, and the selftest that trains every one of them."""

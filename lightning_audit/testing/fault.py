@@ -15,15 +15,13 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.checks.base.registry import teller
-from lightning_audit.testing import faulty_steps, trainings
-from lightning_audit.testing.faulty import faulty_clipping, faulty_parts
+from lightning_audit.checks.check import teller
+from lightning_audit.testing import trainings
 
 #: Optimizers that do not clip whole per-sample gradients at one fixed norm.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
 #: Optimizer classes that some faults need.
 _KINDS = (DPOptimizerFastGradientClipping, DistributedDPOptimizer)
-_OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__, faulty_steps.__name__)
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Fault:
         reason: why the fault is found late, if it is.
         named: name of the first of `Verdict.faults`, if it differs from the fault's name.
         processes: number of processes that train; for several see
-            `lightning_audit.testing.processes.train_together`.
+            `lightning_audit.testing.runs.train_together`.
         trainer: further arguments of the Trainer.
         resumes: whether it is trained in two runs, the second from a checkpoint of the first.
         remarked: whether no privacy is lost and no check warns: a note of the report, or the
@@ -115,7 +113,7 @@ class Fault:
                 f"optimizer={type(optimizer).__name__} must be a {needed.__name__} for "
                 f"{self.name!r}."
             )
-        clips = self.optimizer.__module__ in _OF_CLIPPING and needed is DPOptimizer
+        clips = needed is DPOptimizer and self.optimizer.add_noise is DPOptimizer.add_noise
         if clips and isinstance(optimizer, _CLIP_OTHERWISE):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} does not clip whole gradients at one norm, "

@@ -1,19 +1,160 @@
-"""Train a fault of the registry under audit, with the settings of its entry."""
+"""Trains a fault of the registry under audit, in one or several processes.
+
+**Train a fault in several processes: start them, wait for them, and read their report.** Each
+process runs `python -m lightning_audit.testing.runs`, reads its job from standard input, and
+ends when that is closed.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
+import pickle
 import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.testing.fault import Fault, lightning
-from lightning_audit.testing.processes import train_together
+
+# --- Train a fault in several processes: start them, wait for them, and read their report.
+
+#: Time limit of a training, in seconds.
+_LIMIT = 240.0
+#: Characters of a process's log that an error shows.
+_SHOWN = 2000
+
+
+def train_together(
+    fault: Fault,
+    directory: str | os.PathLike[str],
+    seed: int = 0,
+    audit: type[PrivacyAudit] = PrivacyAudit,
+) -> AuditReport:
+    """Train a fault in several processes, on the CPUs of this machine.
+
+    Args:
+        fault: the fault to train; its ``processes`` is their number.
+        directory: for the audit's report and record.
+        seed: of the training; the audit's seed is one larger.
+        audit: class of the audit.
+
+    Returns:
+        The report.
+
+    Raises:
+        RuntimeError: a process failed.
+    """
+    job = base64.b64encode(pickle.dumps((fault, str(directory), seed, audit))) + b"\n"
+    # After `seed_everything`, Lightning would seed all processes alike.
+    own = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
+    shared = {
+        **own,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "NODE_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(fault.processes)]
+        started = []
+        for rank, log in enumerate(logs):
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**shared, "LOCAL_RANK": str(rank)},
+            )
+            stack.callback(_end, process)
+            started.append(process)
+            assert process.stdin
+            process.stdin.write(job)
+            process.stdin.flush()
+        codes = [process.wait(_LIMIT) for process in started]
+        if any(codes):
+            words = "\n".join(_last_words(log) for log in logs)
+            raise RuntimeError(f"the processes ended with exit codes {codes}: {words}")
+    return AuditReport.load(Path(directory) / REPORT_NAME)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _last_words(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")[-_SHOWN:]
+
+
+def _main() -> None:
+    """Run one of the processes."""
+    job = pickle.loads(base64.b64decode(sys.stdin.readline()))
+    # This process's input is closed when its parent ends.
+    threading.Thread(target=_follow, daemon=True).start()
+    _train(*job)
+    # Threads of gloo can abort an interpreter that ends; the report is written.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _follow() -> None:
+    # By descriptor: a thread that holds the lock of sys.stdin would abort Python at its end.
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def _train(fault: Fault, directory: str, seed: int, audit: type[PrivacyAudit]) -> None:
+    rank, package = int(os.environ["LOCAL_RANK"]), lightning()
+    torch.set_num_threads(1)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    module = fault.module(package.LightningModule)
+    torch.manual_seed(100 + seed + rank)  # batches of their own
+    strategies = import_module(f"{package.__name__}.strategies")
+    trainer = package.Trainer(
+        max_steps=fault.steps,
+        callbacks=[audit(seed=seed + 1, report_dir=directory, on_violation="warn", **fault.audit)],
+        accelerator="cpu",
+        devices=fault.processes,
+        strategy=strategies.DDPStrategy(process_group_backend="gloo"),
+        use_distributed_sampler=False,
+        default_root_dir=Path(directory).parent,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module)
+
+
+# --- Train a fault of the registry under audit, with the settings of its entry.
 
 
 def train(
@@ -78,3 +219,7 @@ def _fit(
     else:
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return callback, trainer
+
+
+if __name__ == "__main__":
+    _main()

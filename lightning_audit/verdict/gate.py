@@ -12,15 +12,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning_audit.accounting.margin import COMPOSITION_ERROR, RESOLUTION, exceeds
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.composition import COMPOSITION_ERROR, RESOLUTION, exceeds
+from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import composed_epsilon
-from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.accounting import ACCOUNTING
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
-from lightning_audit.verdict.allowed import Held, held, with_allowed
-from lightning_audit.verdict.judge import judge, worst
-from lightning_audit.verdict.pass_blockers import OutcomeSettings, blockers_of_run
+from lightning_audit.verdict.judge import (
+    Held,
+    OutcomeSettings,
+    blockers_of_run,
+    held,
+    judge,
+    with_allowed,
+    worst,
+)
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 
 MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
 

@@ -9,8 +9,8 @@ from refused_calls import refusals
 
 from lightning_audit.accounting import composition
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase, bucket_up, compress
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+from lightning_audit.accounting.history import Phase, bucket_up, compress
+from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 sigmas = st.floats(0.05, 100)
 phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
@@ -20,7 +20,7 @@ histories = st.lists(phases, max_size=20)
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch):
     """The single-step distributions built in the test, starting from empty caches."""
-    from lightning_audit.accounting import step_losses
+    from lightning_audit.accounting import composition, step_losses
 
     build, built = step_losses.step_losses, []
 

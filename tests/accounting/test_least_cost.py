@@ -7,10 +7,10 @@ import pytest
 from stages import most_failures, staged
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.least_cost import cheapest
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, LeastLogs, score_mu
-from lightning_audit.stats.tradeoff.renyi import order_two_divergence
+from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import cheapest
+from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, score_mu
+from lightning_audit.stats.divergences import order_two_divergence
 
 DELTA = 1e-5
 

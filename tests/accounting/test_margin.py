@@ -6,9 +6,8 @@ import pytest
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
 
-from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.margin import exceeds
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.composition import epsilon_of_history, exceeds
+from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import composed_epsilon
 
 # Of Opacus' accountants: rdp at a small epsilon, whose best order is the last one, and gdp always.

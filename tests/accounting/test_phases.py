@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import (
+from lightning_audit.accounting.history import (
     Phase,
     bucket_up,
     compress,

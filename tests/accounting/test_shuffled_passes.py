@@ -12,14 +12,14 @@ import pytest
 from scipy.special import ndtr
 
 from lightning_audit import PrivacyClaim
-from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import (
+from lightning_audit.accounting.composition import (
     PassCounter,
+    epsilon_of_history,
     epsilon_of_passes,
     passes_of,
     passes_taken,
 )
+from lightning_audit.accounting.history import Phase
 
 DELTA = 1e-5
 

@@ -9,14 +9,14 @@ import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import (
     composed_epsilon,
     costlier,
     epsilon_at_ratio,
     epsilon_claim,
 )
-from lightning_audit.dpsgd.accountant_link import AccountantLink
+from lightning_audit.dpsgd.opacus import AccountantLink
 
 DELTA = 1e-5
 

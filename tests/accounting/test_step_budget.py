@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.step_budget import MOST_ASKED, steps_within
+from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import MOST_ASKED, steps_within
 
 DELTA = 1e-5
 STEP = Phase(1.0, 0.05, 1)

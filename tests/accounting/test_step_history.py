@@ -7,8 +7,7 @@ from simulated_record import (
     simulate,
 )
 
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.step_history import StepHistory
+from lightning_audit.accounting.history import Phase, StepHistory
 
 
 def test_history_holds_the_phases_in_the_order_of_their_first_steps() -> None:

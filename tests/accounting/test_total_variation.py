@@ -7,8 +7,8 @@ import pytest
 from refused_calls import refusals
 from scipy import integrate, special, stats
 
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.total_variation import total_variation, unsampled_mu
+from lightning_audit.accounting.composition import total_variation, unsampled_mu
+from lightning_audit.accounting.history import Phase
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.25), (0.6, 0.1), (3.0, 0.5)])

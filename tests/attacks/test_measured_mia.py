@@ -5,8 +5,8 @@ import pytest
 from shadow_models import shadow_models
 
 from lightning_audit.attacks import cross_fed_mia, measure_mia, normal_ratio
-from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
-from lightning_audit.stats.attack_strength.strength_posterior import attack_strength_posterior
+from lightning_audit.stats.attack_strength import attack_strength_posterior
+from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 
 
 def decision(score: float, out, inside, alpha: float) -> bool:

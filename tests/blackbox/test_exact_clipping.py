@@ -12,10 +12,8 @@ from clippings import CORRECT, FAULTY, Sum, clipped, clipped_sum, noisy, of_inte
 from privatizer import BATCH, NORM, SHAPES, SIGMA, audit
 from stages import staged
 
-from lightning_audit.blackbox.exact_clipping import ExactReading, read_exactly
-from lightning_audit.blackbox.privatize import audit_privatize
-from lightning_audit.blackbox.privatize_readings import probes
-from lightning_audit.blackbox.probes import Released, direction
+from lightning_audit.blackbox.privatize import audit_privatize, probes
+from lightning_audit.blackbox.probes import ExactReading, Released, direction, read_exactly
 
 #: Correct functions whose noise cannot be held fixed.
 UNREPEATABLE = {"the operating system"}

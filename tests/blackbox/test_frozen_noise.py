@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.blackbox.frozen_noise import FrozenNoise
-from lightning_audit.blackbox.probes import Released
+from lightning_audit.blackbox.probes import FrozenNoise, Released
 
 ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))
 MODULE_GENERATOR = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import torch
 
 from lightning_audit import PrivacyClaim
 from lightning_audit.blackbox.mechanism import audit_mechanism
-from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, GaussianTradeoff
+from lightning_audit.stats.tradeoff import ApproxDPTradeoff, GaussianTradeoff
 
 
 def laplace(data, rng, scale=1.0):

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_audit.blackbox.mechanism import MechanismError
-from lightning_audit.blackbox.outputs import OutputSource
+from lightning_audit.blackbox.mechanism import MechanismError, OutputSource
 
 
 def source(mechanism) -> OutputSource:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, Unrepeatable, audit
 
-from lightning_audit.blackbox.privatize_readings import probes, read_noises, read_shifts
+from lightning_audit.blackbox.privatize import probes, read_noises, read_shifts
 from lightning_audit.blackbox.probes import Released, direction
 
 

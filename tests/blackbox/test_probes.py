@@ -9,7 +9,7 @@ import pytest
 import torch
 from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer
 
-from lightning_audit.blackbox.outputs import MechanismError
+from lightning_audit.blackbox.mechanism import MechanismError
 from lightning_audit.blackbox.probes import (
     NoiseReading,
     Probe,

@@ -15,8 +15,8 @@ import pytest
 from browser_pages import SCHEMES, WIDTHS, Shown, chromium
 from browser_trainings import LONG, MANY, TRAININGS, train, train_many
 
-from lightning_audit.card.card_facts import FACTS
-from lightning_audit.cli import main as cli
+from lightning_audit.card import FACTS
+from lightning_audit.cli import main
 
 pytestmark = [pytest.mark.browser, pytest.mark.training]
 CARDS = ("correct", "half-noise", "short", "long-names", "many-refuted")
@@ -31,17 +31,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, into = tmp_path_factory.mktemp("trainings"), tmp_path_factory.mktemp("pages")
     reports = {name: train(name, folder / name) for name in TRAININGS}
     reports |= {name: train_many(name, folder / name) for name in MANY}
-    assert cli.main(["report", str(folder), "-o", str(into)]) == 0
+    assert main.main(["report", str(folder), "-o", str(into)]) == 0
     facts = into / "card.yaml"
     facts.write_text("".join(f"{key}: '{LONG}'\n" for key in FACTS), encoding="utf-8")
     for name in CARDS:
         stated = ["--facts", str(facts)] if name in LONGEST else []
         target = str(into / f"card-{name}.html")
-        assert cli.main(["card", str(reports[name]), *stated, "-o", target]) == 0
+        assert main.main(["card", str(reports[name]), *stated, "-o", target]) == 0
     beside = into / "beside"
     beside.mkdir()
     page = str(beside / "report.html")
-    assert cli.main(["report", str(reports["correct"]), "--css", "beside", "-o", page]) == 0
+    assert main.main(["report", str(reports["correct"]), "--css", "beside", "-o", page]) == 0
     return into
 
 

@@ -21,10 +21,9 @@ from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
-from lightning_audit.accounting.spending import composed_epsilon
-from lightning_audit.accounting.step_budget import steps_within
+from lightning_audit.accounting.composition import epsilon_of_passes
+from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import composed_epsilon, steps_within
 
 pytestmark = RESUMING
 

@@ -32,8 +32,12 @@ from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.epsilon_star import EpsilonStar
-from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric, epsilon_star
-from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
+from lightning_audit.stats.epsilon_star import (
+    Empirical,
+    Parametric,
+    epsilon_star,
+    epsilon_star_null,
+)
 
 DIGITS = digits(700)
 TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
@@ -236,7 +240,7 @@ def test_another_method_is_named():
 )
 def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    path = "lightning_audit.stats.membership.epsilon_star.Parametric"
+    path = "lightning_audit.stats.epsilon_star.Parametric"
     arguments = {
         "delta": 1e-4,
         "method": {"class_path": path, "init_args": {"clip": 0.01}},

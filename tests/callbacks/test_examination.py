@@ -16,10 +16,10 @@ from training_matrix import ROWS, Row
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination, PrivacyAudit
-from lightning_audit.replay.questions.question_list import QUESTIONS
+from lightning_audit.replay.examiner import QUESTIONS
 from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.faulty_steps import OwnFactors
-from lightning_audit.testing.step_faults import OF_THE_STEP
+from lightning_audit.testing.faults import OF_THE_STEP
+from lightning_audit.testing.trainings import OwnFactors
 
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.

@@ -7,8 +7,8 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from training_support import PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.report import plots
-from lightning_audit.report.plots import figure
+from lightning_audit.report import figure as plots
+from lightning_audit.report.figure import figure
 
 pytestmark = pytest.mark.whole_report
 
@@ -40,7 +40,7 @@ def test_the_picture_is_drawn_once_and_only_for_a_logger_that_takes_it(
 def test_without_matplotlib_the_audit_goes_without_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_audit.callbacks.outcome.find_spec", lambda name: None)
     board = TensorBoardLogger(tmp_path)
     trainer_for(tmp_path, PrivacyAudit(seed=1), logger=board, max_steps=16).fit(PrivateModule())
     assert report_in(tmp_path).steps == 16
@@ -53,7 +53,7 @@ def test_a_picture_that_cannot_be_written_costs_a_warning_only(
     def fails(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("lightning_audit.report.plots.save_drawn", fails)
+    monkeypatch.setattr("lightning_audit.report.figure.save_drawn", fails)
     board = TensorBoardLogger(tmp_path)
     trainer_for(tmp_path, PrivacyAudit(seed=1), logger=board, max_steps=16).fit(PrivateModule())
     assert report_in(tmp_path).complete

@@ -26,7 +26,7 @@ from training_support import (
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
 

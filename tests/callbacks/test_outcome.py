@@ -14,7 +14,7 @@ from training_support import (
 )
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 class _Hooks(pl.Callback):

@@ -13,7 +13,7 @@ from training_support import PrivateModule, report_in, trainer_for
 from two_nets import STEPS, TwoNets
 
 from lightning_audit import PrivacyAudit, PrivacyClaim, PrivacyViolation
-from lightning_audit.page.report_page import report_page
+from lightning_audit.report.page import report_page
 from lightning_audit.run.report_files import ReportFiles
 
 pytestmark = pytest.mark.heavy

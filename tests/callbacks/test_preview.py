@@ -20,7 +20,7 @@ from training_support import ManualModule, PrivateModule, report_in, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.preview import Preview
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 class Forwarding(PrivateModule):

@@ -13,7 +13,7 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 @pytest.mark.heavy

@@ -16,8 +16,8 @@ from torch.nn import functional
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.dpsgd.accountant_link import accountant_link
-from lightning_audit.testing.faulty.faulty_clipping import ClipAtTwice
+from lightning_audit.dpsgd.opacus import accountant_link
+from lightning_audit.testing.faulty import ClipAtTwice
 
 
 def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):

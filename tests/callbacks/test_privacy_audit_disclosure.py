@@ -17,10 +17,10 @@ from training_support import PrivateModule, digits, fit, mlp, violation
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
-from lightning_audit.checks.base.disclosure import shown
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.disclosure import shown
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.testing.faulty_steps import FirstRowNotClipped
+from lightning_audit.testing.trainings import FirstRowNotClipped
 
 #: Of one check and pair of trainings at most: an e-value crosses a power of ten now and then.
 PAIRS, MOST = 20, 1
@@ -118,7 +118,7 @@ def computed_and_shown(
 
     directory = tmp_path_factory.mktemp("shown")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_audit.run.findings.shown", watched)
+        patch.setattr("lightning_audit.run.evaluation.shown", watched)
         fit(directory, PrivateModule(), PrivacyAudit(seed=1, examinations=1), max_steps=20)
     return computed, (directory / "audit" / "report.json").read_text()
 

@@ -23,7 +23,7 @@ from training_support import (
 )
 
 from lightning_audit import Allow, PrivacyAudit, PrivacyClaim
-from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
+from lightning_audit.testing.faulty import ClipAfterAverage
 
 #: Lightning counts the steps of all optimizers.
 STEPS = {"max_steps": 240}

@@ -24,7 +24,7 @@ from training_support import (
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.results.audit_report import describe
-from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
+from lightning_audit.testing import faulty
 from lightning_audit.verdict.gate import contradictions
 
 #: For what only the steps after the first violation show.
@@ -38,22 +38,22 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
 @pytest.mark.parametrize(
     ("kind", "finding", "fault"),
     [
-        (faulty_noise.NoNoise, "noise", "no noise:"),
-        (faulty_noise.HalfNoise, "noise", "noise scale too small:"),
-        (faulty_noise.NoiseOverBatch, "noise", "noise divided by the batch size:"),
-        (faulty_clipping.NoClipping, "sensitivity", "no clipping:"),
+        (faulty.NoNoise, "noise", "no noise:"),
+        (faulty.HalfNoise, "noise", "noise scale too small:"),
+        (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
+        (faulty.NoClipping, "sensitivity", "no clipping:"),
         (
-            faulty_noise.BroadcastNoise,
+            faulty.BroadcastNoise,
             "reuse.broadcast",
             "one noise value is shared by all coordinates",
         ),
         (
-            faulty_noise.OneKeyForAllTensors,
+            faulty.OneKeyForAllTensors,
             "reuse.pair",
             "one noise key is used for several tensors",
         ),
         (
-            faulty_clipping.ClosureRunsAgain,
+            faulty.ClosureRunsAgain,
             "gradient_replaced",
             "gradient replaced: a backward pass ran after the noise",
         ),
@@ -74,7 +74,7 @@ def test_fault_of_the_mechanism_is_named(
 
 def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, _on_digits(faulty_clipping.ClipAtTwice), audit, max_steps=96)
+    report = violation(tmp_path, _on_digits(faulty.ClipAtTwice), audit, max_steps=96)
     assert status(report, "sensitivity") == "violated"
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
@@ -84,7 +84,7 @@ def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_clipping_after_averaging_is_named(tmp_path: Path, seed: int, data: str) -> None:
-    kind = faulty_clipping.ClipAfterAverage
+    kind = faulty.ClipAfterAverage
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=64)
     assert status(report, "sensitivity") == "violated"
@@ -93,7 +93,7 @@ def test_clipping_after_averaging_is_named(tmp_path: Path, seed: int, data: str)
 
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_noise_seeded_again_at_every_step_is_named(tmp_path: Path, data: str) -> None:
-    kind = faulty_noise.ReseededNoise
+    kind = faulty.ReseededNoise
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert status(report, "reuse.lag") == "violated"
@@ -102,7 +102,7 @@ def test_noise_seeded_again_at_every_step_is_named(tmp_path: Path, data: str) ->
 
 @pytest.mark.parametrize("mode", ["hooks", pytest.param("functorch", marks=pytest.mark.heavy)])
 def test_clipping_per_tensor_is_named(tmp_path: Path, mode: str) -> None:
-    module = PrivateModule(mode=mode, optimizer_class=faulty_clipping.ClipPerTensor)
+    module = PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=320)
     assert status(report, "sensitivity") == "violated"
     assert "clipping per tensor" in report.verdict.fault
@@ -110,7 +110,7 @@ def test_clipping_per_tensor_is_named(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_missing_noise_on_biases_is_named_with_the_tensors(tmp_path: Path, data: str) -> None:
-    kind = faulty_noise.NoNoiseOnBiases
+    kind = faulty.NoNoiseOnBiases
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert status(report, "noise.tensor") == "violated"
@@ -121,7 +121,7 @@ def test_missing_noise_on_biases_is_named_with_the_tensors(tmp_path: Path, data:
 
 def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(tmp_path: Path) -> None:
     # Here the data's part of the gradient is about one over the batch size.
-    module = PrivateModule(optimizer_class=faulty_noise.NoNoise)
+    module = PrivateModule(optimizer_class=faulty.NoNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "divided by the batch size" not in report.verdict.fault
 
@@ -130,20 +130,20 @@ def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(tmp_path: P
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.one_in(4)
 def test_missing_clipping_in_short_epochs_is_named(tmp_path: Path, seed: int) -> None:
-    module = PrivateModule(dataset=random_data(64), optimizer_class=faulty_clipping.NoClipping)
+    module = PrivateModule(dataset=random_data(64), optimizer_class=faulty.NoClipping)
     report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=8)
     assert report.steps < 8
     assert "clipping" in report.verdict.fault.split(",")[0]
 
 
 def test_faults_are_found_in_manual_optimization(tmp_path: Path) -> None:
-    module = ManualModule(optimizer_class=faulty_noise.HalfNoise)
+    module = ManualModule(optimizer_class=faulty.HalfNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "noise scale too small" in report.verdict.fault
 
 
 def test_faults_are_found_in_functorch_mode(tmp_path: Path) -> None:
-    module = PrivateModule(mode="functorch", optimizer_class=faulty_noise.HalfNoise)
+    module = PrivateModule(mode="functorch", optimizer_class=faulty.HalfNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "noise scale too small" in report.verdict.fault
 
@@ -156,7 +156,7 @@ def test_noise_below_the_stated_claim_is_found_though_opacus_is_sound(tmp_path: 
 
 
 def test_allowed_finding_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    module = PrivateModule(optimizer_class=faulty_clipping.ClipAtTwice)
+    module = PrivateModule(optimizer_class=faulty.ClipAtTwice)
     audit = PrivacyAudit(allow=["sensitivity"], seed=1)
     report = fit(tmp_path, module, audit, max_steps=64)
     assert status(report, "sensitivity") == "allowed"
@@ -317,13 +317,11 @@ class HalfNoiseShuffled(PrivateModule):
     """Too little noise, and the trainer's own loader in place of the Poisson one."""
 
     def __init__(self) -> None:
-        super().__init__(
-            mlp(64), dataset=digits(), poisson=False, optimizer_class=faulty_noise.HalfNoise
-        )
+        super().__init__(mlp(64), dataset=digits(), poisson=False, optimizer_class=faulty.HalfNoise)
 
 
 def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) -> None:
-    module = _on_digits(faulty_noise.HalfNoise)
+    module = _on_digits(faulty.HalfNoise)
     report = fit(tmp_path, module, PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
     root = report.verdict.root
     assert root is not None
@@ -348,7 +346,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) ->
     [
         (HalfNoiseShuffled, {}, ["noise", "sampling.not_poisson"]),
         (
-            lambda: _on_digits(faulty_clipping.NoClipping),
+            lambda: _on_digits(faulty.NoClipping),
             {"claimed_epsilon": 0.5},
             ["sensitivity", "accounting"],
         ),

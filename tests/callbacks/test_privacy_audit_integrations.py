@@ -29,8 +29,8 @@ from training_support import (
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.accounting.history import Phase
+from lightning_audit.testing.faulty import HalfNoise
 
 STEPS_PER_EPOCH = 32
 SAMPLE_RATE = 1 / STEPS_PER_EPOCH

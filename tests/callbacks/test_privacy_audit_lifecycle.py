@@ -17,11 +17,10 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.checks.monitor import replay
-from lightning_audit.checks.noise_channel import NoiseChannelChecks
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.monitor import NoiseChannelChecks, replay
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 # ------------------------------------------------------------------ the verdict
 

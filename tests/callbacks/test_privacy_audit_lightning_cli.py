@@ -27,7 +27,7 @@ from lightning_audit import (
     Resolution,
 )
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 class StandaloneModule(PrivateTraining, pytorch_lightning.LightningModule):

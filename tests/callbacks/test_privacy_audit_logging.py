@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_support import PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyViolation
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.stats.named_bounds import BOUND_NAMES
+from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = pytest.mark.whole_report
 
@@ -111,7 +111,7 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
         return [row["epoch"] for row in audit.report.epochs]
 
     assert epochs("each", max_epochs=4) == [0, 1, 2, 3]
-    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     assert epochs("by epochs", max_epochs=4) == [0, 3]
     assert epochs("by steps", max_epochs=9, max_steps=80) == [0, 2]
 
@@ -119,7 +119,7 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
 def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
     audit = PrivacyAudit(seed=1, bounds=())
     trainer_for(tmp_path, audit, best, max_epochs=3, enable_checkpointing=True).fit(PrivateModule())
@@ -201,7 +201,7 @@ def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
 def test_what_another_callback_goes_by_is_logged_at_each_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitored: str | None
 ) -> None:
-    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     audit = PrivacyAudit(seed=1, examinations=0)
     stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
     others = [stopping] if monitored else []

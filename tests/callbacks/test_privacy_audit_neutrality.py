@@ -18,7 +18,7 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Constant, Random
 from lightning_audit.record.store import EARLIER, INJECTED, read_observations
 from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
+from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
 
 _INNER: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05),

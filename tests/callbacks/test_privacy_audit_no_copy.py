@@ -25,8 +25,7 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.dpsgd.opacus import OpacusStep
-from lightning_audit.dpsgd.prefill import RowPrefill
+from lightning_audit.dpsgd.opacus import OpacusStep, RowPrefill
 from lightning_audit.record.store import (
     DROPPED,
     EARLIER,
@@ -35,7 +34,7 @@ from lightning_audit.record.store import (
     NOT_PLANNED,
     read_observations,
 )
-from lightning_audit.session import step_planner as planning
+from lightning_audit.session import planner
 
 OBSTACLE = "the test forbids it"
 
@@ -61,7 +60,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(autouse=True)
 def clipped_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Canary rows in each clipping of each step: those far longer than a gradient here can be."""
-    monkeypatch.setattr(planning, "_SHORTEST", 1e9)  # none is shorter than the others
+    monkeypatch.setattr(planner, "_SHORTEST", 1e9)  # none is shorter than the others
     found: list[int] = []
     clip = DPOptimizer.clip_and_accumulate
 
@@ -172,8 +171,8 @@ def test_only_every_nth_step_takes_canaries(
 def test_copied_rows_enter_the_first_steps_and_few_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
-    monkeypatch.setattr(planning, "FULL_STEPS", 7)
-    monkeypatch.setattr(planning, "THINNED", 5)
+    monkeypatch.setattr(planner, "FULL_STEPS", 7)
+    monkeypatch.setattr(planner, "THINNED", 5)
     forbid_prefill(monkeypatch)
     train(tmp_path, every_n_steps=None)
     entries = entries_in(tmp_path)
@@ -186,7 +185,7 @@ def test_copied_rows_enter_the_first_steps_and_few_later(
 def test_rows_that_need_no_copy_are_never_thinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "FULL_STEPS", 7)
+    monkeypatch.setattr(planner, "FULL_STEPS", 7)
     train(tmp_path, every_n_steps=None)
     assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
 

@@ -28,8 +28,8 @@ from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.taps.boundary import Boundary
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.hooks.boundary import Boundary
+from lightning_audit.testing.faulty import HalfNoise
 
 #: Functions of each way in which a step is audited, with the training that calls them.
 PLACES = [
@@ -282,7 +282,7 @@ def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(
     def on_exception(*_: Any) -> None:
         sizes.append({len(p.grad_sample) for p in module.parameters()})
 
-    monkeypatch.setattr("lightning_audit.session.step_planner.StepPlanner.count_batch", count_batch)
+    monkeypatch.setattr("lightning_audit.session.planner.StepPlanner.count_batch", count_batch)
     monkeypatch.setattr(Boundary, "leave", _then(Boundary.leave, on_exception))
     with pytest.raises(SystemExit):
         trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=4).fit(module)

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from training_support import PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.run import findings
+from lightning_audit.run import evaluation
 
 
 class Seeds(pl.Callback):
@@ -36,7 +36,7 @@ class Seeds(pl.Callback):
 def seeds_of(
     folder: Path, monkeypatch: pytest.MonkeyPatch, **audit: Any
 ) -> tuple[list[list[int | None]], PrivacyAudit]:
-    monkeypatch.setattr(findings, "EPOCH_SHARE", float("inf"))
+    monkeypatch.setattr(evaluation, "EPOCH_SHARE", float("inf"))
     callback = PrivacyAudit(examinations=0, **audit)
     seeds = Seeds(callback, folder)
     trainer_for(folder, callback, seeds, max_epochs=3).fit(PrivateModule())

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 from training_support import PrivateModule, fit, random_data, trainer_for, violation
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
-from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
+from lightning_audit.accounting.composition import epsilon_of_passes
 from lightning_audit.cli.main import main
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = RESUMING
 

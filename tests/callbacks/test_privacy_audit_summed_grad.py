@@ -26,7 +26,7 @@ from training_support import PrivateModule, mlp, random_data, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.dpsgd.opacus import private_optimizer
-from lightning_audit.testing.faulty.faulty_noise import NoNoise
+from lightning_audit.testing.faulty import NoNoise
 
 STEPS = 12
 # Opacus and torch remark on loaders and hooks in every training.

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training_support import trainer_for
 
-from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
+from lightning_audit.callbacks.epsilon_star import fixed_loader, losses_of
 
 NUMBERS = TensorDataset(torch.arange(300.0)[:, None])
 

@@ -17,7 +17,7 @@ from training_support import PrivateModule, assert_no_hooks_left, report_in, tra
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.canaries import Dirac
 from lightning_audit.record.store import RECORD_NAME, read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = RESUMING
 

@@ -16,8 +16,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMPr
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing import faulty
+from lightning_audit.testing.faulty import HalfNoise
 
 
 class Calls(pl.Callback):
@@ -162,13 +162,13 @@ def test_it_trains_where_violations_are_warned_of(tmp_path: Path) -> None:
     ("kind", "names"),
     [
         (HalfNoise, {"noise_too_small"}),
-        (faulty_noise.NoNoise, {"no_noise"}),
-        (faulty_noise.NoNoiseOnBiases, {"noise_missing_in_tensors"}),
-        (faulty_noise.OneKeyForAllTensors, {"noise_repeated_in_step", "one_key_for_all_tensors"}),
-        (faulty_noise.BroadcastNoise, {"noise_repeated_in_step", "one_value_for_all_coordinates"}),
-        (faulty_clipping.ClosureRunsAgain, {"gradient_replaced"}),
-        (faulty_clipping.ClipAfterAverage, {"clip_after_average", "one_record_moves_too_much"}),
-        (faulty_clipping.NoClipping, {"no_clipping", "one_record_moves_too_much"}),
+        (faulty.NoNoise, {"no_noise"}),
+        (faulty.NoNoiseOnBiases, {"noise_missing_in_tensors"}),
+        (faulty.OneKeyForAllTensors, {"noise_repeated_in_step", "one_key_for_all_tensors"}),
+        (faulty.BroadcastNoise, {"noise_repeated_in_step", "one_value_for_all_coordinates"}),
+        (faulty.ClosureRunsAgain, {"gradient_replaced"}),
+        (faulty.ClipAfterAverage, {"clip_after_average", "one_record_moves_too_much"}),
+        (faulty.NoClipping, {"no_clipping", "one_record_moves_too_much"}),
     ],
 )
 @pytest.mark.one_in(2)

@@ -10,8 +10,8 @@ import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from lightning_audit.callbacks.strategy_hooks import show_batches
-from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.callbacks.trainer import show_batches
+from lightning_audit.results.audit_report import UnauditableTraining
 
 
 class Strategy:

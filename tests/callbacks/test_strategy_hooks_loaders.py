@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from training_support import fit, status, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.taps.sampler_tap import WatchedSampler
+from lightning_audit.hooks.sampler_tap import WatchedSampler
 
 
 def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from training_support import trainer_for
 
-from lightning_audit.callbacks.trainer_refusals import refuse_trainer
+from lightning_audit.callbacks.trainer import refuse_trainer
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from lightning_audit.canaries import Crafted
-from lightning_audit.canaries.crafted import cosine
-from lightning_audit.canaries.inputs import loss_of
-from lightning_audit.canaries.sample_batches import Sample, sample_of
+from lightning_audit.canaries.inputs import Sample, cosine, loss_of, sample_of
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:

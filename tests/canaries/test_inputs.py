@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from lightning_audit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabeled
-from lightning_audit.canaries.inputs import loss_of
-from lightning_audit.canaries.sample_batches import Sample, sample_of
+from lightning_audit.canaries.inputs import Sample, loss_of, sample_of
 
 
 def _x(n: int = 3) -> torch.Tensor:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_audit.canaries import BlockPair, Constant, Dirac, GradientCanary, Random, Spread
-from lightning_audit.canaries.gradient import default_mix
-from lightning_audit.canaries.placement import POOL, VISITED, Placement, place
+from lightning_audit.canaries.gradient import POOL, VISITED, Placement, default_mix, place
 from lightning_audit.layout import Direction, TensorSlot
 
 SHAPES = [(), (1,), (1, 1), (2,), (3,), (2, 2), (7,), (4, 3), (40,), (3, 2, 2, 2), (64, 3)]

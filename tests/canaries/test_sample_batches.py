@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_audit.canaries.sample_batches import Sample, appended, copies, rows, sample_of
+from lightning_audit.canaries.inputs import Sample, appended, copies, rows, sample_of
 
 Pair = namedtuple("Pair", "image target")  # as users write them
 

@@ -10,11 +10,15 @@ from checked_reports import violated, with_status
 from made_report import made_report
 from many_trainings import audited
 
-from lightning_audit.card.card_content import NOT_STATED, mechanism, privacy_card
-from lightning_audit.card.card_facts import FACTS
-from lightning_audit.card.model_card import privacy_block, privacy_section
-from lightning_audit.checks.base.check import QUESTIONS
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.card import (
+    FACTS,
+    NOT_STATED,
+    mechanism,
+    privacy_block,
+    privacy_card,
+    privacy_section,
+)
+from lightning_audit.checks.check import QUESTIONS, REGISTRY
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import ClaimedValue, ExaminationTold
 

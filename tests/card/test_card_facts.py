@@ -8,7 +8,7 @@ import pytest
 from places import DOCS
 from shown_code import blocks, text_of
 
-from lightning_audit.card.card_facts import FACTS, BadFacts, read_facts
+from lightning_audit.card import FACTS, BadFacts, read_facts
 
 
 def written(folder: Path, text: str) -> Path:

@@ -8,10 +8,8 @@ from checked_reports import HOSTILE, hostile, violated
 from made_report import made_report
 from markdown_it import MarkdownIt
 
-from lightning_audit.card.card_content import privacy_card
-from lightning_audit.card.card_facts import FACTS
-from lightning_audit.card.card_markdown import STATED, as_markdown, body
-from lightning_audit.files.printable import visible
+from lightning_audit.card import FACTS, STATED, as_markdown, body, privacy_card
+from lightning_audit.files import visible
 
 
 def parts(text: str) -> tuple[dict[str, object], str]:

@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 from checked_reports import HOSTILE, hostile, violated
 from made_report import made_report
 
-from lightning_audit.card.card_facts import FACTS
-from lightning_audit.card.card_page import as_page
+from lightning_audit.card import FACTS, as_page
 
 
 class Read(HTMLParser):

@@ -12,9 +12,7 @@ from made_report import made_report
 from places import DOCS
 from shown_code import blocks, run
 
-from lightning_audit.card import privacy_block, privacy_section
-from lightning_audit.card.card_markdown import as_markdown
-from lightning_audit.card.model_card import registry_entry
+from lightning_audit.card import as_markdown, privacy_block, privacy_section, registry_entry
 
 FACTS = {"product": "weights", "harm": HOSTILE, "curator": "us", "justification": "a budget"}
 

@@ -15,7 +15,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.store import (
     DROPPED,

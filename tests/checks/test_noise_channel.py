@@ -10,9 +10,9 @@ from noise_steps import HEADER
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.base.registry import shares
-from lightning_audit.checks.noise.noise_seen import NoiseSeen
-from lightning_audit.checks.noise_channel import NoiseChannelChecks
+from lightning_audit.checks.check import shares
+from lightning_audit.checks.monitor import NoiseChannelChecks
+from lightning_audit.checks.probes import NoiseSeen
 
 FloatArray = NDArray[np.float64]
 NAMES = (

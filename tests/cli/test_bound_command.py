@@ -10,16 +10,19 @@ import command_worker
 import numpy as np
 import pytest
 
-from lightning_audit.cli.bound_command import parse_threshold
+from lightning_audit.cli.estimators import parse_threshold
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
-from lightning_audit.stats.bounds.counts import ConfusionCounts, epsilon_clopper_pearson
-from lightning_audit.stats.bounds.gdp_counts import mu_pooled_clopper_pearson
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, named_bound
-from lightning_audit.stats.bounds.thresholds import Fixed, Split, words_of
-from lightning_audit.stats.membership.roc import auroc, tpr_at_fpr, tpr_at_fpr_lower
-from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
-from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run_from_scores
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_clopper_pearson,
+    mu_pooled_clopper_pearson,
+)
+from lightning_audit.stats.membership import auroc, tpr_at_fpr, tpr_at_fpr_lower
+from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
+from lightning_audit.stats.thresholds import Fixed, Split, words_of
 
 Scores = tuple[Path, np.ndarray, np.ndarray]
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"

@@ -13,8 +13,8 @@ import pytest
 from gate_reports import OUTCOMES, TRAININGS, train
 from report_edits import edits, with_
 
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.cli import main as cli
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.cli import main
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
 
@@ -45,7 +45,7 @@ def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Gate:
     def check(text: str, *options: str) -> tuple[int, str]:
         path = tmp_path / "report.json"
         path.write_text(text, encoding="utf-8")
-        return cli.main(["check", str(path), *options]), capsys.readouterr().err
+        return main.main(["check", str(path), *options]), capsys.readouterr().err
 
     return check
 

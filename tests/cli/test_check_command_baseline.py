@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.cli import main as cli
-from lightning_audit.cli.check_command import FORMATS
+from lightning_audit.cli import main
+from lightning_audit.cli.check import FORMATS
 from lightning_audit.results.audit_report import Outcome
 
 Streams = pytest.CaptureFixture[str]
@@ -22,7 +22,7 @@ def saved(directory: Path, outcome: Outcome = "PASS", **changes: Any) -> str:
 
 
 def check(*arguments: str) -> int:
-    return cli.main(["check", *arguments])
+    return main.main(["check", *arguments])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.cli import main as cli
-from lightning_audit.cli.check_command import FORMATS
-from lightning_audit.report.console import print_summary
+from lightning_audit.cli import main
+from lightning_audit.cli.check import FORMATS
+from lightning_audit.report.text import print_summary
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Outcome
 
 OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
@@ -25,7 +25,7 @@ def saved(directory: Path, outcome: Outcome = "PASS", **changes: Any) -> str:
 
 
 def check(*arguments: object) -> int:
-    return cli.main(["check", *map(str, arguments)])
+    return main.main(["check", *map(str, arguments)])
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.cli import main as cli
+from lightning_audit.cli import main
 from lightning_audit.results.audit_report import Outcome
 
 Streams = pytest.CaptureFixture[str]
@@ -18,7 +18,7 @@ def saved(directory: Path, outcome: Outcome = "PASS", **changes: Any) -> str:
 
 
 def diff(*arguments: str) -> int:
-    return cli.main(["diff", *arguments])
+    return main.main(["diff", *arguments])
 
 
 def test_equal_reports_do_not_differ(tmp_path: Path, capsys: Streams) -> None:

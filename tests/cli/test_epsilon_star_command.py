@@ -11,8 +11,12 @@ import pytest
 from stages import staged
 
 from lightning_audit.cli.main import main
-from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric, epsilon_star
-from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
+from lightning_audit.stats.epsilon_star import (
+    Empirical,
+    Parametric,
+    epsilon_star,
+    epsilon_star_null,
+)
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
 RNG = np.random.default_rng(1)

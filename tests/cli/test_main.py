@@ -13,8 +13,8 @@ import pytest
 from made_report import made_report
 
 from lightning_audit import __version__
-from lightning_audit.cli import main as cli
-from lightning_audit.report.console import summary
+from lightning_audit.cli import main
+from lightning_audit.report.text import summary
 from lightning_audit.results.audit_report import EXIT_CODES, Outcome
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
@@ -58,7 +58,7 @@ def test_a_truncated_or_absent_report_is_inconclusive_and_says_why_on_stderr(
 
 
 def check(path: Path, *arguments: str) -> int:
-    return cli.main(["check", str(path), *arguments])
+    return main.main(["check", str(path), *arguments])
 
 
 def test_a_directory_stands_for_the_report_in_it(
@@ -152,14 +152,14 @@ def test_a_command_without_its_parts_is_a_usage_error(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(arguments)
+        main.main(arguments)
     assert exit_.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out.strip() == __version__
 

@@ -21,10 +21,10 @@ from made_report import made_report
 from printed_report import as_text
 from report_edits import signed
 
-from lightning_audit.cli import main as cli
+from lightning_audit.cli import main
 from lightning_audit.record.scores import CanaryScores, ScoresError
 from lightning_audit.record.store import ObservationStore, RecordHeader, read_observations
-from lightning_audit.report.plots import save_figure
+from lightning_audit.report.figure import save_figure
 from lightning_audit.results.audit_report import AuditReport, ReportError
 
 HOSTILE = "\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
@@ -84,7 +84,7 @@ def test_the_limit_is_of_all_values_that_are_read(tmp_path: Path, limit: str, co
     (tmp_path / "s.csv").write_text("\n".join(["score,in", *rows]))
     options = ["--method=eps_cp", "--delta=1e-5", f"--max-values={limit}"]
     for name in ("s.npz", "s.csv"):
-        assert cli.main(["bound", str(tmp_path / name), *options]) == code
+        assert main.main(["bound", str(tmp_path / name), *options]) == code
 
 
 def hostile_report() -> AuditReport:
@@ -103,7 +103,7 @@ def test_nothing_that_a_report_says_acts_on_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     path = hostile_report().save(tmp_path / "report.json")
-    cli.main([command, str(path)])
+    main.main([command, str(path)])
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()
     if command == "show":
@@ -119,7 +119,7 @@ def test_a_contradiction_shows_nothing_of_the_file_that_acts_on_the_terminal(
     made = hostile_report()
     checks = tuple(dataclasses.replace(c, name=HOSTILE) for c in made.checks)
     path = dataclasses.replace(made, checks=checks).save(tmp_path / "report.json")
-    assert cli.main(["check", str(path)]) == 2
+    assert main.main(["check", str(path)]) == 2
     err = capsys.readouterr().err
     assert err.replace("\n", "").isprintable()
     assert not any(line.startswith("PASS: forged") for line in err.splitlines())
@@ -136,14 +136,14 @@ def test_names_and_messages_of_a_refused_file_are_escaped(
     tmp_path: Path, name: str, capsys
 ) -> None:
     (tmp_path / "s.npz").write_bytes(files.archive({name: b"", HOSTILE.replace("\0", ""): b""}))
-    cli.main(["bound", str(tmp_path / "s.npz"), "--method=eps_cp", "--delta=1e-5"])
+    main.main(["bound", str(tmp_path / "s.npz"), "--method=eps_cp", "--delta=1e-5"])
     (tmp_path / "s.csv").write_text(HOSTILE)
-    cli.main(["bound", str(tmp_path / "s.csv"), "--method=eps_cp", "--delta=1e-5"])
+    main.main(["bound", str(tmp_path / "s.csv"), "--method=eps_cp", "--delta=1e-5"])
     (tmp_path / "c.json").write_text(json.dumps({HOSTILE: 1}))
-    cli.main(["mcmc", str(tmp_path / "c.json")])
+    main.main(["mcmc", str(tmp_path / "c.json")])
     text = signed({**files.report(), HOSTILE: 1, "steps": HOSTILE})
     (tmp_path / "report.json").write_text(text)
-    cli.main(["check", str(tmp_path)])
+    main.main(["check", str(tmp_path)])
     err = capsys.readouterr().err
     assert err.count("\n") == 4
     assert err.replace("\n", "").isprintable()
@@ -177,8 +177,8 @@ def test_a_fault_of_the_command_itself_is_no_violation(
     def broken(options: object) -> int:
         raise KeyError("\x1b[31m")
 
-    monkeypatch.setattr("lightning_audit.cli.check_command.run", broken)
-    assert cli.main(["check", str(tmp_path)]) == 2
+    monkeypatch.setattr("lightning_audit.cli.check.run_check", broken)
+    assert main.main(["check", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert told.startswith(r"lightning-audit: a bug in lightning-audit: KeyError: '\x1b[31m' (li")
     assert told.rstrip("\n").isprintable()

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from lightning_audit.cli.main import main
-from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
-from lightning_audit.stats.attack_strength.strength_posterior import (
-    attack_counts,
-    attack_strength_posterior,
-)
+from lightning_audit.stats.attack_strength import attack_counts, attack_strength_posterior
+from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 
 COUNTS = {
     "false_negatives": [25, 15, 6],

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from lightning_audit.cli.options import add_max_values, positive, positive_int, whole
-from lightning_audit.files.npz import MAX_VALUES
+from lightning_audit.cli.main import add_max_values, positive, positive_int, whole
+from lightning_audit.files import MAX_VALUES
 
 
 @pytest.mark.parametrize(

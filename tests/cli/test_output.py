@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lightning_audit.cli.output import OWN_FAULT, IgnoreBrokenPipe, as_json, own_fault, refused
+from lightning_audit.cli.main import OWN_FAULT, IgnoreBrokenPipe, as_json, own_fault, refused
 
 
 def test_a_letter_that_the_output_lacks_is_written_escaped() -> None:

@@ -21,7 +21,7 @@ from training_support import PrivateModule
 import torch
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 def trainer(*callbacks):

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.checks.noise.noise_size import NOISE_CANARY
-from lightning_audit.cli import power_command
+from lightning_audit.checks.noise import NOISE_CANARY
+from lightning_audit.cli import estimators
 from lightning_audit.cli.main import main
-from lightning_audit.stats.bounds.bound_power import bound_power
-from lightning_audit.stats.evalues.power import noise_power, sensitivity_power
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.stats.power import bound_power, noise_power, sensitivity_power
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 CLAIM = ("--claimed-epsilon", "4", "--true-epsilon", "6", "--delta", "1e-5")
 CLAIMED, TRUE = gaussian_mu(4.0, 1e-5), gaussian_mu(6.0, 1e-5)
@@ -51,7 +50,7 @@ def test_too_small_a_noise_shows_soonest_in_the_noise(capsys) -> None:
 
 
 def test_what_cannot_be_told_is_said(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(power_command, "_LIMIT", 500)
+    monkeypatch.setattr(estimators, "_LIMIT", 500)
     command = ("--claimed-epsilon", "1", "--true-epsilon", "1.1", "--delta", "1e-5")
     told = answer(capsys, *command, "--significance", "0.001")
     assert [(t["observations"], t["steps"]) for t in told["tests"]] == [(None, None)] * 5

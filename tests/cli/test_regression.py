@@ -8,7 +8,7 @@ from checked_reports import violated, with_status
 from made_report import made_report
 from many_trainings import audited
 
-from lightning_audit.cli.regression import another_training, failed, regressions
+from lightning_audit.cli.check import another_training, failed, regressions
 from lightning_audit.results.audit_report import AuditReport
 
 INFINITE = float("inf")

@@ -11,8 +11,8 @@ from made_report import made_report
 from page_reports import of_outcome
 from parsed_page import check_page
 
-from lightning_audit.cli import main as cli
-from lightning_audit.page.page_files import write_page
+from lightning_audit.cli import main
+from lightning_audit.report.page import write_page
 from lightning_audit.results.audit_report import Outcome
 
 Streams = pytest.CaptureFixture[str]
@@ -24,7 +24,7 @@ def saved(directory: Path, outcome: Outcome = "PASS") -> Path:
 
 
 def report(*arguments: object) -> int:
-    return cli.main(["report", *map(str, arguments)])
+    return main.main(["report", *map(str, arguments)])
 
 
 def test_a_report_gets_the_page_that_its_training_writes(tmp_path: Path, capsys: Streams) -> None:
@@ -88,7 +88,7 @@ def test_refusals_end_with_2(tmp_path: Path, capsys: Streams) -> None:
 def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     path = of_outcome("VIOLATION").save(tmp_path / "report.json")
     script = (
-        "import sys\nfrom lightning_audit.page.page_files import write_page\n"
+        "import sys\nfrom lightning_audit.report.page import write_page\n"
         "from lightning_audit.cli import report_command\n"
         "from lightning_audit.results.audit_report import AuditReport\n"
         f"write_page(AuditReport.load({str(path)!r}), {str(tmp_path / 'x.html')!r})\n"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.cli import main as cli
-from lightning_audit.selftest import pool
-from lightning_audit.selftest.result import Result
+from lightning_audit.cli import main
+from lightning_audit.testing import selftest_pool
 from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.selftest_pool import Result
 
 FOUND = Result(
     *("fault", "half_noise", "Opacus", "found", 20, 1.5, "VIOLATION"),
@@ -34,7 +34,7 @@ def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, 
         asked.append(arguments)
         return results
 
-    monkeypatch.setattr(pool, "run_all", run_all)
+    monkeypatch.setattr(selftest_pool, "run_all", run_all)
     return asked
 
 
@@ -55,14 +55,14 @@ def test_it_exits_with_zero_where_all_is_as_the_registry_says(
     monkeypatch: pytest.MonkeyPatch, results: tuple[Result, ...], code: int
 ) -> None:
     given(monkeypatch, *results)
-    assert cli.main(["selftest"]) == code
+    assert main.main(["selftest"]) == code
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = given(monkeypatch)
-    assert cli.main(["selftest", "--fault", "half_noise", "--fault", "noisy"]) == 2
+    assert main.main(["selftest", "--fault", "half_noise", "--fault", "noisy"]) == 2
     assert asked == []
     told = capsys.readouterr().err
     assert "--fault noisy must be one of" in told
@@ -72,7 +72,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5"])
 def test_jobs_are_a_positive_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["selftest", f"--jobs={jobs}"])
+        main.main(["selftest", f"--jobs={jobs}"])
     assert ended.value.code == 2
     assert "must be a whole number" in capsys.readouterr().err
 
@@ -83,8 +83,8 @@ def test_an_interrupt_has_its_own_exit_code(
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "run_all", interrupted)
-    assert cli.main(["selftest"]) == 130
+    monkeypatch.setattr(selftest_pool, "run_all", interrupted)
+    assert main.main(["selftest"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -95,16 +95,16 @@ def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
         raise OSError("too many processes")
 
     monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refused)
-    assert cli.main(["selftest", "--quick"]) == 2
+    assert main.main(["selftest", "--quick"]) == 2
     assert "no process can be started: too many processes" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_told_and_not_a_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr("lightning_audit.selftest.pool")
-    monkeypatch.setitem(sys.modules, "lightning_audit.selftest.pool", None)
-    assert cli.main(["selftest"]) == 2
+    monkeypatch.delattr("lightning_audit.testing.selftest_pool")
+    monkeypatch.setitem(sys.modules, "lightning_audit.testing.selftest_pool", None)
+    assert main.main(["selftest"]) == 2
     assert "selftest cannot run" in capsys.readouterr().err
 
 
@@ -115,11 +115,11 @@ def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
         told(FOUND)
         return FOUND, HEALTHY
 
-    monkeypatch.setattr(pool, "run_all", run_all)
+    monkeypatch.setattr(selftest_pool, "run_all", run_all)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    cli.main(["selftest", "--quick"])
+    main.main(["selftest", "--quick"])
     told = capsys.readouterr()
     (row,) = [line for line in told.out.splitlines() if "half_noise" in line]
     assert "│ half_noise │ Opacus " in row
@@ -131,7 +131,7 @@ def test_json_holds_every_field_of_every_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given(monkeypatch, FOUND, CRASHED)
-    assert cli.main(["selftest", "--json"]) == 1
+    assert main.main(["selftest", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["exit_code"] == 1
     assert told["summary"] == "1 of 2 faults found and named; 1 crashed"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_audit import PrivacyAudit, PrivacyClaim, Resolution
-from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.verdict.pass_blockers import OutcomeSettings
+from lightning_audit.config import AuditConfig
+from lightning_audit.verdict.judge import OutcomeSettings
 
 
 def config(**arguments: Any) -> AuditConfig:

@@ -24,10 +24,9 @@ from torch.nn import functional
 from training_support import report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
-from lightning_audit.config.changed_config import describe_changes
-from lightning_audit.testing.faulty.faulty_clipping import ClipAtTwice
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise, ScaledNoise
-from lightning_audit.verdict.power_model import Resolution
+from lightning_audit.config import describe_changes
+from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise, ScaledNoise
+from lightning_audit.verdict.judge import Resolution
 
 pytestmark = [*RESUMING, pytest.mark.training]
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from checks_page import PAGE, markdown
 
-from lightning_audit.checks.base.check import QUESTIONS, Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check
 
 
 def test_docs_page_is_made_of_the_registry() -> None:

@@ -4,8 +4,7 @@ import pytest
 from checks_page import PAGE
 from checks_table import table
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY, Check
 
 
 def test_the_docs_page_ends_with_the_table_of_the_registry() -> None:

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 from disclosure_page import PAGE, markdown
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY, Check
 from lightning_audit.results.audit_report import AuditReport
 
 

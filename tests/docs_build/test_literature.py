@@ -13,8 +13,8 @@ from literature import (
 )
 
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
-from lightning_audit.stats.bounds.named_bounds import named_bound
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+from lightning_audit.stats.named_bounds import named_bound
+from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 HEADER = RecordHeader(("Dirac", "Spread"), ("weight",), (4,), 2)
 DELTA = 1e-5

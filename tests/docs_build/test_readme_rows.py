@@ -4,8 +4,7 @@ import pytest
 import readme_rows
 from readme_rows import PARTS, README, REPOSITORY, costs, made, shown, topics
 
-from lightning_audit.checks.base.check import QUESTIONS
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import QUESTIONS, REGISTRY
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from selftest_page import PAGE, Compared, markdown, needed_by
 
-from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.rows import planned
 from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.selftest import planned
+from lightning_audit.testing.selftest_pool import Result
 
 NEEDED = {"fdp_cp": {"fixed": 10, "maximum": 5}, "katz": {"fixed": None, "maximum": 7}}
 FOUND = Compared(

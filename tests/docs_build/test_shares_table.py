@@ -5,8 +5,7 @@ import math
 import pytest
 from shares_table import PAGE, shown, table
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY, share, shares
+from lightning_audit.checks.check import REGISTRY, Check, share, shares
 
 
 def test_the_shares_that_the_page_shows_are_those_of_the_registry() -> None:

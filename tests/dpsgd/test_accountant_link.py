@@ -10,7 +10,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.dpsgd.accountant_link import accountant_link, hook_is_unread
+from lightning_audit.dpsgd.opacus import accountant_link, hook_is_unread
 
 
 def hand_made() -> DPOptimizer:

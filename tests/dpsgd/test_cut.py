@@ -7,7 +7,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
+from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.protocol import StepClaim
 
 SIGMA, BATCH = 1.0, 64

@@ -13,7 +13,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from lightning_audit.canaries import Dirac, Random, Spread
-from lightning_audit.canaries.placement import place
+from lightning_audit.canaries.gradient import place
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import OpacusStep

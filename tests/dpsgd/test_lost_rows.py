@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.dpsgd.lost_rows import all_finite, not_finite, waiting_not_finite
+from lightning_audit.dpsgd.opacus import all_finite, not_finite, waiting_not_finite
 
 
 def rows(*lost: int, count: int = 3, value: float = torch.nan) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.dpsgd.manual import ManualStep, stated_claim, updating_optimizer
+from lightning_audit.dpsgd.hand_written import ManualStep, stated_claim, updating_optimizer
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Part
 

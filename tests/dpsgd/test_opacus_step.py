@@ -15,15 +15,15 @@ from small_nets import Factor, Tied
 from torch import nn
 
 from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
-from lightning_audit.canaries.placement import place
+from lightning_audit.canaries.gradient import place
 from lightning_audit.dpsgd.opacus import (
     OpacusStep,
+    draw_places,
     innermost,
     private_optimizer,
     refuse_unsupported,
 )
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
-from lightning_audit.dpsgd.row_places import draw_places
 from lightning_audit.layout import Direction, Part
 
 pytestmark = pytest.mark.filterwarnings(

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from lightning_audit.canaries import Dirac, Random, Spread
-from lightning_audit.canaries.placement import place
-from lightning_audit.dpsgd import prefill
+from lightning_audit.canaries.gradient import place
+from lightning_audit.dpsgd import opacus
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.layout import Direction
@@ -395,7 +395,7 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
 
 
 def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "opacus_adds", lambda: False)
+    monkeypatch.setattr(opacus, "opacus_adds", lambda: False)
     made = setting(mlp)
     loss(made.model, numbers(B, 4))
     assert "this version of Opacus" in made.prepare()

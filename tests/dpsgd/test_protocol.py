@@ -9,7 +9,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import nn
 
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim, UnsupportedOptimizer
 
 METHODS = [name for name, _ in inspect.getmembers(DPSGDStep, inspect.isfunction) if name[0] != "_"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 
-from lightning_audit.dpsgd import row_buffer
-from lightning_audit.dpsgd.row_buffer import BUFFER, RowBuffer, opacus_adds
+from lightning_audit.dpsgd import opacus
+from lightning_audit.dpsgd.opacus import BUFFER, RowBuffer, opacus_adds
 from lightning_audit.layout import Part
 
 PARTS = [
@@ -111,5 +111,5 @@ def _with_other_arguments(param: Any, gradients: torch.Tensor) -> None:
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("other", [_by_method, _anew, _by_position, _with_other_arguments])
 def test_another_way_of_adding_is_seen(monkeypatch, other: Callable[..., None]) -> None:
-    monkeypatch.setattr(row_buffer, "create_or_accumulate_grad_sample", other)
+    monkeypatch.setattr(opacus, "create_or_accumulate_grad_sample", other)
     assert not opacus_adds()

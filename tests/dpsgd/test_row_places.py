@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.dpsgd.row_places import draw_places, rows_of_records, swap_rows
+from lightning_audit.dpsgd.opacus import draw_places, rows_of_records, swap_rows
 
 
 def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_audit.files.bounded import LONGEST_LINE, open_regular, read_text, text_lines
+from lightning_audit.files import LONGEST_LINE, open_regular, read_text, text_lines
 
 
 def lines_of(path: Path, most: int) -> list[str]:

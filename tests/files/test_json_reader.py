@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from command_worker import Command
 
-from lightning_audit.files.json_reader import MOST_BYTES, JsonError, as_type, read_json
+from lightning_audit.files import MOST_BYTES, JsonError, as_type, read_json
 
 
 @pytest.mark.parametrize(

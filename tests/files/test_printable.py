@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_audit.files.printable import nearby, visible
+from lightning_audit.files import nearby, visible
 
 
 @pytest.mark.parametrize("text", ["", "plain", "größer \\ 0.1", "中 \U0001f511"])

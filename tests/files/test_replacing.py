@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_audit.files.replacing import remove_partials, replacing
+from lightning_audit.files import remove_partials, replacing
 
 
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:

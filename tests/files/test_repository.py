@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_audit.files.repository import commit_of
+from lightning_audit.files import commit_of
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from one_parameter import plain, private
 
-from lightning_audit.lints.accumulation import accumulation_remarks
+from lightning_audit.lints.settings import accumulation_remarks
 
 
 def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:

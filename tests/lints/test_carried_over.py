@@ -6,7 +6,7 @@ from opacus.data_loader import DPDataLoader
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.lints.carried_over import carries_over, signals_ahead, splits_batches
+from lightning_audit.lints.settings import carries_over, signals_ahead, splits_batches
 
 DATA = TensorDataset(torch.zeros(40, 2))
 

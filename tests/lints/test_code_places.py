@@ -7,7 +7,7 @@ from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
-from lightning_audit.lints.code_places import MOST_LINES, of_class, of_methods, of_optimizer
+from lightning_audit.lints.own_code import MOST_LINES, of_class, of_methods, of_optimizer
 
 HERE = "tests/lints/test_code_places.py"
 

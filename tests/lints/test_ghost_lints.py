@@ -10,7 +10,7 @@ from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
+from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_audit.lints.left_out_batches import LeftOutBatches, is_empty
+from lightning_audit.lints.settings import LeftOutBatches, is_empty
 
 EMPTY, FULL = torch.zeros(0, 3), torch.zeros(2, 3)
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from lightning_audit.lints.loader_facts import LoaderFacts, draws_from, loader_facts
+from lightning_audit.lints.settings import LoaderFacts, draws_from, loader_facts
 
 DATA = TensorDataset(torch.zeros(40, 2))
 

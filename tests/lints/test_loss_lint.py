@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lightning_audit.lints.loss_lint import reduction_of
+from lightning_audit.lints.settings import reduction_of
 
 X = torch.randn(4, 3, requires_grad=True)
 Y = torch.tensor([0, 1, 2, 0])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, equal_draws
+from lightning_audit.lints.settings import STEPS, NoiseDraws, equal_draws
 
 
 def numbers_of(seed: int, drawn: int) -> list[int]:

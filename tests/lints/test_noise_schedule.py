@@ -10,8 +10,8 @@ import torch
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialNoise, LambdaNoise, StepNoise
 
-from lightning_audit.accounting.phases import Phase
-from lightning_audit.lints.noise_schedule import changes_of_noise, follows_a_scheduler
+from lightning_audit.accounting.history import Phase
+from lightning_audit.lints.settings import changes_of_noise, follows_a_scheduler
 
 Changes = list[tuple[float, int]]
 

@@ -13,7 +13,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.results.audit_report import CheckResult
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from lightning_audit.lints.record_contents import repeated_contents, repeated_indices
+from lightning_audit.lints.settings import repeated_contents, repeated_indices
 
 DATA = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
 OTHER = TensorDataset(torch.zeros(4, 2), torch.zeros(4))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_audit.lints.untrained import fingerprints
+from lightning_audit.lints.settings import fingerprints
 
 
 def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_change() -> None:

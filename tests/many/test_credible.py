@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_audit.many.credible import posteriors_of
-from lightning_audit.stats._confusion import ConfusionCounts
+from lightning_audit.many.training_audit import posteriors_of
+from lightning_audit.stats._arguments import ConfusionCounts
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ from driven_trainings import drive, facts, quick, seeds_of
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.driver import TrainingError
-from lightning_audit.many.engines.executors import FromExecutor
-from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.training_store import StoreError, TrainingStore
+from lightning_audit.many.engines import FromExecutor
+from lightning_audit.many.store import Plan, StoreError, TrainingStore
 
 PLAN = Plan(0, 12, 3)
 NUMBERS = seeds_of(PLAN)

@@ -8,13 +8,16 @@ from refused_calls import refusals
 from scipy import special
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase, leaking
-from lightning_audit.accounting.total_variation import total_variation
-from lightning_audit.many.least_error import Promise, epsilon_of_any_mechanism, promise_of
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
-from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, GaussianTradeoff
+from lightning_audit.accounting.composition import epsilon_of_history, total_variation
+from lightning_audit.accounting.history import Phase, leaking
+from lightning_audit.many.verdict import Promise, epsilon_of_any_mechanism, promise_of
+from lightning_audit.stats.tradeoff import (
+    ApproxDPTradeoff,
+    GaussianTradeoff,
+    PiecewiseTradeoff,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 
 DELTA = 1e-5
 FULL = PrivacyClaim(noise_multiplier=6.0, sample_rate=1.0, steps=100, delta=DELTA)

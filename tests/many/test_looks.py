@@ -11,15 +11,14 @@ from refused_calls import refused_changes
 from scipy import special
 from stages import most_failures, staged
 
-from lightning_audit.many.least_error import promise_of
 from lightning_audit.many.looks import guess_coins, look
-from lightning_audit.stats.bounds.confidence_sequence import (
+from lightning_audit.many.verdict import promise_of
+from lightning_audit.stats.binomial import (
+    clopper_pearson_upper,
     error_rate_confidence_sequence,
     error_rate_log_e,
 )
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 FAIR = 0.5
 Rng = np.random.Generator

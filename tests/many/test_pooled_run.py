@@ -7,14 +7,16 @@ import pytest
 from stages import most_failures, staged
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.least_error import mu_of_error, promise_of
-from lightning_audit.many.pooled_run import PooledRun
-from lightning_audit.many.training_audit import conclude
-from lightning_audit.stats.evalues.share_bet import share_error_upper
-from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run, one_run_p_value
-from lightning_audit.stats.one_run.one_run_fdp import mu_one_run, one_run_fdp_p_value
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.many.training_audit import PooledRun, conclude
+from lightning_audit.many.verdict import mu_of_error, promise_of
+from lightning_audit.stats.one_run import (
+    epsilon_one_run,
+    mu_one_run,
+    one_run_fdp_p_value,
+    one_run_p_value,
+)
+from lightning_audit.stats.sequential import share_error_upper
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 DELTA = 1e-5
 

@@ -12,9 +12,7 @@ import sys
 import pytest
 from places import REPOSITORY
 
-from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.store_status import status_of
-from lightning_audit.many.training_store import DATABASE, Row, StoreError, TrainingStore
+from lightning_audit.many.store import DATABASE, Plan, Row, StoreError, TrainingStore, status_of
 
 PLAN = Plan(0, 100_000, 2)
 CALL = {
@@ -26,7 +24,7 @@ CALL = {
 }
 READER = (
     "import sys, json\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
-    "from lightning_audit.many.store_status import status_of\n"
+    "from lightning_audit.many.store import status_of\n"
     "for line in sys.stdin:\n"
     "    print(json.dumps(asdict(status_of(Path(sys.argv[1])))), flush=True)\n"
 )
@@ -34,7 +32,7 @@ READER = (
 WRITER = (
     "import sys, threading\nsys.path.append('../support')\n"
     "from test_store_status import CALL, row\n"
-    "from lightning_audit.many.training_store import TrainingStore\n"
+    "from lightning_audit.many.store import TrainingStore\n"
     "store = TrainingStore(sys.argv[1], {}, 1)\nstore.fixed('planned', 100_000)\nstore.say(CALL)\n"
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.append(1)), daemon=True).start()\n"
     "stop = []\nnumber = 0\nprint('begun', flush=True)\n"

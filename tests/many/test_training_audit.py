@@ -14,14 +14,12 @@ from scipy import special
 from stages import most_failures, staged
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.least_error import Claim, promise_of
 from lightning_audit.many.looks import guess_coins, look
 from lightning_audit.many.training_audit import conclude
+from lightning_audit.many.verdict import Claim, promise_of
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.stats.bounds.confidence_sequence import error_rate_confidence_sequence
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_confidence_sequence
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
 DELTA = 1e-5
 MU8 = float(gaussian_mu(8, DELTA))

@@ -12,14 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.training_store import (
-    ARRAYS,
-    DATABASE,
-    Row,
-    StoreError,
-    TrainingStore,
-)
+from lightning_audit.many.store import ARRAYS, DATABASE, Plan, Row, StoreError, TrainingStore
 
 IDENTITY = {"train": "a1", "dataset": "b2"}
 PLAN = Plan(0, 10, 2)
@@ -113,7 +106,7 @@ def test_a_store_without_trainings_takes_another_function(tmp_path):
 
 def test_a_second_driver_is_refused_in_a_sentence(tmp_path):
     script = (
-        "import sys; from lightning_audit.many.training_store import *\n"
+        "import sys; from lightning_audit.many.store import *\n"
         "try: TrainingStore(sys.argv[1], {}, 1)\n"
         "except StoreError as error: print(error)"
     )

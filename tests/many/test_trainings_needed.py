@@ -5,15 +5,15 @@ from refused_calls import refusals
 from scipy import special
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.least_error import mu_of_error, promise_of
-from lightning_audit.many.trainings_needed import (
+from lightning_audit.many.verdict import (
     before_the_first,
     error_to_see,
+    mu_of_error,
+    promise_of,
     trainings_to_pass,
 )
-from lightning_audit.stats.bounds.error_rate_power import anytime_power
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.power import anytime_power
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 DELTA = 1e-5
 

@@ -10,13 +10,9 @@ import pytest
 from many_trainings import audited
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.checks.check import GUESSED_COINS
 from lightning_audit.cli.main import main
-from lightning_audit.many.least_error import promise_of
-from lightning_audit.many.trainings_verdict import (
-    contradiction_of_epsilon,
-    contradictions,
-)
-from lightning_audit.report.guessed_coins import GUESSED_COINS
+from lightning_audit.many.verdict import contradiction_of_epsilon, contradictions, promise_of
 from lightning_audit.results.audit_report import AuditReport, Verdict
 from lightning_audit.verdict import gate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_audit.pytest_plugin.audit_section import section_lines, tally
+from lightning_audit.pytest_plugin import section_lines, tally
 
 PASS = {"outcome": "PASS", "details": ["epsilon 1"], "report": "a"}
 FAIL = {"outcome": "VIOLATION", "details": ["\x1b[2Kforged", "report: b"], "report": "b"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_audit.pytest_plugin.audited_test import folder_name
+from lightning_audit.pytest_plugin import folder_name
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ import sys
 def test_it():
     loaded = {"torch", "pytorch_lightning", "lightning", "opacus", "numpy", "scipy"}
     assert loaded & set(sys.modules) == set()
-    assert "lightning_audit.pytest_plugin.plugin" in sys.modules
+    assert "lightning_audit.pytest_plugin" in sys.modules
 """)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *WITH_PLUGIN],
@@ -341,5 +341,5 @@ def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
 
 def test_the_page_of_docs_has_every_option() -> None:
     table = re.findall(r"^\| `(--audit-[a-z-]+)", text_of(PAGE), re.MULTILINE)
-    source = (REPOSITORY / "lightning_audit/pytest_plugin/plugin.py").read_text(encoding="utf-8")
+    source = (REPOSITORY / "lightning_audit/pytest_plugin.py").read_text(encoding="utf-8")
     assert table == re.findall(r'"(--audit-[a-z-]+)",\n', source)

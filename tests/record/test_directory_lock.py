@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.record.directory_lock import LOCK_NAME, MARK_NAME, claim, lock_of
+from lightning_audit.record.report_directory import LOCK_NAME, MARK_NAME, claim, lock_of
 
 
 def test_a_directory_is_one_claims_at_a_time(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_claim_that_is_forgotten_is_let_go(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from lightning_audit.record.directory_lock import claim
+from lightning_audit.record.report_directory import claim
 lock = claim(Path(sys.argv[1]))
 print(lock.directory, flush=True)
 time.sleep(100)
@@ -170,7 +170,7 @@ def test_a_mark_that_a_killed_training_left_keeps_its_directory(tmp_path: Path) 
 CLAIMS = """
 import sys, time
 from pathlib import Path
-from lightning_audit.record.directory_lock import claim
+from lightning_audit.record.report_directory import claim
 sys.stdin.readline()
 lock = claim(Path(sys.argv[1]))
 print(lock.directory, flush=True)

@@ -7,13 +7,10 @@ import math
 
 import pytest
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.evidence import Evidence
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES
-from lightning_audit.checks.noise.noise_size import NOISE
-from lightning_audit.checks.replay.record_coupling import COUPLING
-from lightning_audit.record.earlier_segments import EarlierSegments
+from lightning_audit.checks.check import REGISTRY, Check, Evidence
+from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
+from lightning_audit.checks.replay import COUPLING
+from lightning_audit.record.store import EarlierSegments
 from lightning_audit.results.audit_report import CheckResult
 
 SIGNIFICANCE = 1e-3

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from lightning_audit.record.kept import Kept
+from lightning_audit.record.store import Kept
 
 
 class Part(Kept):

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.record.scores import CanaryScores, ScoresError
-from lightning_audit.stats.bounds.thresholds import (
-    Split,
-)
+from lightning_audit.stats.thresholds import Split
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_audit.record.score_csv import ScoresError
-from lightning_audit.record.score_npz import FoundScores, read_score_npz
+from lightning_audit.record.scores import FoundScores, ScoresError, read_score_npz
 
 OBSERVATIONS: dict[str, Any] = {
     "header": json.dumps({"coin_probability": 0.25}),

@@ -10,24 +10,20 @@ from made_report import made_report
 from stages import staged
 
 from lightning_audit.record.scores import CanaryScores, ScoresError
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, named_bound
-from lightning_audit.stats.bounds.thresholds import (
-    Fixed,
-    Grid,
-    Maximum,
-    MultiSplit,
-    Simultaneous,
-    Split,
-)
-from lightning_audit.stats.membership import roc
-from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
-from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
-from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run_from_scores
-from lightning_audit.stats.one_run.one_run_fdp import (
+from lightning_audit.stats import membership
+from lightning_audit.stats.gaussian import mu_white_box_from_scores
+from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.one_run import (
     epsilon_one_run_fdp_from_scores,
+    epsilon_one_run_from_scores,
     mu_one_run_from_scores,
 )
-from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
+from lightning_audit.stats.one_run_bounds import (
+    ONE_RUN_NAMES,
+    epsilon_gaussian_pair_from_scores,
+    named_one_run_bound,
+)
+from lightning_audit.stats.thresholds import Fixed, Grid, Maximum, MultiSplit, Simultaneous, Split
 
 CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
 
@@ -74,13 +70,15 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
         *groups, 1e-5, 0.1
     )
-    assert scores.auroc() == roc.auroc(*groups)
-    assert scores.tpr_at_fpr(0.1) == roc.tpr_at_fpr(*groups, 0.1)
-    assert scores.tpr_at_fpr(0.1, 0.05) == roc.tpr_at_fpr_lower(*groups, 0.1, 0.05)
-    assert (scores.roc().tpr == roc.roc_curve(*groups).tpr).all()
+    assert scores.auroc() == membership.auroc(*groups)
+    assert scores.tpr_at_fpr(0.1) == membership.tpr_at_fpr(*groups, 0.1)
+    assert scores.tpr_at_fpr(0.1, 0.05) == membership.tpr_at_fpr_lower(*groups, 0.1, 0.05)
+    assert (scores.roc().tpr == membership.roc_curve(*groups).tpr).all()
     curve = scores.privacy_curve([[1e-5, 1e-2]])
     assert curve.shape == (1, 2)
-    assert curve[0, 0] == roc.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
+    assert (
+        curve[0, 0] == membership.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
+    )
 
 
 def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups) -> None:

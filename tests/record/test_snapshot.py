@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY, Check
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
-from lightning_audit.record.snapshot import restore, snapshot
-from lightning_audit.record.store import RecordHeader
-from lightning_audit.stats.evalues.sequential import PredictableCentre
+from lightning_audit.checks.probes import Witnesses, WitnessReducer
+from lightning_audit.record.store import RecordHeader, restore, snapshot
+from lightning_audit.stats.sequential import PredictableCentre
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
-from lightning_audit.replay.own_reach import CannotSeparate
-from lightning_audit.taps.boundary import FailedElsewhere
+from lightning_audit.hooks.boundary import FailedElsewhere
+from lightning_audit.replay.examiner import ForkFailed, in_a_fork, may_fork
+from lightning_audit.replay.training_state import CannotSeparate
 
 Beat = Callable[[], None]
 #: Processes that were there before the test.
@@ -163,7 +163,7 @@ def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_audit.replay.own_reach._MOST", 0)
+    monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
     shared = torch.zeros(10).share_memory_()
     with pytest.raises(CannotSeparate, match="shared memory"):
         in_a_fork(lambda beat: shared.add_(1.0), 10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_audit.replay.left_behind import left_behind
+from lightning_audit.replay.training_state import left_behind
 
 
 def test_parameters_buffers_and_the_optimizers_state_are_copied() -> None:

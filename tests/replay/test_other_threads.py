@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lightning_audit.replay.other_threads import training_thread
+from lightning_audit.replay.training_state import training_thread
 
 
 @contextmanager

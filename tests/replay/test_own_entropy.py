@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_audit.replay.own_entropy import OwnEntropy
+from lightning_audit.replay.training_state import OwnEntropy
 
 SOURCES: dict[str, Callable[[], Any]] = {
     "os.urandom": lambda: os.urandom(16),

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_audit.replay.forked import in_a_fork
-from lightning_audit.taps.boundary import FailedElsewhere
+from lightning_audit.hooks.boundary import FailedElsewhere
+from lightning_audit.replay.examiner import in_a_fork
 
 
 def apart(work: Callable[[], Any]) -> Any:

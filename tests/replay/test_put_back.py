@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.replay.put_back import (
+from lightning_audit.replay.training_state import (
     GlobalGenerators,
     refill,
     refill_dict,

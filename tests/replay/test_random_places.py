@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.replay.random_places import RandomPlaces, same_numbers
-from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.step_replay import RandomPlaces, Replay, same_numbers
 from lightning_audit.replay.training_state import TrainingState
 
 OWN = SimpleNamespace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_audit.replay.replay import Replay, count_rows, folded
+from lightning_audit.replay.step_replay import Replay, count_rows, folded
 
 SHAPES = [(5, 40, 30), (5, 40), (5, 7, 3, 3)]
 

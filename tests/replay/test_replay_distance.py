@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_findings import Finding
-from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import (
+from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay_findings import Finding
+from lightning_audit.replay.step_replay import (
+    Replay,
     distance,
     equal_releases,
     hidden_by_noise,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from plain_step import PlainStep
 
-from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
-from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.replay.step_replay import Replay, RowsReplay, StepReplay, why_no_rows
 from lightning_audit.replay.training_state import TrainingState
 
 

@@ -10,7 +10,7 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.replay.step_watch import StepWatch
+from lightning_audit.replay.step_replay import StepWatch
 
 
 def training(records: int = 32) -> tuple[Any, Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from rich.cells import cell_len
 
-from lightning_audit.report.console import evidence_of, print_report, print_summary, summary
+from lightning_audit.report.text import evidence_of, print_report, print_summary, summary
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,

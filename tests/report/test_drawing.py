@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.report.drawing import blank_figure, log_from_zero, plain, plain_axes
+from lightning_audit.report.figure import blank_figure, log_from_zero, plain, plain_axes
 
 
 @pytest.mark.parametrize(

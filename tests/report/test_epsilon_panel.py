@@ -5,8 +5,8 @@ import math
 import numpy as np
 from drawn_reports import LITERATURE, labels, line, report, rows
 
-from lightning_audit.report.epsilon_panel import _STYLES
-from lightning_audit.report.plots import figure
+from lightning_audit.report.figure import _METHOD_STYLES as _STYLES
+from lightning_audit.report.figure import figure
 
 
 def test_each_series_is_the_logged_one_over_steps() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.report.guessed_coins import DECLARED, GUESSED_COINS
+from lightning_audit.checks.check import DECLARED, GUESSED_COINS, REGISTRY
 
 
 def test_checks_of_any_report_are_found_by_name() -> None:

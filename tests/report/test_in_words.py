@@ -6,7 +6,7 @@ import math
 
 from many_trainings import audited
 
-from lightning_audit.report.in_words import counts_line, power_of_ten, short_name, title_of
+from lightning_audit.report.text import counts_line, power_of_ten, short_name, title_of
 
 
 def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten() -> None:

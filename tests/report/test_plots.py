@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from lightning_audit.report import plots
-from lightning_audit.report.plots import figure, save_figure
+from lightning_audit.report import figure as plots
+from lightning_audit.report.figure import figure, save_figure
 from lightning_audit.results.audit_report import AuditReport, Verdict
 
 
@@ -101,7 +101,7 @@ def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) 
     script = (
         "import sys\n"
         "from lightning_audit.results.audit_report import AuditReport\n"
-        "from lightning_audit.report.plots import figure, save_figure\n"
+        "from lightning_audit.report.figure import figure, save_figure\n"
         "from lightning_audit.report.loggers import send_figure\n"
         "assert 'matplotlib' not in sys.modules\n"
         "report = AuditReport.load('report.json')\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_audit.report.power_panel import PowerCurve, power_figure
+from lightning_audit.report.figure import PowerCurve, power_figure
 
 
 def test_curves_are_drawn_with_the_target() -> None:

@@ -5,7 +5,7 @@ import builtins
 import numpy as np
 import pytest
 
-from lightning_audit.report.privacy_utility import Model, privacy_utility_figure
+from lightning_audit.report.figure import Model, privacy_utility_figure
 
 MODELS = [
     Model(0.2, 0.30, "DP", "eps 1", spread=(0.1, 0.3)),

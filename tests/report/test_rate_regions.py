@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from drawn_reports import BROKEN, HEALTHY, report
 
-from lightning_audit.report.rate_regions import claimed_curve, is_forbidden, rate_regions
+from lightning_audit.report.figure import claimed_curve, is_forbidden, rate_regions
 from lightning_audit.results.audit_report import OperatingPoint
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
+from lightning_audit.stats.binomial import clopper_pearson_upper
 
 
 def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason() -> None:

@@ -9,11 +9,10 @@ from matplotlib.colors import same_color, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from lightning_audit.report.drawing import BLUE, VIOLATION
-from lightning_audit.report.plots import figure
+from lightning_audit.report.figure import BLUE, VIOLATION, figure
 from lightning_audit.results.audit_report import OperatingPoint
-from lightning_audit.stats.bounds.intervals import clopper_pearson_lower, clopper_pearson_upper
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 
 def boxes(drawn: Figure) -> list[Rectangle]:

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from made_report import made_report
 from many_trainings import audited
 
-from lightning_audit.checks.base.registry import REGISTRY
-from lightning_audit.report.console import summary
-from lightning_audit.report.in_words import progress, status_line
-from lightning_audit.report.summary_rows import MOST_LINES, WIDTH
-from lightning_audit.results.audit_report import AuditReport, LikelyFault, Place, Verdict
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.report.text import MOST_LINES, WIDTH, progress, status_line, summary
+from lightning_audit.results.audit_report import (
+    SAME_FACTOR,
+    AuditReport,
+    LikelyFault,
+    Place,
+    Verdict,
+)
 from lightning_audit.results.report_details import CodePlace
-from lightning_audit.results.verdict import SAME_FACTOR
 
 PATH = "demo/half-noise/report.json"
 HALF = CodePlace("examples/digits.py", 90, 96, "HalfNoise.add_noise")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightning_audit.report.terminal import as_ascii, as_text, print_lines, table, with_signs
+from lightning_audit.report.text import as_ascii, as_text, print_lines, table, with_signs
 
 
 class Tty(io.StringIO):

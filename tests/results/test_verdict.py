@@ -5,13 +5,7 @@ import dataclasses
 import pytest
 from verdicts_told import FAULTS, VIOLATION
 
-from lightning_audit.results.audit_report import (
-    EXIT_CODES,
-    LikelyFault,
-    Place,
-    Verdict,
-    describe,
-)
+from lightning_audit.results.audit_report import EXIT_CODES, LikelyFault, Place, Verdict, describe
 
 
 def test_the_first_fault_gives_the_verdict_its_sentence() -> None:

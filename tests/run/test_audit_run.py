@@ -9,8 +9,7 @@ import pytest
 from training_support import PrivateModule, assert_no_hooks_left, fit, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.testing.faulty.faulty_clipping import ClosureRunsAgain
-from lightning_audit.testing.faulty.faulty_noise import NoNoise
+from lightning_audit.testing.faulty import ClosureRunsAgain, NoNoise
 
 
 @pytest.mark.parametrize("kind", [None, ClosureRunsAgain, NoNoise])

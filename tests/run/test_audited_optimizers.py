@@ -30,14 +30,14 @@ from two_nets import HIDDEN, RATE, STEPS, TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 from lightning_audit.canaries import Blank
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 
 class Toggled(TwoNets):

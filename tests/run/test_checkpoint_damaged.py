@@ -18,7 +18,7 @@ from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.run.checkpoint import verified, with_checksum
+from lightning_audit.run.optimizers import verified, with_checksum
 
 pytestmark = RESUMING
 

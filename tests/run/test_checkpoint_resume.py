@@ -30,7 +30,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.monitor import replay
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = RESUMING
 

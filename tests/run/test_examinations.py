@@ -22,13 +22,13 @@ from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.replay.questions import examination_schedule
-from lightning_audit.replay.questions.examination_schedule import NEVER
-from lightning_audit.results.verdict import describe
+from lightning_audit.replay import examiner
+from lightning_audit.replay.examiner import NEVER
+from lightning_audit.results.audit_report import describe
 from lightning_audit.run.examinations import Examinations
-from lightning_audit.run.run_facts import RunCourse
-from lightning_audit.session.ranks import Ranks
-from lightning_audit.testing.faulty_steps import ClipByThreeNorm, FirstRowNotClipped
+from lightning_audit.run.facts import RunCourse
+from lightning_audit.session.planner import Ranks
+from lightning_audit.testing.trainings import ClipByThreeNorm, FirstRowNotClipped
 
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
 
@@ -113,7 +113,7 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
 def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, blocked: bool
 ) -> None:
-    monkeypatch.setattr(examination_schedule, "FIRST_REPLAYS", 40)
+    monkeypatch.setattr(examiner, "FIRST_REPLAYS", 40)
     report = fit(tmp_path, private(), audit(examinations="auto"), max_steps=steps)
     waiting = [b for b in report.verdict.pass_blockers if "not examined yet" in b]
     assert [b.partition(":")[0] for b in waiting] == ["replay.noise"] * blocked

@@ -14,7 +14,7 @@ from hidden_state import KINDS, Counting, close_files
 from training_support import trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.replay.questions import step_examiner
+from lightning_audit.replay import examiner
 
 #: Kinds that are the same in each replay; with the others the step gives other bits each time.
 STEADY = {"global variable", "file that is written"}
@@ -57,7 +57,7 @@ def test_a_training_ends_as_it_would_without_examinations(tmp_path: Path, kind: 
 def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_examiner, "may_fork", lambda _: False)
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     _, report = trained(tmp_path / "with", kind, 3)
     assert all("gives other bits" in text for text in reasons(report))
     assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
@@ -68,7 +68,7 @@ def test_a_correct_training_is_examined_with_a_fork_and_without(
     tmp_path: Path, fork: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not fork:
-        monkeypatch.setattr(step_examiner, "may_fork", lambda _: False)
+        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     without, _ = trained(tmp_path / "without", "global variable", 0)
     examined, report = trained(tmp_path / "with", "global variable", 2)
     assert examined == without

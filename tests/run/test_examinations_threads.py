@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.replay.questions import step_examiner
+from lightning_audit.replay import examiner
 
 NOISE: list[bytes] = []
 
@@ -71,7 +71,7 @@ def test_two_audited_trainings_do_not_accuse_each_other(tmp_path: Path) -> None:
 
 
 def test_an_examination_waits_for_another_one(tmp_path: Path) -> None:
-    with step_examiner._ONE_AT_A_TIME:
+    with examiner._ONE_AT_A_TIME:
         report = audited(tmp_path)
     assert messages(report) == {"not asked: another examination is under way in this process"}
 
@@ -79,8 +79,8 @@ def test_an_examination_waits_for_another_one(tmp_path: Path) -> None:
 def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_examiner, "training_thread", lambda: "")
-    monkeypatch.setattr(step_examiner, "may_fork", lambda _: False)
+    monkeypatch.setattr(examiner, "training_thread", lambda: "")
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     ended = threading.Event()
 
     def draw() -> None:

@@ -15,7 +15,7 @@ from training_support import PrivateModule, digits, fit, mlp, random_data, viola
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
+from lightning_audit.stats.divergences import isotropic_pair_epsilon
 
 PRIVATE = PrivacyClaim(private_dataset_size=True)
 PARAMETERS = sum(p.numel() for p in mlp().parameters())

@@ -10,7 +10,7 @@ import torch
 from bare_session import BareByHand
 
 import lightning_audit
-from lightning_audit.run.hand_written_front import HandWrittenFront
+from lightning_audit.run.optimizers import HandWrittenFront
 
 
 @pytest.fixture

@@ -15,15 +15,13 @@ from training_support import PrivateModule, fit, mlp
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.dpsgd.manual import ManualStep, stated_claim
+from lightning_audit.dpsgd.hand_written import ManualStep, stated_claim
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.run.optimizer_audit import _coins, facts_of, label_of, new_session
+from lightning_audit.run.optimizers import _coins, facts_of, label_of, new_session
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.gradient_rows import GradientRows
-from lightning_audit.session.handed_rows import HandedRows
-from lightning_audit.session.input_sample import InputSample
-from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading
+from lightning_audit.session.planner import Ranks
+from lightning_audit.session.reading import HandWrittenReading, PrivateReading
+from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
 
 
 def private_step() -> DPSGDStep:

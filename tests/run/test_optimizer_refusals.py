@@ -13,12 +13,8 @@ from training_support import PrivateModule, mlp, refusal_of, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank, Dirac
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.optimizer_refusals import (
-    hand_written_step,
-    private_optimizers,
-    refuse_several,
-)
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.run.optimizers import hand_written_step, private_optimizers, refuse_several
 
 
 def test_two_private_optimizers_of_one_parameter_are_refused() -> None:

@@ -29,7 +29,7 @@ from lightning_audit.record.report_directory import (
     REPORT_NAME,
 )
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 STEPS = 32 * EPOCHS
 

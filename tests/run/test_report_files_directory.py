@@ -18,9 +18,9 @@ from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.cli.main import main
-from lightning_audit.record.directory_lock import claim
+from lightning_audit.record.report_directory import claim
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = RESUMING
 

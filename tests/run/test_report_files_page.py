@@ -56,7 +56,7 @@ def test_a_page_that_cannot_be_written_is_a_line_in_the_log(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("lightning_audit.page.page_files.write_page", fails)
+    monkeypatch.setattr("lightning_audit.report.page.write_page", fails)
     files.write_page(made_report())
     assert "report.html could not be written" in caplog.text
     assert type(error).__name__ in caplog.text

@@ -11,7 +11,7 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.report_files import ReportFiles
 
 

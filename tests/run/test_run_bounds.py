@@ -14,12 +14,14 @@ from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import EpsilonBound
-from lightning_audit.run.run_bounds import betting_bound, literature_bounds
-from lightning_audit.stats.bounds.counts import ConfusionCounts, epsilon_clopper_pearson
-from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, METHODS
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
+from lightning_audit.run.epsilons import betting_bound, literature_bounds
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_clopper_pearson,
+    mu_clopper_pearson,
+)
+from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS
+from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff, gaussian_epsilon
 
 K = 8
 DELTA = 1e-5

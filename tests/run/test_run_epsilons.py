@@ -16,21 +16,19 @@ from training_support import PrivateModule, fit
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.least_cost import cheapest
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.accounting.spending import (
     MOST_COMPOSED,
+    cheapest,
     composed_epsilon,
     epsilon_at_ratio,
     epsilon_of_parts,
 )
-from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.checks.accounting.leakage import LeakageBound
+from lightning_audit.checks.accounting import LeakageBound
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.record.snapshot import restore, snapshot
-from lightning_audit.record.store import INJECTED, RecordHeader
-from lightning_audit.run.run_bounds import betting_bound, mu_bound
-from lightning_audit.stats.evalues.leakage_bet import LeakageBet, LeastLogs, ProvedPart, score_mu
+from lightning_audit.record.store import INJECTED, RecordHeader, restore, snapshot
+from lightning_audit.run.epsilons import betting_bound, mu_bound
+from lightning_audit.stats.canary_bets import LeakageBet, LeastLogs, ProvedPart, score_mu
 
 K, WITNESSES, DELTA, LEVEL = 8, 64, 1e-5, 0.05
 HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (WITNESSES,), 2)

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from lightning_audit import PrivacyClaim
-from lightning_audit.accounting.shuffled_passes import PassCounter
-from lightning_audit.dpsgd.accountant_link import AccountantLink
-from lightning_audit.run.run_facts import (
-    OptimizerFacts,
-    RunCourse,
-    RunFacts,
-)
+from lightning_audit.accounting.composition import PassCounter
+from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.run.facts import OptimizerFacts, RunCourse, RunFacts
 
 
 def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:

@@ -13,13 +13,8 @@ from torch.utils.data import DataLoader
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.testing import ledger_trainings as ledger
-from lightning_audit.testing.trainings import (
-    HandWritten,
-    SplitBatches,
-    Training,
-    random_data,
-)
+from lightning_audit.testing import trainings
+from lightning_audit.testing.trainings import HandWritten, SplitBatches, Training, random_data
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -87,7 +82,9 @@ class _Slotted:
 
 @pytest.mark.parametrize(
     ("kind", "steps"),
-    staged(quick=[(Training, 140), (ledger.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]),
+    staged(
+        quick=[(Training, 140), (trainings.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]
+    ),
 )
 def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
     report = trained(tmp_path, kind, max_steps=steps)
@@ -116,7 +113,7 @@ def test_data_that_cannot_be_compared_end_no_training(
     def fails(_: Any) -> int:
         raise RuntimeError("of no shape")
 
-    monkeypatch.setattr("lightning_audit.run.run_ledger.repeated_contents", fails)
+    monkeypatch.setattr("lightning_audit.run.audit_run.repeated_contents", fails)
     report = trained(tmp_path, Training)
     assert report.steps == 30
     assert "ledger.records" not in {found.name for found in report.checks}
@@ -222,7 +219,7 @@ class Remembers(Training):
 
 
 def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
-    report = trained(tmp_path, ledger.KeptBatches, max_steps=20)
+    report = trained(tmp_path, trainings.KeptBatches, max_steps=20)
     found = check(report, "ledger.steps")
     assert found.status == "violated"
     assert (found.evidence["recognised"], found.evidence["stale"]) == (20, 5)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from training_support import PrivateModule, fit, random_data, status, trainer_for, violation
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
+from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
 
 # ------------------------------------------------------------------ the loader
 

@@ -16,14 +16,11 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, Mislabeled
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.record.store import RecordHeader
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.begin import begin_session
-from lightning_audit.session.gradient_rows import GradientRows
-from lightning_audit.session.handed_rows import HandedRows
-from lightning_audit.session.input_sample import InputSample
-from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.session.audit_session import AuditSession, begin_session
+from lightning_audit.session.planner import Ranks
+from lightning_audit.session.reading import HandWrittenReading, PrivateReading
+from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
 
 
 def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any) -> AuditSession:

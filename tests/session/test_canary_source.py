@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import NOT_PLANNED
-from lightning_audit.session.canary_source import CanarySource, Tensors
-from lightning_audit.session.step_planner import StepPlanner
-from lightning_audit.session.steps import PlannedStep
+from lightning_audit.session.planner import StepPlanner
+from lightning_audit.session.sources import CanarySource, Tensors
+from lightning_audit.session.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from lightning_audit.canaries import Constant, Dirac, Random, Spread
-from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.placement import Placement, place
-from lightning_audit.checks.noise.witnesses import Witnesses, choose_witnesses
+from lightning_audit.canaries.gradient import GradientCanary, Placement, place
+from lightning_audit.checks.probes import Witnesses, choose_witnesses
 from lightning_audit.layout import TensorSlot
-from lightning_audit.session.coordinates import Coordinates
+from lightning_audit.session.step import Coordinates
 
 ROOMY = [TensorSlot("large", (40, 30)), TensorSlot("small", (5,)), TensorSlot("scalar", ())]
 TINY = [TensorSlot("two", (2,)), TensorSlot("one", ()), TensorSlot("three", (3, 1))]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from lightning_audit.session.gradient_rows import PartChoice, draw_part
+from lightning_audit.session.sources import PartChoice, draw_part
 
 
 def test_half_of_the_canaries_enter_the_last_part_and_the_others_any() -> None:

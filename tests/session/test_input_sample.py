@@ -44,20 +44,12 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.canaries import (
-    Adversarial,
-    Blank,
-    Crafted,
-    Dirac,
-    InputCanary,
-    Mislabeled,
-)
+from lightning_audit.canaries import Adversarial, Blank, Crafted, Dirac, InputCanary, Mislabeled
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.session.input_sample import join_batches
-from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.session.sources import join_batches
+from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff
+from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
 
 HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them

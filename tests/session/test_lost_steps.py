@@ -26,7 +26,7 @@ from training_support import (
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.session.lost_steps import LostSteps
+from lightning_audit.session.recorder import LostSteps
 
 # Opacus and torch remark on loaders and hooks in every training.
 pytestmark = pytest.mark.filterwarnings("default")

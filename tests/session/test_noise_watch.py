@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.checks.noise.witnesses import Witnesses
+from lightning_audit.checks.probes import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.session import noise_watch
-from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch, divisors_of
-from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.hooks.gradient_tap import Reading
+from lightning_audit.session import reading as noise_watch
+from lightning_audit.session.reading import NoiseWatch, ReleaseWatch, divisors_of
 
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=8.0)
 

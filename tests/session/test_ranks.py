@@ -13,7 +13,7 @@ from training_matrix import PROCESSES
 
 from lightning_audit import AuditReport
 from lightning_audit.record.store import INJECTED, read_observations
-from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.planner import Ranks
 
 pytestmark = pytest.mark.heavy
 

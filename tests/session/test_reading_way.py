@@ -8,12 +8,12 @@ import torch
 from bare_session import BareByHand, BareSession
 from torch import nn
 
-from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.hooks.gradient_tap import Reading
 from lightning_audit.record.store import DROPPED, INJECTED
-from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading
-from lightning_audit.session.steps import PlannedStep
-from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.session.reading import HandWrittenReading, PrivateReading
+from lightning_audit.session.step import PlannedStep
 
 CLAIM = StepClaim(1.0, 2.0, 4.0)
 COORDINATES = {0: np.array([0, 5]), 1: np.array([1])}

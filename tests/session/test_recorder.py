@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.checks.noise.witnesses import LAGS, Witnesses
+from lightning_audit.checks.probes import LAGS, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.report_directory import RECORD_NAME
-from lightning_audit.record.snapshot import snapshot
 from lightning_audit.record.store import (
     DROPPED,
     INJECTED,
@@ -22,10 +21,11 @@ from lightning_audit.record.store import (
     ObservationStore,
     RecordHeader,
     read_observations,
+    snapshot,
 )
-from lightning_audit.run.checkpoint import to_arrays, to_tensors
+from lightning_audit.run.optimizers import to_arrays, to_tensors
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.steps import ObservedStep
+from lightning_audit.session.step import ObservedStep
 
 K = 3
 WITNESSES = Witnesses({0: np.arange(12), 1: np.arange(5)})
@@ -256,6 +256,6 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None
 def test_a_state_of_another_version_is_an_error() -> None:
     made = recorder()
     state = made.state()
-    state["reducer"]["object"] = "lightning_audit.checks.noise.witnesses:Gone"
+    state["reducer"]["object"] = "lightning_audit.checks.probes:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         recorder().load(state)

@@ -11,7 +11,7 @@ from bare_session import BareSession
 from lightning_audit import PrivacyClaim
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.store import INJECTED
-from lightning_audit.session import step_planner
+from lightning_audit.session import planner
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -32,8 +32,8 @@ def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None
 
 
 def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_planner, "FULL_STEPS", 4)
-    monkeypatch.setattr(step_planner, "THINNED", 3)
+    monkeypatch.setattr(planner, "FULL_STEPS", 4)
+    monkeypatch.setattr(planner, "THINNED", 3)
     copied, laid_out = BareSession(every_n_steps=None), BareSession(every_n_steps=None)
     copied.train(10, announced=False)
     laid_out.train(10)
@@ -44,8 +44,8 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
 def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_planner, "_FROM", 40)
-    monkeypatch.setattr(step_planner, "_WITHOUT", 4)
+    monkeypatch.setattr(planner, "_FROM", 40)
+    monkeypatch.setattr(planner, "_WITHOUT", 4)
     bare, again = BareSession(), BareSession()
     for each in (bare, again):
         each.train(200)

@@ -9,8 +9,7 @@ import torch
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import Direction, Part
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, NOT_PLANNED
-from lightning_audit.session.coordinates import Located
-from lightning_audit.session.steps import PlannedStep
+from lightning_audit.session.step import Located, PlannedStep
 
 HALF = 0.5**0.5
 #: Two canaries over six entries: the first and the third; the second.

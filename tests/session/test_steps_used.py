@@ -5,16 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_audit.canaries.gradient import Dirac
-from lightning_audit.canaries.placement import place
-from lightning_audit.checks.noise.witnesses import Witnesses
+from lightning_audit.canaries.gradient import Dirac, place
+from lightning_audit.checks.probes import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.hooks.gradient_tap import Moves, Reading
 from lightning_audit.layout import TensorSlot
 from lightning_audit.record.store import DROPPED, INJECTED
-from lightning_audit.session.coordinates import Coordinates
-from lightning_audit.session.steps import PlannedStep, used_release
-from lightning_audit.taps.gradient_reading import Reading
-from lightning_audit.taps.weight_watch import Moves
+from lightning_audit.session.step import Coordinates, PlannedStep, used_release
 
 PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
 (AT,) = PLACEMENT.support()[0]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.record.store import restore, snapshot
 from lightning_audit.session.recorder import ReleasedShares
-from lightning_audit.session.steps import ZeroEntries
+from lightning_audit.session.step import ZeroEntries
 
 
 def test_what_was_not_released_reads_as_the_claimed_noise() -> None:

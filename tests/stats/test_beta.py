@@ -6,7 +6,7 @@ import pytest
 from beta_twins import beta_cdf, log_beta_density
 from scipy import stats
 
-from lightning_audit.stats._beta import Beta, deviance, stirling_error
+from lightning_audit.stats.binomial import Beta, deviance, stirling_error
 
 SHAPES = [0.5, 1.0, 1.5, 7.5, 15.0, 15.5, 300.5, 1e4 + 0.5, 1e6 + 0.5]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refused_calls import refusals
 
-from lightning_audit.stats._confusion import ConfusionCounts
+from lightning_audit.stats._arguments import ConfusionCounts
 
 
 def test_scores_above_the_threshold_are_guessed_in() -> None:

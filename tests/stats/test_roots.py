@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.stats._roots import least_nonnegative
+from lightning_audit.stats._arguments import least_nonnegative
 
 
 def test_roots_at_zero_and_far_away_are_found() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from lightning_audit.stats.evalues.leakage_bet import LeakageBet, StakePlan
-from lightning_audit.stats.tradeoff.hockey_sticks import sharpest_score, sign_score
+from lightning_audit.stats.canary_bets import LeakageBet, StakePlan
+from lightning_audit.stats.divergences import sharpest_score, sign_score
 
 
 class AdmittedCourse:

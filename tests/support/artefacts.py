@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost", "sha256")

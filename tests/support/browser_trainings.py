@@ -16,7 +16,7 @@ from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim, audit_training
 from lightning_audit.many import DPSGDMany, ThisProcess
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 #: 300 letters of markup without a place for a break.
 LONG = "<img/src=x>&quot;{{7*7}}<script>alert(1)</script>" + 251 * "n"

@@ -7,7 +7,7 @@ from typing import Any
 
 from made_report import made_report
 
-from lightning_audit.cli.formats.checked import Checked, Remark
+from lightning_audit.cli.formats import Checked, Remark
 from lightning_audit.results.audit_report import AuditReport, LikelyFault, Outcome, Place
 from lightning_audit.results.report_details import places_in
 

@@ -6,8 +6,8 @@ import numpy as np
 from beta_twins import epsilon_outside, mu_outside
 from hypothesis import strategies as st
 
-from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.posteriors import gdp_posterior, posterior
+from lightning_audit.stats import posteriors
+from lightning_audit.stats.counts import ConfusionCounts
 
 regions = st.sampled_from(["two_sided", "one_sided"])
 deltas = st.sampled_from([None, None, 0.0, 1e-9, 1e-5, 0.05])
@@ -24,26 +24,26 @@ def thresholds(n: int, shift: float) -> ConfusionCounts:
 
 def cdf(value, counts, delta, **options):
     if delta is None:
-        return gdp_posterior.mu_posterior_cdf(value, counts, **options)
-    return posterior.epsilon_posterior_cdf(value, counts, delta, **options)
+        return posteriors.mu_posterior_cdf(value, counts, **options)
+    return posteriors.epsilon_posterior_cdf(value, counts, delta, **options)
 
 
 def pdf(value, counts, delta, **options):
     if delta is None:
-        return gdp_posterior.mu_posterior_pdf(value, counts, **options)
-    return posterior.epsilon_posterior_pdf(value, counts, delta, **options)
+        return posteriors.mu_posterior_pdf(value, counts, **options)
+    return posteriors.epsilon_posterior_pdf(value, counts, delta, **options)
 
 
 def quantile(probability, counts, delta, **options):
     if delta is None:
-        return gdp_posterior.mu_posterior_quantile(probability, counts, **options)
-    return posterior.epsilon_posterior_quantile(probability, counts, delta, **options)
+        return posteriors.mu_posterior_quantile(probability, counts, **options)
+    return posteriors.epsilon_posterior_quantile(probability, counts, delta, **options)
 
 
 def maximum(probability, counts, delta, **options):
     if delta is None:
-        return gdp_posterior.mu_posterior_maximum(counts, probability, **options)
-    return posterior.epsilon_posterior_maximum(counts, delta, probability, **options)
+        return posteriors.mu_posterior_maximum(counts, probability, **options)
+    return posteriors.epsilon_posterior_maximum(counts, delta, probability, **options)
 
 
 def outside(value, counts, delta):

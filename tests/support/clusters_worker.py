@@ -20,7 +20,7 @@ from typing import Any
 from driven_trainings import drive, facts, quick, seeds_of, softmax_regression
 
 from lightning_audit.many import DaskEngine, EngineError, RayEngine
-from lightning_audit.many.game.plan import Plan
+from lightning_audit.many.store import Plan
 
 NUMBERS = seeds_of(Plan(0, 12, 3))
 #: Kills of the driver, and of a worker; trainings of the run that they disturb.
@@ -162,7 +162,7 @@ def drivers(kind: str, folder: Path, address: str) -> subprocess.Popen[str]:
 
 def driver(kind: str, folder: Path) -> dict[str, Any]:
     """Run, or continue, the trainings that `chaos` disturbs."""
-    from lightning_audit.many.training_store import TrainingStore
+    from lightning_audit.many.store import TrainingStore
 
     add = TrainingStore.add
 

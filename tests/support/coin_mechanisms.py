@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 
 def null(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:

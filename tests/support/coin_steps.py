@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import integrate
 
-from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.canary_bets import CoinBet
 
 RATIOS = np.array([0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0])
 

@@ -7,18 +7,19 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-from lightning_audit.stats.bounds.threshold_choices import (
+from lightning_audit.stats.binomial import clopper_pearson_upper
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.thresholds import (
     Fixed,
     Grid,
     Maximum,
     MultiSplit,
     Simultaneous,
     Split,
+    ThresholdBound,
     ThresholdChoice,
+    threshold_bound,
 )
-from lightning_audit.stats.bounds.thresholds import ThresholdBound, threshold_bound
 
 CHOICES = [
     Fixed(0.5),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_audit.checks.base.check import Check
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY, Check
 from lightning_audit.verdict.diagnosis import likely_faults
 
 

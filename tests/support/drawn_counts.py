@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lightning_audit.stats.bounds.counts import ConfusionCounts
+from lightning_audit.stats.counts import ConfusionCounts
 
 
 @st.composite

@@ -18,14 +18,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from lightning_audit.many.driver import Driver
-from lightning_audit.many.engines.engine_protocol import EngineSettings
-from lightning_audit.many.engines.executors import ThisProcess
-from lightning_audit.many.engines.local_processes import LocalProcesses
-from lightning_audit.many.game.canary_records import Blank
-from lightning_audit.many.game.plan import Plan
-from lightning_audit.many.game.user_training import Work, opacus_training
-from lightning_audit.many.game.worlds import worlds_of
-from lightning_audit.many.training_store import Row, TrainingStore
+from lightning_audit.many.engines import EngineSettings, LocalProcesses, ThisProcess
+from lightning_audit.many.records import Blank
+from lightning_audit.many.store import Plan, Row, TrainingStore
+from lightning_audit.many.worlds import Work, opacus_training, worlds_of
 
 #: Trainings of a block in the tests.
 BLOCK = 3

@@ -2,8 +2,8 @@
 
 import os
 
-from lightning_audit.selftest.rows import Row
 from lightning_audit.testing.faults import FAULTS, Fault
+from lightning_audit.testing.selftest import Row
 from lightning_audit.testing.trainings import Training
 
 

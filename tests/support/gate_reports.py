@@ -15,7 +15,7 @@ from two_nets import TwoNets
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise, ShiftedNoise
+from lightning_audit.testing.faulty import HalfNoise, ShiftedNoise
 
 
 class Forward(ManualTraining, pl.LightningModule):

@@ -26,7 +26,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.opacus_trainings import PhysicalBatches
+from lightning_audit.testing.trainings import PhysicalBatches
 
 PACKAGE = str(Path(lightning_audit.__file__).parent)
 TESTING = str(Path(PACKAGE) / "testing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-PLUGIN = "lightning_audit.pytest_plugin.plugin"
+PLUGIN = "lightning_audit.pytest_plugin"
 _INSTALLED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
 #: Arguments by which pytest loads the plugin; of a checkout that is not installed, by its module.
 WITH_PLUGIN = () if _INSTALLED else ("-p", PLUGIN)
@@ -15,7 +15,7 @@ import pytest
 from made_report import made_report
 from training_support import PrivateModule, digits, mlp, trainer_for
 from lightning_audit import PrivacyAudit, PrivacyViolation
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 def half():
     return PrivateModule(mlp(64), dataset=digits(), optimizer_class=HalfNoise)

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.checks.base.disclosure import shown
-from lightning_audit.checks.base.registry import REGISTRY, group
+from lightning_audit.checks.check import REGISTRY, group
+from lightning_audit.checks.disclosure import shown
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -19,9 +19,8 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
-from lightning_audit.verdict.judge import judge
-from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
+from lightning_audit.stats.tradeoff import gaussian_mu
+from lightning_audit.verdict.judge import OutcomeSettings, Resolution, judge
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
 SHIFT_LOWER = 0.9

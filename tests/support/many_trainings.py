@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.many.least_error import Promise, promise_of
 from lightning_audit.many.training_audit import TrainingAudit, conclude
-from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+from lightning_audit.many.verdict import Promise, promise_of
+from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 

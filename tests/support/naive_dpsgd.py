@@ -11,11 +11,7 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
-from lightning_audit.many.game.vectorised import (
-    DPSGDMany,
-    batch_generator,
-    noise_generator,
-)
+from lightning_audit.many.vectorised import DPSGDMany, batch_generator, noise_generator
 
 Data = tuple[torch.Tensor, torch.Tensor]
 

@@ -277,7 +277,7 @@ def _released(releases: Releases) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "400")  # the times' digits must not move a line's end
-        patch.setattr("lightning_audit.run.audited_optimizers.uuid.uuid4", lambda: UUID(int=1))
+        patch.setattr("lightning_audit.run.optimizers.uuid.uuid4", lambda: UUID(int=1))
         for kind in (DPOptimizer, *_subclasses(DPOptimizer)):
             if "add_noise" in vars(kind):
                 patch.setattr(kind, "add_noise", noisy(vars(kind)["add_noise"]))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.noise.noise_seen import NoiseSeen, NoiseStep, WholeTensors
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep, WholeTensors
 from lightning_audit.record.store import RecordHeader
 
 #: Of a record with one canary and two tensors.

@@ -9,12 +9,7 @@ from typing import Any
 from checked_reports import HOSTILE, violated
 from made_report import STEPS, made_report
 
-from lightning_audit.results.audit_report import (
-    AuditReport,
-    EpsilonBound,
-    OperatingPoint,
-    Outcome,
-)
+from lightning_audit.results.audit_report import AuditReport, EpsilonBound, OperatingPoint, Outcome
 from lightning_audit.results.report_details import (
     Assumption,
     CheckGrowth,

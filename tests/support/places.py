@@ -9,3 +9,6 @@ REPOSITORY = SUPPORT.parents[1]
 DATA = REPOSITORY / "tests" / "data"
 DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples"
+PACKAGE = REPOSITORY / "lightning_audit"
+#: The modules of the package.
+FILES = sorted(PACKAGE.rglob("*.py"))

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.replay.questions.step_examiner import Examined, examine_step
-from lightning_audit.replay.step_watch import TakenStep
+from lightning_audit.replay.examiner import Examined, examine_step
+from lightning_audit.replay.step_replay import TakenStep
 
 
 class PlainStep:

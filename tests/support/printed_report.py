@@ -6,7 +6,7 @@ import contextlib
 import io
 from typing import Any
 
-from lightning_audit.report.console import print_report
+from lightning_audit.report.text import print_report
 from lightning_audit.results.audit_report import AuditReport
 
 

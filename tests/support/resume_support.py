@@ -15,7 +15,7 @@ from torch.nn import functional
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.check import REGISTRY
 
 # What Lightning says of checkpoint callbacks that differ between the two parts of a run.
 RESUMING = [

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, Verdict
-from lightning_audit.verdict.judge import acknowledge, judge, seen_of
-from lightning_audit.verdict.pass_blockers import Resolution
-from lightning_audit.verdict.power_model import PowerModel
+from lightning_audit.verdict.judge import PowerModel, Resolution, acknowledge, judge, seen_of
 
 SIGNIFICANCE = 1e-3
 OVERSIZE = 1000.0

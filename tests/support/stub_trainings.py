@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from lightning_audit.selftest.result import Result
+from lightning_audit.testing.selftest_pool import Result
 
 
 def row(act: str) -> Any:

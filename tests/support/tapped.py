@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_audit.taps.gradient_reading import Reading
-from lightning_audit.taps.gradient_tap import GradientTap
-from lightning_audit.taps.step_hooks import ClosureHooks, StepHooks
-from lightning_audit.taps.update_tap import UpdateTap
+from lightning_audit.hooks.gradient_tap import GradientTap, Reading
+from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks
+from lightning_audit.hooks.update_tap import UpdateTap
 
 
 def nothing() -> None:

@@ -56,15 +56,15 @@ def together(folder: Path, fits: int = 1, *, module: type = PrivateModule) -> di
 
 def counted_figures() -> list[object]:
     """Return a list to which each figure that is drawn is added."""
-    from lightning_audit.report import plots
+    from lightning_audit.report import figure
 
-    draw, drawn = plots.figure, []
+    draw, drawn = figure.figure, []
 
     def counted(report: Any) -> Any:
         drawn.append(report)
         return draw(report)
 
-    plots.figure = counted
+    figure.figure = counted
     return drawn
 
 
@@ -142,7 +142,7 @@ def unused(folder: Path) -> list[str]:
     from pytorch_lightning.loggers import CSVLogger
 
     trained(folder, CSVLogger(folder))
-    others = ("mlflow", "wandb", "comet_ml", "tensorboard", "lightning_audit.report.plots")
+    others = ("mlflow", "wandb", "comet_ml", "tensorboard", "lightning_audit.report.figure")
     return [name for name in others if name in sys.modules]
 
 

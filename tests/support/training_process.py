@@ -122,10 +122,10 @@ def _train(job: Job) -> None:
     from training_support import trainer_for
 
     from lightning_audit import PrivacyAudit
-    from lightning_audit.run import findings
-    from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+    from lightning_audit.run import evaluation
+    from lightning_audit.testing.faulty import HalfNoise
 
-    findings.EPOCH_SHARE = math.inf  # epochs of tests are too short for bounds at each by time
+    evaluation.EPOCH_SHARE = math.inf  # epochs of tests are too short for bounds at each by time
 
     class Stay(pl.Callback):
         def on_train_start(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from training_support import PrivateModule, random_data, replace_optimizer, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty import HalfNoise
 
 RANK = int(os.environ["LOCAL_RANK"])
 

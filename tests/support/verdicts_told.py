@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_audit.results.audit_report import (
-    LikelyFault,
-    Place,
-    Verdict,
-)
+from lightning_audit.results.audit_report import LikelyFault, Place, Verdict
 
 FAULTS = (
     LikelyFault(

@@ -9,7 +9,7 @@ import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import distributed
 
-from lightning_audit.testing.distributed_trainings import Distributed, DrawnByAll, NotSynchronised
+from lightning_audit.testing.trainings import Distributed, DrawnByAll, NotSynchronised
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -12,12 +12,11 @@ import torch
 from planted import private
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.config.audit_config import findings
-from lightning_audit.testing import faults, trainings
+from lightning_audit.config import findings
+from lightning_audit.testing import faults, faulty, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
-from lightning_audit.testing.faulty import faulty_noise
-from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
 from lightning_audit.testing.runs import train
+from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
 from lightning_audit.verdict.gate import contradictions
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
@@ -198,7 +197,7 @@ def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
     at_once = fault.check.startswith(("noise", "reuse.lag", "reuse.pair"))
     # Lightning counts the parts of a split batch, two to three of these a step.
     parts = 2 if issubclass(fault.training, PhysicalBatches) else 1
-    begins = faulty_noise.SOUND if fault.optimizer is faulty_noise.NoiseEnds else 0
+    begins = faulty.SOUND_STEPS if fault.optimizer is faulty.NoiseEnds else 0
     assert fault.steps - begins <= (20 if at_once else 100 * parts)
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizerFastGradientClipping
 
-from lightning_audit.testing.opacus_trainings import Configured, Ghost, PhysicalBatches
-from lightning_audit.testing.trainings import random_data
+from lightning_audit.testing.trainings import Configured, Ghost, PhysicalBatches, random_data
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")

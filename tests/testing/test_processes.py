@@ -7,7 +7,7 @@ import pytest
 from faulty_trainings import Dies, row
 from places import SUPPORT
 
-from lightning_audit.testing.processes import train_together
+from lightning_audit.testing.runs import train_together
 
 
 @pytest.mark.heavy

@@ -4,15 +4,15 @@ import pytest
 import torch
 from opacus.accountants import GaussianAccountant
 
-from lightning_audit.testing.run_trainings import (
+from lightning_audit.testing.trainings import (
     Accumulated,
     GdpAccountant,
     MergedBatches,
     PackedSequences,
     SeededNoise,
     SkipsEmptyBatches,
+    random_data,
 )
-from lightning_audit.testing.trainings import random_data
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from planted import private
 
-from lightning_audit.testing.training_faults import BY_HAND_CLAIM, OF_THE_TRAINING
+from lightning_audit.testing.faults import BY_HAND_CLAIM, OF_THE_TRAINING
 from lightning_audit.testing.trainings import BATCH_SIZE, RECORDS, HandWritten, Training
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.

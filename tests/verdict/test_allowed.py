@@ -18,13 +18,13 @@ from torch.utils.data import ConcatDataset, DataLoader
 from training_support import PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
-from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.accounting.composition import epsilon_of_passes
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli.main import main
 from lightning_audit.results.audit_report import CheckResult, describe
-from lightning_audit.testing.faulty.faulty_noise import HalfNoise
-from lightning_audit.verdict.allowed import held
+from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.verdict.gate import contradictions
+from lightning_audit.verdict.judge import held
 
 pytestmark = pytest.mark.training
 NAME = "sampling.not_poisson"

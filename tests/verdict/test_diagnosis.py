@@ -16,7 +16,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.update.no_dp import no_dp_result
+from lightning_audit.checks.update import no_dp_result
 from lightning_audit.results.audit_report import CheckResult, Place
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.judge import worst

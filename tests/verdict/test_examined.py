@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_audit.checks.replay.examined_noise import NoiseLook
-from lightning_audit.checks.replay.record_coupling import Coupling
-from lightning_audit.checks.replay.replay_answers import Answer, ExaminationLog
-from lightning_audit.verdict.examined import describe_examined
+from lightning_audit.checks.replay import Answer, Coupling, ExaminationLog
+from lightning_audit.checks.replayed_noise import NoiseLook
+from lightning_audit.verdict.judge import describe_examined
 
 
 def line(log: ExaminationLog, coupling: Coupling) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_audit import Allow, PrivacyAudit
-from lightning_audit.verdict.exemptions import covers
+from lightning_audit.verdict.allow import covers
 
 WHY = "it sees no record"
 

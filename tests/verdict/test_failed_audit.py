@@ -6,9 +6,8 @@ import pytest
 from made_report import made_report
 
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.verdict.failed_audit import failed_report
 from lightning_audit.verdict.gate import contradictions
-from lightning_audit.verdict.pass_blockers import OutcomeSettings
+from lightning_audit.verdict.judge import OutcomeSettings, failed_report
 
 WHY = "MemoryError in run.evaluation.build_report"
 

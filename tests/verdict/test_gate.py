@@ -12,15 +12,11 @@ import pytest
 from made_report import SIGNIFICANCE, made_report
 from report_edits import with_
 
-from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import composed_epsilon
-from lightning_audit.checks.noise.noise_size import NOISE
+from lightning_audit.checks.noise import NOISE
 from lightning_audit.results.audit_report import AuditReport, Outcome
-from lightning_audit.verdict.gate import (
-    composed_again,
-    contradiction_of_epsilon,
-    contradictions,
-)
+from lightning_audit.verdict.gate import composed_again, contradiction_of_epsilon, contradictions
 
 Report = dict[str, Any]
 Change = Callable[[Report], Any]

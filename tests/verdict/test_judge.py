@@ -6,8 +6,7 @@ import pytest
 from simulated_record import by_name, monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.verdict.judge import acknowledge, judge
-from lightning_audit.verdict.pass_blockers import Resolution
+from lightning_audit.verdict.judge import Resolution, acknowledge, judge
 
 
 @pytest.mark.parametrize("seed", range(3))

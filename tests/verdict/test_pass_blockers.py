@@ -6,8 +6,7 @@ import math
 import pytest
 from simulated_record import monitor_of, simulate, verdict_of
 
-from lightning_audit.verdict.judge import seen_of
-from lightning_audit.verdict.pass_blockers import Resolution, blockers_of_optimizer
+from lightning_audit.verdict.judge import Resolution, blockers_of_optimizer, seen_of
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, -1.0, math.nan])

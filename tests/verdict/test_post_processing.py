@@ -11,10 +11,10 @@ from scipy import stats
 from stages import staged
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
+from lightning_audit.checks.noise import BATCH_NORMALISED
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.verdict.post_processing import UseOfRelease, explained_by_processing, undecided
+from lightning_audit.verdict.diagnosis import UseOfRelease, explained_by_processing, undecided
 
 K = 8
 SIGNIFICANCE = 1e-3

@@ -8,10 +8,9 @@ from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, vio
 from stages import staged
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.record.store import INJECTED, RecordHeader
-from lightning_audit.verdict.pass_blockers import TARGET, Resolution
-from lightning_audit.verdict.power_model import PowerModel
+from lightning_audit.verdict.judge import TARGET, PowerModel, Resolution
 
 DEFAULT = Resolution()
 

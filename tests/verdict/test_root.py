@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from simulated_record import monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.checks.base.candidates import first_seen
+from lightning_audit.checks.check import first_seen
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
-from lightning_audit.verdict.judge import worst
-from lightning_audit.verdict.root import mark_consequences, settled
+from lightning_audit.verdict.judge import mark_consequences, settled, worst
 
 OPTIMIZERS = ("optimizer 1 (a)", "optimizer 2 (b)")
 

@@ -1,0 +1,285 @@
+"""What the audit reads of a Trainer: refusals, hooks on its strategy, the user's step.
+
+**Whether a later fit continues the training of an earlier one.** A Trainer that fits again
+continues counting its steps and epochs, with the module's current weights. Lightning has no hook
+that reports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from lightning_audit.callbacks._namespaces import (
+    MisconfigurationException,
+    refused_as_lightning_does,
+)
+from lightning_audit.hooks.boundary import undoing
+from lightning_audit.hooks.step_hooks import MethodHook
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+    from lightning_audit.run.audit_run import AuditRun
+
+# --- Refuse Trainers that cannot be audited, before the first step, and say what to change.
+
+#: Strategies that shard the parameters, or that do not use torch's process groups.
+_SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy"}
+_UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
+
+
+def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
+    """Raise if this Trainer, with ``audits`` audits among its callbacks, cannot be audited.
+
+    Raises:
+        MisconfigurationException: several audits, fp16, or a strategy that shards parameters.
+    """
+    if audits > 1:
+        raise MisconfigurationException(
+            f"The Trainer has {audits} PrivacyAudit callbacks; each would report the others' "
+            "canaries as a fault. Keep one."
+        )
+    _refuse_strategy(trainer)
+    if str(trainer.precision) in _UNSUPPORTED_PRECISION:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
+            "multiplies per-sample gradients before they are clipped; use '32-true' or "
+            "'bf16-mixed'."
+        )
+
+
+def _refuse_strategy(trainer: pl.Trainer) -> None:
+    strategy = type(trainer.strategy)
+    # By name, because each of Lightning's two packages has its own classes.
+    names = {kind.__name__ for kind in strategy.__mro__}
+    if names & _SHARDING:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit strategy={strategy.__name__}: it shards the parameters, so "
+            "that no process holds a whole gradient; use strategy='ddp' and Opacus' "
+            "DistributedDPOptimizer (make_private with grad_sample_mode='hooks') to audit."
+        )
+    if trainer.world_size > 1 and "DDPStrategy" not in names:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit {trainer.world_size} processes of "
+            f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
+        )
+
+
+# --- Whether a later fit continues the training of an earlier one.
+
+
+@dataclass(frozen=True)
+class _End:
+    """Trainer position at the end of its last fit with an audit."""
+
+    state: str
+    step: int
+    module: ref[Any]
+
+
+#: Kept outside of the callback, which must be copied and pickled without its Trainer.
+_ends: WeakKeyDictionary[Any, _End] = WeakKeyDictionary()
+
+
+def note_end(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
+    """Record a Trainer's position at the end of a fit.
+
+    Args:
+        trainer: the Trainer whose fit ends.
+        module: the trained module.
+        state: the audit's checkpoint state at the end; empty if no step was audited.
+    """
+    _ends.pop(trainer, None)
+    if state:
+        _ends[trainer] = _End(state["checksum"], trainer.global_step, ref(module))
+
+
+def goes_on(trainer: Any, module: Any, state: Mapping[str, Any]) -> bool:
+    """Return whether a Trainer continues from the end of the fit that this audit state is from.
+
+    A copy of the callback from the middle of that fit has an earlier state: False.
+    """
+    end = _ends.get(trainer)
+    return (
+        end is not None
+        and end.state == state.get("checksum")
+        and 0 < end.step == trainer.global_step
+        and end.module() is module
+    )
+
+
+# --- Hooks on methods of the Trainer's strategy, for events without a Lightning hook.
+
+
+def watch_loaders(trainer: Any, look: Callable[[Any], None]) -> MethodHook:
+    """Call ``look`` with each training loader that the strategy processes from now on.
+
+    Lightning has no hook between `train_dataloader` and the loader's first iteration, in which
+    samplers draw and workers start.
+
+    Args:
+        trainer: the Trainer, before it requests its loaders.
+        look: called with the loader that will be iterated.
+    """
+
+    def handed(loader: Any, *_: Any, **__: Any) -> None:
+        if trainer.training:  # no validation loaders
+            look(loader)
+
+    return MethodHook(trainer.strategy, "process_dataloader", after=handed, shown=True)
+
+
+def show_batches(trainer: Any, module: torch.nn.Module, run: AuditRun) -> MethodHook:
+    """Pass each batch through the audit before the user's ``training_step`` sees it.
+
+    The strategy calls the module's ``training_step``, for automatic and for manual optimization,
+    after every hook that may move or change the batch.
+
+    Args:
+        trainer: the Trainer.
+        module: the user's module.
+        run: the audit, which may add a canary to the batch.
+    """
+    admit = refused_as_lightning_does(run.admit)
+
+    def given(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        # Extra passes run in the training's precision.
+        with trainer.precision_plugin.train_step_context():
+            return (admit(batch, module), *args)
+
+    def done(output: Any, *_: Any, **__: Any) -> None:
+        if output is None and module.automatic_optimization:
+            run.skipped()
+
+    return MethodHook(trainer.strategy, "training_step", given, done, done, shown=True)
+
+
+# --- The user's step as Lightning runs it, for replays during the training.
+
+#: Callbacks that only display or save, by class name in either Lightning package.
+_SHOW_OR_SAVE = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer"}
+
+
+class LightningStep:
+    """A training step, run as Lightning's loop runs it, between two batches.
+
+    Args:
+        trainer: in `fit`.
+        module: the user's module.
+        own: the audit's callback, which is not called.
+    """
+
+    def __init__(self, trainer: Any, module: Any, own: Any) -> None:
+        self._trainer, self._module = trainer, module
+        self._silent = [
+            c
+            for c in trainer.callbacks
+            if c is own or _SHOW_OR_SAVE & {kind.__name__ for kind in type(c).__mro__}
+        ]
+        #: Names of what ``training_step`` logs.
+        self.logged: dict[str, None] = {}
+
+    @property
+    def module(self) -> Any:
+        """The user's module."""
+        return self._module
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers of the training."""
+        optimizers: Sequence[Any] = self._trainer.optimizers
+        return optimizers
+
+    @property
+    def precision(self) -> str:
+        """The precision of the training."""
+        return str(self._trainer.precision)
+
+    @property
+    def aside(self) -> Sequence[object]:
+        """Objects whose state is neither saved nor restored."""
+        return [self._trainer, *self._silent]
+
+    def roots(self) -> list[object]:
+        """Return the objects that a step may change, for `TrainingState`."""
+        trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
+        progress = (
+            loop.automatic_optimization.optim_progress,
+            loop.manual_optimization.optim_step_progress,
+            loop.scheduler_progress,
+            loop.batch_progress,
+        )
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        wrapped = self._module.optimizers()
+        wrappers = wrapped if isinstance(wrapped, list) else [wrapped]
+        return [
+            self._module,
+            *trainer.optimizers,
+            *wrappers,
+            *schedulers,
+            *(c for c in trainer.callbacks if c not in self._silent),
+            trainer.precision_plugin,
+            *progress,
+        ]
+
+    def take(self, batches: Sequence[Any]) -> None:
+        """Train on the physical batches of one logical step."""
+        with self._quiet():
+            last = self._trainer.fit_loop.epoch_loop.batch_idx
+            for index, batch in enumerate(batches, start=last + 1 - len(batches)):
+                self._train_on(batch, max(index, 0))
+
+    def _train_on(self, batch: Any, index: int) -> None:
+        trainer, module = self._trainer, self._module
+        loop = trainer.fit_loop.epoch_loop
+        loop.batch_progress.current.ready = index + 1  # the loop accumulates gradients by this
+        for callback in trainer.callbacks:
+            callback.on_train_batch_start(trainer, module, batch, index)
+        module.on_train_batch_start(batch, index)
+        arguments = loop._build_kwargs(OrderedDict(), batch, index)
+        if module.automatic_optimization:
+            output = loop.automatic_optimization.run(trainer.optimizers[0], index, arguments)
+        else:
+            output = loop.manual_optimization.run(arguments)
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        for callback in trainer.callbacks:
+            callback.on_train_batch_end(trainer, module, output, batch, index)
+        module.on_train_batch_end(output, batch, index)
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Disable callbacks that display or save, and all logging, within this context."""
+        trainer, module = self._trainer, self._module
+        callbacks, loggers, stops = trainer.callbacks, trainer.loggers, trainer.should_stop
+        logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
+
+        def put_back() -> None:
+            trainer.callbacks, trainer.loggers, trainer.should_stop = callbacks, loggers, stops
+            for name in ("log", "log_dict"):
+                vars(module).pop(name, None)
+            vars(module).update(logs)
+
+        with undoing(put_back), contextlib.redirect_stdout(io.StringIO()):
+            trainer.callbacks = [c for c in callbacks if c not in self._silent]
+            trainer.loggers = [silent_logger(trainer) for _ in loggers]
+            vars(module).update(log=self._drop, log_dict=self._drop)
+            yield
+
+    def _drop(self, logged: Any, *_: Any, **__: Any) -> None:
+        """Keep the names of logged values, and log nothing."""
+        self.logged |= dict.fromkeys(logged if isinstance(logged, dict) else [logged])
+
+
+def silent_logger(trainer: Any) -> Any:
+    """Return a logger of the Trainer's package that discards everything."""
+    package = type(trainer).__module__.partition(".trainer")[0]
+    return import_module(f"{package}.loggers.logger").DummyLogger()

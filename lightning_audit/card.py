@@ -1,0 +1,636 @@
+"""The privacy card of a training: Markdown, HTML, and the block of a model card."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from lightning_audit import __version__
+from lightning_audit._validate import did_you_mean, shown
+from lightning_audit.files import in_markdown, read_text, visible
+from lightning_audit.report.page import rendered
+from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words
+from lightning_audit.report.page_tables import adjacency_words, sampling_words
+from lightning_audit.report.page_verdict import (
+    STATUSES,
+    CheckGroup,
+    check_groups,
+    never,
+    not_examined,
+    verdict_meaning,
+    verdict_sentence,
+)
+from lightning_audit.report.text import counts_line
+from lightning_audit.results import report_json
+from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.results.report_json import plain
+
+# --- What only people know of a training: the keys of card.yaml, and its reader.
+
+#: Who asks for a row of the card.
+NIST, ISO, OPENDP = "NIST SP 800-226", "ISO/IEC 27559", "OpenDP registry"
+Section = Literal["guarantee", "context", "governance"]
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement of the owner.
+
+    Args:
+        title: in the card.
+        section: of the card.
+        asked_by: the standards that ask for it.
+        registry: its place in an entry of the OpenDP deployments registry; empty if it has none.
+    """
+
+    title: str
+    section: Section
+    asked_by: tuple[str, ...]
+    registry: tuple[str, ...] = ()
+
+
+#: By the key in card.yaml, in the order of the card.
+FACTS: Mapping[str, Fact] = {
+    "product": Fact("What is released", "guarantee", (NIST, OPENDP), ("product", "description")),
+    "intended_use": Fact("Intended use", "guarantee", (ISO, OPENDP), ("product", "intended_use")),
+    "unit": Fact(
+        "What one record is, and how many one person has",
+        "guarantee",
+        (NIST, OPENDP),
+        ("privacy_loss", "privacy_unit_description"),
+    ),
+    "justification": Fact(
+        "Why this epsilon", "guarantee", (NIST, OPENDP), ("implementation", "justification")
+    ),
+    "actors": Fact(
+        "Who sees data or gradients without noise",
+        "guarantee",
+        (NIST, OPENDP),
+        ("model", "actors"),
+    ),
+    "unprotected": Fact(
+        "Published without noise",
+        "guarantee",
+        (NIST, OPENDP),
+        ("dp_flavor", "unprotected_quantities"),
+    ),
+    "data": Fact("Data and their sensitivity", "context", (ISO,)),
+    "collection": Fact("Collection of the data", "context", (NIST, ISO)),
+    "preprocessing": Fact(
+        "Preprocessing, and choice of hyperparameters",
+        "context",
+        (NIST, OPENDP),
+        ("implementation", "pre_processing_eda_hyperparameter_tuning"),
+    ),
+    "security": Fact("Security of data and training", "context", (NIST, ISO)),
+    "recipients": Fact("Recipients and access", "context", (ISO,)),
+    "other_releases": Fact("Other releases of these data", "context", (NIST, ISO)),
+    "threats": Fact("Attacks that were considered", "context", (ISO,)),
+    "utility": Fact("Utility and bias", "context", (NIST,)),
+    "harm": Fact("Harm if epsilon were wrong", "context", (ISO,)),
+    "curator": Fact("Data curator", "governance", (ISO, OPENDP), ("product", "data_curators")),
+    "responsible": Fact("Responsible person", "governance", (ISO,)),
+    "transparency": Fact("Information for the people in the data", "governance", (ISO,)),
+    "response": Fact("Monitoring and response to incidents", "governance", (ISO,)),
+    "review": Fact("Next review", "governance", (ISO,)),
+}
+
+
+class BadFacts(ValueError):
+    """A file of facts cannot be used; the message names the key and says what to do."""
+
+
+def read_facts(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read card.yaml.
+
+    Args:
+        path: a YAML file of at most 1 MiB; its keys are those of `FACTS`, and each value is a text
+            or a list of texts.
+
+    Returns:
+        The statements by key, without empty ones; a list is joined by semicolons.
+
+    Raises:
+        BadFacts: the file is absent or not YAML, has another key, or a value of another kind.
+    """
+    name = os.fspath(path)
+    try:
+        # Every scalar is text: a date or a "no" needs no quotes.
+        found = yaml.load(read_text(path, _MOST_BYTES), Loader=yaml.BaseLoader)
+    except (OSError, ValueError) as error:
+        raise BadFacts(f"cannot read the facts {name!r}: {error}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or "it is nested too deep"
+        raise BadFacts(f"the facts {name!r} are not YAML: {reason}") from error
+    if found in (None, ""):
+        return {}
+    if not isinstance(found, dict):
+        raise BadFacts(
+            f"the facts {name!r} must be a mapping, with lines such as `product: the weights of a "
+            f"classifier`, and are a {'list' if isinstance(found, list) else 'text'}."
+        )
+    if unknown := [key for key in found if key not in FACTS]:
+        parts = (f"{shown(key)}: {did_you_mean(str(key), FACTS)}" for key in unknown)
+        raise BadFacts(f"unknown keys in the facts {name!r}: {' '.join(parts)}")
+    texts = {key: _text(key, value) for key, value in found.items()}
+    return {key: texts[key] for key in FACTS if texts.get(key)}
+
+
+def _text(key: str, value: object) -> str:
+    parts = value if isinstance(value, list) else [value]
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
+        raise BadFacts(f"{key} must be a text or a list of texts; write {key}: one line of text.")
+    return "; ".join(visible(" ".join(text.split())) for text in texts if text)
+
+
+# --- The content of a privacy card, for every format.
+
+#: Instead of a statement that the owner did not make.
+NOT_STATED = "not stated"
+#: What the verdict makes of the guarantee.
+STANDING: Mapping[Outcome, str] = {
+    "PASS": "claimed, and no fault was found",
+    "VIOLATION": "claimed and refuted",
+    "INCONCLUSIVE": "claimed and not confirmed",
+}
+#: How certain the answer to a question is, by topic and part of the resolution.
+_POWER = {
+    "Clipping": ("sensitivity", "{} times the clipping norm would be seen with {}"),
+    "Noise": ("noise", "{} times the noise would be seen with {}"),
+}
+_VERSIONS = ("lightning-audit", "torch", "opacus")
+
+
+@dataclass(frozen=True)
+class CardRow:
+    """A row of the card.
+
+    Args:
+        title: what is asked.
+        text: the answer.
+        asked_by: the standards that ask.
+        stated: whether the owner states it; the audit cannot measure that.
+    """
+
+    title: str
+    text: str
+    asked_by: tuple[str, ...]
+    stated: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the card has an answer."""
+        return self.text != NOT_STATED
+
+
+@dataclass(frozen=True)
+class CardAnswer:
+    """The audit's answer to the question of one group of checks.
+
+    Args:
+        question: the question.
+        sign: of the answer, which differs in shape.
+        answer: in a few words.
+        certainty: the checks that ran, and what they would have seen.
+    """
+
+    question: str
+    sign: str
+    answer: str
+    certainty: str
+
+
+@dataclass(frozen=True)
+class PrivacyCard:
+    """A privacy card.
+
+    Args:
+        name: of the training.
+        outcome: of the verdict.
+        verdict: in one sentence.
+        meaning: of the verdict.
+        rows: by section.
+        answers: to the questions of all groups of checks.
+        epsilons: what was proved, and what is not excluded, as text.
+        never: what no audit covers.
+        not_examined: checks that did not run, with the reason.
+        evidence: the report and what wrote it, as (title, text).
+    """
+
+    name: str
+    outcome: Outcome
+    verdict: str
+    meaning: str
+    rows: Mapping[Section, tuple[CardRow, ...]]
+    answers: tuple[CardAnswer, ...]
+    epsilons: tuple[str, ...]
+    never: tuple[str, ...]
+    not_examined: tuple[str, ...]
+    evidence: tuple[tuple[str, str], ...]
+
+
+def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> PrivacyCard:
+    """Return the card of a training.
+
+    Args:
+        report: its report.
+        facts: what `read_facts` returned.
+        name: of the training.
+    """
+    stated = {
+        section: tuple(
+            CardRow(fact.title, facts.get(key, NOT_STATED), fact.asked_by, stated=True)
+            for key, fact in FACTS.items()
+            if fact.section == section
+        )
+        for section in ("guarantee", "context", "governance")
+    }
+    return PrivacyCard(
+        name=visible(name),
+        outcome=report.verdict.outcome,
+        verdict=verdict_sentence(report),
+        meaning=verdict_meaning(report),
+        rows={**stated, "guarantee": (*_measured(report), *stated["guarantee"])},  # type: ignore[dict-item]
+        answers=tuple(_answer(report, group) for group in check_groups(report)),
+        epsilons=tuple(_epsilons(report)),
+        never=never(report),
+        not_examined=tuple(
+            f"Not examined: {inner(titles)} ({inner(str(reason.striptags()))})."
+            for titles, reason in not_examined(report)
+        ),
+        evidence=tuple(_evidence(report)),
+    )
+
+
+def standing(report: AuditReport) -> str:
+    """Return what the verdict makes of the guarantee."""
+    if report.trainings is not None and report.verdict.outcome == "PASS":
+        return "claimed and not refuted"
+    return STANDING[report.verdict.outcome]
+
+
+def claimed(report: AuditReport, part: str) -> Any:
+    """Return a part of the claim; None if the report does not hold it."""
+    value = report.claim.get(part)
+    return None if value is None else value.value
+
+
+def refuted_mechanism(report: AuditReport) -> bool:
+    """Return whether the steps were not those whose epsilon is composed."""
+    return report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+
+
+def mechanism(report: AuditReport) -> str:
+    """Return the mechanism in words: noise, clipping, sampling and steps, as claimed."""
+    if report.trainings is not None:
+        return visible(report.trainings.claim)
+    noise = claimed(report, "noise_multiplier")
+    rate = claimed(report, "sample_rate")
+    if noise is None and report.history:
+        noise = _one(phase[0] for phase in report.history)
+    if rate is None and report.history:
+        rate = _one(phase[1] for phase in report.history)
+    norm = claimed(report, "max_grad_norm")
+    parts = [f"Gaussian noise of {_shown(noise)} times the clipping norm"]
+    if norm is not None:
+        parts[0] += f" {_shown(norm)}"
+    sampling = sampling_words(report)
+    if rate is not None and sampling.startswith("Poisson"):
+        sampling = f"Poisson sampling at rate {_shown(rate)}"
+    return f"DP-SGD: {', '.join([*parts, sampling, plural(report.steps, 'step')])}"
+
+
+def digest_of(report: AuditReport) -> str:
+    """Return the SHA-256 that the report's file holds of its content."""
+    return report_json.digest(json.loads(report.to_json()))
+
+
+def _measured(report: AuditReport) -> Iterator[CardRow]:
+    """Yield what the report knows."""
+    held = standing(report)
+    if report.verdict.allowed:
+        held += f", except {listed(report.verdict.allowed)}, which the owner accepts"
+    both = (NIST, OPENDP)
+    claim = "no epsilon is claimed"
+    if report.claimed_epsilon is not None:
+        claim = (
+            f"(ε, δ)-differential privacy, ε = {number(report.claimed_epsilon)}, δ = "
+            f"{number(report.delta)}"
+        )
+        if report.epsilon_refuted_by:
+            claim += f", not known to hold with {', '.join(report.epsilon_refuted_by)}"
+    yield CardRow(f"Guarantee, {held}", claim, both)
+    yield CardRow("Neighboring data sets", adjacency_words(report), both)
+    yield CardRow(
+        "Trust model", "central: the party that trains sees data and gradients without noise", both
+    )
+    yield CardRow("Mechanism", mechanism(report), both)
+    yield CardRow("Accounting", _accounting(report), both)
+    yield CardRow("Audit", _audit(report), (NIST, ISO))
+
+
+def _accounting(report: AuditReport) -> str:
+    accountant = claimed(report, "accountant")
+    by = f"; the claim is by the accountant {_shown(accountant)}" if accountant else ""
+    if report.trainings is not None:
+        return "the claim's own epsilon; what ran is judged by guesses alone"
+    if report.epsilon_spent is None:
+        return f"epsilon of the steps is unknown{by}"
+    only = ", for the stated noise and clipping, which did not run"
+    return (
+        f"privacy loss distributions: ε = {number(report.epsilon_spent)} at δ = "
+        f"{number(report.delta)}{only if refuted_mechanism(report) else ''}{by}"
+    )
+
+
+def _audit(report: AuditReport) -> str:
+    if report.trainings is not None:
+        return counts_line(report.trainings)
+    replayed = len(report.examinations)
+    parts = [
+        f"inside the training, {plural(report.steps, 'step')}",
+        plural(report.observations, "canary reading"),
+    ]
+    if replayed:
+        parts.append(f"{plural(replayed, 'step')} run again without a record")
+    if not report.complete:
+        parts.append("the training had not ended")
+    return ", ".join(parts)
+
+
+def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
+    """Return the answer of a group; what did not run is not examined, never without fault."""
+    ran = [check for check in group.checks if check.status != "not_run"]
+    own = [c for c in ran if c.status == group.status and c.word == STATUSES[c.status][1]]
+    titles = listed(inner(check.title) for check in own)
+    if not ran:
+        answer = "not examined"
+    elif group.status == "violated":
+        answer = f"no: {titles}" if own else "no: it follows from the fault that was found"
+    elif group.status in ("undecided", "allowed"):
+        answer = f"{'undecided' if group.status == 'undecided' else 'accepted'}: {titles}"
+    elif group.name == "Total epsilon" and refuted_mechanism(report):
+        answer = "only for the stated noise and clipping, which did not run"
+    elif report.trainings is not None:
+        passed = report.verdict.outcome == "PASS"
+        answer = "not refuted" if passed else "not confirmed"
+    else:
+        answer = "no fault found"
+    sign = "?" if answer.startswith(("only", "not confirmed")) else group.sign
+    return CardAnswer(group.question, sign, answer, _certainty(report, group, len(ran)))
+
+
+def _certainty(report: AuditReport, group: CheckGroup, ran: int) -> str:
+    left = len(group.checks) - ran
+    parts = [plural(ran, "check")] if ran else []
+    parts += [f"{left} not examined"] if left and ran else []
+    part, words = _POWER.get(group.name, ("", ""))
+    row = report.power.get(part)
+    if ran and row and {"size", "power"} <= row.keys():
+        parts.append(words.format(number(float(row["size"])), power_words(float(row["power"]))))
+    return "; ".join(parts)
+
+
+def _epsilons(report: AuditReport) -> Iterator[str]:
+    anytime = [bound.significance for bound in report.bounds if bound.looks == "anytime"]
+    sure = f"{level(max(anytime, default=0.05))} confidence at all looks"
+    if report.epsilon_lower:
+        yield f"Measured: at least ε = {number(report.epsilon_lower)} leaks ({sure})."
+    else:
+        read = "reading" if report.trainings is None else "guessed coin"
+        yield f"Measured: no leak is proved by {plural(report.observations, read)}."
+    if report.epsilon_not_excluded is not None:
+        yield (
+            "The largest fault that a run of this length can miss would leak ε = "
+            f"{number(report.epsilon_not_excluded)}."
+        )
+
+
+def _evidence(report: AuditReport) -> Iterator[tuple[str, str]]:
+    yield "Report", f"written {visible(report.created) or 'at an unknown time'}"
+    versions = (f"{n} {v}" for n in _VERSIONS if (v := report.environment.get(n)))
+    yield "Software", visible(", ".join(versions)) or "unknown"
+    if report.run is not None and report.run.commit:
+        yield "Commit", visible(report.run.commit)
+    seed = report.settings.get("seed")
+    if seed is not None:
+        yield "Seed of the audit", visible(str(seed))
+    yield "SHA-256 of the report's content", digest_of(report)
+
+
+def _one(values: Any) -> Any:
+    """Return the only value, or all in their order."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return listed(_shown(item) for item in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(float(value))
+    return "unknown" if value is None else visible(str(value))
+
+
+# --- The privacy block and section of a model card, and the entry of the OpenDP registry.
+
+
+def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Return the value of ``privacy`` in the YAML of a model card.
+
+    Args:
+        report: of the training.
+        facts: statements of the owner, from `card_facts.read_facts`.
+
+    Returns:
+        Plain values, without those that are unknown.
+
+    Example:
+        >>> from huggingface_hub import ModelCardData  # doctest: +SKIP
+        >>> data = ModelCardData(license="mit", privacy=privacy_block(report))  # doctest: +SKIP
+    """
+    root, seen = report.verdict.root, report.trainings
+    block = {
+        "guarantee": standing(report),
+        "audit_outcome": report.verdict.outcome,
+        "finding": root.finding if root else None,
+        "accepted_findings": list(report.verdict.allowed) or None,
+        "epsilon_claimed": report.claimed_epsilon,
+        "epsilon_spent": None if refuted_mechanism(report) else report.epsilon_spent,
+        "epsilon_proved_at_least": report.epsilon_lower,
+        "epsilon_not_excluded": report.epsilon_not_excluded,
+        "delta": report.delta,
+        "neighboring_data_sets": adjacency_words(report),
+        "mechanism": mechanism(report),
+        "noise_multiplier": claimed(report, "noise_multiplier"),
+        "clipping_norm": claimed(report, "max_grad_norm"),
+        "steps": report.steps if seen is None else None,
+        "trainings": None if seen is None else seen.trainings,
+        "audited_by": f"lightning-audit {report.environment.get('lightning-audit', __version__)}",
+        "report_sha256": digest_of(report),
+        "stated_by_the_owner": dict(facts) or None,
+    }
+    return {name: plain(value) for name, value in block.items() if value is not None}
+
+
+def privacy_section(
+    report: AuditReport,
+    facts: Mapping[str, str] = {},
+    name: str = "this model",
+) -> str:
+    """Return the section "Privacy" of a model card as Markdown.
+
+    Args:
+        report: of the training.
+        facts: statements of the owner, from `card_facts.read_facts`.
+        name: of the model.
+    """
+    pass
+
+    return "## Privacy\n\n" + body(privacy_card(report, facts, name), level=3)
+
+
+def registry_entry(report: AuditReport, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entry of the OpenDP deployments registry, as far as it is known.
+
+    The layout is that of the files in https://github.com/opendp/deployments-registry-data. A claim
+    that is refuted is described, and is no parameter of the entry.
+    """
+    claim = f"epsilon {report.claimed_epsilon} at delta {report.delta:g}"
+    loss: dict[str, Any] = {"privacy_unit": "record-level"}
+    if report.claimed_epsilon is not None:
+        if report.verdict.outcome != "VIOLATION":
+            loss["privacy_parameters"] = {"epsilon": report.claimed_epsilon, "delta": report.delta}
+        loss["privacy_parameters_description"] = f"{claim}, {standing(report)} (by lightning-audit)"
+    deployment: dict[str, dict[str, Any]] = {
+        "product": {"data_product_type": "Machine learning model"},
+        "dp_flavor": {
+            "name": "Approximate DP",
+            "bound_on_input_distance": adjacency_words(report),
+        },
+        "privacy_loss": loss,
+        "model": {"model_name": "Central"},
+        "accounting": {},
+        "implementation": {"mechanisms": mechanism(report)},
+    }
+    if report.epsilon_spent is not None and not refuted_mechanism(report):
+        spent = f"epsilon {report.epsilon_spent:.4g} at delta {report.delta:g}"
+        deployment["accounting"]["composition"] = (
+            f"privacy loss distributions over {report.steps} steps: {spent}"
+        )
+    for key, text in facts.items():
+        part, *rest = FACTS[key].registry or ("",)
+        if rest:
+            deployment[part][rest[0]] = text
+    kept = {part: values for part, values in deployment.items() if values}
+    entry: dict[str, Any] = plain({"status": "Draft", "deployment": kept})
+    return entry
+
+
+# --- A privacy card as Markdown, with the YAML of a model card at its start.
+
+#: Before a text that the owner states.
+STATED = "▢"
+_LEGEND = (
+    f"{STATED} is stated by the owner and cannot be measured. All else is from the report of the "
+    "audit."
+)
+
+
+def as_markdown(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
+    """Return the card: YAML with the key ``privacy``, then text."""
+    card = privacy_card(report, facts, name)
+    front = as_yaml({"privacy": privacy_block(report, facts)})
+    entry = as_yaml(registry_entry(report, facts))
+    title = f"# Privacy card: {in_markdown(name)}"
+    registry = (
+        "## Entry of the OpenDP deployments registry\n\nAs far as it is known:\n\n"
+        f"{_fenced(entry)}\n"
+    )
+    return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}\n{registry}"
+
+
+def body(card: PrivacyCard, level: int) -> str:
+    """Return the card's text, with headings of a level and below."""
+    mark = "#" * level
+    lines = [
+        f"**{card.outcome}.** {in_markdown(card.verdict)} {in_markdown(card.meaning)}",
+        "",
+        _LEGEND,
+        "",
+        *_table(card.rows["guarantee"]),
+        "",
+        f"{mark} Is the claim true?",
+        "",
+        "| question | answer | certainty |",
+        "|---|---|---|",
+        *(
+            f"| {a.question} | {a.sign} {in_markdown(a.answer)} | {in_markdown(a.certainty)} |"
+            for a in card.answers
+        ),
+        "",
+        " ".join(in_markdown(sentence) for sentence in card.epsilons),
+        "",
+        f"{mark} What this does not cover",
+        "",
+        *(f"- {in_markdown(item)}" for item in (*card.never, *card.not_examined)),
+        "",
+        f"{mark} Context",
+        "",
+        *_table(card.rows["context"]),
+        "",
+        f"{mark} Governance",
+        "",
+        *_table(card.rows["governance"]),
+        "",
+        f"{mark} Evidence",
+        "",
+        *(f"- {title}: {in_markdown(text)}" for title, text in card.evidence),
+        "- Check it again: `lightning-audit check report.json`",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_yaml(value: object) -> str:
+    """Return plain values as YAML, in their order."""
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _table(rows: Sequence[CardRow]) -> Iterator[str]:
+    yield "| | | asked by |"
+    yield "|---|---|---|"
+    for row in rows:
+        sign = f"{STATED} " if row.stated and row.known else ""
+        text = in_markdown(row.text) if row.known else f"*{row.text}*"
+        yield f"| **{in_markdown(row.title)}** | {sign}{text} | {', '.join(row.asked_by)} |"
+
+
+def _fenced(text: str) -> str:
+    """Return text in a fence that none of its lines closes."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}yaml\n{text}{fence}"
+
+
+# --- A privacy card as an HTML page without script or request.
+
+
+def as_page(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
+    """Return the card as a page of one file.
+
+    Args:
+        report: of the training.
+        facts: what `read_facts` returned.
+        name: of the training.
+    """
+    card = privacy_card(report, facts, name)
+    return rendered("card.html.j2", css_beside=False, card=card, stated=STATED)

@@ -1,0 +1,683 @@
+"""Checks of accounting: leakage of the steps, the claimed epsilon, and the accountant's record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.accounting.composition import exceeds
+from lightning_audit.accounting.history import Phase, StepHistory
+from lightning_audit.checks.check import OF_BATCHES, Check, FaultRule
+from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult, OperatingPoint
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, ProvedPart, SignalBet
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.gaussian import mu_noncentral_t
+from lightning_audit.stats.sequential import PredictableCentre, TwoGroups
+
+# --- The check `accounting`: whether the run's steps compose to at most the claimed epsilon.
+
+#: Reason for no composition if the claim's `noise_coefficients` correlate the noise of steps.
+NOT_COMPOSED = (
+    "noise_coefficients claim noise that is correlated over steps, and steps are composed here "
+    "only if their noise is independent"
+)
+
+_SPENT_MORE = FaultRule(
+    "wrong_accounting",
+    "wrong accounting: the steps cost more than is claimed",
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    headline="The steps cost more than claimed",
+    rank=15,
+)
+
+_OF_REPLACEMENT = FaultRule(
+    "replacement_accounted_as_removal",
+    "wrong accounting: epsilon is promised if a record is replaced, and the claim covers only a "
+    "record more or less",
+    "which data sets are neighbors for the accountant: Opacus' accountants assume a record more or "
+    "less, and replacing a record moves the sum of the gradients twice as far",
+    headline="The claim covers removing a record, not replacing one",
+    rank=15,
+    # The claim would hold if no record were replaced, but one added or removed.
+    applies=lambda seen: (
+        seen.get("epsilon_by_removal") is not None
+        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
+    ),
+)
+
+ACCOUNTING = Check(
+    "accounting",
+    "the steps, or those that are planned, cost more than the claim",
+    title="Epsilon of the steps",
+    failed_title="Steps cost more than claimed",
+    meaning="The steps that ran, or that are planned, compose to a larger epsilon than the claim.",
+    look_at="Check the number of steps, the sampling rate and the noise multiplier that the claim "
+    "was computed for, and whether it covers replaced records.",
+    topic="Total epsilon",
+    kind="accounting",
+    always=True,
+    wrong=lambda seen: exceeds(
+        seen.get("epsilon_planned") or seen["epsilon_spent"], seen["claimed_epsilon"]
+    ),
+    faults=(_OF_REPLACEMENT, _SPENT_MORE),
+    refutes=("claimed",),  # the epsilon of the steps holds
+)
+
+
+_LESS = (
+    "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
+    "steps cost"
+)
+#: How steps are composed, for Poisson batches and for shuffled ones.
+AS_LOSS_DISTRIBUTIONS = "as privacy loss distributions"
+ONE_STEP_AN_EPOCH = "with each record in one step an epoch"
+
+
+@dataclass(frozen=True)
+class PlannedCost:
+    """Planned cost of a training that has not taken a step.
+
+    Args:
+        epsilon: at the delta of the claim.
+        what: what costs it, with its verb: "the 5 epochs that are planned cost".
+    """
+
+    epsilon: float
+    what: str
+
+    def at(self, delta: float) -> str:
+        """Return the cost as text."""
+        return f"{self.what} epsilon {self.epsilon:.4g} at delta {delta:.3g}"
+
+
+def accounting_result(
+    epsilon_spent: float | None,
+    claimed_epsilon: float | None,
+    delta: float,
+    source: str,
+    epsilon_by_removal: float | None = None,
+    lack: str = "",
+    how: str = AS_LOSS_DISTRIBUTIONS,
+    planned: PlannedCost | None = None,
+) -> CheckResult:
+    """Compare the composed epsilon with the claim.
+
+    Args:
+        epsilon_spent: epsilon of the steps that ran; None if the sample rate is unknown.
+        claimed_epsilon: the claim; None if there is none.
+        delta: the delta of both.
+        source: where the claim comes from, in words.
+        epsilon_by_removal: epsilon of the same steps between data sets with a record added or
+            removed, if ``epsilon_spent`` is between those with one replaced; else None.
+        lack: why the epsilon of the steps is unknown, if not for the sample rate.
+        how: how the steps were composed.
+        planned: what the training will cost, if it was stopped before its first step.
+
+    Returns:
+        The result of the check `accounting`.
+    """
+    evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
+    if planned is not None and claimed_epsilon is not None:
+        wrong = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
+        return ACCOUNTING.judged(
+            {**evidence, "epsilon_planned": planned.epsilon}, "", wrong, _less(planned.epsilon)
+        )
+    if epsilon_spent is None or claimed_epsilon is None:
+        unknown = lack or "the sample rate is unknown"
+        lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
+        return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
+    between = ""
+    if epsilon_by_removal is not None:
+        between = " if a record is replaced"
+        evidence["epsilon_by_removal"] = epsilon_by_removal
+    # Two ways to compose the same steps give slightly different numbers.
+    numbers = (
+        f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
+        f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
+    )
+    advice = _less(epsilon_spent)
+    if not math.isinf(epsilon_spent):
+        advice += "; of Opacus' accountants, 'gdp' can report less than the truth"
+    if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
+        advice = (
+            "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
+            f"removing one costs only {epsilon_by_removal:.4g}, which is what Opacus' accountants "
+            "report"
+        )
+    return ACCOUNTING.judged(
+        evidence,
+        f"the steps so far compose to {numbers}",
+        f"the steps so far cost {numbers}",
+        advice,
+    )
+
+
+def _less(epsilon: float) -> str:
+    """Return advice that lowers the cost of a training."""
+    return "set noise_multiplier above 0" if math.isinf(epsilon) else _LESS
+
+
+# --- Guesses of the private coins: error counts for bounds from the literature.
+
+#: Thresholds: claimed standard deviations from the middle between out and in, in units of the
+#: signal. They are fixed before the first reading.
+_OFFSETS = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+_MIDDLE = 2
+
+
+class Guesses:
+    """Counts of right and wrong guesses of the coins, at thresholds fixed in advance.
+
+    A canary is guessed to be in if its reading, minus the mean of its past residuals, exceeds the
+    threshold. All canaries of all steps are pooled, in and out separately: coins need not be fair.
+
+    Args:
+        header: layout of the entries.
+    """
+
+    def __init__(self, header: RecordHeader) -> None:
+        self._centre = PredictableCentre((len(header.canaries),))
+        # Threshold x (fn, tp, fp, tn).
+        self._counts = np.zeros((len(_OFFSETS), 4), dtype=np.int64)
+        self._spread = math.nan
+        #: Smallest noise multiplier of a step, of the largest claimed mu, which the bounds concern.
+        self.least_noise = math.inf
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry whose coins count."""
+        coins, readings = np.asarray(entry["coins"]) > 0, np.asarray(entry["readings"])
+        sigma = float(entry["noise_multiplier"])
+        if math.isnan(self._spread):
+            self._spread = sigma
+        self.least_noise = min(self.least_noise, sigma)
+        guesses = (readings - self._centre.value)[None] > 0.5 + sigma * _OFFSETS[:, None]
+        self._counts += np.stack(
+            [
+                (~guesses & coins).sum(axis=1),
+                (guesses & coins).sum(axis=1),
+                (guesses & ~coins).sum(axis=1),
+                (~guesses & ~coins).sum(axis=1),
+            ],
+            axis=1,
+        )
+        self._centre.update(readings - coins)
+
+    @property
+    def middle(self) -> ConfusionCounts:
+        """Counts at the threshold in the middle between out and in."""
+        fn, tp, fp, tn = self._counts[_MIDDLE]
+        return ConfusionCounts(fn, tp, fp, tn)
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """Counts at every threshold, in units of the signal at the first step's noise."""
+        if math.isnan(self._spread):
+            return ()
+        thresholds = 0.5 + self._spread * _OFFSETS
+        return tuple(
+            OperatingPoint(float(threshold), fn, tp, fp, tn)
+            for threshold, (fn, tp, fp, tn) in zip(thresholds, self._counts.tolist(), strict=True)
+        )
+
+
+# --- Lower bounds on the leakage of steps, from the record alone, and the check `epsilon`.
+
+EPSILON = Check(
+    "epsilon",
+    "more leaks than claimed, over the run",
+    title="Lower bound on epsilon",
+    failed_title="More leaks than claimed",
+    meaning="The epsilon that the readings prove for the run is larger than the claim.",
+    look_at="Check clipping and noise of each step, and the noise multiplier that the accountant "
+    "uses.",
+    topic="Total epsilon",
+    kind="epsilon",
+    weight=100,
+    group="leakage",
+    always=True,
+    doubtful=True,
+    wrong=lambda seen: (
+        seen["epsilon_lower"] is not None
+        and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "leaks_more_than_claimed",
+            "more leaks than the claim allows, by noise and clipping together",
+            "clipping and noise of each step, and the noise multiplier that the accountant records",
+            headline="More leaks than the claim allows",
+            rank=5,
+        ),
+    ),
+)
+
+
+#: Least ratio of the steps of two looks that are kept.
+_APART = 1.03
+#: Grid of a canary's signal over the clipping norm: a quarter percent apart up to 1.1, then coarse.
+_SIGNAL_GRID = np.concatenate(
+    [
+        np.arange(0.05, 0.3, 0.05),
+        np.geomspace(0.3, 1.1, 521),
+        [1.15, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
+    ]
+)
+
+
+class LeakageBound:
+    """Lower bounds on the leakage of the steps up to each look; see `LeakageBet`."""
+
+    def __init__(self, header: RecordHeader) -> None:
+        self._bet = LeakageBet(
+            (len(header.canaries),), header.coin_probability, header.planned_steps
+        )
+        self._claims = StepHistory()
+        self._seen = 0
+        # For each look kept: steps with canaries, all steps, and the bets' wealth.
+        self._looks: list[tuple[int, int, Floats]] = []
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry whose coins count."""
+        sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
+        # If the rate is unknown, all steps have the same weight.
+        rate = 1.0 if math.isnan(rate) or rate <= 0.0 else min(rate, 1.0)
+        coins = np.asarray(entry["coins"], dtype=np.float64)
+        self._bet.update(coins, np.asarray(entry["readings"]), sigma, rate)
+        self._claims.add(sigma, rate)
+        self._seen += 1
+        # The latest look is always the last one kept.
+        if len(self._looks) > 1 and self._looks[-1][0] < _APART * self._looks[-2][0]:
+            self._looks.pop()
+        self._looks.append((self._seen, int(entry["step"]) + 1, self._bet.growth))
+
+    def front(self, significance: float) -> list[ProvedPart]:
+        """Return what is proved for the steps up to each look, from the latest look back.
+
+        All parts hold together with probability at least ``1 - significance``. The ratios increase
+        and the numbers of steps decrease: no other look proves as large a ratio for more steps.
+        """
+        looks = [(seen, growth) for seen, _, growth in self._looks]
+        ratios = self._bet.ratios(significance, looks, self._claims_up_to(self._seen))
+        found: list[ProvedPart] = []
+        for (seen, steps, growth), ratio in reversed([*zip(self._looks, ratios, strict=True)]):
+            if ratio > max((part.ratio for part in found), default=0.0):
+                logs = partial(self._logs, significance, seen, growth)
+                found.append(ProvedPart(float(ratio), steps, logs))
+        return found
+
+    def _logs(self, significance: float, seen: int, growth: Floats) -> list[LeastLogs]:
+        return self._bet.proved(significance, growth, self._claims_up_to(seen))
+
+    def _claims_up_to(self, seen: int) -> list[Claim]:
+        runs = self._claims.runs(seen)
+        return [(run.noise_multiplier, run.known_rate, run.steps) for run in runs]
+
+    def ratio_lower(self, significance: float) -> float:
+        """Return the largest proved ratio, which some step exceeds; 0 if none is proved."""
+        return max((part.ratio for part in self.front(significance)), default=0.0)
+
+
+@dataclass(frozen=True)
+class SignalOverNoise:
+    """Limits of a canary's signal and of the noise, relative to their claims, at one look.
+
+    Args:
+        signal_lower: lower limit of what a canary adds in some step.
+        noise_upper: upper limit of the noise in some step and coordinate.
+    """
+
+    signal_lower: float
+    noise_upper: float
+
+    @property
+    def ratio_lower(self) -> float:
+        """Lower limit of mu over its claim, if signal and noise over their claims are constant."""
+        if self.signal_lower == 0.0:
+            return 0.0
+        return self.signal_lower / self.noise_upper if self.noise_upper > 0 else math.inf
+
+
+class SignalBound:
+    """Lower limit of what a canary adds, for any data and any noise."""
+
+    def __init__(self, header: RecordHeader) -> None:
+        self._k = len(header.canaries)
+        self._coin_probability = header.coin_probability
+        self._bet: SignalBet | None = None
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry whose coins count."""
+        if self._bet is None:
+            scale = float(entry["noise_multiplier"])
+            self._bet = SignalBet((self._k,), _SIGNAL_GRID, scale, self._coin_probability)
+        self._bet.update(np.asarray(entry["coins"], dtype=float), np.asarray(entry["readings"]))
+
+    def lower(self, significance: float) -> float:
+        """Return the limit, in units of what clipping allows; 0 if nothing is proved."""
+        return float(self._bet.signal_lower(significance)) if self._bet is not None else 0.0
+
+
+class StudentBound:
+    """Lower limit of one step's mu by the noncentral t, at one look.
+
+    It uses the steps with the first noise multiplier.
+    """
+
+    def __init__(self, header: RecordHeader) -> None:
+        self._groups = TwoGroups(len(header.canaries))
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry whose coins count."""
+        coins = np.asarray(entry["coins"], dtype=np.float64)
+        self._groups.update(coins, np.asarray(entry["readings"]), float(entry["noise_multiplier"]))
+
+    def mu_lower(self, significance: float) -> tuple[float, float]:
+        """Return the lower limit of one step's mu, and the noise multiplier of these steps."""
+        sigma = self._groups.noise_multiplier
+        if sigma is None:
+            return 0.0, 1.0
+        n_in, n_out, difference, squares = self._groups.statistics
+        if squares == 0.0 and n_in + n_out > 2:  # no noise at all
+            return (math.inf if difference > 0 else 0.0), sigma
+        return float(mu_noncentral_t(n_in, n_out, difference, squares, significance)), sigma
+
+
+# --- The ledger checks: compare the accountant's record and the use of batches with the steps.
+
+
+def _unread(found: CheckResult) -> str:
+    return found.message if found.evidence.get("hook") == "unread" else ""
+
+
+LEDGER_ACCOUNTANT = Check(
+    "ledger.accountant",
+    "the accountant recorded fewer steps, or more noise, than the optimizer took and stated",
+    title="What the accountant recorded",
+    failed_title="Accountant recorded too little",
+    meaning="The accountant recorded fewer steps than the optimizer took, or more noise than the "
+    "optimizer stated.",
+    look_at="Check what calls `accountant.step`, and with which `noise_multiplier`: "
+    "`attach_step_hook` makes the optimizer call it once per step.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    always=True,
+    wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
+    blocks=_unread,
+    refutes=("claimed",),  # of the accountant; the steps are composed as they were taken
+    faults=(
+        FaultRule(
+            "accountant_not_told",
+            "wrong accounting: the accountant did not record all steps",
+            "what calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            headline="The accountant did not record all steps",
+            rank=4,
+            explains=("accounting", "epsilon"),
+            applies=lambda seen: seen["missing"] > 0,
+        ),
+        FaultRule(
+            "accountant_told_of_more_noise",
+            "wrong accounting: the accountant recorded more noise than the optimizer states",
+            "the noise_multiplier that accountant.step is called with",
+            headline="The accountant recorded more noise than was added",
+            rank=4,
+            explains=("accounting", "epsilon"),
+        ),
+    ),
+)
+
+LEDGER_STEPS = Check(
+    "ledger.steps",
+    "several steps were taken on one batch, at once or later, and accounted as if each drew its "
+    "own",
+    title="Steps taken per batch",
+    failed_title="Several steps on one batch",
+    meaning="Several steps were taken on one batch, and accounted as if each had drawn its own.",
+    look_at="Look for loops over `optimizer.step` within a batch, and for batches that are kept "
+    "for later.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
+    private=True,
+    fine="each step had its own batch",
+    public=("message",),
+    refutes=OF_BATCHES,
+    faults=(
+        FaultRule(
+            "several_steps_on_one_batch",
+            "wrong sampling: several steps were taken on one batch",
+            "loops over optimizer.step within a batch, and batches that are kept for later: each "
+            "step needs a new draw",
+            headline="Several steps were taken on one batch",
+            rank=11,
+            explains=(SAMPLING_RATE.name,),
+        ),
+    ),
+)
+
+#: End of the message about steps without a known schedule.
+UNKNOWN_SCHEDULE = (
+    "no known schedule: if a loss or another value without noise decides it, no epsilon holds. "
+    "Step on every batch, or every k-th; set the noise by opacus.schedulers, stepped once per step "
+    "or epoch; or state allow=['ledger.schedule'] if only steps, epochs, public data or released "
+    "values decide it"
+)
+
+
+def _unknown(found: CheckResult) -> str:
+    return found.message if found.status == "not_run" and found.evidence else ""
+
+
+LEDGER_SCHEDULE = Check(
+    "ledger.schedule",
+    "batches are left out, or noise_multiplier changes, by no known schedule, as if a loss decides "
+    "it (never a violation; replay.release tests whether records do)",
+    title="Schedule of steps and noise",
+    failed_title="Schedule may depend on data",
+    meaning="Batches are left out or `noise_multiplier` changes by no known schedule, so no "
+    "epsilon holds if a loss, or another value without noise, decides it.",
+    look_at="Check what decides whether a batch makes a step, and what sets `noise_multiplier`: "
+    "steps, epochs, public data and released values may, a loss of training records may not.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    wrong=lambda _: False,
+    blocks=_unknown,
+)
+
+LEDGER_RECORDS = Check(
+    "ledger.records",
+    "the data set holds records several times, so that they are drawn more often than is accounted",
+    title="Duplicates in the data set",
+    failed_title="Data set repeats records",
+    meaning="The data set holds some records several times, so they are drawn more often than is "
+    "accounted.",
+    look_at="Check the indices that a `Subset` or `ConcatDataset` is made of.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    wrong=lambda seen: seen["repeated"] > 0,
+    private=True,
+    fine="the data set holds each index once",
+    refutes=OF_BATCHES,
+    faults=(
+        FaultRule(
+            "records_stand_several_times",
+            "wrong sampling: the data set holds indices several times",
+            "how its Subset or ConcatDataset is made: an index that it holds k times is drawn k "
+            "times as often",
+            headline="The data set holds records several times",
+            rank=12,
+            explains=(SAMPLING_RATE.name, LEDGER_DRAWS.name),
+        ),
+    ),
+)
+
+
+Told = Sequence[Sequence[float]]
+
+#: Relative difference of two noise multipliers that are one.
+_EQUAL = 1e-3
+
+
+@dataclass
+class Ledger:
+    """Counts of batches and of accounted steps of a run.
+
+    Args:
+        draws: batches of the sampler; None if there is none to watch.
+        again: number of steps beyond the first on the same records.
+        unknown: number of batches whose steps may or may not have had the same records.
+        recognised: number of steps whose batch was identified at the input of the layers.
+        stale: number of these on a batch that a step of an earlier batch had used.
+        regiven: number of batches that the training got again.
+        repeated: number of indices that the data set holds several times; None if unknown.
+        told_before: number of steps in the accountants before the first step of this process.
+        taken_before: number of steps taken before it.
+        accountants: number of accountants.
+        begun: whether the two numbers before it were recorded.
+        steps: number of steps of all private optimizers.
+        changes: number of steps whose noise multiplier differs from that of the previous step, by
+            no known schedule.
+        left_out: number of batches without a step, unless they are at a fixed distance; else 0.
+        hook: "read" if the accountant that each optimizer's step hook calls is known, "unread" if
+            some hook cannot be followed, "none" if there is no hook.
+    """
+
+    draws: DrawnBatches | None = None
+    again: int = 0
+    unknown: int = 0
+    recognised: int = 0
+    stale: int = 0
+    regiven: int = 0
+    repeated: int | None = None
+    told_before: int = 0
+    taken_before: int = 0
+    accountants: int = 1
+    hook: str = "none"
+    begun: bool = False
+    steps: int = 0
+    changes: int = 0
+    left_out: int = 0
+
+    def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
+        """Return the results of the ledger checks.
+
+        Args:
+            told: history of the accountants: noise multiplier, sample rate, number of steps.
+            taken: the steps as claimed, in order.
+        """
+        checks = [self._of_accountant(told, taken)]
+        if taken:
+            checks += [self._of_steps(), self._of_schedule()]
+        if self.repeated is not None:
+            checks.append(
+                LEDGER_RECORDS.judged(
+                    {"repeated": self.repeated},
+                    LEDGER_RECORDS.fine,
+                    f"the data set holds {self.repeated:,} indices several times",
+                    "make the Subset or ConcatDataset from distinct indices",
+                )
+            )
+        if self.draws is not None:
+            checks.append(self.draws.result())
+        return checks
+
+    def _of_steps(self) -> CheckResult:
+        fine = LEDGER_STEPS.fine
+        if self.unknown:
+            fine += "; for batches with several steps it is unknown"
+        # A batch that the sampler never drew twice was kept on its way to the training.
+        regiven = 0 if self.draws is None or not self.draws.never_again else self.regiven
+        evidence = {
+            "again": self.again + regiven,
+            "unknown": self.unknown,
+            "recognised": self.recognised,
+            "stale": self.stale,
+        }
+        wrong = (
+            f"{self.stale} of {self.recognised} examined steps were taken on a batch that an "
+            "earlier step had used"
+            if self.stale
+            else f"{self.again + regiven} steps were taken on a batch that had already made a step"
+        )
+        return LEDGER_STEPS.judged(
+            evidence, fine, wrong, "take one step on each batch that is drawn, and keep no batch"
+        )
+
+    def _of_schedule(self) -> CheckResult:
+        # The number of batches is not shown: for split batches it depends on the data.
+        evidence = {name: getattr(self, name) for name in ("steps", "changes", "left_out")}
+        found = [
+            f"noise_multiplier changed at {self.changes} of {self.steps} steps"
+            * bool(self.changes),
+            f"{self.left_out} of {self.steps + self.left_out} batches made no step"
+            * bool(self.left_out),
+        ]
+        if what := " and ".join(filter(None, found)):
+            return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
+        return LEDGER_SCHEDULE.judged(evidence, "steps and their noise follow a schedule", "", "")
+
+    def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
+        if self.hook != "read":
+            why = (
+                "the accountant that the optimizer's step hook calls cannot be identified: attach "
+                "accountant.get_optimizer_hook_fn(sample_rate), or state "
+                "PrivacyClaim(sample_rate=...)"
+                if self.hook == "unread"
+                else "no accountant records the steps"
+            )
+            return LEDGER_ACCOUNTANT.not_run(f"not compared: {why}", {"hook": self.hook})
+        known = sum(int(number) for *_, number in told)
+        steps = sum(int(phase.steps) for phase in taken)
+        missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
+        # With several accountants it is unknown which parts of their histories are earlier.
+        plain = not missing and (self.accountants < 2 or not self.told_before)
+        more = _more_noise(_since(told, self.told_before), taken) if plain else None
+        evidence = {
+            "hook": self.hook,
+            "steps": steps,
+            "told": known,
+            "missing": missing,
+            "told_noise": more,
+        }
+        wrong = (
+            f"the accountant recorded {steps - missing} of {steps} steps"
+            if missing
+            else f"the accountant recorded noise_multiplier {more:.4g}, above that of every step"
+            if more is not None
+            else ""
+        )
+        return LEDGER_ACCOUNTANT.judged(
+            evidence,
+            f"the accountant recorded all {steps} steps",
+            wrong,
+            "let the optimizer's step hook call accountant.step once per step, with the "
+            "noise_multiplier and the sample rate that the optimizer states",
+        )
+
+
+def _since(told: Told, before: int) -> list[Sequence[float]]:
+    """Return the history after the first ``before`` steps; an entry may be cut in two."""
+    left: list[Sequence[float]] = []
+    for sigma, rate, steps in told:
+        known, before = min(before, int(steps)), max(0, before - int(steps))
+        if steps > known:
+            left.append((sigma, rate, steps - known))
+    return left
+
+
+def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:
+    """Return a recorded noise multiplier above those of all steps; None if there is none."""
+    stated = [phase.noise_multiplier for phase in taken]
+    largest = max((float(sigma) for sigma, *_ in told), default=0.0)
+    return largest if stated and largest > max(stated) * (1.0 + _EQUAL) else None
+
+
+#: The checks of this subject, in the order of the report.
+CHECKS = (ACCOUNTING, EPSILON, LEDGER_ACCOUNTANT, LEDGER_STEPS, LEDGER_SCHEDULE, LEDGER_RECORDS)

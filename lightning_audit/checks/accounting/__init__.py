@@ -1,1 +1,0 @@
-"""What the steps cost, and what leaks."""

@@ -1,1 +1,0 @@
-"""What every check declares, its e-process, the registry, and what of it is shown."""

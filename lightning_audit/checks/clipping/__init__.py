@@ -1,1 +1,0 @@
-"""How much one record adds to a step."""

@@ -1,0 +1,985 @@
+"""Checks of the noise against its claim: size, mean, distribution, single entries, divisor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.check import Check, Evidence, FaultRule
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.noise_tests import (
+    INTERVAL_SIGNIFICANCE,
+    EntryBets,
+    TailBet,
+    TieBet,
+    chosen_upper,
+    excess_log_e,
+    interval_in_words,
+    noise_interval,
+    noise_log_e,
+    quiet_entries,
+    repeated_share,
+    rounded_down,
+    rounded_up,
+    sign_log_e,
+    units_upper,
+)
+from lightning_audit.stats.sampling_tests import DivisorTest, QuietEntries
+from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, is_look, log_mean_exp
+
+# --- Sums of squares of tensors or canaries over the steps, and those after a step that flagged.
+
+#: Least number of steps before and after an onset; ratio of noise below which it is clearly less.
+_SEVERAL, _LESS = 3, 0.9
+
+
+class PooledSums:
+    """Sums of squares of several units, also pooled over units with recent mean square below 1.
+
+    The choice of units to pool depends on earlier steps alone, so the pooled test stays valid, and
+    units with large data do not mask the others.
+
+    Args:
+        units: number of units (tensors, or canaries).
+    """
+
+    _DECAY = 0.9
+    #: Clip the mean square at 2x the claim: one high-variance step must not mask later ones.
+    _LOUDEST = 2.0
+
+    def __init__(self, units: int) -> None:
+        self.count = np.zeros(units)
+        self.squares = np.zeros(units)
+        self.pooled_count = 0.0
+        self.pooled_squares = 0.0
+        # No unit is pooled at the first step: nothing is known of it yet.
+        self._recent = np.ones(units)
+
+    def update(self, counts: FloatArray, squares: FloatArray) -> None:
+        """Update with a step's number of terms and sum of squares of each unit, ``[n]`` each."""
+        chosen = self._recent < 1.0
+        self.pooled_count += float(counts[chosen].sum())
+        self.pooled_squares += float(squares[chosen].sum())
+        self.count += counts
+        self.squares += squares
+        mean = squares / np.maximum(counts, 1.0)
+        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
+        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
+
+    @property
+    def mean_square(self) -> FloatArray:
+        """Mean square of each unit so far, ``[n]``; 1 for a unit that was not read."""
+        return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
+
+    @property
+    def unit_log_e(self) -> FloatArray:
+        """Log e-value of each unit."""
+        return noise_log_e(self.count, self.squares)
+
+    @property
+    def pooled_log_e(self) -> float:
+        """Log e-value of the pooled sums."""
+        return float(noise_log_e(self.pooled_count, self.pooled_squares))
+
+    def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
+        """Upper limit of the noise over its claim; see `lightning_audit.stats.noise_tests`.
+
+        Half of the stake is on all units together, and half is on each unit alone. The pooled sums
+        are not used: they omit steps in which every unit had a large mean square, and would compare
+        the noise of the other steps with the signal of all steps.
+        """
+        return units_upper(self.count, self.squares, significance)
+
+    def largest_upper(self, units: Iterable[int]) -> float:
+        """Return the largest upper limit of the noise over its claim among the given units.
+
+        The units may be chosen by their readings; see `chosen_upper`. Infinite without a unit.
+        """
+        among = len(self.count)
+        limits = (chosen_upper(self.count[j], self.squares[j], among) for j in units)
+        return max(limits, default=math.inf)
+
+
+class Onset:
+    """Mean squares of the tensors before the first step that `noise.step` flags, and since then.
+
+    Args:
+        units: number of tensors.
+    """
+
+    #: Mean squares of the flagged step: that step is chosen by its readings, later ones are not.
+    #: Checkpoints of earlier versions have none.
+    _chosen: FloatArray | float = 0.0
+
+    def __init__(self, units: int) -> None:
+        self.steps = 0
+        #: Number of steps since the flag whose own e-value is above 1.
+        self.quiet = 0
+        # Number of steps before; the tensors' mean squares before and since, summed over steps.
+        self._before, self._squares = 0, np.zeros((2, units))
+
+    def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
+        """Update with a step, and with whether a step has been flagged by now."""
+        self.steps += flagged
+        self.quiet += flagged and quiet
+        self._before += not flagged
+        if self.steps == 1 and flagged:
+            self._chosen = mean_squares
+        self._squares[int(flagged)] += mean_squares
+
+    def ratios(self) -> dict[int, float]:
+        """Return tensor -> noise and data over the claim since, if it was as claimed before.
+
+        Empty unless at least `_SEVERAL` steps came before the flag and at least as many since, and
+        the own e-value of each step since is above 1.
+        """
+        if self.steps < _SEVERAL or self.quiet < self.steps or self._before < _SEVERAL:
+            return {}
+        before, since = np.sqrt(self._squares / [[self._before], [self.steps]])
+        smaller = np.flatnonzero((since < _LESS) & (since < _LESS * before) & (before > _LESS))
+        return {int(j): float(since[j]) for j in smaller}
+
+    def upper(self, counts: FloatArray, units: Sequence[int]) -> float:
+        """Return an upper limit of the noise over its claim in each given tensor, after the flag.
+
+        The limit comes from a confidence sequence that starts at a step which the past determines.
+        The tensors may be chosen by their readings, since the limits of all tensors hold at once.
+
+        Args:
+            counts: coordinates that a step reads of each tensor, ``[n]``.
+            units: the tensors.
+        """
+        sums = PooledSums(len(counts))
+        sums.count = counts * max(self.steps - 1, 0)
+        sums.squares = counts * (self._squares[1] - self._chosen)
+        return sums.largest_upper(units)
+
+
+# --- Checks of the noise's size: over all tensors, per tensor, per step, and along the canaries.
+
+#: Advice if too little noise may be a fault, or post-processing of correct noise.
+SHOW_THE_RELEASE = (
+    "if the noisy gradient is post-processed before the update, do so after Opacus' add_noise, or "
+    "show the noisy gradient first: grads = lightning_audit.released(grads, module=self)"
+)
+
+_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
+
+_NO_STEP = "no finite gradient was read at a step with claimed noise"
+
+NOISE = Check(
+    "noise",
+    _FINDS,
+    title="Size of the noise",
+    failed_title="Too little noise overall",
+    meaning="The gradients have less noise than the privacy guarantee is computed from.",
+    look_at="Compare the standard deviation that `add_noise` draws with `noise_multiplier * "
+    "max_grad_norm`, and look for code that changes the gradient after the noise is added.",
+    topic="Noise",
+    weight=100,
+    group="noise",
+    needs=_NO_STEP,
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+    size_of="noise",
+    # Its statistic gives the results of `noise.tensor` and `noise.step` as well.
+    reads="steps",
+    init=lambda *about: WitnessNoiseCheck(*about),
+)
+
+NOISE_TENSOR = dataclasses.replace(
+    NOISE,
+    name="noise.tensor",
+    title="Noise in each tensor",
+    failed_title="Some tensors lack noise",
+    meaning="Some tensors get less noise than claimed, so what they learn can be traced to single "
+    "records.",
+    look_at="Check which parameters get noise, and at which scale: biases, frozen or late layers, "
+    "parameter groups.",
+    topic="Noise",
+    reads=None,
+    init=None,
+)
+
+NOISE_STEP = dataclasses.replace(
+    NOISE,
+    name="noise.step",
+    title="Noise in each step",
+    failed_title="Some steps lack noise",
+    meaning="Some steps add less noise than claimed, and each of them reveals more of its records "
+    "than is accounted.",
+    look_at="Check branches around `add_noise` (the last batch, skipped steps, gradient "
+    "accumulation, warm-up), and what the noisy sum is divided by.",
+    topic="Noise",
+    size_of=None,
+    reads=None,
+    init=None,
+)
+
+NOISE_CANARY = dataclasses.replace(
+    NOISE,
+    name="noise.canary",
+    title="Noise along the canaries",
+    failed_title="Canary directions lack noise",
+    meaning="The noise along the directions of the audit's canaries is smaller than claimed.",
+    look_at="Check the scale of the noise, and if one canary alone is affected, the tensors that "
+    "it lies in.",
+    topic="Noise",
+    needs="no finite gradient was read at a step with canaries",
+    reads="canaries",
+    init=lambda *about: CanaryNoiseCheck(*about),
+)
+
+
+_SIZE_ADVICE = (
+    "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
+    "and look for code that changes the gradient after the noise was added"
+)
+
+
+def _upper(test: Evidence, upper: float) -> dict[str, float]:
+    """Return the limit as evidence, rounded as in the message."""
+    return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
+
+
+class WitnessNoiseCheck:
+    """Statistic of `noise`, `noise.tensor` and `noise.step`, from the probe coordinates."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._names = header.tensors
+        self._counts = np.array(header.witnesses, dtype=np.float64)
+        self.sums = PooledSums(len(self._names))
+        self.pooled = NOISE.test(significance)
+        self.burst = NOISE_STEP.test(significance)
+        self._bet = SingleStepBet()
+        self._seen = 0
+        self.onset = Onset(len(self._names))
+        #: Largest log e-value of each tensor at any look.
+        self._largest = np.zeros(len(self._names))
+        self.single = NOISE_TENSOR.test(significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry of the record."""
+        squares = np.asarray(entry["tensor_squares"])
+        if not np.isfinite(squares).all():
+            return
+        self.sums.update(self._counts, squares)
+        step = int(entry["step"])
+        together = float(noise_log_e(self._counts.sum(), squares.sum()))
+        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
+        alone = float(log_mean_exp([together, each]))
+        self._bet.update(alone)
+        self.burst.update(float(self._bet.log_e), step)
+        mean_squares = squares / np.maximum(self._counts, 1.0)
+        self.onset.update(mean_squares, quiet=alone > 0.0, flagged=self.burst.violated)
+        self._seen += 1
+        if is_look(self._seen):
+            self.pooled.update(self.sums.pooled_log_e, step)
+            unit_log_e = self.sums.unit_log_e
+            self.single.update(float(log_mean_exp(unit_log_e)), step)
+            self._largest = np.fmax(self._largest, unit_log_e)
+
+    def ratios(self) -> FloatArray:
+        """Return an upper estimate of each tensor's noise over the claim: noise plus data."""
+        return np.sqrt(self.sums.mean_square)
+
+    def upper_since_onset(self, names: Iterable[str]) -> float:
+        """Return an upper limit of the noise over its claim in each tensor; see `Onset.upper`."""
+        return self.onset.upper(self._counts, [self._names.index(name) for name in names])
+
+    def upper_of_each(self, names: Iterable[str]) -> dict[str, float]:
+        """Return upper limits of the noise over its claim by tensor, which hold at once."""
+        return {name: self.sums.largest_upper([self._names.index(name)]) for name in names}
+
+    @property
+    def smallest_ratio(self) -> float:
+        """The smallest of `ratios`."""
+        return float(self.ratios().min())
+
+    def flagged_tensors(self) -> list[str]:
+        """Return the tensors whose own e-value crossed the threshold, least noise first."""
+        ratios = dict(zip(self._names, self.ratios(), strict=True))
+        level = self.single.threshold + np.log(len(self._names))
+        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
+        return sorted(flagged, key=lambda name: ratios[name])
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Return the results of the three checks."""
+        ratios = self.ratios()
+        evidence: dict[str, Any] = {
+            "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
+            "smallest_ratio": self.smallest_ratio,
+            "coordinates": int(self._counts.sum()),
+        }
+        flagged = self.flagged_tensors()
+        shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        least = each = math.inf  # not computed unless a check is violated
+        if self.pooled.violated or self.single.violated:
+            least = self.sums.noise_upper()
+            each = self.sums.largest_upper(map(self._names.index, flagged))
+        return (
+            NOISE.result(
+                self.pooled,
+                "noise and data together are at least the claimed noise",
+                f"too little noise: in some tensor it is {interval_in_words(None, least)}",
+                _SIZE_ADVICE,
+                evidence | _upper(self.pooled, least),
+            ),
+            NOISE_TENSOR.result(
+                self.single,
+                "no tensor has less noise than claimed",
+                f"too little noise on {shown or 'some tensor'} ({len(flagged)} of "
+                f"{len(self._names)} tensors): in each it is {interval_in_words(None, each)}",
+                _SIZE_ADVICE,
+                {**evidence, "flagged": flagged} | _upper(self.single, each),
+            ),
+            NOISE_STEP.result(
+                self.burst,
+                "no step has less noise than claimed",
+                "some steps have too little noise",
+                _SIZE_ADVICE,
+                {},
+            ),
+        )
+
+
+class CanaryNoiseCheck:
+    """Statistic of `noise.canary`: the noise along the canaries, pooled and for each canary."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._labels = header.canaries
+        self._centre = PredictableCentre((len(self._labels),))
+        self.sums = PooledSums(len(self._labels))
+        self.evidence = NOISE_CANARY.test(significance)
+        self._seen = 0
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Update with one entry of the record whose coins count."""
+        residual = np.asarray(entry["readings"]) - entry["coins"]
+        squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
+        self.sums.update(np.ones(len(squares)), squares)
+        self._centre.update(residual)
+        self._seen += 1
+        if is_look(self._seen):
+            both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
+            self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+
+    def ratios(self) -> FloatArray:
+        """Return an upper estimate of the noise along each canary over the claim, ``[k]``."""
+        return np.sqrt(self.sums.mean_square)
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Return the result of the check."""
+        ratios = self.ratios()
+        quietest = int(np.argmin(ratios))
+        upper = self.sums.largest_upper([quietest] if self.evidence.violated else [])
+        return (
+            NOISE_CANARY.result(
+                self.evidence,
+                "the noise along the canaries is at least as large as claimed",
+                f"the noise along {self._labels[quietest]} is {interval_in_words(None, upper)}",
+                _SIZE_ADVICE,
+                {
+                    "ratio": [round(float(r), 4) for r in ratios],
+                    "canaries": list(self._labels),
+                }
+                | _upper(self.evidence, upper),
+            ),
+        )
+
+
+# --- Check of the noise's distribution: `noise.shape`.
+
+# One or two steps show most of these faults, with enough evidence for a small share.
+NOISE_SHAPE = Check(
+    "noise.shape",
+    "noise whose tails are not those of normal noise, or that lies on a lattice",
+    title="Distribution of the noise",
+    failed_title="Noise is not Gaussian",
+    meaning="The noise does not have the tails of a normal distribution, or lies on a lattice, so "
+    "the accountant's epsilon does not apply.",
+    look_at="Check which distribution is drawn, and whether the noise is rounded, clipped or cast "
+    "to low precision afterwards.",
+    topic="Noise",
+    weight=10,
+    group="channel",
+    needs="no step's entries were read between its noise and its update",
+    each=True,
+    always=True,
+    doubtful=True,
+    private=True,
+    fine="the noise has the tails of normal noise, and lies on no lattice",
+    reads="readings",
+    init=lambda _, significance: NormalNoise(significance),
+)
+
+
+#: Smallest shift of `TailBet`, in standard deviations; rounding is as large as a smaller one.
+_SMALLEST_SHIFT = 0.01
+
+
+class NormalNoise:
+    """Statistic of `noise.shape`: tails and ties of the readings.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._tails, self._ties = TailBet(), TieBet()
+        self._test = NOISE_SHAPE.test(significance)
+        #: Share of values that occur more than once in the step at which the test flagged.
+        self._repeated = 0.0
+
+    def update(self, step: NoiseStep) -> None:
+        """Update with a step's readings."""
+        shift = max(1.0 / step.seen.noise_multiplier, _SMALLEST_SHIFT)
+        self._tails.update(step.readings, min(1.0, shift))
+        self._ties.update(step.readings)
+        before = self._test.violated
+        both = [self._tails.log_e, self._ties.log_e]
+        self._test.update(float(log_mean_exp(both)), step.number)
+        if self._test.violated and not before:
+            self._repeated = repeated_share(step.readings)
+
+    def result(self, lack: str) -> CheckResult:
+        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
+        what = (
+            "values of the noise repeat exactly, as if it were rounded to a lattice"
+            if self._ties.log_e > self._tails.log_e
+            else "the noise does not have the distribution of normal noise of the claimed size"
+        )
+        return NOISE_SHAPE.result(
+            self._test,
+            NOISE_SHAPE.fine,
+            f"{what}: some events reveal one record more than the claim allows",
+            "draw the noise with torch.normal or torch.randn in single precision, and neither "
+            "round nor clip it",
+            {
+                "log_e_tails": self._tails.log_e,
+                "log_e_ties": self._ties.log_e,
+                "repeated": self._repeated,
+            },
+            lack,
+        )
+
+
+# --- Warning about noise whose mean is not zero: `noise.mean`.
+
+NOISE_MEAN = Check(
+    "noise.mean",
+    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
+    title="Mean of the noise",
+    failed_title="Noise mean is not zero",
+    meaning="The noise is not centered at zero; no privacy is lost, but the training drifts.",
+    look_at="Check the distribution that the noise is drawn from, and whether a constant is added "
+    "to it.",
+    topic="Noise",
+    weight=500,
+    needs=NOISE_SHAPE.needs,
+    each=True,
+    always=True,
+    warns=True,
+    private=True,
+    fine="the noise is as often above zero as below",
+    reads="noise",
+    init=lambda _, significance: NoiseMean(significance),
+)
+
+
+class NoiseMean:
+    """Test of the noise's signs against fair coins; its size and its tails do not matter.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._signs = np.zeros(2, dtype=np.int64)
+        self._test = NOISE_MEAN.test(significance)
+
+    def update(self, step: NoiseStep) -> None:
+        """Update with a step's noise."""
+        assert step.noise is not None
+        self._signs += [np.sum(step.noise > 0), np.sum(step.noise < 0)]
+        self._test.update(sign_log_e(*self._signs.tolist()), step.number)
+
+    def result(self, lack: str = "") -> CheckResult:
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
+        positive, negative = self._signs.tolist()
+        return NOISE_MEAN.result(
+            self._test,
+            NOISE_MEAN.fine,
+            "the mean of the noise is not zero; that loses no privacy, but biases the training",
+            "look at the mean that the noise is drawn with, and whether anything else, such as "
+            "momentum or weight decay, is added to the gradient before the update",
+            {"positive": positive, "negative": negative},
+            lack,
+        )
+
+
+# --- Warning about noise that is larger than claimed: `noise.excess`.
+
+NOISE_EXCESS = dataclasses.replace(
+    NOISE_MEAN,
+    name="noise.excess",
+    finds="noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    title="Noise above the claim",
+    failed_title="More noise than claimed",
+    meaning="The noise is larger than claimed; no privacy is lost, but accuracy is.",
+    look_at="Check whether noise is added more than once, such as in each part of a split batch or "
+    "in each process with one seed, or to the mean instead of the sum.",
+    topic="Noise",
+    fine="the noise is no larger than claimed",
+    # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
+    wrong=lambda _: True,
+    reads=None,
+    init=None,
+)
+
+
+#: Largest norm of a clipped sum over its number of terms that rounding explains.
+_ROUNDING = 1.05
+_EXCESS_ADVICE = (
+    "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm; "
+    "momentum, or anything else that is added to the gradient before the update, looks like noise "
+    "as well"
+)
+
+
+class NoiseExcess:
+    """Statistic of `noise.excess`: squares of the noise, and clipped sums that are too long.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._sums = np.zeros(2)
+        self._longest, self._long_at = 0.0, -1
+        self._test = NOISE_EXCESS.test(significance)
+
+    def update(self, step: NoiseStep) -> None:
+        """Update with a step's noise, if it is known separately, and its clipped sum's norm.
+
+        Noise that was added in place is part of the sum that is read. That is correct unless the
+        sum was made in several parts.
+        """
+        seen, noise = step.seen, step.noise
+        if noise is not None:
+            self._sums += [len(noise), float(noise @ noise)]
+            self._test.update(float(excess_log_e(*self._sums)), step.number)
+        elif not seen.split:
+            return
+        if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
+            return
+        ratio = seen.sum_norm / seen.terms
+        if ratio > _ROUNDING and self._long_at < 0:
+            self._long_at = step.number
+        self._longest = max(self._longest, ratio)
+
+    @property
+    def sums_are_long(self) -> bool:
+        """Whether a sum's norm exceeded what its clipped terms can add up to."""
+        return self._long_at >= 0
+
+    def result(self, lack: str, *, clips: bool) -> CheckResult:
+        """Return the check's result.
+
+        Args:
+            lack: the reason why the latest step's noise is unknown, or empty.
+            clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
+                noise.
+        """
+        count, squares = self._sums.tolist()
+        ratio = math.sqrt(squares / count) if count else math.nan
+        evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
+        if clips and self.sums_are_long and not self._test.violated:
+            return NOISE_EXCESS.judged(
+                {**evidence, "violated_at_step": self._long_at},
+                "",
+                "too much noise: clipped sums are longer than clipping allows, so noise is added "
+                "before a sum is complete, perhaps to each part of a split batch; that loses no "
+                "privacy, but accuracy",
+                _EXCESS_ADVICE,
+            )
+        return NOISE_EXCESS.result(
+            self._test,
+            NOISE_EXCESS.fine,
+            "too much noise: it is larger than claimed, or something else was added to the "
+            "clipped sums; that loses no privacy, but accuracy",
+            _EXCESS_ADVICE,
+            evidence,
+            lack,
+        )
+
+
+def equal_noise_result(processes: int) -> CheckResult:
+    """Return the result of `noise.excess` if processes draw the same noise: the sum is too large.
+
+    Args:
+        processes: number of processes.
+    """
+    return NOISE_EXCESS.judged(
+        {"processes": processes},
+        "",
+        "too much noise: several of the processes draw the same noise, whose sum is larger than "
+        "that of independent draws; that loses no privacy, but accuracy",
+        "let one process add the noise, or seed the generator of each with its rank",
+    )
+
+
+# --- Checks of the noise of single entries and of whole tensors: `noise.entries`, `noise.whole`.
+
+#: Below this ratio a tensor lacks more noise than a few entries without noise account for.
+_MORE_THAN_ENTRIES = 0.9
+
+NOISE_ENTRIES = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.entries",
+    weight=5,
+    finds="single entries of the gradient with too little noise, or with the same at every step",
+    title="Noise at single entries",
+    failed_title="Single entries lack noise",
+    meaning="Some entries of the gradient have too little noise, or the same noise at every step.",
+    look_at="Check that the noise has the shape of the gradient, and look for later writes to "
+    "single entries: a mask, an index, a slice.",
+    topic="Noise",
+    needs="no step's noise was read apart from its clipped sums",
+    fine="every entry that is read has its own noise, of at least the claimed size",
+    faults=(
+        FaultRule(
+            "noise_missing_at_entries",
+            "noise of some entries: single entries of the gradient have too little noise, or none",
+            "whether the noise has the gradient's shape, and what writes to single entries after "
+            "it was added: a mask, an index, a slice",
+            headline="Single entries get too little noise or none",
+            rank=0.7,
+            explains=(NOISE_TENSOR.name,),
+            explains_groups=("reuse", "channel", "leakage"),
+        ),
+    ),
+    reads="noise",
+    init=lambda _, significance: SingleEntries(significance),
+)
+
+_OVER_A_TENSOR = FaultRule(
+    "noise_too_small_over_a_tensor",
+    "noise too small: over all entries of a tensor it is smaller than claimed",
+    "the standard deviation with which this tensor's noise is drawn, and what is done to it before "
+    "it is added",
+    headline="A whole tensor gets too little noise",
+    rank=0.65,
+    explains_groups=("reuse", "channel", "leakage"),
+    applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES,
+)
+
+NOISE_WHOLE = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.whole",
+    weight=5,
+    finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
+    "process)",
+    needs="no step's whole tensors were read together with their clipped sums",
+    title="Noise over whole tensors",
+    failed_title="A whole tensor lacks noise",
+    meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
+    "slightly.",
+    look_at="Check the shape and the scale of the noise that is drawn for this tensor.",
+    topic="Noise",
+    fine="over all entries of each tensor, no step's noise is smaller than claimed",
+    # The rank of `noise.entries` lies between these two: a few entries without noise make a whole
+    # tensor's noise slightly too small.
+    faults=(
+        _OVER_A_TENSOR,
+        dataclasses.replace(_OVER_A_TENSOR, rank=0.75, applies=lambda _: True),
+    ),
+    reads="readings",
+    init=lambda header, significance: WholeSizes(significance, header.tensors),
+)
+
+
+#: The test looks at each of the first `_EACH` steps, and at every `_LATER`-th step after them.
+_EACH, _LATER = 4, 8
+
+_COMPARE = (
+    "compare the shape and the scale of the noise that is drawn (Opacus: in add_noise) with those "
+    "of the gradient, tensor by tensor"
+)
+
+
+class SingleEntries:
+    """Statistic of `noise.entries`: the noise of each entry that is read, over the steps.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._past: EntryBets | None = None
+        self._test = NOISE_ENTRIES.test(significance)
+        self._flagged: list[float] = []
+        self._entries = 0
+        #: The first step that is read; a resumed training starts at a later one.
+        self._since = 0
+
+    def update(self, at: NoiseStep) -> None:
+        """Add a step's noise."""
+        noise, step = at.noise, at.number
+        assert noise is not None
+        if self._past is None:
+            self._past, self._since = EntryBets(len(noise)), step
+        bets, self._entries = self._past, len(noise)
+        bets.update(noise)
+        if bets.steps > _EACH and bets.steps % _LATER:
+            return
+        log_e = bets.entry_log_e
+        self._test.update(float(log_mean_exp(log_e)), step)
+        found = quiet_entries(log_e, self._test.threshold)
+        if len(found) > len(self._flagged):
+            self._flagged = np.sort(bets.ratios[found]).tolist()
+
+    def result(self, lack: str) -> CheckResult:
+        """Return the check's result; ``lack`` is the reason why no noise was read."""
+        flagged = self._flagged
+        smallest = flagged[0] if flagged else None
+        return NOISE_ENTRIES.result(
+            self._test,
+            NOISE_ENTRIES.fine,
+            f"{len(flagged) or 'some'} of the {self._entries} entries that are read have too "
+            "little noise, or the same noise at every step",
+            _COMPARE + "; look for a mask, or for entries that are written after noise is added",
+            {
+                "entries": self._entries,
+                "quiet": len(flagged),
+                "quietest": smallest,
+                "since_step": self._since,
+            },
+            lack,
+        )
+
+
+class WholeSizes:
+    """Statistic of `noise.whole`: the size of each step's noise over all entries of each tensor.
+
+    Reads the noise if it is known separately, else the release: data make the squares
+    stochastically larger, so the test stays valid.
+
+    Args:
+        significance: of the whole run.
+        tensors: names of the tensors, ``[L]``.
+    """
+
+    def __init__(self, significance: float, tensors: Sequence[str]) -> None:
+        self._tensors = list(tensors)
+        self._test = NOISE_WHOLE.test(significance)
+        self._count, self._squares = np.zeros(len(tensors)), np.zeros(len(tensors))
+        # Squares of what was added to the clipped sums, whether or not it is noise alone.
+        self._added, self._all_alone = np.zeros(len(tensors)), True
+        self._single = SingleStepBet()
+        self._smallest = np.full(len(tensors), np.inf)
+        # Entries read at the step with the smallest ratio, and how many steps were read by then.
+        self._of_smallest, self._steps = np.zeros((2, len(tensors))), 0
+        self._largest = np.zeros(len(tensors))
+
+    def update(self, at: NoiseStep) -> None:
+        """Update with a step, if its whole tensors were read."""
+        seen, alone, step = at.seen.whole, at.noise is not None, at.number
+        if seen is None:
+            return
+        count, squares = seen.entries, seen.noise if alone else seen.released
+        if not np.isfinite(squares).all():
+            return
+        self._count, self._squares = self._count + count, self._squares + squares
+        self._added, self._all_alone = self._added + seen.noise, self._all_alone and alone
+        now = noise_log_e(count, squares)
+        steady = noise_log_e(self._count, self._squares)
+        self._single.update(log_mean_exp(now))
+        each = float(log_mean_exp(steady))
+        self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), step)
+        ratio = np.sqrt(squares / np.maximum(count, 1.0))
+        self._steps += 1
+        self._of_smallest[:, ratio < self._smallest] = np.stack(
+            [count, np.full(len(count), self._steps)]
+        )[:, ratio < self._smallest]
+        self._smallest = np.fmin(self._smallest, ratio)
+        self._largest = np.fmax(self._largest, np.fmax(now, steady))
+
+    def _flagged(self) -> list[int]:
+        """Return the tensors that are flagged after a Bonferroni correction, least noise first."""
+        level = self._test.threshold + math.log(max(len(self._tensors), 1))
+        found = np.flatnonzero(self._largest >= level)
+        return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
+
+    def _added_ratio(self, which: NDArray[np.intp]) -> float:
+        """Return what all steps added to the sums of some tensors, over the claimed noise."""
+        return math.sqrt(self._added[which].sum() / max(self._count[which].sum(), 1.0))
+
+    def _interval_of_each(self, which: Sequence[int]) -> tuple[float, float]:
+        """Return an interval that covers each given tensor's ratio of noise to claim.
+
+        The tensors may be chosen by their readings: the intervals of all tensors hold at once.
+        """
+        level = INTERVAL_SIGNIFICANCE / len(self._tensors)
+        found = [noise_interval(self._count[[j]], self._added[[j]], level) for j in which]
+        ends = np.array([one for one in found if one is not None])
+        return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+    def _upper_at_one_step(self, which: Sequence[int]) -> float:
+        """Return an upper limit of the smallest noise that one tensor had at one step.
+
+        In units of the claimed noise. The step is chosen by its readings, so the limit of step t
+        gets the share 1 / (t (t + 1)) of the significance.
+        """
+        j = min(which, key=lambda j: float(self._smallest[j]))
+        count, step = self._of_smallest[:, j]
+        among = len(self._tensors) * step * (step + 1.0)
+        return chosen_upper(count, count * self._smallest[j] ** 2, among)
+
+    def result(self, lack: str) -> CheckResult:
+        """Return the check's result; ``lack`` is the reason why no step was read."""
+        flagged = self._flagged()
+        names = [self._tensors[j] for j in flagged]
+        shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"
+        of = np.array(flagged or range(len(self._tensors)), dtype=np.intp)
+        smallest = float(self._smallest[of].min(initial=math.inf))
+        evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
+        if math.isfinite(smallest) and self._test.violated:
+            evidence["smallest_ratio"] = smallest
+            evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
+            sums = self._count, self._added, INTERVAL_SIGNIFICANCE
+            if interval := noise_interval(*sums):
+                evidence["noise_ratio"] = _rounded(interval)
+            else:
+                evidence["noise_ratio_upper"] = rounded_up(units_upper(*sums))
+        if flagged and self._all_alone:
+            rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)
+            evidence["flagged_ratio"] = self._added_ratio(np.array(flagged))
+            evidence["flagged_noise_ratio"] = _rounded(self._interval_of_each(flagged))
+            evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
+        upper = self._upper_at_one_step(of.tolist()) if math.isfinite(smallest) else math.inf
+        return NOISE_WHOLE.result(
+            self._test,
+            NOISE_WHOLE.fine,
+            f"too little noise over all entries of {shown} ({len(names)} of "
+            f"{len(self._tensors)} tensors): at one step it is "
+            f"{interval_in_words(None, upper)}",
+            _COMPARE,
+            evidence,
+            lack,
+        )
+
+
+def _rounded(interval: tuple[float, float]) -> list[float]:
+    return [rounded_down(interval[0]), rounded_up(interval[1])]
+
+
+# --- Check of what the noisy sum is divided by: `batch_normalised`.
+
+BATCH_NORMALISED = dataclasses.replace(
+    NOISE_SHAPE,
+    name="batch_normalised",
+    finds="the noisy sum is divided by the number of records that the batch happens to have "
+    "(Opacus' optimizers in one process; by hand where gradients pass through "
+    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
+    "`noise.step`; the report says if the divisor could not be tested)",
+    title="Divisor of the noisy sum",
+    failed_title="Divided by actual batch size",
+    meaning="The noisy sum is divided by the number of records that were drawn, so large batches "
+    "have too little noise.",
+    look_at="Check the division after the noise: the divisor must be the expected batch size, a "
+    "constant.",
+    topic="Noise",
+    needs="no step was read whose other possible divisors are known",
+    fine="the noisy sum is divided by the stated divisor",
+    public=("message",),
+    reads=None,
+    init=None,
+    faults=(
+        FaultRule(
+            "divides_by_realised_batch",
+            "divided by the realised batch size: the noise of a step depends on how many records "
+            "it drew, and large batches have too little",
+            "what the sum of gradients and noise is divided by: it must be the expected batch "
+            "size, a constant",
+            headline="The noisy sum is divided by the actual batch size",
+            rank=0,
+            explains=(NOISE_SHAPE.name, NOISE_ENTRIES.name, NOISE_WHOLE.name),
+            explains_groups=("clipping", "reuse", "leakage"),
+        ),
+    ),
+)
+
+
+#: Message if no other divisor was found, but data may mask one.
+_BESIDE_DATA = (
+    "no evidence against the stated divisor; the sums before the noise are not shown, so large "
+    "data may mask another divisor"
+)
+
+
+class StatedDivisor:
+    """Statistic of `batch_normalised`: tests the stated divisor against other possible divisors.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._bet, self._small = DivisorTest(), QuietEntries()
+        self._test = BATCH_NORMALISED.test(significance)
+        self._beside_data = False
+
+    def update(self, seen: NoiseSeen, step: int) -> None:
+        """Update with a step, if another divisor than the stated one is possible."""
+        if not seen.divisors:
+            return
+        self._beside_data |= seen.sums is None
+        released, sums = seen.released, seen.sums
+        if sums is None:
+            released = self._small.take(released, seen.noise_multiplier)
+            sums = np.zeros_like(released)
+        self._bet.update(released, sums, seen.noise_multiplier, seen.divisors)
+        self._test.update(self._bet.log_e, step)
+
+    @property
+    def shrinks_with_batch(self) -> bool:
+        """Whether gradients are clearly smaller in larger batches."""
+        return self._bet.shrinks_with_divisor
+
+    def result(self, lack: str) -> CheckResult:
+        """Return the check's result; ``lack`` is the reason why it cannot be tested, or empty."""
+        return BATCH_NORMALISED.result(
+            self._test,
+            _BESIDE_DATA if self._beside_data else BATCH_NORMALISED.fine,
+            "the noisy sum is divided by the actual number of samples in the batch, so the size of "
+            "the gradient and of its noise reveals that number",
+            "divide by the expected batch size, which is the same at every step",
+            {},
+            lack,
+        )
+
+
+#: The checks of this subject, in the order of the report.
+CHECKS = (
+    NOISE_ENTRIES,
+    NOISE_WHOLE,
+    NOISE_EXCESS,
+    NOISE_MEAN,
+    NOISE,
+    NOISE_TENSOR,
+    NOISE_STEP,
+    NOISE_CANARY,
+    NOISE_SHAPE,
+    BATCH_NORMALISED,
+)

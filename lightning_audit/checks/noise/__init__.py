@@ -1,1 +1,0 @@
-"""Checks of the size, shape, mean and divisor of a step's noise."""

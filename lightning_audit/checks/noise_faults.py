@@ -1,0 +1,307 @@
+"""Rules that name the likely fault if the noise is too small."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_audit.checks.check import MISSING, Candidate, Case, group, named_tensors
+from lightning_audit.checks.noise import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR, NOISE_WHOLE
+from lightning_audit.stats.noise_tests import interval_in_words, rounded_up
+
+if TYPE_CHECKING:
+    from lightning_audit.checks.monitor import AuditMonitor
+
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "no_noise": "No noise is added",
+    "noise_divided_by_batch": "The noise is divided by the batch size once too often",
+    "noise_averaged_over_processes": "Averaging over processes shrinks the noise",
+    "noise_of_squared_norm": "The noise is scaled by the clipping norm twice",
+    "noise_of_squared_multiplier": "The noise is scaled by the noise multiplier twice",
+    "noise_missing_in_tensors": "Some tensors get no noise",
+    "noise_too_small_in_tensors": "Some tensors get too little noise",
+    "noise_missing_in_steps": "Some steps get too little noise or none",
+    "noise_too_small_from_a_step_on": "The noise becomes too small at some step",
+}
+#: Ratios of reading to claim at which a tensor's noise is assumed to be right.
+_HEALTHY = (0.95, 1.08)
+#: Ratio over all steps above which only a few steps lack noise; the same if `noise.step` is the
+#: only check of the size that is violated, and the number of steps that rule needs.
+_ABOUT, _MOST, _FEW_STEPS = 0.9, 0.85, 3
+#: Readings of the other tensors that determine their noise to about five percent.
+_ENOUGH = 200
+#: From this ratio to the claim on, noise is called too small, even if it also counts as missing.
+_SOME = 0.03
+#: Ratios of what is read to what a rule expects, narrow and wide; data only increase them.
+_BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
+
+_SCALE = (
+    "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
+    "noise_multiplier * max_grad_norm"
+)
+
+
+def noise_candidates(case: Case) -> list[Candidate]:
+    """Return the faults that make noise too small, the likeliest first.
+
+    A fault of a few tensors comes before one of all tensors. A factor that a known mistake makes
+    (the batch size, the number of processes, a square) comes before any other factor.
+    """
+    monitor = case.monitor
+    if monitor is None:
+        return []
+    finding = case.first_of(case.sizes)
+    found = []
+    if since := _from_a_step_on(case, monitor):
+        found.append(since)
+    elif finding and _in_few_steps(case, monitor, finding):
+        found.append(
+            case.candidate(
+                "noise_missing_in_steps",
+                NOISE_STEP.name,
+                "noise of some steps: single steps have too little noise, or none",
+                "what those steps do differently: the last batch of an epoch, a step after "
+                "validation, a branch that skips the noise; and what the noisy sum is divided by, "
+                "which must be the expected batch size, regardless of the actual batch size",
+                {},
+                explains=case.of_noise,
+            )
+        )
+    elif finding:
+        found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
+    elif _is_small_in_most(case):
+        found += _scale(case, monitor, NOISE_WHOLE.name)
+    return found
+
+
+def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
+    """Return the fault if noise is as claimed up to a step, and too small at each later step."""
+    names = monitor.header.tensors
+    ratios = [names[j] for j in monitor.witness_noise.onset.ratios()]
+    if not ratios or NOISE_STEP.name not in case.violated:
+        return None
+    step = (monitor.witness_noise.burst.violated_at or 0) + 1
+    upper = monitor.witness_noise.upper_since_onset(ratios)
+    few = tuple(ratios) if 2 * len(ratios) < len(names) else ()
+    whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"
+    return case.candidate(
+        "noise_too_small_from_a_step_on",
+        NOISE_STEP.name,
+        f"{whose} too small from step {step} on, at the latest: since then it is "
+        f"{interval_in_words(None, upper)}; before that it was as claimed",
+        "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that "
+        "is unfrozen, a flag of a warm-up",
+        {"noise_ratio_upper_since": rounded_up(upper)},
+        few or None,
+        case.of_noise,
+    )
+
+
+def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
+    """Whether `noise.step` was violated first, and over all steps the noise is about as claimed.
+
+    Within the first few steps of a training, single steps without noise cannot be distinguished
+    from noise that is too small at every step.
+    """
+    if finding == NOISE_STEP.name:
+        ratio = monitor.witness_noise.smallest_ratio
+        return ratio >= 1.0 or (ratio > _MOST and monitor.steps > _FEW_STEPS)
+    found = {name: check.evidence for name, check in case.violated.items() if name in case.sizes}
+    at = {name: evidence.get("violated_at_step", math.inf) for name, evidence in found.items()}
+    step = at.pop(NOISE_STEP.name, math.inf)
+    about_right = monitor.witness_noise.smallest_ratio > _ABOUT
+    return about_right and step < min(at.values(), default=math.inf)
+
+
+# ------------------------------------------------------------------ noise that is too small
+
+
+def _is_small_in_most(case: Case) -> bool:
+    """Whether what was added to the sums is too small in most tensors, though data mask it.
+
+    Tensors with too few entries to be flagged count if their ratio is close to that of the flagged
+    ones.
+    """
+    whole = case.violated.get(NOISE_WHOLE.name)
+    if whole is None or not whole.evidence.get("tensors"):
+        return False
+    seen = whole.evidence
+    others = seen.get("ratio_of_the_others")
+    alike = others is not None and others < 0.5 * (1.0 + seen["flagged_ratio"])
+    most = 2 * len(seen["flagged"]) > seen["tensors"]
+    return (most or alike) and added_ratio(case) < _ABOUT
+
+
+def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
+    """Return the fault if few tensors have too little noise and the others the claimed noise."""
+    noise = monitor.witness_noise
+    ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
+    flagged = noise.flagged_tensors()
+    others = [ratio for name, ratio in ratios.items() if name not in flagged]
+    read = dict(zip(monitor.header.tensors, monitor.header.witnesses, strict=True))
+    entries = monitor.steps * sum(read[name] for name in ratios if name not in flagged)
+    if whole := _in_whole_tensors(case):  # read without data, so one step is enough
+        flagged, others, ratios = whole
+        entries = _ENOUGH
+    # The scale is right if the others are the majority and read the claimed noise. (A few tensors
+    # may read about the claimed noise because of their data.)
+    right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
+    if not (flagged and right and len(flagged) <= len(others)):
+        return []
+    missing = ratios[flagged[0]] < MISSING
+    if not missing and entries < _ENOUGH:  # the others may read the claim by chance, or with data
+        return []
+    shown = ", ".join(f"`{name}`" for name in flagged[:5])
+    limits = noise.upper_of_each(flagged)
+    interval = (None, max(limits.values()))
+    if whole:  # all entries of one step give a tighter interval
+        interval = case.violated[NOISE_WHOLE.name].evidence["flagged_noise_ratio"]
+    what = "missing" if missing else interval_in_words(*interval)
+    finding = case.first_of((NOISE_TENSOR.name, *case.sizes)) or NOISE_TENSOR.name
+    rest = (*group("reuse"), NOISE_CANARY.name, NOISE_STEP.name, *case.beyond)
+    evidence = {
+        "noise_ratio_upper": {name: rounded_up(limit) for name, limit in limits.items()},
+        "median_of_the_others": float(np.median(others)),
+    }
+    return [
+        case.candidate(
+            "noise_missing_in_tensors" if missing else "noise_too_small_in_tensors",
+            finding,
+            f"noise of some tensors: the noise of {shown} is {what}",
+            "whether noise is added to every trainable parameter, and whether another optimizer "
+            "or a hook writes to the gradients of these parameters",
+            evidence,
+            tuple(flagged),
+            # Noise that is slightly too small in some tensors may be so in all, masked by data.
+            (NOISE.name, *rest) if missing else rest,
+        )
+    ]
+
+
+def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, float]] | None:
+    """Return the flagged tensors, the others' ratios and the flagged ones'; None if unknown."""
+    whole = case.violated.get(NOISE_WHOLE.name)
+    if whole is None or whole.evidence.get("flagged_ratio") is None:
+        return None
+    flagged, other = whole.evidence["flagged"], whole.evidence["ratio_of_the_others"]
+    count = whole.evidence["tensors"] - len(flagged)
+    return flagged, [other] * count, dict.fromkeys(flagged, whole.evidence["flagged_ratio"])
+
+
+def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
+    """Return the faults that scale all noise by one factor, known factors first."""
+    smallest, added = _smallest(case, monitor, finding), added_ratio(case)
+    # After few steps the smallest ratio of a tensor is low by chance; that of all entries is not.
+    canary = finding == NOISE_CANARY.name
+    ratio = max(smallest, 0.0 if canary else _of_whole_tensors(case, "flagged_ratio", 0.0))
+    if finding == NOISE_WHOLE.name:
+        ratio = added
+    sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
+    batch, root = monitor.last_scale, math.sqrt(case.processes)
+    size, limits = _size(case, monitor, finding, added)
+    small = f"noise scale too small: the noise is {size}"
+    rows: list[tuple[bool, str, str, str, dict[str, float]]] = [
+        (
+            batch > 1
+            and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
+            and added * batch > _WIDE_BAND[0],
+            "noise_divided_by_batch",
+            f"noise divided by the batch size: the noise is {size}, about one over the expected "
+            f"batch size of {batch:g}",
+            "whether the noise is added to the sum of the gradients, before it is divided, or "
+            "drawn for the mean and divided once more",
+            {"expected_batch_size": batch},
+        ),
+        (
+            case.processes > 1 and _fits(ratio * root),
+            "noise_averaged_over_processes",
+            f"noise averaged over processes: the noise is {size}, about one over the square root "
+            f"of the number of processes, {case.processes}",
+            "whether every process adds its own noise and the gradients are then averaged; the "
+            "noise must be added to the sum, once",
+            {"processes": case.processes},
+        ),
+        (
+            0.0 < norm < 1.0 and _fits(ratio / norm),
+            "noise_of_squared_norm",
+            f"{small}, about max_grad_norm={norm:g}, as if that were applied twice",
+            f"{_SCALE}, where the clipping norm appears once",
+            {"max_grad_norm": norm},
+        ),
+        (
+            0.0 < sigma < 1.0 and _fits(ratio / sigma),
+            "noise_of_squared_multiplier",
+            f"{small}, about noise_multiplier={sigma:g}, as if that were applied twice",
+            f"{_SCALE}; the variance must not be passed instead",
+            {"noise_multiplier": sigma},
+        ),
+        (
+            ratio < MISSING,
+            "no_noise",
+            "no noise: the gradients are released without noise, or with almost none",
+            "whether noise is drawn at all (Opacus: in add_noise), and whether the gradient that "
+            "it is added to is the one that the update uses",
+            {},
+        ),
+        (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),
+    ]
+    explains = case.of_noise
+    parameters = _quietest_canary(monitor) if finding == NOISE_CANARY.name else ()
+    return [
+        case.candidate(name, finding, text, look_at, {**limits, **more}, parameters, explains)
+        for applies, name, text, look_at, more in rows
+        if applies
+    ]
+
+
+def _size(
+    case: Case, monitor: AuditMonitor, finding: str, added: float
+) -> tuple[str, dict[str, Any]]:
+    """Return what is known of the ratio of noise to claim, as text and as evidence.
+
+    An interval if what was added to the clipped sums was read and is more than almost nothing
+    (else noise may have been added elsewhere); otherwise an upper limit.
+    """
+    limit = case.violated[finding].evidence.get("noise_ratio_upper")
+    if limit is None:
+        limit = monitor.witness_noise.sums.noise_upper()
+    evidence = {"noise_ratio_upper": limit}
+    whole = case.violated.get(NOISE_WHOLE.name)
+    interval = whole.evidence.get("noise_ratio") if whole else None
+    if interval and added > MISSING and finding != NOISE_CANARY.name:
+        evidence["noise_ratio"] = interval
+    else:
+        interval = (None, limit)
+    return interval_in_words(*interval), evidence
+
+
+def _fits(quotient: float) -> bool:
+    return _BAND[0] < quotient < _BAND[1]
+
+
+def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
+    """Return the smallest ratio of noise to claim among what the finding tests."""
+    if finding == NOISE_WHOLE.name:
+        return float(case.violated[finding].evidence["smallest_ratio"])
+    if finding == NOISE_CANARY.name:
+        return float(monitor.canary_noise.ratios().min())
+    return monitor.witness_noise.smallest_ratio
+
+
+def _of_whole_tensors(case: Case, number: str, unknown: float) -> float:
+    """Return a number from the evidence of `noise.whole`, or ``unknown``."""
+    whole = case.violated.get(NOISE_WHOLE.name)
+    return unknown if whole is None else float(whole.evidence.get(number, unknown))
+
+
+def added_ratio(case: Case) -> float:
+    """Return what was added to the clipped sums over the claimed noise; inf if not read."""
+    return _of_whole_tensors(case, "added_ratio", math.inf)
+
+
+def _quietest_canary(monitor: AuditMonitor) -> tuple[str, ...]:
+    quietest = int(np.argmin(monitor.canary_noise.ratios()))
+    return named_tensors(monitor, [monitor.header.canaries[quietest]])

@@ -1,1 +1,0 @@
-"""Checks that noise is drawn independently for each step, tensor and entry."""

@@ -1,1 +1,0 @@
-"""What replayed steps show: declarations, rules and words, without torch."""

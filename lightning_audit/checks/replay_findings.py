@@ -1,0 +1,97 @@
+"""Findings of examinations by replay, and reasons for which a test was not run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_audit.results.audit_report import CheckResult
+
+# --- Findings of an examination by replay.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A neighboring batch whose step differs by more than DP-SGD allows.
+
+    Args:
+        name: of the neighboring batch.
+        size: norm of the difference of releases over the clipping norm, or relative difference of
+            the states after the step. Infinite if it is unknown.
+        allowed: largest size that the definition of DP-SGD allows.
+        whole: norm of a crafted gradient over the clipping norm; None for a record.
+        in_one_tensor: whether that gradient is zero outside one of several tensors.
+        decides: what the records of a step decide: whether it is taken, or its noise multiplier.
+    """
+
+    name: str
+    size: float
+    allowed: float
+    whole: float | None = None
+    in_one_tensor: bool = False
+    decides: Literal["", "step", "noise"] = ""
+
+    @property
+    def rounded(self) -> float | None:
+        """The size in two digits, or in as many as exceed what is allowed; None if infinite."""
+        if not math.isfinite(self.size):
+            return None
+        return next(
+            size
+            for digits in range(2, 18)
+            if (size := float(f"{self.size:.{digits}g}")) != self.allowed or size == self.size
+        )
+
+    def describe(self) -> str:
+        """Return the neighbor and its size as text."""
+        size = self.rounded
+        if not self.allowed:
+            return self.name
+        far = "not finite" if size is None else f"{size:g} C"
+        return f"{self.name}: {far}, at most {self.allowed:g} C is allowed"
+
+
+# --- Reasons for which a test by replay was not run, and what to do about them.
+
+#: Why a test was not run that one of the next steps may run.
+NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
+#: Reasons that a change of the training's code would remove.
+NOT_SHOWN = (
+    "it is unknown which gradient has the noise; show it: "
+    "grads = lightning_audit.released(grads, module=self)"
+)
+NOISED_BESIDE = (
+    "the state after a step depends on a record, with noise other than that of the release"
+)
+NOISE_ON_WEIGHTS = (
+    "the gradient has no noise when the update begins, and the weights have some after it"
+)
+NO_RECORD = (
+    "no record of the batch changes the release: the step gets its records elsewhere, or their "
+    "gradients are zero"
+)
+OTHER_ROWS = "the number of clipped gradients per record is not one"
+
+#: What to do about a reason that prevents a pass.
+_TO_DO = {
+    NONE_LEFT: "not examined yet; train about 10 more steps, or state examinations=1, which "
+    "examines everything at once",
+    NOT_SHOWN: "not examined; a hand-written step must show the noisy gradient before it processes "
+    "it: grads = lightning_audit.released(grads, module=self)",
+    NOISED_BESIDE: f"{NOISED_BESIDE}; if a noisy gradient is kept before it is processed, show it: "
+    "grads = lightning_audit.released(grads, module=self); if it is another release, account for "
+    "it and state allow=['replay.release']",
+    NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
+    "noisy gradient: grads = lightning_audit.released(grads, module=self)",
+    NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
+    OTHER_ROWS: f"{OTHER_ROWS}; make one gradient of all rows of a record before it is clipped",
+}
+
+
+def unanswered(check: CheckResult) -> str:
+    """Return what prevents a pass if a test was not run that could have run."""
+    if check.status != "not_run":
+        return ""
+    to_do = (to_do for reason, to_do in _TO_DO.items() if check.message.endswith(reason))
+    return next((f"{check.name}: {what}" for what in to_do), "")

@@ -1,0 +1,806 @@
+"""Checks of sampling: whether batches are drawn as the accountant assumes.
+
+**The check `ledger.draws`: whether batches repeat, or records are drawn too often.** It runs in
+memory and releases no index and no count. A resumed training starts it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_audit.accounting.composition import Adjacency, epsilon_of_passes, exceeds
+from lightning_audit.checks.check import OF_BATCHES, Check, FaultRule
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.divergences import isotropic_pair_epsilon
+from lightning_audit.stats.sampling_tests import (
+    RATE_RATIOS,
+    PoissonBatchBets,
+    RepeatBet,
+    favoured_log_e,
+    rate_log_e,
+)
+from lightning_audit.stats.sequential import log_mean_exp
+
+# --- The check `expected_batch_size`: what a divisor computed from the data set costs.
+
+
+def _unpaid(found: CheckResult) -> str:
+    # The divisor's cost alone is within the claim; what it and the steps cost is not known.
+    if found.status != "ok" or found.evidence.get("private_dataset_size") is not True:
+        return ""
+    return f"{found.message}: the epsilon of both together is unknown; {found.advice}"
+
+
+EXPECTED_BATCH_SIZE = Check(
+    "expected_batch_size",
+    "one record more or less changes the divisor of the gradients, and what that costs (a "
+    "violation only where the number of records is stated as private)",
+    title="Divisor and data set size",
+    failed_title="Divisor reveals data set size",
+    meaning="Gradients are divided by a number computed from the data set, although the number of "
+    "records is stated as private.",
+    look_at="Set `expected_batch_size` to a constant that is not computed from the records.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    each=True,
+    blocks=_unpaid,
+    # If the number of records is private, and revealing it costs more than the claim.
+    wrong=lambda seen: (
+        seen.get("private_dataset_size") is True
+        and seen["claimed_epsilon"] is not None
+        and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "divisor_tells_the_number_of_records",
+            "divided by a number that is computed from the records: the size of the noise reveals "
+            "their number, which is stated as private",
+            "what the sum of gradients and noise is divided by: make_private computes it from the "
+            "data set, and it can be set to a constant afterwards",
+            headline="The divisor reveals the number of records",
+            rank=10,
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the claim promises about the records.
+
+    Args:
+        claimed_epsilon: of the whole training; None if nothing is claimed.
+        delta: of that epsilon, in (0, 1).
+        adjacency: of the neighboring data sets.
+        private_size: whether the number of records is private.
+    """
+
+    claimed_epsilon: float | None
+    delta: float
+    adjacency: Adjacency = "add_remove"
+    private_size: bool = False
+
+
+def batch_size_result(
+    expected: float, records: int, sample_rate: float, coordinates: int, promise: Promise
+) -> CheckResult | None:
+    """Return the result of `expected_batch_size`: how one record more or less changes the divisor.
+
+    Opacus divides the noisy sum by ``int(records * sample_rate)``. If one record more or less
+    changes this number, it changes the size of the noise in all coordinates of all steps, which
+    distinguishes neighboring data sets. Usually the number of records is taken as public. Then
+    nothing is wrong; the message states the assumption, and the check never fails.
+
+    If the number is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio. It is
+    exact for records with zero gradients, for which the claim must hold as well, so it is a lower
+    bound for the mechanism with any noise multiplier. If it exceeds the claim, the claim is
+    refuted. Otherwise the joint cost of divisor and steps is unknown, and nothing passes: for
+    nonzero gradients the divisor changes the mean as well, and no accountant counts that. The
+    sample rate is assumed to be a public constant.
+
+    Args:
+        expected: the divisor.
+        records: number of records in the data set.
+        sample_rate: the accountant's rate.
+        coordinates: number of parameters times number of steps with noise.
+        promise: what the claim promises about the records.
+
+    Returns:
+        The result; None if the divisor is another number, so that it was set by hand.
+    """
+    if expected != int(records * sample_rate):
+        return None
+    others = sorted({int((records + more) * sample_rate) for more in (-1, 1)} - {int(expected)})
+    evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
+    divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
+    if not others:
+        return _fine(
+            "one record more or less does not change the divisor of the gradients", evidence
+        )
+    if promise.adjacency == "replace_one":
+        return _fine(f"{divided}, which replacing a record does not change", evidence)
+    cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
+    evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
+    divided += f", and with one record more or less by {others[0]}"
+    priced = (
+        f"the different size of the noise alone costs epsilon {cost:.4g} at delta "
+        f"{promise.delta:.3g} "
+        f"({coordinates:.3g} parameters times steps)"
+    )
+    if not promise.private_size:
+        return _fine(
+            f"{divided}: epsilon holds if the number of records is public, as is usual; if it is "
+            f"private, {priced}: set expected_batch_size to a constant",
+            evidence,
+        )
+    return _of_private_size(
+        f"{divided}, and the number of records is private: {priced}", evidence, promise
+    )
+
+
+def _fine(message: str, evidence: Mapping[str, object]) -> CheckResult:
+    return EXPECTED_BATCH_SIZE.judged(evidence, message, "", "")
+
+
+def _of_private_size(message: str, evidence: Mapping[str, object], promise: Promise) -> CheckResult:
+    """Return the result if the divisor reveals a private number, with advice at any cost."""
+    claimed, expected = promise.claimed_epsilon, evidence["expected_batch_size"]
+    evidence = {**evidence, "private_dataset_size": True, "claimed_epsilon": claimed}
+    advice = (
+        "after make_private set optimizer.expected_batch_size to a constant that is not computed "
+        "from the records, and state it: PrivacyClaim(expected_batch_size=...); if "
+        f"{expected:g} is such a constant, state it"
+    )
+    if claimed is not None:
+        message += f", and {claimed:.4g} is claimed"
+    found = EXPECTED_BATCH_SIZE.judged(evidence, message, message, advice)
+    return dataclasses.replace(found, advice=advice)
+
+
+def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:
+    """Return the epsilon of distinguishing the noise of both divisors."""
+    if min(expected, other) <= 0:
+        return math.inf
+    return isotropic_pair_epsilon(expected / other, coordinates, delta) if coordinates else 0.0
+
+
+# --- The check `logical_batch`: logical batches that run together.
+
+
+def logical_batch_result(carried: int, epochs: int) -> CheckResult:
+    """Return the result of `logical_batch`: the parts of a split batch must stay one batch.
+
+    Args:
+        carried: number of epochs that began with the rest of a logical batch of the previous one.
+        epochs: number of epochs since batches are split.
+    """
+    return LOGICAL_BATCH.judged(
+        {"carried_over": carried, "epochs": epochs},
+        LOGICAL_BATCH.fine,
+        f"{carried} of {epochs} epochs began with the rest of a logical batch of the previous one, "
+        "which is added to the next batch: a record in both counts twice, with noise for one",
+        "Lightning ends an epoch at the length that Opacus' BatchSplittingSampler estimates, in a "
+        "logical batch. Give it no length, so that every batch is used: `class "
+        "Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
+        "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
+        "collate_fn=loader.collate_fn) from train_dataloader",
+    )
+
+
+LOGICAL_BATCH = Check(
+    "logical_batch",
+    "a rest of one logical batch is added to the next, where a record can count twice",
+    title="Boundaries of split batches",
+    failed_title="Split batches run together",
+    meaning="The rest of one logical batch is added to the next one, where a record can count "
+    "twice.",
+    look_at="Check how the loader that splits batches ends an epoch.",
+    topic="Sampling and bookkeeping",
+    wrong=lambda seen: seen["carried_over"] > 0,
+    private=True,
+    fine="every epoch began with a logical batch of its own",
+    faults=(
+        FaultRule(
+            "batches_run_together",
+            "logical batches run together: a record can count twice in one step",
+            "how the loader that splits batches ends an epoch",
+            headline="Split batches run together",
+            rank=-2,
+        ),
+    ),
+)
+
+
+# --- Converts the batches of a sampler to record numbers.
+
+
+def record_numbers(batch: Any, records: int) -> np.ndarray[Any, Any] | None:
+    """Return the numbers of a batch's records, in order; None if it is no list of such numbers.
+
+    Args:
+        batch: what a sampler yields; an iterator is not consumed.
+        records: number of records in the data set; their numbers are 0 to ``records - 1``.
+    """
+    if hasattr(batch, "__next__"):
+        return None
+    try:
+        numbers = np.asarray(batch)
+    except Exception:  # a sampler may yield any object
+        return None
+    if numbers.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    known = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
+    if not known or not 0 <= numbers.min() <= numbers.max() < records:
+        return None
+    return numbers.astype(np.int64)
+
+
+# --- The checks `sampling.not_poisson` and `sampling.rate`, for samplers of unknown type.
+
+#: Name of the check of `drawn_batches`, which faults of the loader violate as well.
+DRAWS = "ledger.draws"
+#: Largest ratio of rates without a finding: a loader's rate is often rounded.
+RATE_TOLERANCE = 1.01
+
+#: What to do if the claim states another sampling than the loader's.
+LEAVE_OUT = "leave sampling out of the claim"
+
+
+def _unknown_sampling(found: CheckResult) -> str:
+    # If no subsampling is accounted for, any sampling is fine.
+    stated = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
+    if found.status != "not_run" or stated == [None, None]:
+        return ""
+    if found.message.endswith(LEAVE_OUT):
+        return found.message
+    return f"{found.message}; if it does, set allow={found.name!r}"
+
+
+# For samplers whose type does not show how they draw; a wrong one is detected in a few batches.
+NOT_POISSON = Check(
+    "sampling.not_poisson",
+    "the loader draws otherwise than the accountant assumes",
+    title="How batches are drawn",
+    failed_title="Batches are not Poisson-sampled",
+    meaning="The accountant assumes that each record enters a batch independently with the same "
+    "probability, and the loader draws otherwise.",
+    look_at="Return `DPDataLoader.from_data_loader(loader)` from `train_dataloader`; Lightning "
+    "does not use the loader that `make_private` returns.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    weight=10,
+    always=True,
+    wrong=lambda seen: seen["poisson"] is not True and seen.get("sampling") != "shuffled",
+    blocks=_unknown_sampling,
+    # The batches are private; the loader's type, and what is accounted for, are settings.
+    private=True,
+    fine="the batches agree with Poisson sampling",
+    public=(
+        "message",
+        "loader",
+        "loader_rate",
+        "accounted_rate",
+        "raised_in",
+        "sampling",
+        "poisson",
+        "epsilon_that_holds",
+    ),
+    refutes=OF_BATCHES,
+    faults=(
+        FaultRule(
+            "record_twice_in_a_batch",
+            "wrong sampling: a batch contains a record twice, which adds up to twice the clipping "
+            "norm",
+            "the sampler, and what fills batches up",
+            headline="A batch contains a record twice",
+            rank=6,
+            explains=("sampling.rate", DRAWS),
+            applies=lambda seen: bool(seen.get("doubled")),
+        ),
+        FaultRule(
+            "not_poisson",
+            "wrong sampling: the loader is not Poisson although the accountant assumes it",
+            "which loader train_dataloader returns: Lightning does not use the one of make_private",
+            headline="Batches are not Poisson-sampled",
+            rank=6,
+            explains=("sampling.rate", DRAWS),
+        ),
+    ),
+)
+
+SAMPLING_RATE = dataclasses.replace(
+    NOT_POISSON,
+    name="sampling.rate",
+    title="Sampling rate of the loader",
+    failed_title="Records are drawn too often",
+    meaning="Records enter batches more often than the accountant assumes, so the steps cost more "
+    "than is accounted.",
+    look_at="Compare the batch size of the loader that is trained on with that of the loader given "
+    "to `make_private`, and check that the sampler favors no record.",
+    topic="Sampling and bookkeeping",
+    needs="no batch was seen for which the accountant recorded a rate",
+    fine="the batches hold no more records than the accountant's rate allows",
+    always=False,
+    wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
+    blocks=None,
+    faults=(
+        FaultRule(
+            "records_drawn_too_often",
+            "wrong sampling: some records are drawn more often than the accountant assumes",
+            "the sampler: records that it favors or repeats early, and its rate compared with the "
+            "accountant's",
+            headline="Some records are drawn more often than accounted",
+            rank=9,
+            explains=(DRAWS,),
+            applies=lambda seen: "loader_rate" not in seen,  # found in the batches themselves
+        ),
+        FaultRule(
+            "sampled_too_often_later",
+            "wrong sampling: from a later epoch on the loader draws more often than the accountant "
+            "assumes",
+            "what replaces the loader, or sets its batch sampler's sample_rate, between epochs: "
+            "the accountant's step hook needs the new rate, or the loader keeps the old one",
+            headline="The loader draws more often from some epoch on",
+            rank=9,
+            explains=(DRAWS,),
+            applies=lambda seen: seen.get("raised_in") is not None,
+        ),
+        FaultRule(
+            "sampled_too_often",
+            "wrong sampling: the loader draws more often than the accountant assumes",
+            "the batch sizes of the loader that is trained on and of the one that make_private was "
+            "given",
+            headline="The loader draws more often than accounted",
+            rank=9,
+            explains=(DRAWS,),
+        ),
+    ),
+)
+
+
+#: Largest sampling rate for which the tests are valid.
+_LARGEST_RATE = 0.5
+
+_SEEN = {
+    "size": "batches are too equal in size: Poisson batches vary by about the root of their size",
+    "unseen": "records are hardly ever drawn twice in an epoch: the sampler goes through the data "
+    "instead of drawing every record independently for each batch",
+    "repeated": "the batches of an epoch are those of the previous epoch",
+}
+
+
+class BatchCheck:
+    """Test of the batches that a sampler yields, in memory: it releases no index and no count.
+
+    Args:
+        records: number of records in the data set, >= 1.
+        significance: of the whole run.
+    """
+
+    def __init__(self, records: int, significance: float) -> None:
+        self.records = records
+        self._bets = PoissonBatchBets(records)
+        self._poisson = NOT_POISSON.test(significance)
+        self._rate = SAMPLING_RATE.test(significance)
+        self._rate_wealth = np.zeros((2, len(RATE_RATIOS)))
+        self._doubled = 0
+        #: Why the batches cannot be tested; empty if they can.
+        self.obstacle = ""
+        #: Whether a record that is in a batch twice counts twice. It does not if the step averages
+        #: its gradients before clipping, as for augmentations.
+        self.twice_counts = True
+
+    @property
+    def batches(self) -> int:
+        """Number of batches so far."""
+        return self._bets.batches
+
+    def start_epoch(self) -> None:
+        """Record that the sampler starts an epoch."""
+        self._bets.start_epoch()
+
+    def take(self, batch: Any) -> None:
+        """Update with a batch of the sampler; one that cannot be read ends the test."""
+        if self.obstacle:
+            return
+        numbers = record_numbers(batch, self.records)
+        if numbers is None:
+            self.obstacle = "its batches are not lists of record numbers"
+            return
+        distinct = np.unique(numbers)
+        self._doubled += len(distinct) < len(numbers)
+        self._bets.update(distinct)
+        self._poisson.update(self._bets.log_e, self._bets.batches)
+
+    def settle(self, rate: float | None) -> None:
+        """Update the bets on the rate with the batches since the last call.
+
+        Args:
+            rate: the largest rate that the accountant recorded for these batches; None if unknown.
+        """
+        allowed = 1.0 if rate is None else RATE_TOLERANCE * rate
+        if allowed < 1.0:
+            for row, (trials, hits) in zip(self._rate_wealth, self._bets.counts, strict=True):
+                row += rate_log_e(int(trials), int(hits), allowed)
+            self._rate.update(float(log_mean_exp(self._rate_wealth.ravel())), self._bets.batches)
+        self._bets.counts[:] = 0
+
+    def results(self, description: str, rate: float) -> tuple[CheckResult, ...]:
+        """Return the results of `sampling.not_poisson` and `sampling.rate`.
+
+        Args:
+            description: the sampler, in words.
+            rate: the accountant's sample rate, below 1.
+        """
+        self.settle(rate)
+        unknown = {"accounted_rate": rate}
+        if self._doubled and self.twice_counts:
+            message = f"{description} yields batches that contain a record twice"
+            advice = "draw each record at most once per batch, and do not pad batches"
+            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, advice)
+        elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
+            twice = "a batch contains a record twice" if self._doubled else ""
+            why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to test"
+            message = f"it is unknown whether {description} draws Poisson batches: {why}"
+            found = NOT_POISSON.not_run(message, unknown)
+        elif not self._poisson.violated and not self._could_have_seen():
+            message = (
+                f"{self._bets.batches} batches are too few or too small to test whether "
+                f"{description} draws Poisson batches"
+            )
+            found = NOT_POISSON.not_run(message, unknown)
+        else:
+            seen = _SEEN[self._bets.NAMES[int(np.argmax(self._bets.wealth))]]
+            found = NOT_POISSON.result(
+                self._poisson,
+                f"the batches of {description} agree with Poisson sampling",
+                f"the accountant assumes Poisson sampling, but {description} draws otherwise: "
+                f"{seen}",
+                "",
+                {"batches": self._bets.batches},
+            )
+        return found, SAMPLING_RATE.result(
+            self._rate,
+            f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
+            f"records are drawn more often than with the accountant's probability {rate:.4g}",
+            "give the sampler and the accountant the same rate; if records have different rates, "
+            "give the accountant the largest",
+            {"accounted_rate": rate},
+        )
+
+    def _could_have_seen(self) -> bool:
+        """Return whether equal sizes, and batches without common records, would be detected."""
+        needed = self._poisson.threshold + math.log(len(self._bets.NAMES))
+        return bool(self._bets.could_win.min() >= needed)
+
+
+# --- The check `ledger.draws`: whether batches repeat, or records are drawn too often.
+
+LEDGER_DRAWS = Check(
+    DRAWS,
+    "batches that repeat earlier ones, or records that are drawn more often than others",
+    title="Independence of the draws",
+    failed_title="Draws are not independent",
+    meaning="Batches repeat, or some records are drawn more often than others.",
+    look_at="Check what the sampler keeps or seeds at the start of an epoch, and whether it favors "
+    "some records.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    weight=20,
+    needs="no batch was seen whose records are known",
+    private=True,
+    fine="no batch repeats an earlier one, and no record is drawn too often",
+    public=("message",),
+    refutes=OF_BATCHES,
+    faults=(
+        FaultRule(
+            "batches_come_again",
+            "wrong sampling: earlier batches are drawn again",
+            "what the sampler keeps or seeds at an epoch's start: each batch must be a new draw",
+            headline="Earlier batches are drawn again",
+            rank=7,
+            applies=lambda seen: seen.get("of") == "again",
+        ),
+        FaultRule(
+            "records_are_favoured",
+            "wrong sampling: some records are drawn more often than the accountant assumes",
+            "how the sampler chooses records: the accountant needs the largest probability of all",
+            headline="Some records are drawn more often than others",
+            rank=7,
+            explains=(SAMPLING_RATE.name,),
+        ),
+    ),
+)
+
+
+#: Largest number of records that are counted.
+MOST_RECORDS = 50_000_000
+#: Rates above the first, and data sets below the second, may give two new batches that begin alike.
+_LARGE, _FEW = 0.25, 64
+_AGAIN = "{again} of {batches} batches repeat earlier ones"
+_FAVOURED = "some records are drawn more often than with the accountant's probability {rate:.4g}"
+_ADVICE = "draw each batch independently, each record with the accountant's probability"
+
+
+class DrawnBatches:
+    """Test of the batches that a loader's sampler yields.
+
+    Args:
+        records: number of records in the data set, >= 1.
+        significance: of the whole run.
+    """
+
+    def __init__(self, records: int, significance: float) -> None:
+        self.records = records
+        self._test = LEDGER_DRAWS.test(significance)
+        self._bet = RepeatBet(records)
+        self._counts = np.zeros(records if records <= MOST_RECORDS else 0, dtype=np.int32)
+        self._batches = 0
+        #: Largest rate that the accountant recorded; None while none is known.
+        self.rate: float | None = None
+        #: Why the batches cannot be tested; empty if they can.
+        self.obstacle = "" if len(self._counts) else f"there are {records:,} records"
+        self._waiting: list[np.ndarray[Any, Any]] = []
+
+    def take(self, batch: Any) -> None:
+        """Update with a batch of the sampler; one that cannot be read ends the test."""
+        if self.obstacle:
+            return
+        numbers = record_numbers(batch, self.records)
+        if numbers is None:
+            self.obstacle = "its batches are not lists of record numbers"
+            self._waiting = []
+            return
+        self._waiting.append(np.unique(numbers))
+        if self.rate is not None:
+            self._settle(self.rate)
+
+    def _settle(self, rate: float) -> None:
+        """Update the test with the batches that were drawn before the rate was known."""
+        for indices in self._waiting:
+            self._bet.update(hash(indices.tobytes()), len(indices), min(rate, 0.999))
+            self._counts[indices] += 1
+            self._batches += 1
+        self._waiting = []
+
+    @property
+    def never_again(self) -> bool:
+        """Whether new batches differ with near certainty, and none was drawn twice."""
+        if self.obstacle or self.rate is None or self.rate > _LARGE or self.records < _FEW:
+            return False
+        self._settle(self.rate)
+        return self._batches > 0 and not self._bet.again
+
+    def result(self) -> CheckResult:
+        """Return the result of `ledger.draws`."""
+        if self.obstacle:
+            return LEDGER_DRAWS.not_run(f"not tested: {self.obstacle}")
+        if self.rate is None or self.rate >= 1.0:
+            why = "the sample rate is unknown" if self.rate is None else "all records are taken"
+            return LEDGER_DRAWS.not_run(f"not tested: {why}")
+        self._settle(self.rate)
+        favoured = 0.0
+        if self._batches:
+            allowed = min(RATE_TOLERANCE * self.rate, 0.999)
+            favoured = favoured_log_e(self._counts, self._batches, allowed)
+            self._test.update(float(log_mean_exp([self._bet.log_e, favoured])), self._batches)
+        of_repeats = self._bet.log_e >= favoured
+        wrong = _AGAIN if of_repeats else _FAVOURED
+        numbers = {"again": self._bet.again, "batches": self._batches, "rate": self.rate}
+        evidence: dict[str, Any] = {}
+        if self._test.violated:
+            kind = "again" if of_repeats else "favoured"
+            evidence = {"batches": self._batches, "of": kind}
+        return LEDGER_DRAWS.result(
+            self._test,
+            LEDGER_DRAWS.fine,
+            wrong.format(**numbers),
+            _ADVICE,
+            evidence,
+        )
+
+
+# --- The sampling checks: whether the loader draws its batches as the accountant assumes.
+
+REPEATED = Check(
+    "sampling.repeated",
+    "every process draws from all records, so that one may enter a step several times",
+    title="Records shared among processes",
+    failed_title="Every process draws all records",
+    meaning="Each process draws from all records, so one record can enter a step several times.",
+    look_at="Check that the loader deals the records out to the processes: "
+    "`DPDataLoader.from_data_loader(loader, distributed=True)`.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    wrong=lambda seen: seen["processes"] > 1,
+    refutes=OF_BATCHES,
+    faults=(
+        FaultRule(
+            "sampled_by_every_process",
+            "wrong sampling: every process draws from all records, so a record may enter a step "
+            "several times",
+            "whether the loader deals the records out to the processes",
+            headline="Every process draws from all records",
+            rank=8,
+        ),
+    ),
+)
+
+
+LoaderKind = Literal["poisson", "not_poisson", "unknown"]
+
+_WRITE_INSTEAD = (
+    "Lightning trains on the loader that the module or data module returns, not on the one that "
+    "PrivacyEngine.make_private returns: write `def train_dataloader(self): return "
+    "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
+    "opacus.lightning.DPLightningDataModule"
+)
+#: Advice for a loader without a batch sampler, which Poisson sampling and Opacus need.
+_ITERABLE = (
+    "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches "
+    "from it: give the records a length, as DataLoader(list(dataset), batch_size=...) does if they "
+    "fit into memory, and return DPDataLoader.from_data_loader(loader) (from opacus.data_loader) "
+    "from train_dataloader; give make_private the same loader"
+)
+_INFINITE = "_InfiniteConstantSampler"
+_BY_CHOICE = (
+    "make_private was called with poisson_sampling=False, and the accountant still assumes Poisson "
+    "sampling: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
+    "from train_dataloader, or claim the epsilon that holds: "
+    "PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)"
+)
+
+
+def what_holds(noise_multiplier: float, passes: int, delta: float) -> str:
+    """Describe the epsilon that holds if each record enters one step per pass.
+
+    Args:
+        noise_multiplier: smallest noise multiplier of the steps, > 0.
+        passes: number of passes over the data, >= 1.
+        delta: the delta.
+    """
+    zeroed = epsilon_of_passes(noise_multiplier, passes, delta)
+    replaced = epsilon_of_passes(noise_multiplier, passes, delta, "replace_one")
+    many = "one epoch costs" if passes == 1 else f"{passes} epochs cost"
+    return (
+        f". What holds: each record enters one step per epoch, so that {many} epsilon {zeroed:.4g} "
+        f"at delta {delta:.3g} if a record is zeroed out, {replaced:.4g} if it is replaced"
+    )
+
+
+def sampling_results(
+    kind: LoaderKind,
+    description: str,
+    loader_rate: float | None,
+    accounted_rate: float | None,
+    batch_sizes: Sequence[int],
+    batches: BatchCheck | None = None,
+    *,
+    by_choice: bool = False,
+    holds: str = "",
+    epsilon_that_holds: float | None = None,
+    raised_in: int | None = None,
+) -> tuple[CheckResult, ...]:
+    """Compare the loader with the Poisson sampling that the accountant assumes.
+
+    Args:
+        kind: what the loader's type shows.
+        description: the loader's batch sampler, in words.
+        loader_rate: the sampler's rate, None if it has none.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+        batch_sizes: sizes of the batches so far, without the last of each epoch; held in memory
+            only, because no noise covers them.
+        batches: the test of the batches, if the loader's type does not show how it draws.
+        by_choice: whether make_private was called with ``poisson_sampling=False``.
+        holds: which epsilon holds with this loader, in words; empty if that is unknown.
+        epsilon_that_holds: the same as a number, for the adjacency of the claim.
+        raised_in: epoch, from 0, since which the sampler has its rate; None if it always had it.
+
+    Returns:
+        Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
+    """
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return (NOT_POISSON.not_run("no subsampling is accounted for"),)
+    if kind == "unknown" and batches is not None:
+        return tuple(
+            dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
+            if result.status == "violated"
+            else result
+            for result in batches.results(description, accounted_rate)
+        )
+    if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
+        kind, description = "not_poisson", f"{description}, with batches all of one size"
+    if kind == "not_poisson":
+        message = (
+            f"the accountant assumes Poisson sampling at rate {accounted_rate:.4g}, but the "
+            f"trainer's loader is not Poisson: {description}"
+        )
+        evidence: dict[str, Any] = {"loader": description, "poisson": False}
+        if epsilon_that_holds is not None:
+            evidence["epsilon_that_holds"] = epsilon_that_holds
+        by_code = _BY_CHOICE if by_choice else _WRITE_INSTEAD
+        advice = _ITERABLE if _INFINITE in description else by_code  # of an IterableDataset
+        return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
+    if kind == "unknown":
+        message = f"it is unknown whether {description} draws Poisson batches"
+        return (NOT_POISSON.not_run(message, {"accounted_rate": accounted_rate}),)
+    poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}", "", "")
+    if loader_rate is None:
+        return (poisson,)
+    return (poisson, _rates(loader_rate, accounted_rate, raised_in))
+
+
+def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
+    """Return the result of `sampling.not_poisson` if the claim states shuffled batches.
+
+    Args:
+        kind: what the loader's type shows.
+        description: the loader's batch sampler, in words.
+        once: whether each record enters at most one batch per epoch.
+    """
+    if once:
+        message = f"each record enters at most one step per epoch, as claimed: {description}"
+        evidence = {"poisson": False, "sampling": "shuffled"}
+        return NOT_POISSON.judged(evidence, message, "", "")
+    message = (
+        f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): {LEAVE_OUT}"
+        if kind == "poisson"
+        else "sampling='shuffled' is claimed, and it is unknown whether each record enters at most "
+        f"one step per epoch, once: {description}"
+    )
+    return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
+
+
+def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
+    """Return the result of `sampling.rate`."""
+    evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    since = ""
+    if raised_in is not None:
+        since = f" from epoch {raised_in} on (the first is 0)"
+        evidence["raised_in"] = raised_in
+    message = (
+        f"the loader's sample rate is {loader_rate:.4g}{since}, the accountant's "
+        f"{accounted_rate:.4g}"
+    )
+    advice = "give the loader and the accountant the same rate: 1 / len(loader)"
+    return SAMPLING_RATE.judged(evidence, message, message, advice)
+
+
+def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
+    """Return the result of `sampling.repeated`, for processes that each draw from all records.
+
+    Args:
+        processes: number of processes.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+    """
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return REPEATED.not_run("no subsampling is accounted for")
+    return REPEATED.judged(
+        {"processes": processes, "accounted_rate": accounted_rate},
+        "",
+        f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
+        "record may be clipped and added several times in a step, and is accounted once",
+        "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
+        "out to the processes",
+    )
+
+
+def _too_equal(sizes: Sequence[int], rate: float) -> bool:
+    """Return whether Poisson batches are all of one size with probability below 1e-9."""
+    if not sizes or len(set(sizes)) > 1:
+        return False
+    variance = sizes[0] * (1.0 - rate)
+    if variance < 1.0:
+        return False
+    most_likely = 1.0 / math.sqrt(2.0 * math.pi * variance)
+    return (len(sizes) - 1) * math.log(most_likely) < math.log(1e-9)
+
+
+#: The checks of this subject, in the order of the report.
+CHECKS = (NOT_POISSON, SAMPLING_RATE, EXPECTED_BATCH_SIZE, LEDGER_DRAWS, REPEATED, LOGICAL_BATCH)

@@ -1,1 +1,0 @@
-"""How batches are drawn, and what they are divided by."""

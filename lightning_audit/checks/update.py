@@ -1,0 +1,315 @@
+"""Checks of the update: which gradient it uses, and whether it is the released one.
+
+**Test of whether the gradient of the update is computed from the releases alone.** A release has no
+canaries, so canaries cannot show whether noise is removed after it. But most processing of releases
+can be explained entry by entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.checks.check import MEASURED, Check, FaultRule
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+
+# --- The check `gradient_replaced`: which gradient the update uses.
+
+
+def gradient_replaced_result(
+    replaced: int, steps: int, first_step: int | None = None
+) -> CheckResult:
+    """Return the result of `gradient_replaced`: one step with another gradient violates it.
+
+    Args:
+        replaced: number of steps whose gradient changed between the noise and the update.
+        steps: number of observed steps.
+        first_step: the first step whose gradient changed; None if it is unknown.
+    """
+    if not steps:
+        return GRADIENT_REPLACED.not_run("no step was seen")
+    return GRADIENT_REPLACED.judged(
+        {"replaced": replaced, "steps": steps, "first_step": first_step},
+        "every update used the gradient that was clipped and noised",
+        f"in {replaced} of {steps} steps the update used a gradient other than the one that was "
+        "clipped and noised",
+        "run every backward pass before the noise is added: do not pass the closure to the inner "
+        "optimizer (opacus issue #313), and sum a step's losses for one backward pass",
+    )
+
+
+GRADIENT_REPLACED = Check(
+    "gradient_replaced",
+    "the update used another gradient than the noisy one, or more than it",
+    title="Gradient of the update",
+    failed_title="Update uses another gradient",
+    meaning="The update used a gradient other than the clipped and noisy one, or more than that "
+    "one.",
+    look_at="Check whether `step` passes its closure to the inner optimizer, and whether code "
+    "writes to `p.grad` after the noise is added.",
+    topic="What the update uses",
+    # The update follows coins of removed canaries; raw gradients show that in a step or two.
+    weight=10,
+    each=True,
+    always=True,
+    must_run=True,
+    wrong=lambda seen: seen["replaced"] > 0,
+    faults=(
+        FaultRule(
+            "gradient_replaced",
+            "gradient replaced: a backward pass ran after the noise was added, and the update used "
+            "a gradient without clipping and noise",
+            "whether step() passes its closure to the inner optimizer, which runs it again, and "
+            "whether the step has a second backward pass: both losses belong in one backward pass, "
+            "before the noise",
+            headline="A backward pass after the noise replaces the gradient",
+            rank=-9,
+            explains_groups=MEASURED,
+            applies=lambda seen: seen.get("replaced") != 0,
+        ),
+        FaultRule(
+            "update_follows_raw_gradients",
+            "gradient replaced: the update uses gradients from before the noise, in addition to "
+            "the noisy one or instead of it",
+            "what the optimizer, or a hook, does after the noise was added: with p.grad_sample, "
+            "p.summed_grad, or gradients kept from before",
+            headline="The update uses gradients from before the noise",
+            rank=-9,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+
+
+# --- The check `no_dp`: optimizers that step without clipping and noise.
+
+#: Alternative advice if there is a private optimizer as well.
+_OR_ALLOW = (
+    "; if one of several optimizers learns about private records only through private weights "
+    "(the generator of a GAN whose discriminator is private), exempt it: PrivacyAudit(allow=["
+    "Allow('no_dp', optimizer=..., reason='...')]) (from lightning_audit), optimizer= its index "
+    "in configure_optimizers, its class, or the prefix of its parameters' names. Train it on a "
+    "fixed number of fakes: as many fakes as records reveal the size of the batch"
+)
+
+_BY_RECORDS = (
+    "the number of records reaches an exempt optimizer: each step of {who} trains on as many rows "
+    "as the batch has records, or a multiple of it, and no noise hides that number"
+)
+
+_FIXED = (
+    "train the generator on a fixed number of fakes, such as the expected batch size, for any size "
+    "of the batch; the private discriminator's step may use as many fakes as records, if they are "
+    "detached"
+)
+
+
+def no_dp_result(
+    plain_steps: int,
+    private_steps: int,
+    plain_name: str,
+    exempt: Mapping[str, int] | None = None,
+    refused: str = "",
+    by_records: Sequence[str] = (),
+) -> CheckResult:
+    """Return the result of `no_dp`: no optimizer may step without DP-SGD unless it is exempt.
+
+    Args:
+        plain_steps: number of steps of optimizers without DP-SGD.
+        private_steps: number of steps of the private optimizer.
+        plain_name: type of the plain optimizer that stepped last.
+        exempt: number of steps of each optimizer that the user exempts, by its description.
+        refused: type of the plain optimizer whose first step the audit prevented.
+        by_records: exempt optimizers that train on as many rows as the batch has records.
+    """
+    evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
+    if refused:
+        evidence["refused_steps"] = 1
+    fine = "only the private optimizer took steps"
+    if exempt:
+        evidence["exempt_steps"] = sum(exempt.values())
+        fine = "in addition to the private optimizer, exempt ones took steps: " + "; ".join(
+            f"{count} of {words}" for words, count in exempt.items()
+        )
+    if not plain_steps and not private_steps and not refused:
+        message = "no private optimizer took a step"
+        return NO_DP.not_run(message, evidence)
+    if by_records and not plain_steps and not refused:
+        evidence["by_records"] = len(by_records)
+        return NO_DP.judged(evidence, fine, _BY_RECORDS.format(who="; ".join(by_records)), _FIXED)
+    return NO_DP.judged(
+        evidence,
+        fine,
+        f"{refused} was stopped before its first step, which has no clipping and no noise"
+        if refused
+        else f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and "
+        "noise",
+        "return the optimizer of PrivacyEngine.make_private from configure_optimizers, and give it "
+        "every trainable parameter" + (_OR_ALLOW * bool(private_steps)),
+    )
+
+
+NO_DP = Check(
+    "no_dp",
+    "an optimizer steps without clipping and noise",
+    title="Optimizers without DP-SGD",
+    failed_title="An optimizer is not private",
+    meaning="An optimizer steps without clipping and noise, or an exempt one trains on a number of "
+    "rows that follows the number of records.",
+    look_at="Check what `configure_optimizers` returns: each optimizer must come from "
+    "`make_private`, or be exempt and train on a fixed number of rows.",
+    topic="What the update uses",
+    always=True,
+    optimizers=0,  # an audited training claims privacy, even if no optimizer is private
+    must_run=True,
+    wrong=lambda seen: (
+        seen["plain_steps"] > 0 or seen.get("refused_steps", 0) > 0 or seen.get("by_records", 0) > 0
+    ),
+    faults=(
+        FaultRule(
+            "number_of_records_reaches_exempt_optimizer",
+            "the number of records reaches an optimizer without DP-SGD, by the number of rows it "
+            "trains on",
+            "how many fakes the generator is trained on: a fixed number passes",
+            headline="The number of records reaches an exempt optimizer",
+            rank=-8,
+            applies=lambda seen: seen.get("by_records", 0) > 0,
+        ),
+        FaultRule(
+            "no_dp",
+            "no DP-SGD: an optimizer steps that is not the private one",
+            "what configure_optimizers returns: every optimizer there must come from make_private",
+            headline="An optimizer steps without clipping and noise",
+            rank=-8,
+        ),
+    ),
+)
+
+
+# --- Test of whether the gradient of the update is computed from the releases alone.
+
+#: Number of past releases that are compared.
+_LAGS = 8
+#: Largest residual of an explained gradient, relative to the gradient.
+_ROUNDING = 1e-3
+#: Largest number, and fraction, of unexplained gradients with which a run can pass.
+_FEW, _SHARE = 9, 0.1
+
+
+class ReleaseProcessing:
+    """Explains the gradients of updates by releases, at the probe coordinates.
+
+    A gradient is explained if it is the release times one number, apart from entries set to zero
+    (clipping to a norm, masks, top-k); a nondecreasing function of each entry (signs, clipping,
+    quantization); or a linear combination of the releases of nine steps and the previous gradient
+    (averages, filters, momentum).
+    """
+
+    def __init__(self) -> None:
+        self._past: deque[FloatArray] = deque(maxlen=_LAGS)
+        self._before: FloatArray | None = None
+        self._steps = self._unexplained = 0
+        #: By step number, whether its gradient was not explained.
+        self._which = bytearray()
+
+    def update(self, step: int, release: FloatArray, used: FloatArray | None) -> None:
+        """Update with a step.
+
+        Args:
+            step: its number, from 0.
+            release: entries of the noisy gradient, ``[n]``.
+            used: the same entries of the gradient at the update; None if it is the release times
+                one number.
+        """
+        self._steps += 1
+        kept = release if used is None else used
+        if used is not None and not self._explains(release, used):
+            self._unexplained += 1
+            self._which.extend(bytes(max(0, step + 1 - len(self._which))))
+            self._which[step] = 1
+        self._past.appendleft(release)
+        self._before = kept
+
+    def _explains(self, release: FloatArray, used: FloatArray) -> bool:
+        if not (np.isfinite(release).all() and np.isfinite(used).all()):
+            return False
+        if not used.any():
+            return True
+        left = used != 0.0
+        ratio = used[left] / np.where(release[left] == 0.0, np.nan, release[left])
+        if np.allclose(ratio, ratio[0], rtol=_ROUNDING):
+            return True
+        ordered = used[np.argsort(release, kind="stable")]
+        if np.all(np.diff(ordered) >= 0.0):
+            return True
+        columns = [release, *self._past, *([] if self._before is None else [self._before])]
+        table = np.stack(columns, axis=1)
+        if len(used) < 2 * table.shape[1]:
+            return False
+        found, *_ = np.linalg.lstsq(table, used, rcond=None)
+        rest = float(np.linalg.norm(used - table @ found))
+        return rest <= _ROUNDING * float(np.linalg.norm(used))
+
+    @property
+    def followed(self) -> bool:
+        """Whether at least nine tenths of the gradients, or all but nine, were explained."""
+        return self._unexplained <= max(_FEW, _SHARE * self._steps)
+
+    def was_unexplained(self, step: int) -> bool:
+        """Return whether the gradient of a step was not explained."""
+        return step < len(self._which) and bool(self._which[step])
+
+
+# --- The check `unsynchronised`: processes that update with different gradients.
+
+
+def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
+    """Return the result of `unsynchronised`: all processes must update with the same gradient.
+
+    Args:
+        synchronised: whether all processes read the same gradients at every step.
+        processes: number of processes.
+    """
+    return UNSYNCHRONISED.judged(
+        {"processes": processes, "synchronised": synchronised},
+        f"all {processes} processes updated with the same gradients",
+        f"the {processes} processes updated with different gradients, so the privacy that the "
+        "optimizer states does not hold for them together",
+        "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
+        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), or "
+        "with module=self.trainer.strategy.model and wrap_model=False, both of which give a "
+        "DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, distributed=True) "
+        "and Trainer(use_distributed_sampler=False)",
+    )
+
+
+UNSYNCHRONISED = Check(
+    "unsynchronised",
+    "several processes train, and each updates with its own gradient",
+    title="Synchronization of the processes",
+    failed_title="Processes train separately",
+    meaning="Each process clips, adds noise and updates on its own, and only the model of the "
+    "first one is kept.",
+    look_at="Check how the module is wrapped for several processes before `make_private` gets it.",
+    topic="What the update uses",
+    wrong=lambda seen: seen["synchronised"] is not True,
+    faults=(
+        FaultRule(
+            "unsynchronised",
+            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
+            "first one's model is kept",
+            "how the module is wrapped for several processes before make_private sees it",
+            headline="Each process trains alone",
+            rank=-6,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+
+
+#: The checks of this subject, in the order of the report.
+CHECKS = (GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED)

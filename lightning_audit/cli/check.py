@@ -1,0 +1,462 @@
+"""`check`, `show` and `diff`: the gate on reports, all their numbers, their changes; no torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from lightning_audit.cli.formats import Checked, Remark, exit_code, named
+from lightning_audit.cli.main import Refused, non_negative, positive
+from lightning_audit.files import visible
+from lightning_audit.many import verdict
+from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
+from lightning_audit.report.text import as_text, print_report, print_summary, table
+from lightning_audit.results.audit_report import (
+    EXIT_CODES,
+    AuditReport,
+    Outcome,
+    ReportError,
+    outcome_in_words,
+)
+from lightning_audit.verdict import gate
+
+# --- Comparison of the reports of two runs of one training: what became worse.
+
+#: Statuses of a check that failed. A failure that the user allows is one.
+_FAILED = ("violated", "undecided", "allowed")
+#: Epsilons that must not increase.
+_EPSILONS = ("epsilon_spent", "epsilon_lower")
+
+
+def another_training(old: AuditReport, new: AuditReport) -> str:
+    """Return why two reports are of different trainings, as text; empty if they may be of one.
+
+    A report does not name its training. Those of one training have the same delta, private
+    optimizers, adjacency and tensors; what else differs between them, such as noise, steps and
+    seed, is compared.
+    """
+    facts = {
+        "delta": (old.delta, new.delta),
+        "private optimizers": (_labels(old), _labels(new)),
+        "adjacency": (_adjacency(old), _adjacency(new)),
+        "data sets of many trainings": (_pair(old), _pair(new)),
+    }
+    tensors = _tensors(old), _tensors(new)
+    if all(tensors):
+        facts["tensors"] = tensors
+    for name, (before, now) in facts.items():
+        if before != now:
+            return f"its {name}: {_shown_beside(before, now)}, here {_shown_beside(now, before)}"
+    return ""
+
+
+def regressions(old: AuditReport, new: AuditReport, most: float) -> list[tuple[Outcome, str]]:
+    """Return what became worse from one report to another.
+
+    Args:
+        old: the baseline.
+        new: of the same training.
+        most: increase of an epsilon that is accepted, >= 0.
+
+    Returns:
+        (VIOLATION, a sentence) of each increase of an epsilon and each newly failed check;
+        (INCONCLUSIVE, a sentence) of each epsilon that is no longer known.
+    """
+    found: list[tuple[Outcome, str]] = []
+    for name in _EPSILONS:
+        before, now = getattr(old, name), getattr(new, name)
+        if before is not None and now is None:
+            found.append(("INCONCLUSIVE", f"{name} was {before:.4g} and is unknown now"))
+        elif before is not None and now > before + most:  # an infinite one exceeds no other
+            limit = f", by more than --max-regression {most:g}" if most else ""
+            found.append(("VIOLATION", f"{name} rose from {before:.4g} to {now:.4g}{limit}"))
+    return [*found, *(("VIOLATION", text) for text in _newly_failed(old, new))]
+
+
+def _newly_failed(old: AuditReport, new: AuditReport) -> Iterator[str]:
+    """Yield a sentence for each newly failed check; those that follow from it are counted."""
+    names = failed(new) - failed(old)
+    newly = [check for check in new.checks if (check.name, check.optimizer) in names]
+    roots = {check.name for check in newly if not check.follows_from}
+    for check in newly:
+        if check.follows_from in roots:
+            continue
+        number = sum(other.follows_from == check.name for other in newly)
+        follow = f", and {number} that follow{'s' * (number == 1)} from it" if number else ""
+        yield f"newly failed: {' of '.join(filter(None, (check.name, check.optimizer)))}{follow}"
+
+
+def failed(report: AuditReport) -> set[tuple[str, str]]:
+    """Return the failed checks, each as (name, label of the optimizer)."""
+    return {(c.name, c.optimizer) for c in report.checks if c.status in _FAILED}
+
+
+def _labels(report: AuditReport) -> tuple[str, ...]:
+    return tuple(sorted(one.label for one in report.optimizers))
+
+
+def _adjacency(report: AuditReport) -> Any:
+    claim = report.settings.get("claim")
+    return (claim.get("adjacency") if isinstance(claim, Mapping) else None) or "add_remove"
+
+
+def _pair(report: AuditReport) -> str:
+    """Return how the data sets of many trainings differ; that there is one training, if not."""
+    return "one training" if report.trainings is None else report.trainings.pair
+
+
+def _tensors(report: AuditReport) -> tuple[str, ...]:
+    """Return the names of the tensors whose noise was measured."""
+    ratios = (check.evidence.get("ratio") for check in report.checks)
+    return tuple(sorted({name for ratio in ratios if isinstance(ratio, Mapping) for name in ratio}))
+
+
+def _shown_beside(value: Any, beside: Any) -> str:
+    """Return a value; of names, the first that the other value does not have."""
+    if not isinstance(value, tuple):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    own = [name for name in value if name and name not in beside]
+    return f"{len(value)}" + (f" ({own[0]}{', ...' if len(own) > 1 else ''})" if own else "")
+
+
+# --- `lightning-audit check`: the gate on reports, without torch.
+
+#: Contradictions that are shown.
+_SHOWN = 10
+#: Formats of the output, each a function of the reports in its module of `cli.formats`.
+FORMATS = {
+    "text": "as_lines",
+    "json": "as_json_summary",
+    "junit": "as_junit",
+    "sarif": "as_sarif",
+    "github": "as_github",
+    "markdown": "as_markdown",
+}
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Show reports and exit with the worst verdict: 0 for PASS, 1 for VIOLATION, "
+        "2 for INCONCLUSIVE or a report that cannot be read."
+    )
+    parser.add_argument(
+        "report",
+        nargs="+",
+        help="a report.json, or a folder of trainings; one report gets a summary, several a line "
+        "each",
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
+    parser.add_argument(
+        "--max-epsilon",
+        type=positive,
+        metavar="X",
+        help="fail also if the proved or the spent epsilon exceeds X",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="REPORT",
+        help="fail also if epsilon_spent or epsilon_lower rose since this report of the same "
+        "training, or a check newly failed",
+    )
+    parser.add_argument(
+        "--max-regression",
+        type=non_negative,
+        metavar="X",
+        help="with --baseline: accept a rise of an epsilon by at most X (default: 0)",
+    )
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Show every report; the exit code is that of the worst verdict, budget or comparison."""
+    if options.max_regression is not None and options.baseline is None:
+        raise Refused("--max-regression compares with a baseline; add --baseline report.json")
+    paths, errors = reports_of(options.report)
+    every = named([*paths, *errors])
+    if options.baseline is not None and len(every) > 1:
+        raise Refused(
+            f"--baseline is the report of one training, and {len(every)} are given; check each "
+            "with its own baseline"
+        )
+    found = [_compared(*names, options, errors.get(names[0])) for names in every]
+    for one in found:
+        for remark in one.remarks if one.report is None else ():
+            print_unreadable(remark.text)
+    if options.format != "text" or len(found) > 1:
+        function = FORMATS[options.format]
+        show = getattr(import_module("lightning_audit.cli.formats"), function)
+        try:
+            print(show(found))
+        except OSError as error:
+            raise Refused(f"cannot write the step summary: {error}") from error
+    elif (report := found[0].report) is not None:
+        _print_one(found[0], report, options)
+    return exit_code(found)
+
+
+def load(path: str) -> AuditReport:
+    """Read a report that does not contradict itself.
+
+    Raises:
+        ReportError: it is absent or unreadable, or contradicts itself.
+    """
+    if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
+        raise ReportError(
+            f"{folder!r} holds the record of a training and no report.json: the training is "
+            "still running, was killed, or could not write it; wait for its end, or train "
+            "again."
+        )
+    report = AuditReport.load(path)
+    judge = gate if report.trainings is None else verdict
+    if found := judge.contradictions(report):
+        raise ReportError(_refusal(report, found))
+    return report
+
+
+def checked(
+    path: str, training: str, place: str, max_epsilon: float | None = None, error: str | None = None
+) -> Checked:
+    """Judge one report.
+
+    Args:
+        path: of the report.
+        training: see `Checked`.
+        place: see `Checked`.
+        max_epsilon: what neither the proved nor the spent epsilon may exceed; None for no limit.
+        error: why the report cannot be found; None to read it.
+    """
+    try:
+        if error is not None:
+            raise ReportError(error)
+        report = load(path)
+        judge = gate if report.trainings is None else verdict
+        if max_epsilon is not None and (found := judge.contradiction_of_epsilon(report)):
+            raise ReportError(_refusal(report, [found]))
+    except ReportError as unreadable:
+        remark = Remark("unreadable", "INCONCLUSIVE", str(unreadable))
+        return Checked(path, training, place, None, (remark,))
+    remarks = [] if max_epsilon is None else _above_budget(report, max_epsilon)
+    return Checked(path, training, place, report, tuple(remarks))
+
+
+def _compared(
+    path: str, training: str, place: str, options: argparse.Namespace, error: str | None
+) -> Checked:
+    """Judge one report, and compare it with the baseline."""
+    one = checked(path, training, place, options.max_epsilon, error)
+    if options.baseline is None or one.report is None:
+        return one
+    found = _against_baseline(one.report, options.baseline, options.max_regression or 0.0)
+    return dataclasses.replace(one, remarks=(*one.remarks, *found))
+
+
+def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -> None:
+    """Print a report after the reasons of the gate, or before what the gate compared."""
+    for remark in one.remarks:
+        print(visible(remark.text))
+    print_summary(report, one.path)
+    rules = {remark.rule for remark in one.remarks}
+    if options.max_epsilon is not None and "max-epsilon" not in rules:
+        limit = options.max_epsilon
+        print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
+    if options.baseline is not None and "baseline" not in rules:
+        print(f"nothing became worse since --baseline {visible(options.baseline)}")
+
+
+def _refusal(report: AuditReport, found: list[str]) -> str:
+    """Return why the gate refuses a report that contradicts itself."""
+    lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
+    lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    said = f"the report says {report.verdict.outcome} and contradicts itself:"
+    close = (
+        "It was edited or damaged, or another release or other packages of checks wrote it. Run "
+        "the training again."
+    )
+    return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
+
+
+def print_unreadable(text: str) -> None:
+    """Print why a report cannot be read on standard error."""
+    lines = text.split("\n")  # text from a file has no line ends left
+    print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
+
+
+def reports_of(names: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the reports that are named, each once, and why others cannot be found, by name."""
+    paths: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for name in names:
+        try:
+            for path in _reports_in(name):
+                paths.setdefault(os.path.realpath(path), path)
+        except ReportError as error:
+            errors[name] = str(error)
+    return list(paths.values()), errors
+
+
+def _reports_in(name: str) -> list[str]:
+    """Return the report of this name, or those of all trainings in a folder.
+
+    Raises:
+        ReportError: the folder has none, or cannot be read.
+    """
+    if not os.path.isdir(name):
+        return [name]
+    try:
+        paths = [os.path.join(directory, REPORT_NAME) for directory in trainings_in(name)]
+    except OSError as error:
+        raise ReportError(f"cannot list the trainings in {name!r}: {error}") from error
+    if not any(os.path.lexists(path) for path in paths):
+        raise ReportError(
+            f"report={name!r} is a directory without a report.json; name the report that the "
+            "audit wrote, or its directory (report_dir, `audit` by default)."
+        )
+    return paths
+
+
+def _above_budget(report: AuditReport, limit: float) -> list[Remark]:
+    """Return what a comparison of the report's epsilons with a budget found."""
+    # Many trainings show no steps: what they claim is compared instead.
+    many = report.trainings is not None
+    spent = report.claimed_epsilon if many else report.epsilon_spent
+    numbers = {"proved": report.epsilon_lower, "claimed" if many else "spent": spent}
+    above = [f"{n} {v:.4g}" for n, v in numbers.items() if v is not None and v > limit]
+    if above:
+        text = f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}"
+        return [Remark("max-epsilon", "VIOLATION", text)]
+    if spent is None:
+        text = "INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon"
+        return [Remark("max-epsilon", "INCONCLUSIVE", text)]
+    return []
+
+
+def _against_baseline(report: AuditReport, path: str, most: float) -> list[Remark]:
+    """Return what became worse since a report of the same training."""
+    try:
+        old = load(path)
+    except ReportError as error:
+        text = f"INCONCLUSIVE: --baseline {path} is refused: {error}"
+        return [Remark("baseline", "INCONCLUSIVE", text.replace("\n", " "))]
+    if other := another_training(old, report):
+        text = f"INCONCLUSIVE: --baseline {path} is the report of another training: {other}"
+        return [Remark("baseline", "INCONCLUSIVE", text)]
+    return [
+        Remark("baseline", outcome, f"{outcome} against --baseline {path}: {text}")
+        for outcome, text in regressions(old, report, most)
+    ]
+
+
+# --- `lightning-audit diff`: what changed between the reports of two runs of one training.
+
+#: Numbers of a report that are compared.
+_NUMBERS = ("epsilon_lower", "epsilon_spent", "claimed_epsilon", "epsilon_not_excluded", "steps")
+#: Characters of a value.
+_LONGEST = 60
+
+
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Show what changed from one report to another of the same training: verdict, epsilons, "
+        "checks, settings, versions. Exit with 0 if nothing became worse, with 1 if "
+        "epsilon_spent or epsilon_lower rose or a check newly failed, with 2 if the reports "
+        "cannot be compared."
+    )
+    parser.add_argument("old", help="the earlier report.json")
+    parser.add_argument("new", help="the later report.json")
+    parser.add_argument(
+        "--max-regression",
+        type=non_negative,
+        default=0.0,
+        metavar="X",
+        help="accept a rise of an epsilon by at most X (default: 0)",
+    )
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Print the differences; the exit code says whether something became worse."""
+    old, new = _read(options.old), _read(options.new)
+    if other := another_training(old, new):
+        raise Refused(f"the reports are of different trainings: {other}")
+    worse = regressions(old, new, options.max_regression)
+    for outcome, text in worse:
+        print(visible(f"{outcome}: {text}"))
+    rows = [
+        (f"  {name}", _shown(before), "->", _shown(now))
+        for name, before, now in _differences(old, new)
+    ]
+    print(as_text(table([""] * 4, rows)) if rows else "the reports do not differ")
+    codes = {EXIT_CODES[outcome] for outcome, _ in worse}
+    return min(codes, default=EXIT_CODES["PASS"])  # a violation is worse than inconclusive
+
+
+def _read(path: str) -> AuditReport:
+    try:
+        return load(path)
+    except ReportError as error:
+        first, *rest = str(error).split("\n")
+        for line in rest:
+            print(visible(line), file=sys.stderr)
+        raise Refused(f"{path}: {first}") from error
+
+
+def _differences(old: AuditReport, new: AuditReport) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs: its name, the value before, the value now."""
+    yield from _changed(
+        {"verdict": outcome_in_words(old.verdict)}, {"verdict": outcome_in_words(new.verdict)}
+    )
+    yield from _changed(*({name: getattr(one, name) for name in _NUMBERS} for one in (old, new)))
+    yield from _changed(_statuses(old), _statuses(new))
+    yield from _changed(*(_inner("settings", one.settings) for one in (old, new)))
+    yield from _changed(*(_inner("environment", one.environment) for one in (old, new)))
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name in dict.fromkeys((*before, *now)):
+        if before.get(name) != now.get(name):
+            yield name, before.get(name), now.get(name)
+
+
+def _statuses(report: AuditReport) -> dict[str, str]:
+    return {" of ".join(filter(None, (c.name, c.optimizer))): c.status for c in report.checks}
+
+
+def _inner(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def _shown(value: Any) -> str:
+    text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = visible(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+# --- `lightning-audit show`: every check and all numbers of a report, without torch.
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Show the verdict, every check and all numbers of reports. Exit with 0, or with 2 if a "
+        "report cannot be read; `lightning-audit check` is the gate."
+    )
+    parser.add_argument("report", nargs="+", help="a report.json, or a folder of trainings")
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print each report in full; the exit code says whether all could be read."""
+    paths, errors = reports_of(options.report)
+    unreadable = list(errors.values())
+    for path in paths:
+        try:
+            print_report(load(path), path)
+        except ReportError as error:
+            unreadable.append(str(error))
+    for text in unreadable:
+        print_unreadable(text)
+    return EXIT_CODES["INCONCLUSIVE" if unreadable else "PASS"]

@@ -1,0 +1,853 @@
+"""`bound`, `epsilon-star`, `mcmc` and `power`: statistics of files and of planned audits."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit._validate import shown
+from lightning_audit.checks.clipping import SENSITIVITY
+from lightning_audit.checks.noise import NOISE_CANARY
+from lightning_audit.cli.main import Refused, add_max_values, as_json, positive_int, whole
+from lightning_audit.files import MAX_VALUES, open_npz, read_json, text_lines
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.scores import CanaryScores
+from lightning_audit.report.text import as_text, table
+from lightning_audit.stats.attack_strength import (
+    StrengthPosterior,
+    attack_counts,
+    attack_strength_posterior,
+)
+from lightning_audit.stats.canary_bets import CoinBet
+from lightning_audit.stats.correlated_attacks import correlated_attack_posterior, pooled_attacks
+from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.epsilon_star import (
+    Empirical,
+    EpsilonStar,
+    Method,
+    Parametric,
+    PermutationNull,
+    epsilon_star,
+    epsilon_star_null,
+)
+from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES
+from lightning_audit.stats.power import (
+    POWER_METHODS,
+    bound_power,
+    noise_power,
+    sensitivity_power,
+    steps_needed,
+)
+from lightning_audit.stats.thresholds import (
+    Fixed,
+    Grid,
+    Maximum,
+    MultiSplit,
+    Simultaneous,
+    Split,
+    ThresholdChoice,
+)
+from lightning_audit.stats.tradeoff import gaussian_mu
+
+# --- `lightning-audit bound`: a lower bound on epsilon from an attack's scores, by name.
+
+#: False positive rates at which the option --roc prints the true positive rate.
+_FPRS = (0.001, 0.01, 0.1)
+_CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
+
+
+def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Lower bound on the epsilon of one observation, from the scores of an attack "
+        "with and without the canary. Exits with 0, or with 2 if it cannot be computed."
+    )
+    parser.add_argument(
+        "scores",
+        help="an .npz with scores_in and scores_out, a .csv with the columns score and in, an "
+        "audit's observations.npz or its report.json",
+    )
+    parser.add_argument(
+        "--method",
+        required=True,
+        metavar="NAME",
+        help=f"one of {', '.join(BOUND_NAMES)}; or, for many canaries of one training, of "
+        f"{', '.join(ONE_RUN_NAMES)}",
+    )
+    parser.add_argument(
+        "--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)"
+    )
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that the bound is wrong (default: 0.05)",
+    )
+    parser.add_argument(
+        "--threshold",
+        metavar="CHOICE",
+        help="how the threshold is chosen: a number, several with commas, split, multi_split, "
+        "berk_jones, dkw, or max, which gives no valid bound (default: 0.5 for observations, split "
+        "for scores); none for fdp_t and the methods of one training",
+    )
+    parser.add_argument(
+        "--guesses",
+        metavar="N",
+        help="number of canaries of one training to guess, those with the largest and the smallest "
+        "scores; several with commas. Choose it before you see the scores: the bound rests on that "
+        "(default: half, an eighth and a 32nd of them; with --sides in, a quarter, a 16th and a "
+        "64th)",
+    )
+    parser.add_argument(
+        "--sides",
+        choices=("both", "in"),
+        default="both",
+        help="both: half of them are guessed in and half out (default); in: all are guessed in, "
+        "for an attack that finds members only",
+    )
+    parser.add_argument(
+        "--roc", action="store_true", help="also print the AUROC and the TPR at small FPRs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the bound as JSON")
+    add_max_values(parser)
+
+
+def run_bound(options: argparse.Namespace) -> str:
+    """Compute the bound."""
+    try:
+        scores = CanaryScores.load(options.scores, max_values=options.max_values)
+        for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
+            if not held.size:
+                raise Refused(
+                    f"{options.scores!r} holds no score {side} the canary; both are needed."
+                )
+        choice = None if options.threshold is None else parse_threshold(options.threshold)
+        guesses = None if options.guesses is None else parse_guesses(options.guesses)
+        bound = scores.bound(
+            options.method,
+            options.delta,
+            options.significance,
+            choice,
+            guesses=guesses,
+            sides=options.sides,
+        )
+        rates = _rates(scores, options.significance) if options.roc else {}
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    return (_bound_as_json if options.json else _bound_as_text)(bound, scores, rates)
+
+
+def parse_threshold(text: str) -> ThresholdChoice:
+    """Return the threshold choice that an option's text names.
+
+    Args:
+        text: A number, several with commas, or "split", "multi_split",
+            "berk_jones", "dkw", "max".
+
+    Raises:
+        Refused: If the text is none of them.
+
+    Example:
+        >>> parse_threshold("0.5"), parse_threshold("dkw")
+        (Fixed(threshold=0.5), Simultaneous(band='dkw'))
+    """
+    match text:
+        case "split":
+            return Split()
+        case "multi_split":
+            return MultiSplit()
+        case "max":
+            return Maximum()
+        case "berk_jones" | "dkw":
+            return Simultaneous(text)
+    try:
+        numbers = [float(part) for part in text.split(",")]
+        return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))
+    except ValueError as error:
+        raise Refused(f"threshold={text!r} must be {_CHOICES}; {error}.") from error
+
+
+def parse_guesses(text: str) -> tuple[int, ...]:
+    """Return the numbers of guesses in a text with commas.
+
+    Raises:
+        Refused: If a part is not a whole number >= 1.
+
+    Example:
+        >>> parse_guesses("250,62")
+        (250, 62)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise Refused(f"guesses={text!r} must be a whole number >= 1, or several with commas.")
+    return tuple(int(part) for part in parts)
+
+
+def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
+    """Return observed rates, and simultaneous lower bounds on the true rates."""
+    rates = {"auroc": scores.auroc()}
+    for fpr in _FPRS:
+        rates[f"tpr_at_fpr_{fpr:g}"] = scores.tpr_at_fpr(fpr)
+        rates[f"tpr_lower_at_fpr_{fpr:g}"] = scores.tpr_at_fpr(fpr, significance)
+    return rates
+
+
+def _bound_as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
+    return as_json({**dataclasses.asdict(bound), **_numbers_of(scores), **rates})
+
+
+def _numbers_of(scores: CanaryScores) -> dict[str, Any]:
+    n_in, n_out = len(scores.in_scores), len(scores.out_scores)
+    of = {"of": "attack"} if scores.steps is None else {"of": "one step", "steps": scores.steps}
+    return {**of, "n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
+
+
+def _bound_as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
+    level = f"{100 * (1 - bound.significance):g} %"
+    numbers = _numbers_of(scores)
+    first = f"epsilon >= {bound.epsilon_lower:.6g} at delta {bound.delta:g}"
+    if bound.mu_lower is not None:
+        first += f" (mu >= {bound.mu_lower:.6g})"
+    if scores.steps is not None:
+        first += (
+            f", for one step: {scores.steps:,} steps were read; what the run spends is another "
+            "number"
+        )
+    lines = [
+        first,
+        f"{bound.method}: {level} {bound.interpretation}, {numbers['n_in']} scores in, "
+        f"{numbers['n_out']} out",
+    ]
+    if numbers["dropped"]:
+        lines.append(f"{numbers['dropped']} readings were not finite and were left out")
+    if bound.threshold is not None:
+        lines.append(f"threshold {bound.threshold_value:.6g}, {bound.rule}")
+    if bound.guesses is not None:
+        lines.append(f"{bound.correct} of {bound.guesses} guesses right: {bound.rule}")
+    if not bound.valid:
+        lines.append(
+            "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
+            if bound.threshold
+            else "NOT VALID in general: scores that are not Gaussian, or data that differ from "
+            "canary to canary, can raise it above the true epsilon"
+        )
+    lines.extend(f"assumes: {what}" for what in bound.assumptions)
+    if rates:
+        lines.append(f"AUROC {rates['auroc']:.6g} (observed)")
+    for fpr in _FPRS if rates else ():
+        seen, lower = rates[f"tpr_at_fpr_{fpr:g}"], rates[f"tpr_lower_at_fpr_{fpr:g}"]
+        lines.append(
+            f"TPR at FPR {fpr:g}: {seen:.6g} observed, >= {lower:.6g} at {level}, if "
+            "the scores are independent"
+        )
+    return "\n".join(lines)
+
+
+# --- `lightning-audit epsilon-star`: Epsilon* of one model from the losses of its records.
+
+_SIDES = ("train", "population")
+_EXPECTED_LOSSES = (
+    "it must be an .npz with the vectors losses_train and losses_population, or a .csv with the "
+    "columns side (train or population) and loss"
+)
+_ONE_MODEL = "it describes this model; it is not a bound on the epsilon of its training"
+
+
+def add_epsilon_star_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Epsilon*: how well a threshold on one model's losses separates training data "
+        "from other data, with its values under random permutations. It describes the model and "
+        "is not a bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
+        "computed."
+    )
+    parser.add_argument(
+        "losses",
+        help="an .npz with losses_train and losses_population, or a .csv with the columns side "
+        "(train or population) and loss",
+    )
+    parser.add_argument("--delta", required=True, type=float, help="delta of Epsilon*, in [0, 1)")
+    parser.add_argument(
+        "--clip",
+        type=float,
+        default=0.001,
+        help="smallest error rate in a denominator, in [0, 0.5) (default: 0.001); the value "
+        "depends on it",
+    )
+    parser.add_argument(
+        "--components",
+        type=positive_int,
+        metavar="N",
+        help="fit mixtures of N Gaussians to each side (default: use the ranks of the losses)",
+    )
+    parser.add_argument(
+        "--permutations",
+        type=positive_int,
+        default=999,
+        metavar="N",
+        help="random permutations of the losses over the sides (default: 999)",
+    )
+    parser.add_argument(
+        "--seed", type=whole, default=0, help="seed of the permutations (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_max_values(parser)
+
+
+def run_epsilon_star(options: argparse.Namespace) -> str:
+    """Compute Epsilon* and its null."""
+    train, population = read_losses(options.losses, max_values=options.max_values)
+    try:
+        method: Method = Empirical(options.clip)
+        if options.components:
+            method = Parametric(options.clip, options.components)
+        star = epsilon_star(train, population, options.delta, method)
+        null = epsilon_star_null(
+            train,
+            population,
+            options.delta,
+            method,
+            permutations=options.permutations,
+            rng=np.random.default_rng(options.seed),
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    show = _epsilon_star_as_json if options.json else _epsilon_star_as_text
+    return show(star, null, (len(train), len(population)))
+
+
+def read_losses(
+    path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+) -> tuple[FloatArray, FloatArray]:
+    """Read the losses of both sides.
+
+    Args:
+        path: An .npz with losses_train and losses_population, or a .csv with side and loss.
+        max_values: Largest number of losses to read, regardless of what the file declares.
+
+    Returns:
+        (training losses, losses of the population).
+
+    Raises:
+        Refused: If the file is absent or holds anything else.
+    """
+    name = os.fspath(path)
+    names = [f"losses_{side}" for side in _SIDES]
+    try:
+        if name.lower().endswith(".csv"):
+            return _from_csv(name, max_values)
+        with open_npz(path, max_values) as archive:
+            held = archive.names
+            if set(names) <= set(held):
+                train, population = (archive.numbers(n, "iuf", 1) for n in names)
+                return train.astype(np.float64), population.astype(np.float64)
+    except (OSError, ValueError, csv.Error) as error:
+        raise Refused(f"cannot read {name!r} ({error}); {_EXPECTED_LOSSES}.") from error
+    raise Refused(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED_LOSSES}.")
+
+
+def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
+    found: dict[str, list[float]] = {side: [] for side in _SIDES}
+    with text_lines(name, max_values) as lines:
+        rows = csv.DictReader(lines)
+        if not {"side", "loss"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"its columns are {_validate.shown(rows.fieldnames)}")
+        for row in rows:
+            if row["side"] not in found:
+                raise ValueError(f"line {rows.line_num} has side={_validate.shown(row['side'])}")
+            try:
+                loss = float(row["loss"])
+            except (TypeError, ValueError):
+                loss = math.nan
+            if math.isnan(loss):
+                told = _validate.shown(row["loss"])
+                raise ValueError(f"line {rows.line_num} has loss={told}, which is not a number")
+            found[row["side"]].append(loss)
+    train, population = (np.array(found[side]) for side in _SIDES)
+    return train, population
+
+
+def _epsilon_star_as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
+    fields: dict[str, Any] = {
+        **dataclasses.asdict(star),
+        "null": {k: v for k, v in dataclasses.asdict(null).items() if k != "value"},
+        "decided_by": _decided_by(star, sizes),
+        "n_train": sizes[0],
+        "n_population": sizes[1],
+        "interpretation": _ONE_MODEL,
+    }
+    return as_json(fields)
+
+
+def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
+    """Return what limits the rate in the denominator; None if nothing does."""
+    if not star.at_clip:
+        return None
+    one_loss = star.fit is None and star.clip < 1 / _denominator(star, sizes)[1]
+    return "one loss" if one_loss else "clip"
+
+
+def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
+    """Return the name and number of the losses that give the rate in the denominator."""
+    if star.inequality in ("train_below", "train_above"):
+        return "losses of the population", sizes[1]
+    return "training losses", sizes[0]
+
+
+def _epsilon_star_as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
+    lines = [
+        f"epsilon* {star.value:.6g} at delta {star.delta:g} and clip {star.clip:g}, "
+        f"{sizes[0]} training losses, {sizes[1]} of the population",
+        f"under random permutations: median {null.median:.6g}, 95 % below "
+        f"{null.quantile_95:.6g}; p-value {null.p_value:.3g} ({null.permutations} permutations)",
+    ]
+    if star.threshold is not None:
+        lines.append(
+            f"attained at loss {star.threshold:.6g}: FPR {star.fpr:.4g}, FNR {star.fnr:.4g} "
+            f"({star.inequality})"
+        )
+    decided_by = _decided_by(star, sizes)
+    if decided_by == "clip":
+        lines.append("the clip decides the value, not the losses: another clip gives another value")
+    elif decided_by == "one loss":
+        side, size = _denominator(star, sizes)
+        where = "up to" if str(star.inequality).endswith("below") else "above"
+        lines.append(
+            f"one loss decides the value: at most 1 of the {size} {side} is {where} the threshold, "
+            f"and none counts as 1/{size}; more losses may change it, a smaller clip does not"
+        )
+    if star.fit is not None:
+        lines.append(
+            f"Kolmogorov-Smirnov distance of the fits: train {star.fit.ks_train:.3g}, "
+            f"population {star.fit.ks_population:.3g}"
+        )
+    return "\n".join([*lines, _ONE_MODEL])
+
+
+# --- `lightning-audit mcmc`: posterior of epsilon and attack strength from the counts of attacks.
+
+_COUNTS = ("false_negatives", "n_in", "false_positives", "n_out")
+_OPTIONAL = ("delta", "cluster", "groups")
+_EXPECTED_COUNTS = (
+    "it must be a JSON object with the lists false_negatives and false_positives, n_in and n_out "
+    "(a list, or one number for all attacks), and may have delta, cluster and groups"
+)
+_ESTIMATE_ONLY = (
+    "an estimate under a prior of epsilon and of the attacks' strength, not a bound: its interval "
+    "has its level averaged over the prior, not for this mechanism"
+)
+
+
+@dataclass(frozen=True)
+class McmcResult:
+    """The numbers that the command prints.
+
+    Args:
+        epsilon_mean: Posterior mean of epsilon.
+        epsilon_interval: Equal-tailed credible interval of epsilon.
+        strength_mean: Posterior mean of the strength.
+        strength_interval: Equal-tailed credible interval of the strength.
+        significance: One minus the level of the intervals.
+        delta: Delta of epsilon.
+        attacks: Number of attacks, after pooling.
+        cluster: Number of decisions that depend on each other; None for independent ones.
+        tau: Mean and standard deviation of the correlation within one kind of decisions.
+        rho: Mean and standard deviation of the correlation between both kinds.
+        interpretation: What the numbers mean.
+    """
+
+    epsilon_mean: float
+    epsilon_interval: tuple[float, float]
+    strength_mean: float
+    strength_interval: tuple[float, float]
+    significance: float
+    delta: float
+    attacks: int
+    cluster: int | None = None
+    tau: tuple[float, float] | None = None
+    rho: tuple[float, float] | None = None
+    interpretation: str = _ESTIMATE_ONLY
+
+
+def add_mcmc_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
+        "attacks that may be weaker than the best possible ones, from their error counts. An "
+        "estimate, not a bound. Exits with 0, or with 2 if it cannot be computed."
+    )
+    parser.add_argument(
+        "counts",
+        help="a JSON object with the lists false_negatives and false_positives, and n_in and "
+        "n_out; it may have delta, cluster and groups",
+    )
+    parser.add_argument("--delta", type=float, help="delta in [0, 1) (default: the file's)")
+    parser.add_argument(
+        "--cluster",
+        type=whole,
+        metavar="M",
+        help="decisions of one kind that depend on each other, such as all challenges of cross-fed "
+        "attacks (default: the file's, else independent decisions)",
+    )
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.1,
+        help="one minus the level of the credible intervals (default: 0.1)",
+    )
+    parser.add_argument(
+        "--epsilon-variance",
+        type=float,
+        default=10.0,
+        metavar="V",
+        help="variance of the half-normal prior of epsilon (default: 10)",
+    )
+    parser.add_argument(
+        "--strength-shapes",
+        type=float,
+        nargs=2,
+        default=(1.0, 1.0),
+        metavar=("A", "B"),
+        help="shapes of the Beta prior of the strength (default: 1 1)",
+    )
+    parser.add_argument(
+        "--max-attacks",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="at most N attacks of different counts; each takes about 0.1 s (default: 1000)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run_mcmc(options: argparse.Namespace) -> str:
+    """Compute the posterior."""
+    counts, given = read_counts(options.counts)
+    delta = given.get("delta") if options.delta is None else options.delta
+    if delta is None:
+        raise Refused(f"{options.counts!r} has no delta; add it, or pass --delta.")
+    cluster = given.get("cluster") if options.cluster is None else options.cluster
+    try:
+        if "groups" in given:
+            counts, members = pooled_attacks(counts, given["groups"])
+            cluster = members if cluster is None else cluster
+        _refuse_many(counts, options.max_attacks)
+        result = _result(counts, delta, cluster, options)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    return as_json(asdict(result)) if options.json else _posterior_as_text(result)
+
+
+def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str, Any]]:
+    """Read the counts of attacks.
+
+    Args:
+        path: A JSON file; see docs/estimators/mcmc-dp-est.md.
+
+    Returns:
+        (the counts, other fields of the file: delta, cluster, groups).
+
+    Raises:
+        Refused: If the file is absent or holds anything else.
+    """
+    name = os.fspath(path)
+    try:
+        given = read_json(Path(path))
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read {name!r} as JSON ({error}); {_EXPECTED_COUNTS}.") from error
+    if not isinstance(given, dict) or not set(_COUNTS) <= set(given):
+        held = shown(sorted(given)) if isinstance(given, dict) else type(given).__name__
+        raise Refused(f"{name!r} holds {held}; {_EXPECTED_COUNTS}.")
+    unknown = set(given) - {*_COUNTS, *_OPTIONAL}
+    if unknown:
+        raise Refused(
+            f"{name!r} holds {shown(sorted(unknown))}, which are unknown; {_EXPECTED_COUNTS}."
+        )
+    groups = given.get("groups", [])
+    kinds = {type(label) for label in groups} if isinstance(groups, list) else {list}
+    if len(kinds) > 1 or not kinds <= {int, str}:  # numpy would take 1 and "1" for one label
+        raise Refused(
+            f"{name!r}: groups={shown(groups)} must be a list of strings, or of whole numbers."
+        )
+    for key in _COUNTS:  # numpy would take true for 1
+        if any(isinstance(v, bool) for v in np.ravel(np.array(given[key], dtype=object))):
+            raise Refused(f"{name!r}: {key}={shown(given[key])} must hold whole numbers >= 0.")
+    lengths = {key: len(given[key]) for key in _COUNTS if isinstance(given[key], list)}
+    # numpy would broadcast a list of one number to every attack.
+    if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
+        raise Refused(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
+    try:
+        counts = attack_counts(*(given[key] for key in _COUNTS))
+    except ValueError as error:
+        raise Refused(f"{name!r}: {error}") from error
+    return counts, given
+
+
+def _refuse_many(counts: ConfusionCounts, most: int) -> None:
+    """Raise if there are too many distinct attacks, which determine the run time."""
+    rows = np.broadcast_arrays(counts.fn, counts.tp, counts.fp, counts.tn)
+    different = len(np.unique(np.stack(rows), axis=1).T)
+    if different > most:
+        raise Refused(
+            f"{different} attacks of different counts are more than max_attacks={most}; pool them "
+            "by groups, or raise --max-attacks: each takes about 0.1 s."
+        )
+
+
+def _result(
+    counts: ConfusionCounts, delta: float, cluster: int | None, options: argparse.Namespace
+) -> McmcResult:
+    prior = {
+        "epsilon_variance": options.epsilon_variance,
+        "strength_shapes": tuple(options.strength_shapes),
+    }
+    tau = rho = None
+    if cluster is None:
+        joint: StrengthPosterior = attack_strength_posterior(counts, delta, **prior)
+    else:
+        found = correlated_attack_posterior(counts, delta, cluster, **prior)
+        joint, tau, rho = found.joint, found.tau, found.rho
+    return McmcResult(
+        epsilon_mean=joint.epsilon.mean,
+        epsilon_interval=joint.epsilon.interval(options.significance),
+        strength_mean=joint.strength.mean,
+        strength_interval=joint.strength.interval(options.significance),
+        significance=options.significance,
+        delta=delta,
+        attacks=int(counts.fn.size),
+        cluster=cluster,
+        tau=tau,
+        rho=rho,
+    )
+
+
+def _posterior_as_text(result: McmcResult) -> str:
+    level = f"{100 * (1 - result.significance):g} %"
+    low, high = result.epsilon_interval
+    weak, strong = result.strength_interval
+    kind = "independent decisions"
+    if result.cluster is not None:
+        kind = f"decisions correlated in clusters of {result.cluster}"
+    lines = [
+        f"epsilon {result.epsilon_mean:.4g}, {level} credible interval ({low:.4g}, {high:.4g}) at "
+        f"delta {result.delta:g}",
+        f"attack strength {result.strength_mean:.3g}, {level} credible interval ({weak:.3g}, "
+        f"{strong:.3g})",
+        f"{result.attacks} attacks, {kind}",
+    ]
+    if result.tau is not None and result.rho is not None:
+        lines.append(
+            f"tau {result.tau[0]:.3g} +- {result.tau[1]:.2g}, "
+            f"rho {result.rho[0]:.3g} +- {result.rho[1]:.2g}"
+        )
+    return "\n".join([*lines, result.interpretation])
+
+
+# --- `lightning-audit power`: steps and canary readings needed to refute a false claim.
+
+_LIMIT = 10**7
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class TestPower:
+    """What one test needs to reach the target power.
+
+    Args:
+        name: The check of the audit, or the bound of the literature.
+        sees: The kind of violation that it detects.
+        significance: Probability of its false alarm.
+        observations: Number of canary readings that give the target power; None above ten million.
+        steps: Number of training steps with this number of readings.
+    """
+
+    name: str
+    sees: str
+    significance: float
+    observations: int | None
+    steps: int | None
+    _power: Callable[[int], float] = field(repr=False)
+    _readings: int = field(repr=False)
+
+    def power(self, observations: float) -> float:
+        """Return the power at a number of readings."""
+        count = int(observations // self._readings)
+        return self._power(count) if count else 0.0
+
+
+def add_power_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Canary readings, and steps, after which the audit's tests and the bounds "
+        "of the literature detect that one step is less private than claimed. For Gaussian noise, "
+        "without simulation. Exits with 0, or with 2 if it cannot be computed."
+    )
+    for name, what in (("claimed", "claimed for one step"), ("true", "actually spent by one step")):
+        parser.add_argument(
+            f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
+        )
+    parser.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
+    parser.add_argument("--target", type=float, default=0.95, help="power (default: 0.95)")
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that a bound is wrong (default: 0.05)",
+    )
+    parser.add_argument(
+        "--audit-significance",
+        type=float,
+        default=1e-3,
+        metavar="P",
+        help="probability of a false alarm of the whole audit (default: 0.001)",
+    )
+    parser.add_argument(
+        "--canaries", type=whole, default=8, metavar="K", help="canaries a step (default: 8)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the power, as .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
+def run_power(options: argparse.Namespace) -> str:
+    """Compute what each test needs."""
+    try:
+        plot = None if options.plot is None else _plot_path(options.plot)
+        claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
+        tests = _tests(options, claimed, true)
+        if plot is not None:
+            _plot(options, tests, plot)
+    except (ValueError, ImportError, OSError) as error:
+        raise Refused(str(error)) from error
+    if options.json:
+        rows = [{k: v for k, v in asdict(test).items() if not k.startswith("_")} for test in tests]
+        fields = {
+            "claimed_epsilon": options.claimed_epsilon,
+            "true_epsilon": options.true_epsilon,
+            "delta": options.delta,
+            "mu_claimed": claimed,
+            "mu_true": true,
+            "target": options.target,
+            "canaries": options.canaries,
+            "tests": rows,
+        }
+        return as_json(fields)
+    return _power_as_text(options, claimed, true, tests)
+
+
+def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[float, float]:
+    claimed = _validate.positive("claimed_epsilon", claimed_epsilon)
+    true = _validate.positive("true_epsilon", true_epsilon)
+    if true <= claimed:
+        raise ValueError(
+            f"true_epsilon={true!r} must exceed claimed_epsilon={claimed!r}; a claim that holds is "
+            "refuted only by a false alarm."
+        )
+    small = _validate.open_unit("delta", delta, "such as 1e-5; no Gaussian mechanism has delta 0")
+    return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
+
+
+def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[TestPower]:
+    k = _validate.positive_int("canaries", options.canaries)
+    whole = _validate.open_unit("audit_significance", options.audit_significance)
+    level = _validate.open_unit("significance", options.significance)
+    ratio = true / claimed
+    noise = NOISE_CANARY.share * whole
+    # The default canaries are of several kinds, which takes a part of the significance.
+    shift = CoinBet.POOLED * SENSITIVITY.share * whole
+
+    def of_noise(steps: int) -> float:
+        return noise_power(k, steps, 1.0 / ratio, 0.0, noise)
+
+    def of_shift(steps: int) -> float:
+        return sensitivity_power(k, steps, ratio, 1.0 / claimed, shift)
+
+    def of_bound(method: str) -> Callable[[int], float]:
+        return lambda n: bound_power(method, claimed, true, n, level)
+
+    rows = [
+        ("audit: noise.canary", "noise too small", noise, of_noise, k),
+        ("audit: sensitivity", "clipping too loose", shift, of_shift, k),
+        *((f"bound: {name}", "either", level, of_bound(name), 2) for name in POWER_METHODS),
+    ]
+    return [_needed(*row, target=options.target, canaries=k) for row in rows]
+
+
+def _needed(
+    name: str,
+    sees: str,
+    significance: float,
+    power: Callable[[int], float],
+    readings: int,
+    *,
+    target: float,
+    canaries: int,
+) -> TestPower:
+    count = steps_needed(power, target, _LIMIT // readings)
+    observations = None if count >= _LIMIT // readings else count * readings
+    steps = None if observations is None else -(-observations // canaries)
+    return TestPower(name, sees, significance, observations, steps, power, readings)
+
+
+def _power_as_text(
+    options: argparse.Namespace, claimed: float, true: float, tests: list[TestPower]
+) -> str:
+    lines = [
+        f"claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g} at delta "
+        f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary",
+        f"needed for a power of {options.target:g} ({options.canaries} canaries a step):",
+        "",
+    ]
+    columns = ["test", "detects", "false alarm", "readings", "steps"]
+    rows = [
+        (
+            test.name,
+            test.sees,
+            f"{test.significance:g}",
+            f"> {_LIMIT:g}" if test.observations is None else str(test.observations),
+            "" if test.steps is None else str(test.steps),
+        )
+        for test in tests
+    ]
+    lines += [
+        as_text(table(columns, rows, right=columns[2:])),
+        "",
+        "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
+        "last step",
+        "bound: one look, half of the readings with the canary, a threshold fixed midway; "
+        "fdp_bayes is a credible bound, not a confidence bound",
+        "for readings without a data term; gradients of the data raise the numbers",
+    ]
+    return "\n".join(lines)
+
+
+def _plot_path(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(f"plot={name!r} must end in one of {', '.join(_FORMATS)}.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(
+            f"plot={name!r} must be a file in a folder that exists; make {str(path.parent)!r} "
+            "first, or name another file."
+        )
+    return path
+
+
+def _plot(options: argparse.Namespace, tests: list[TestPower], path: Path) -> None:
+    from lightning_audit.report.figure import PowerCurve, power_figure
+
+    most = max(test.observations or _LIMIT for test in tests)
+    at = np.geomspace(max(options.canaries, 2), 2 * most, 40)
+    curves = [PowerCurve(t.name, at.tolist(), [t.power(n) for n in at.tolist()]) for t in tests]
+    title = f"Claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g}"
+    power_figure(curves, options.target, f"{title}, delta {options.delta:g}").savefig(path)

@@ -1,0 +1,171 @@
+"""`report` and `card`: HTML pages of reports and the privacy card of a training, without torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lightning_audit.cli.check import load, reports_of
+from lightning_audit.cli.formats import named
+from lightning_audit.cli.main import Refused
+from lightning_audit.files import reason_of, replacing, visible
+from lightning_audit.record.report_directory import PAGE_NAME, REPORT_NAME
+from lightning_audit.report.page import Source, training_of, write_page, write_pages
+from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
+
+# --- `lightning-audit report`: reports as HTML pages, without torch.
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Write a report.json as an HTML page (report.html next to it): one file without scripts "
+        "that loads nothing. Of a folder, each report gets its page, and index.html lists them. "
+        "Exit with 0, or with 2 if a report cannot be read or a page cannot be written."
+    )
+    parser.add_argument("report", help="a report.json, or a folder of trainings")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="write the page to this file; of a folder, the index and all pages into this folder",
+    )
+    parser.add_argument(
+        "--css",
+        choices=("inline", "beside"),
+        default="inline",
+        help="`beside`: write the style sheet into report.css next to the page, for servers that "
+        "forbid inline styles (default: inline)",
+    )
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the pages, and print the path of the page to open."""
+    try:
+        if os.path.isdir(options.report):
+            return _write_all(options)
+        page = _write_one(options)
+    except OSError as error:
+        raise Refused(f"cannot write {error.filename or 'the page'}: {reason_of(error)}") from error
+    print(visible(str(page)))
+    return EXIT_CODES["PASS"]
+
+
+def _write_one(options: argparse.Namespace) -> Path:
+    report = _read(options.report)
+    target = Path(options.output or Path(options.report).with_name(PAGE_NAME))
+    if target.is_dir():
+        target /= PAGE_NAME
+    training = training_of(Path(options.report))
+    return write_page(report, target, training, beside=options.css == "beside")
+
+
+def _read(path: str) -> AuditReport:
+    try:
+        return load(path)
+    except ReportError as error:
+        raise Refused(f"{path}: {error}".replace("\n", " ")) from error
+
+
+def _write_all(options: argparse.Namespace) -> int:
+    """Write the pages of a folder; a report that cannot be read is listed in the index."""
+    paths, errors = reports_of([options.report])
+    if errors:
+        raise Refused("\n".join(errors.values()))
+    sources = [_source(path, training) for path, training, _ in named(paths)]
+    folder = Path(options.output or options.report)
+    folder.mkdir(parents=True, exist_ok=True)
+    into = options.output is not None
+    index = write_pages(sources, folder, PAGE_NAME, into=into, beside=options.css == "beside")
+    print(visible(str(index)))
+    return EXIT_CODES["INCONCLUSIVE" if any(s.report is None for s in sources) else "PASS"]
+
+
+def _source(path: str, training: str) -> Source:
+    folder = Path(path).parent
+    try:
+        return Source(training, folder, load(path))
+    except ReportError as error:
+        text = str(error).replace("\n", " ")
+        print(visible(f"lightning-audit: {path}: {text}"), file=sys.stderr)
+        return Source(training, folder, None, text)
+
+
+# --- `lightning-audit card`: the privacy card of a training, without torch.
+
+_FORMATS = (".md", ".html")
+
+
+def add_card_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Write the privacy card of a training: what NIST SP 800-226, ISO/IEC 27559 and the OpenDP "
+        "deployments registry ask, from its report and from the facts that only its owner knows. "
+        "Exit with 0, or with 2 if the report or the facts cannot be used."
+    )
+    parser.add_argument("report", help="a report.json, or the directory of one")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the card to this file: .md, with the YAML of a model card, or .html "
+        "(default: Markdown to the standard output)",
+    )
+    parser.add_argument(
+        "--facts", metavar="FILE", help="YAML with what the owner states; see docs/privacy-card.md"
+    )
+    parser.add_argument(
+        "--name", help="name of the training (default: that of the report's folder)"
+    )
+
+
+def run_card(options: argparse.Namespace) -> int:
+    """Write the card."""
+    target = None if options.output is None else Path(options.output)
+    if target is not None and target.suffix not in _FORMATS:
+        raise Refused(f"--output {options.output!r} must end in {' or '.join(_FORMATS)}")
+    path = options.report
+    path = os.path.join(path, REPORT_NAME) if os.path.isdir(path) else path
+    try:
+        report = load(path)
+    except ReportError as error:
+        raise Refused(f"{path}: {error}".replace("\n", " ")) from error
+    text = _writer(target)(report, _facts(options.facts), options.name or _name(path))
+    if target is None:
+        print(text, end="")
+        return EXIT_CODES["PASS"]
+    try:
+        with replacing(target) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise Refused(f"cannot write {options.output!r}: {reason_of(error)}") from error
+    print(target)
+    return EXIT_CODES["PASS"]
+
+
+def _writer(target: Path | None) -> Callable[[AuditReport, Mapping[str, str], str], str]:
+    if target is not None and target.suffix == ".html":
+        from lightning_audit.card import as_page
+
+        return as_page
+    from lightning_audit.card import as_markdown
+
+    return as_markdown
+
+
+def _facts(path: str | None) -> dict[str, str]:
+    from lightning_audit.card import BadFacts, read_facts
+
+    try:
+        return {} if path is None else read_facts(path)
+    except BadFacts as error:
+        raise Refused(error) from error
+
+
+def _name(path: str) -> str:
+    from lightning_audit.report.page import training_of
+
+    return training_of(Path(path))

@@ -1,0 +1,529 @@
+"""`plan`, `selftest`, `audit-training` and `status`: the commands that train, and their state."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import sys
+import time
+from argparse import ArgumentError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lightning_audit._validate import shown
+from lightning_audit.cli.main import Refused, as_json, positive_int, refused
+from lightning_audit.files import read_text, reason_of, visible
+from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
+from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.results.audit_report import EXIT_CODES
+
+if TYPE_CHECKING:
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+    from lightning_audit.testing.selftest_pool import Result
+
+# --- `lightning-audit plan`: whether a training can be audited, and what that takes.
+
+_GIVES = "it must return (trainer, model) or (trainer, model, datamodule), unfitted"
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Train a copy of a training for a few steps, and print whether it can be audited, by which "
+        "method, which examinations would be skipped, how many steps a PASS takes, and what the "
+        "audit costs. Exits with 0 if it can be audited, with 1 if it is refused or something is "
+        "already wrong with it, with 2 if no result can be computed. For a LightningCLI, "
+        "`fit --trainer.fast_dev_run=true` prints the same."
+    )
+    parser.add_argument(
+        "training",
+        metavar="FILE.py:FUNCTION",
+        help="a function without arguments that returns (trainer, model) or (trainer, model, "
+        "datamodule); a module's name may replace the file",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Print a preview of the audit.
+
+    Raises:
+        Refused: If there is no such function, or it returns no training.
+    """
+    training = _function(options.training)
+    try:
+        given = training()
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{options.training} raised {type(error).__name__}: {error}") from error
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise Refused(f"{options.training} returned {type(given).__name__}; {_GIVES}")
+    trainer, model, *rest = given
+    wrong_data = rest and not hasattr(rest[0], "prepare_data")
+    if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
+        kinds = ", ".join(type(one).__name__ for one in given)
+        raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
+    data = {"datamodule": rest[0]} if rest else {}
+    try:
+        told = _audit_of(trainer).preview(trainer, model, **data)
+    except Exception as error:  # something cannot be copied, or the user's code failed
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    print(as_json(asdict(told)) if options.json else told)
+    return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
+
+
+def _audit_of(trainer: Any) -> PrivacyAudit:
+    """Return the Trainer's own audit, or one without arguments."""
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+
+    own = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]
+    return own[0] if own else PrivacyAudit()
+
+
+def _function(named: str) -> Callable[[], Any]:
+    place, colon, name = named.rpartition(":")
+    if not colon or not place or not name:
+        raise Refused(f"{named!r} must be FILE.py:FUNCTION, such as train.py:build")
+    module = _module_at(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise Refused(f"{place} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _module_at(place: str) -> Any:
+    path = Path(place)
+    sys.path.insert(0, str(path.parent if path.suffix == ".py" else Path.cwd()))
+    if path.suffix != ".py":
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            raise Refused(f"{error}; name a file, such as train.py:build") from error
+    if not path.is_file():
+        raise Refused(f"there is no file {place}")
+    name = f"lightning_audit_plan_{path.stem}"  # a file may have the name of a package
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise Refused(f"{place} is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{place} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+# --- `lightning-audit selftest`: trains every known fault and checks that the audit names it.
+
+#: Default number of concurrent trainings; each takes half a gigabyte.
+_JOBS = 8
+#: Exit code after Ctrl-C, as in shells.
+_INTERRUPTED = 130
+
+
+def add_selftest_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Train known faults of DP-SGD and correct trainings under audit, each in its own "
+        "process. Exits with 0 if every fault was found and named "
+        "and no correct training was accused, with 1 if not, with 2 if it cannot run."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two faults and one correct training only"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="NAME",
+        help="this fault only; may be repeated (docs/faults.md lists them)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_int,
+        default=min(os.cpu_count() or 1, _JOBS),
+        metavar="N",
+        help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def run_selftest(options: argparse.Namespace) -> int:
+    """Run the selftest and print its results.
+
+    Returns:
+        0 if every fault was found and named, and no correct training was accused; 1 if not; 130
+        after Ctrl-C.
+
+    Raises:
+        Refused: If an argument is wrong, a package is missing, or no process can be started.
+    """
+    try:  # loads torch and Lightning
+        from lightning_audit.testing import selftest, selftest_pool
+    except ImportError as error:
+        raise Refused(f"selftest cannot run: {error}") from error
+    try:
+        wanted = selftest.planned(options.fault or (), quick=options.quick)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    started = time.perf_counter()
+    try:
+        results = selftest_pool.run_all(wanted, options.jobs, _Progress(len(wanted)))
+    except OSError as error:
+        raise Refused(f"no process can be started: {error}") from error
+    except KeyboardInterrupt:
+        print("lightning-audit: interrupted; every training was stopped", file=sys.stderr)
+        return _INTERRUPTED
+    seconds = time.perf_counter() - started
+    code = EXIT_CODES["VIOLATION" if any(result.failed for result in results) else "PASS"]
+    if options.json:
+        print(selftest.as_json(results, seconds, code))
+    else:
+        selftest.show(results, seconds)
+    return code
+
+
+class _Progress:
+    """Prints the number of finished rows on a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+
+    def __call__(self, result: Result) -> None:
+        self._done += 1
+        if sys.stderr.isatty():
+            told = f"{self._done}/{self._total} {result.fault}, {result.configuration}"
+            print(f"{told}: {result.status}", file=sys.stderr)
+
+
+# --- The YAML file of `lightning-audit audit-training`, read by jsonargparse.
+
+_MOST_BYTES = 1_000_000
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+#: Engines whose processes are on this machine and import the user's modules themselves.
+_LOCAL = ("LocalProcesses", "ThisProcess")
+#: What a message of jsonargparse is shortened to, in this order.
+_SHORTER = (
+    (r"\s+", " "),
+    (r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", ""),
+    (r" - Expected .*", ""),
+    (r"(\. Got value: | Given value type: | Subclass types expect one of: ).*", ""),
+    (r'Parser key "([^"]+)":', r"\1:"),
+    (r"Type \S.*? expects a function or a callable class: ", ""),
+    (r"Problem with given class_path '([^']+)': ", r"\1: "),
+    (r"Expected an import path or a subclass spec, but got .*", "must be an import path"),
+    (r"Expected a dot import path string: .*", "must be an import path, such as my_module.name"),
+    (r"Does not implement protocol \w+", "must have a class_path and init_args"),
+    (r"Option '([^']+)' is not accepted", r"unknown key '\1'"),
+    (r"Group '([^']+)' does not accept option '([^']+)'", r"\1: unknown key '\2'"),
+    (r"Expected (?:an? )?(<class ')?(typing\.)?([^']+?('[^<>]*?)?)('>)?$", r"must be \3"),
+)
+
+
+def arguments_of(path: str, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `audit_training` that a file states, with changes.
+
+    The folder of the file is put first on the import path, as that of a script.
+
+    Args:
+        path: of the YAML file.
+        changes: options that replace values of the file, such as ``["--trainings", "2000"]``.
+
+    Raises:
+        Refused: if the file, a value or what it names cannot be used; the message is one sentence.
+        SystemExit: after ``--help`` or ``--print_config``.
+    """
+    stated = _mapping(path)
+    folder = Path(path).resolve().parent
+    sys.path.insert(0, str(folder))
+    for name in sorted(set(_modules(stated, path))):
+        _imported(name, path)
+    parser = _parser()
+    try:
+        parsed = parser.parse_args(["--config", path, *changes])
+    except ArgumentError as error:
+        raise Refused(f"{path}: {_sentence(error.message)}") from error
+    try:
+        if not hasattr(parsed.claim, "as_dict"):
+            raise Refused(f"{path}: claim: must have keys such as noise_multiplier, or epsilon")
+        given: dict[str, Any] = parser.instantiate(parsed).as_dict()
+        given["dataset"] = _dataset(given["dataset"], path)
+    except Refused:
+        raise
+    except ValueError as error:  # of an object that is made
+        raise Refused(f"{path}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{path}: {type(error).__name__}: {error}") from error
+    del given["config"]
+    if type(given["engine"]).__name__ not in (*_LOCAL, "NoneType"):
+        _send_by_value(folder)
+    return given
+
+
+def _mapping(path: str) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(read_text(path, _MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be read: {reason_of(error)}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise Refused(f"{path} is not YAML: {told}") from error
+    if not isinstance(found, Mapping):
+        raise Refused(f"{path} must have keys such as train, dataset and claim")
+    return found
+
+
+def _modules(stated: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the modules that a file names under train, dataset, score and class_path."""
+    for key, value in stated.items():
+        if isinstance(value, Mapping):
+            yield from _modules(value, path)
+        elif isinstance(value, str) and key in ("train", "dataset", "score", "class_path"):
+            if not _PATH.fullmatch(value):
+                raise Refused(
+                    f"{path}: {key}={shown(value)} must be an import path, such as my_module.name"
+                )
+            yield value.rpartition(".")[0]
+
+
+def _imported(name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # of the user's module
+        raise Refused(
+            f"{path}: module {name} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _parser() -> Any:
+    jsonargparse = _jsonargparse()
+    from lightning_audit.accounting.claims import PrivacyClaim
+    from lightning_audit.many.audit_trainings import audit_training
+    from lightning_audit.many.engines import EngineSettings
+    from lightning_audit.many.records import Canary
+    from lightning_audit.many.worlds import Score, Train
+
+    parser = jsonargparse.ArgumentParser(
+        prog="lightning-audit audit-training config.yaml", exit_on_error=False
+    )
+    add = parser.add_argument
+    add("--config", action="config", help="a further file; what it states replaces the first's")
+    add("--train", type=Train, required=True, help="import path of a function of (data set, seed)")
+    add(
+        "--dataset",
+        type=str | dict,
+        required=True,
+        help="import path of a function that returns it",
+    )
+    add("--claim", type=PrivacyClaim, required=True)
+    add("--canary", type=Canary | None, help="class_path and init_args, such as of Crafted")
+    add("--score", type=Score | None, help="import path of a function of (model, record)")
+    add("--engine", type=EngineSettings | None, help="class_path and init_args")
+    typed = {"train", "dataset", "claim", "canary", "score", "engine"}
+    parser.add_function_arguments(audit_training, skip=typed | {"display"})
+    return parser
+
+
+def _jsonargparse() -> Any:
+    try:
+        return importlib.import_module("jsonargparse")
+    except ImportError as error:
+        raise Refused(
+            "jsonargparse is not installed, and audit-training reads its file with it; pip install "
+            "'lightning-audit[cli]'"
+        ) from error
+
+
+def _dataset(stated: str | Mapping[str, Any], path: str) -> Any:
+    """Return the data set that a function returns, or that a class is called with init_args for.
+
+    Raises:
+        Refused: if there is no such name, or the function raises an exception.
+    """
+    if isinstance(stated, str):
+        stated = {"class_path": stated}
+    named = str(stated.get("class_path"))
+    if not _PATH.fullmatch(named) or set(stated) - {"class_path", "init_args"}:
+        raise Refused(
+            f"{path}: dataset: must be an import path, or have a class_path and init_args"
+        )
+    module, _, name = named.rpartition(".")
+    made = getattr(_imported(module, path), name, None)
+    if made is None:
+        raise Refused(f"{path}: dataset: module {module} has no attribute {name!r}")
+    if not callable(made):
+        return made
+    parser = _jsonargparse().ArgumentParser(exit_on_error=False)
+    add = parser.add_class_arguments if isinstance(made, type) else parser.add_function_arguments
+    add(made, fail_untyped=False)
+    try:
+        arguments = parser.instantiate(parser.parse_object(dict(stated.get("init_args") or {})))
+    except ArgumentError as error:
+        raise Refused(f"{path}: dataset: {_sentence(error.message)}") from error
+    try:
+        return made(**arguments.as_dict())
+    except (Exception, SystemExit) as error:  # of the user's function
+        raise Refused(f"{path}: {named} raised {type(error).__name__}: {error}") from error
+
+
+def _send_by_value(folder: Path) -> None:
+    """Send the modules in the folder of the file with each training: other machines lack them."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        return  # the engine says that it needs it
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).resolve().parent == folder and module.__name__ != "__main__":
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _sentence(message: str) -> str:
+    """Return a message of jsonargparse as a sentence: the key, what it must be, and its value."""
+    text = message.strip()
+    for pattern, shorter in _SHORTER:
+        text = re.sub(pattern, shorter, text)
+    if " must be " in text and (values := re.findall(r"(?:Got|Given) value: (.+)", message)):
+        text += f", not {shown(_value(values[0]))}"
+    return text
+
+
+def _value(text: str) -> Any:
+    """Return the value that a short text is in YAML; the text itself if it is long, or none."""
+    try:
+        return yaml.safe_load(text) if len(text) < 80 else text
+    except yaml.YAMLError:
+        return text
+
+
+# --- `lightning-audit audit-training`: an audit over many trainings, as a YAML file says.
+
+#: Exit code of a command that SIGINT ends.
+
+
+class _Changes(argparse.Action):
+    """Stores what follows the file as a tuple: an empty list is an option without a value."""
+
+    def __call__(self, parser: Any, options: Any, values: Any, option: str | None = None) -> None:
+        """Store the options."""
+        setattr(options, self.dest, tuple(values))
+
+
+def add_audit_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Audit a training function by many trainings with and without a canary. Exit with 0 for "
+        "PASS, 1 for VIOLATION, 2 for INCONCLUSIVE or an audit that cannot run. The same command "
+        "again continues its store."
+    )
+    parser.epilog = (
+        "`lightning-audit audit-training config.yaml --help` lists all keys and options, and "
+        "`--print_config` prints them with their values."
+    )
+    parser.add_argument("config", metavar="config.yaml", help="train, dataset, claim, ...")
+    parser.add_argument(
+        "changes",
+        metavar="...",
+        nargs=argparse.REMAINDER,
+        action=_Changes,
+        help="options that replace values of the file, such as `--trainings 2000`",
+    )
+
+
+def run_audit_training(options: argparse.Namespace) -> int:
+    """Run the audit, which prints its report; the exit code is that of its verdict.
+
+    Raises:
+        Refused: if the file or the store cannot be used, or the trainings give no result.
+    """
+    try:
+        arguments = arguments_of(options.config, options.changes)
+        # After the file is read: these load torch.
+        from lightning_audit.many import EngineError, StoreError, TrainingError
+        from lightning_audit.many.audit_trainings import audit_training
+
+        try:
+            audit = audit_training(**arguments)
+        except (EngineError, StoreError, TrainingError, TypeError, ValueError) as error:
+            raise Refused(error) from error
+    except KeyboardInterrupt:
+        refused("interrupted; the same command continues the audit")
+        return _INTERRUPTED
+    return EXIT_CODES[audit.verdict.outcome]
+
+
+# --- `lightning-audit status`: what an audit over many trainings has done so far.
+
+
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Print what the store of an audit over many trainings holds, also while the audit runs: "
+        "trainings, times, evidence so far. It only reads. Exit with 0, or with 2 if there is no "
+        "store or it is damaged; `lightning-audit check` is the gate."
+    )
+    parser.add_argument("store", help="folder of the trainings, such as audit-many")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run_status(options: argparse.Namespace) -> str:
+    """Return what to print.
+
+    Raises:
+        Refused: if there is no store, or it is damaged.
+    """
+    folder = Path(options.store)
+    try:
+        status = status_of(folder)
+    except StoreError as error:
+        raise Refused(error) from error
+    reported = (folder / REPORT_NAME).is_file()
+    if options.json:
+        return as_json({"store": str(folder), **asdict(status), "reported": reported})
+    return "\n".join(map(visible, _lines(status, folder, reported=reported)))
+
+
+def _lines(status: StoreStatus, folder: Path, *, reported: bool) -> Iterator[str]:
+    ended = status.done + status.failed
+    of = "" if status.planned is None else f" of {status.planned:,} planned"
+    yield (
+        f"trainings   {ended:,}{of} have ended: {status.done:,} done, {status.failed:,} failed, "
+        f"{status.started_again:,} started again"
+    )
+    if times := list(_times(status)):
+        yield f"time        {', '.join(times)}"
+    if (seen := status.evidence) is not None:
+        yield f"claim       {seen.claim}"
+        yield (
+            f"evidence    {seen.errors:,} of {seen.guesses:,} coins guessed wrong, e-value "
+            f"10^{seen.log10_e:.1f}; 10^{seen.log10_refuting:.1f} refutes the claim"
+        )
+    if status.last_error:
+        yield f"last error  {status.last_error}"
+    yield f"audit       {_next(status, folder, reported=reported)}"
+
+
+def _times(status: StoreStatus) -> Iterator[str]:
+    if status.training_seconds is not None:
+        yield f"a training takes {status.training_seconds:.3g} s"
+    if status.seconds_between is not None:
+        yield f"one ends every {status.seconds_between:.3g} s"
+    if status.seconds_left:
+        yield f"about {duration(status.seconds_left)} left"
+
+
+def _next(status: StoreStatus, folder: Path, *, reported: bool) -> str:
+    if status.in_use:
+        return "running; if it is interrupted, the same command or call continues it"
+    if reported:
+        return f"ended; `lightning-audit check {folder}` prints its verdict"
+    if status.in_use is None:
+        return "the same command or call continues it if it does not run"
+    return "not running; the same command or call continues it"

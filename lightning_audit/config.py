@@ -1,0 +1,353 @@
+"""Configuration of an audit: the claim, the settings, and their changes at a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lightning_audit import _validate
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.accounting.history import Phase
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.update import NO_DP
+from lightning_audit.stats.named_bounds import BOUND_NAMES
+from lightning_audit.verdict.allow import Allow
+from lightning_audit.verdict.judge import OutcomeSettings, Resolution
+
+# --- Configuration of an audit: the arguments of `PrivacyAudit`, including the claim.
+
+#: Actions after a verdict.
+ON_VIOLATION = ("raise", "stop", "warn")
+ON_INCONCLUSIVE = ("raise", "warn")
+#: Fields that are no settings.
+_UNSHOWN = ("drawn_seed", "given")
+
+
+def findings() -> tuple[str, ...]:
+    """Return the names of all findings."""
+    return (*REGISTRY, "unaudited")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(OutcomeSettings):
+    """Validated arguments of a `PrivacyAudit`, by their names; documented there.
+
+    A run, its sessions, its report and its checkpoints share this object. Lists become tuples, and
+    an epsilon stated by ``claim`` becomes ``claimed_epsilon``. ``drawn_seed`` is the seed that a
+    run draws if ``seed`` is None, and ``given`` the names of the arguments that are not at their
+    defaults.
+
+    Raises:
+        ValueError: an argument has the wrong type, is outside its range, or contradicts the claim.
+    """
+
+    claim: PrivacyClaim | None
+    canaries: Sequence[GradientCanary | InputCanary]
+    oversize: float
+    every_n_steps: int | None
+    bounds: Sequence[str]
+    on_violation: str
+    on_inconclusive: str
+    seed: int | None
+    examinations: int | str
+    drawn_seed: int | None = None
+    source_in_report: bool = True
+    given: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _refuse_another_class("claim", self.claim, PrivacyClaim)
+        _refuse_another_class("resolution", self.resolution, Resolution)
+        checked: dict[str, Any] = {
+            "claimed_epsilon": _claimed_epsilon(self.claimed_epsilon, self.claim),
+            "canaries": _canaries(self.canaries),
+            "oversize": _oversize(self.oversize),
+            "every_n_steps": _count_or_none("every_n_steps", self.every_n_steps),
+            "bounds": _bounds(self.bounds),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.claim is not None:
+            _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
+        _refuse_unknown_findings([*self.allow, *(one.finding for one in self.exemptions)])
+        _refuse_findings_of_the_run(self.exemptions)
+        _refuse_no_count("examinations", self.examinations)
+        _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
+        _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
+        _refuse_seed(self.seed)
+        _refuse_no_flag("source_in_report", self.source_in_report)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Relation of neighboring data sets for which epsilon is claimed."""
+        stated = self.claim.adjacency if self.claim else None
+        return stated or "add_remove"
+
+    @property
+    def mechanism_alone(self) -> bool:
+        """Whether the claim states noise correlated over steps, so that no epsilon is known."""
+        return bool(self.claim and self.claim.noise_coefficients)
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether each record is claimed to enter one step per epoch."""
+        return bool(self.claim and self.claim.sampling == "shuffled")
+
+    @property
+    def private_size(self) -> bool:
+        """Whether the number of records is stated as private."""
+        return bool(self.claim and self.claim.private_dataset_size)
+
+    @property
+    def coin_seed(self) -> int:
+        """Seed of the coins of a run that has begun."""
+        seed = self.drawn_seed if self.seed is None else self.seed
+        assert seed is not None  # a run begins by drawing one
+        return seed
+
+    def settings(self, *, ended: bool = False) -> dict[str, Any]:
+        """Return plain values by name, as stored in a report and a checkpoint.
+
+        Args:
+            ended: whether the training has ended; before that, a drawn seed is not included.
+        """
+        names = (field.name for field in fields(self) if field.name not in _UNSHOWN)
+        return {
+            **{name: getattr(self, name) for name in names},
+            "seed": self.drawn_seed if ended and self.seed is None else self.seed,
+            "bounds": list(self.bounds),
+            "allow": list(self.allow),
+            "exemptions": [asdict(one) for one in self.exemptions],
+            "resolution": asdict(self.resolution),
+            "claim": self.claim.to_dict() if self.claim else None,
+            "canaries": [repr(canary) for canary in self.canaries],
+        }
+
+
+def _refuse_another_class(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"{name}={value!r} must be a {kind.__name__}; write {name}={kind.__name__}(...)."
+        )
+
+
+def _refuse_contradiction(name: str, value: float, of_claim: str, stated: float | None) -> None:
+    if stated is not None and stated != value:
+        raise ValueError(f"{name}={value!r} contradicts {of_claim}={stated!r}; give one of them.")
+
+
+def _claimed_epsilon(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
+    """Return the claimed epsilon of the argument or the claim; None if neither states one."""
+    stated = claim.epsilon if claim is not None else None
+    if claimed_epsilon is None:
+        return stated
+    advice = "leave it out to audit the accountant's own epsilon"
+    value = _validate.positive("claimed_epsilon", claimed_epsilon, advice)
+    _refuse_contradiction("claimed_epsilon", claimed_epsilon, "claim.epsilon", stated)
+    return value
+
+
+def _canaries(
+    canaries: Sequence[GradientCanary | InputCanary],
+) -> tuple[GradientCanary | InputCanary, ...]:
+    kinds = (GradientCanary, InputCanary)
+    if isinstance(canaries, kinds) or not isinstance(canaries, Sequence):
+        raise ValueError(f"canaries={canaries!r} must be a list; write [Dirac()] for one canary.")
+    if not canaries:
+        raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
+    for canary in canaries:
+        if not isinstance(canary, kinds) or type(canary) in kinds:
+            raise ValueError(
+                f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
+                "such as Dirac()."
+            )
+    if len(canaries) > 1 and any(isinstance(canary, InputCanary) for canary in canaries):
+        raise ValueError(
+            f"canaries={list(canaries)!r} must hold one input canary alone: the gradient of an "
+            "input overlaps with any other canary's direction, which would flag correct runs; "
+            "train once with each."
+        )
+    return tuple(canaries)
+
+
+def _oversize(oversize: float) -> float:
+    """Return the canaries' norm over the clipping norm, if it is valid."""
+    advice = "a canary below the clipping norm adds less than one record may"
+    value = _validate.positive("oversize", oversize, advice)
+    if value < 1:
+        raise ValueError(f"oversize={oversize!r} must be >= 1; {advice}.")
+    return value
+
+
+def _count_or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else _validate.positive_int(name, value)
+
+
+def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the literature's bounds, in their usual order."""
+    if bounds == "all":
+        return BOUND_NAMES
+    if isinstance(bounds, str) or not isinstance(bounds, Sequence):
+        raise ValueError(
+            f"bounds={bounds!r} must be 'all' or a list; write ['fdp_cp'] for one bound."
+        )
+    for name in bounds:
+        if name not in BOUND_NAMES:
+            raise ValueError(f"bounds holds {name!r}; it must hold names of {list(BOUND_NAMES)}.")
+    return tuple(name for name in BOUND_NAMES if name in bounds)
+
+
+def _refuse_unknown_findings(allow: Sequence[str]) -> None:
+    known = findings()  # raises here, and not in `fit`, if a package's check cannot be loaded
+    for name in allow:
+        if name not in known:
+            raise ValueError(
+                f"allow holds {name!r}; it must hold names of findings, of {sorted(known)}."
+            )
+
+
+def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
+    for one in exemptions:
+        known = REGISTRY.get(one.finding)
+        of_each = one.finding == NO_DP.name or (known is not None and known.each)
+        if one.optimizer is not None and not of_each:
+            instead = (
+                "name the parameters, parameters='average.*', or allow 'no_dp' of the optimizer"
+                if known is None
+                else "leave optimizer out"
+            )
+            raise ValueError(
+                f"allow: {one.finding!r} is not a finding about single optimizers, so that "
+                f"optimizer={one.optimizer!r} has no meaning; {instead}."
+            )
+
+
+def _refuse_no_count(name: str, value: int | str) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value != "auto" and not whole:
+        raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
+
+
+def _refuse_no_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+
+
+def _refuse_seed(seed: int | None) -> None:
+    if seed is None:
+        return
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
+
+
+# --- Changes of the configuration at a resume: notes for the report, or a refusal.
+
+#: Settings that may change without a note, or that are compared elsewhere.
+_NOT_COMPARED = {
+    "claim",
+    "resolution",
+    "canaries",
+    "on_violation",
+    "on_inconclusive",
+    "seed",
+    "source_in_report",
+}
+#: Parts of the claim in whose units the steps were read.
+_MECHANISM = (
+    "noise_multiplier",
+    "max_grad_norm",
+    "expected_batch_size",
+    "sample_rate",
+    "noise_coefficients",
+)
+
+_CHOSEN_LATER = (
+    "; every test uses the new one from the first step on, which is valid only if it was chosen "
+    "without looking at those steps; the step at which a test flagged is an upper bound"
+)
+_ANSWERED = "; the whole run is judged by the new one"
+#: Consequence of a change of each setting, if it is not `_ANSWERED`.
+_CONSEQUENCES = {
+    "significance": _CHOSEN_LATER,
+    "oversize": "; the run counts as one with the smaller canaries",
+    # Each step keeps the value with which it was taken.
+    "every_n_steps": "",
+    "examinations": "",
+}
+
+
+def describe_changes(kept: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> list[str]:
+    """Return notes for the report on a configuration that differs from the checkpoint's.
+
+    Args:
+        kept: `AuditConfig.settings` of the checkpoint.
+        now: `AuditConfig.settings` from now on.
+        steps: number of steps before the resume.
+    """
+    return [
+        f"{name}={_shown(before)} until step {steps}, {_shown(after)} from then on"
+        f"{_CONSEQUENCES.get(name, _ANSWERED)}"
+        for name, before, after in _changes(kept, now)
+    ]
+
+
+def refuse_mechanism(
+    kept: Mapping[str, Any], now: Mapping[str, Any], history: Sequence[Phase], steps: int
+) -> None:
+    """Raise if the claimed mechanism differs from the one in whose units the steps were read.
+
+    Readings were scaled by the claim, and the tests' bets were made with it, when the steps were
+    taken. The stored sums do not determine the values under another claim.
+
+    Args:
+        kept: `AuditConfig.settings` of the checkpoint.
+        now: `AuditConfig.settings` from now on.
+        history: phases of the steps so far, of all private optimizers.
+        steps: number of steps so far.
+
+    Raises:
+        ValueError: another noise multiplier, clipping norm, batch size, sampling rate or noise
+            coefficients are claimed, and the steps so far were not recorded with the new value.
+    """
+    seen = {
+        "claim.noise_multiplier": {phase.noise_multiplier for phase in history},
+        "claim.sample_rate": {phase.sample_rate for phase in history},
+    }
+    for name, before, after in _changes(kept, now):
+        if not name.startswith("claim."):
+            continue
+        if steps and (after is None or seen.get(name) != {after}):
+            raise ValueError(
+                f"{name}={after!r} is not what its {steps} steps were read against: the "
+                f"checkpoint's is {before!r}, and their stored sums cannot be judged by another; "
+                "resume with the checkpoint's, or audit the following steps as a separate "
+                "training, without ckpt_path."
+            )
+
+
+def _changes(kept: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return name, value before and value now of each setting that differs."""
+    before, after = _compared(kept), _compared(now)
+    return [(name, before[name], after[name]) for name in after if before[name] != after[name]]
+
+
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are compared, those of claim and resolution one by one."""
+    claim = settings["claim"] or {}
+    return {
+        **{name: value for name, value in settings.items() if name not in _NOT_COMPARED},
+        "allow": sorted(settings["allow"]),
+        "bounds": list(settings["bounds"]),
+        "adjacency": claim.get("adjacency") or "add_remove",
+        "private_dataset_size": bool(claim.get("private_dataset_size")),
+        **{f"claim.{name}": claim.get(name) for name in _MECHANISM},
+        **{f"resolution.{name}": value for name, value in settings["resolution"].items()},
+    }
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

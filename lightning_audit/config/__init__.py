@@ -1,1 +1,0 @@
-"""Configuration of an audit: the claim, the arguments, and their changes at a resume."""

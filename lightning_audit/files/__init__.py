@@ -1,1 +1,0 @@
-"""Reads and writes files that others may have written or may read meanwhile."""

@@ -1,0 +1,1 @@
+"""Read-only hooks on optimizers, gradients, weights and samplers."""

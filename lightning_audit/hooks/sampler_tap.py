@@ -1,0 +1,245 @@
+"""Observes the batches that a sampler draws and that steps use, without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils import _pytree
+from torch.utils.data import DataLoader
+
+from lightning_audit.hooks.boundary import Handles, entry
+
+# --- Identifies the batches that a training's steps use, from the inputs of its layers.
+
+#: Rows and values per row in a batch's digest; fewest distinct rows for which it is computed.
+_ROWS, _VALUES, _FEWEST = 16, 32, 8
+#: Largest number of batches whose digests are stored.
+_REMEMBERED = 2**14
+
+
+class BatchUse:
+    """Counts steps on a batch that an earlier step used and the loader did not yield again.
+
+    Layer inputs are compared with the loader's batches by a digest of some rows, in memory only. An
+    input counts if a backward pass goes through its layer. A batch that is changed before the
+    layers (augmented, cast) is not recognized and not counted.
+    """
+
+    def __init__(self) -> None:
+        #: Number of steps whose batch was recognized, and number of steps on an earlier batch.
+        self.recognised, self.stale = 0, 0
+        #: Number of batches that the loader yielded again.
+        self.regiven = 0
+        #: Number of the batch at which the first step on an earlier batch was taken.
+        self.first: int | None = None
+        # By digest: number of the batch when last yielded, and when a step last used it.
+        self._given: dict[int, int] = {}
+        self._used: dict[int, int] = {}
+        # By digest: order of the rows when first yielded.
+        self._orders: dict[int, int] = {}
+        self._pending: set[int] = set()
+        self._number = 0
+        self._modules: set[int] = set()
+        self._counts: Callable[[], bool] = lambda: True
+        self._handles = Handles()
+
+    @property
+    def watches(self) -> bool:
+        """Whether hooks are registered."""
+        return bool(self._handles)
+
+    def attach(
+        self,
+        modules: Iterable[torch.nn.Module],
+        inner: Iterable[torch.optim.Optimizer],
+        counts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Register hooks on the modules' inputs and on the optimizers that update them.
+
+        Args:
+            modules: modules whose inputs are compared with the batches.
+            inner: the optimizers.
+            counts: returns whether the training itself runs now, not a replay of a step.
+        """
+        self.detach()
+        self._counts = counts
+        self._modules = {id(module) for module in modules}
+        # A global hook: a module's own hook would be copied and saved with the user's module.
+        self._handles = Handles()
+        self._handles.append(register_module_forward_hook(entry(self._see), with_kwargs=True))
+        for one in inner:
+            self._handles.append(one.register_step_post_hook(entry(self._step)))
+
+    def detach(self) -> None:
+        """Unregister the hooks."""
+        self._handles.remove()
+        self._pending.clear()
+
+    def start_batch(self, batch: Any, number: int) -> None:
+        """Store the digests of a batch before it is trained on.
+
+        Args:
+            batch: the batch as the loader yielded it.
+            number: number of the batch.
+        """
+        self._number = number
+        again = False
+        for leaf in _pytree.tree_leaves(batch):
+            content = content_of(leaf)
+            if content is not None and (content in self._given or len(self._given) < _REMEMBERED):
+                again |= content in self._given and self._orders.get(content) == _order_of(leaf)
+                self._orders.setdefault(content, _order_of(leaf))
+                self._given[content] = number
+        self.regiven += again
+
+    def _see(self, module: torch.nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        if id(module) not in self._modules or not (torch.is_grad_enabled() and self._counts()):
+            return
+        contents = (content_of(leaf) for leaf in _pytree.tree_leaves((args, kwargs)))
+        seen = {content for content in contents if content in self._given}
+        if not seen:
+            return
+
+        def used(_: torch.Tensor) -> None:
+            self._pending.update(c for c in seen if c is not None)
+
+        hook = entry(used)
+        for leaf in _pytree.tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _step(self, *_: Any) -> None:
+        if not (self._pending and self._counts()):
+            return
+        self.recognised += 1
+        # An earlier batch's step used it, and the loader has not yielded it since.
+        if any(self._given[c] <= self._used.get(c, -1) < self._number for c in self._pending):
+            self.stale += 1
+            self.first = self._number if self.first is None else self.first
+        self._used.update(dict.fromkeys(self._pending, self._number))
+        self._pending.clear()
+
+
+def content_of(leaf: Any) -> int | None:
+    """Return a digest of a batch's first rows; None if too few of them are distinct."""
+    if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or leaf.is_complex():
+        return None
+    try:
+        if len(leaf) < _FEWEST:
+            return None
+        each = set(_rows_of(leaf))
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised, meta
+        return None
+    return hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None
+
+
+def _order_of(leaf: torch.Tensor) -> int:
+    """Return a digest of the first rows in order, and of the number of rows."""
+    return hash((len(leaf), *_rows_of(leaf)))
+
+
+def _rows_of(leaf: torch.Tensor) -> list[bytes]:
+    rows = leaf.detach()[:_ROWS].flatten(1)
+    rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
+    return [row.tobytes() for row in rows.numpy()]
+
+
+# --- Observes the batches of a loader's sampler, without changing them or their randomness.
+
+
+class WatchedSampler:
+    """Proxy of a batch sampler with the same type and attributes.
+
+    Args:
+        sampler: the batch sampler.
+        start: called when the first batch of a pass is drawn.
+        seen: called with each batch, before the loader gets it.
+    """
+
+    def __init__(
+        self, sampler: Any, start: Callable[[], None], seen: Callable[[Any], None]
+    ) -> None:
+        own = vars(self)
+
+        def look(batch: Any) -> Any:
+            if own["_begins"]:
+                own["_begins"] = False
+                start()
+            seen(batch)
+            return batch
+
+        own.update(_watched=sampler, _begins=False, _look=entry(look, lambda batch: batch))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # `isinstance`, as in Opacus, sees the sampler's type
+        return type(self._watched)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Some samplers draw their order here; their exceptions are the user's.
+        batches = iter(self._watched)
+        vars(self)["_begins"] = True
+        return map(vars(self)["_look"], batches)
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_watched" not in vars(self):  # during copying
+            raise AttributeError(name)
+        return getattr(vars(self)["_watched"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._watched, name, value)
+
+
+def unwatched(sampler: Any) -> Any:
+    """Return the sampler of a `WatchedSampler`, or any other sampler unchanged."""
+    return vars(sampler)["_watched"] if type(sampler) is WatchedSampler else sampler
+
+
+class SamplerTap:
+    """Observes the logical batches of a loader, until it is removed.
+
+    If Opacus splits them into physical batches, the inner sampler is observed. Samplers run in the
+    main process, ahead of the training if workers load the records.
+
+    Args:
+        loader: a torch loader with a batch sampler.
+        start: called when the first batch of a pass is drawn.
+        seen: called with each batch.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], start: Callable[[], None], seen: Callable[[Any], None]
+    ) -> None:
+        self._holder: Any = loader
+        self._name = "batch_sampler"
+        if isinstance(loader.batch_sampler, BatchSplittingSampler):
+            self._holder, self._name = loader.batch_sampler, "sampler"
+        self._own = unwatched(getattr(self._holder, self._name))
+        # An initialized DataLoader rejects a new sampler; this one draws the same batches.
+        self._handles = Handles()
+        self._handles.append(self)
+        self._put(WatchedSampler(self._own, start, seen))
+
+    def remove(self) -> None:
+        """Restore the loader's own sampler."""
+        self._put(self._own)
+        self._handles.forget()
+
+    def _put(self, sampler: Any) -> None:
+        object.__setattr__(self._holder, self._name, sampler)
+
+
+def can_be_watched(loader: Any) -> bool:
+    """Return whether this is a torch loader with a batch sampler and a data set of known size."""
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return False
+    try:
+        return len(loader.dataset) > 0  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return False

@@ -1,1 +1,0 @@
-"""Where blocks of trainings run: local processes, executors, this process."""

@@ -1,1 +1,0 @@
-"""Shadow models on random halves of the data, challenge points, and what selecting them costs."""

@@ -1,0 +1,407 @@
+"""The neighboring data sets of an audit over many trainings, their plan, the training."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit._validate import BadArgument, shown
+from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.many.records import Canary, LogitMargin, Records, ScoreError
+from lightning_audit.many.store import Block, PlannedTraining
+
+# --- The neighboring data sets of an audit over many trainings.
+
+
+class DataSets(Protocol):
+    """The data set of each outcome of a training's coins."""
+
+    data: Any
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The records that the score takes, one a coin."""
+
+    @property
+    def canaries(self) -> int:
+        """Number of coins of a training."""
+
+    def of(self, coins: tuple[int, ...]) -> Any:
+        """Return the data set of these coins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbors:
+    """Two neighboring data sets of your own.
+
+    Args:
+        without: the data set without the canary, in any form that the training takes.
+        with_canary: the data set with it.
+        record: the canary, which the score takes; None if the training itself returns a score.
+    """
+
+    without: Any
+    with_canary: Any
+    record: Any = None
+
+
+@dataclass(eq=False)
+class Worlds:
+    """The data set of each outcome of the coins.
+
+    Args:
+        data: the data set without any canary, or both data sets.
+        records: the canaries.
+        adjacency: "add_remove": a canary is a record more. "replace_one": it takes the place of
+            one of the last records.
+    """
+
+    data: Any
+    records: tuple[Any, ...]
+    adjacency: Adjacency
+    _made: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def canaries(self) -> int:
+        """Number of coins of a training."""
+        return len(self.records)
+
+    def of(self, coins: tuple[int, ...]) -> Any:
+        """Return the data set with the canaries whose coin is 1.
+
+        Data sets of one canary are made once; those of many are made for each training.
+        """
+        if isinstance(self.data, Neighbors):
+            return self.data.with_canary if coins[0] else self.data.without
+        if coins in self._made:
+            return self._made[coins]
+        chosen = {i: record for i, record in enumerate(self.records) if coins[i]}
+        data = Records(self.data)
+        if self.adjacency == "add_remove":
+            world = data.extended(list(chosen.values()), {})
+        else:
+            first = len(data) - self.canaries
+            world = data.extended([], {first + i: record for i, record in chosen.items()})
+        if self.canaries == 1:
+            self._made[coins] = world
+        return world
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+
+def worlds_of(dataset: Any, canary: Canary, adjacency: str) -> Worlds:
+    """Return the neighboring data sets of an audit.
+
+    Args:
+        dataset: the data set without the canary, or `Neighbors`.
+        canary: makes the canaries; ignored for `Neighbors`.
+        adjacency: "add_remove" or "replace_one".
+
+    Raises:
+        BadArgument: if the data set has no known form, if it has fewer records than canaries
+            replace, or if the canaries do not fit it.
+        ValueError: if ``adjacency`` is unknown.
+    """
+    which: Any = _validate.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
+    if isinstance(dataset, Neighbors):
+        return Worlds(dataset, (dataset.record,), which)
+    data = Records(dataset)
+    if not hasattr(canary, "records"):
+        raise BadArgument(
+            f"canary={shown(canary)} must be Blank(), Mislabeled(), Crafted(), "
+            "ChosenRecord(record) or Many([...])."
+        )
+    records = tuple(canary.records(data))
+    if which == "replace_one" and len(data) < len(records):
+        raise BadArgument(
+            f"canary={shown(canary)} replaces {len(records)} records, and dataset has only "
+            f"{len(data)}; give fewer canaries or adjacency='add_remove'."
+        )
+    return Worlds(dataset, records, which)
+
+
+# --- Runs the user's training function in a worker, and checks what it returns.
+
+#: Function of (data set, seed) that returns a model or a score; or an object with ``many``.
+Train = Callable[[Any, int], Any]
+Score = Callable[[Any, Any], float]
+
+_FORMS = "return the model, or its score as a finite number"
+
+
+class BadTraining(Exception):
+    """What the training function returns cannot be used in any training; says what to change."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training gave.
+
+    Args:
+        number: position in the plan.
+        scores: one finite score a canary; None if the training failed.
+        seconds: duration.
+        error: why it failed; empty if it did not.
+        fatal: whether each training would fail in the same way, so that the audit ends.
+    """
+
+    number: int
+    scores: tuple[float, ...] | None
+    seconds: float
+    error: str = ""
+    fatal: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a worker runs, for each block of the plan.
+
+    Args:
+        train: function of (data set, seed); or an object with ``many(data_sets, seeds)``, which
+            trains all at once and returns one result each.
+        worlds: the data sets.
+        score: function of (result of ``train``, record) that returns a number; None for
+            `LogitMargin` unless ``train`` itself returns numbers. An object with
+            ``many(result, records)`` scores all canaries at once.
+    """
+
+    train: Any
+    worlds: DataSets
+    score: Score | None = None
+
+    def run(self, block: Block) -> list[Outcome]:
+        """Run the trainings of a block. An exception of one training fails that training alone."""
+        if hasattr(self.train, "many"):
+            return self._at_once(block)
+        return [self._one(training) for training in block]
+
+    def _one(self, training: PlannedTraining) -> Outcome:
+        start = time.perf_counter()
+
+        def result() -> Any:
+            set_seeds(training.seed)
+            return self.train(self.worlds.of(training.coins), training.seed)
+
+        return self._scored(training, result, start, 1)
+
+    def _at_once(self, block: Block) -> list[Outcome]:
+        start = time.perf_counter()
+        try:
+            set_seeds(block[0].seed)
+            data = [self.worlds.of(training.coins) for training in block]
+            results = self.train.many(data, [training.seed for training in block])
+            found = list(results) if results is not None else None
+        except BadArgument as error:  # each block would fail in the same way
+            return [Outcome(t.number, None, 0.0, str(error), True) for t in block]
+        except Exception as error:
+            spent = (time.perf_counter() - start) / len(block)
+            return [Outcome(t.number, None, spent, _named(error)) for t in block]
+        if found is None or len(found) != len(block):
+            told = "None" if found is None else f"{len(found)} results"
+            error_text = (
+                f"train.many returned {told} for {len(block)} trainings; return a list with one "
+                "model or score a training."
+            )
+            return [Outcome(t.number, None, 0.0, error_text, True) for t in block]
+        return [
+            self._scored(training, lambda value=value: value, start, len(block))  # type: ignore[misc]
+            for training, value in zip(block, found, strict=True)
+        ]
+
+    def _scored(
+        self, training: PlannedTraining, result: Callable[[], Any], start: float, shared: int
+    ) -> Outcome:
+        scores, text, fatal = None, "", False
+        try:
+            scores = self._scores(result(), training.number)
+        except (BadTraining, ScoreError) as error:
+            text, fatal = str(error), True
+        except Exception as error:
+            text = _named(error)
+        spent = (time.perf_counter() - start) / shared
+        if scores is not None and not all(map(np.isfinite, scores)):
+            text = f"the score is {next(s for s in scores if not np.isfinite(s))}"
+            scores = None
+        return Outcome(training.number, scores, spent, text, fatal)
+
+    def _scores(self, result: Any, number: int) -> tuple[float, ...]:
+        """Return the scores of a result, one a canary.
+
+        Raises:
+            BadTraining: if they are not numbers, or not one a canary.
+        """
+        if result is None:
+            raise BadTraining(f"train returned None for training {number}; {_FORMS}.")
+        canaries = self.worlds.canaries
+        values = _numbers(result) if self.score is None else None
+        if values is None:
+            each = self._each(result)
+            singles = [_numbers(value) for value in each]
+            if any(value is None or value.size != 1 for value in singles):
+                raise BadTraining(
+                    f"score returned {shown(each[0])} for training {number}; return one number."
+                )
+            values = np.array([value.item() for value in singles if value is not None])
+        if values.size != canaries:
+            raise BadTraining(
+                f"train returned {values.size} scores for training {number} (shape "
+                f"{tuple(values.shape)}); return {_count(canaries)} in each training."
+            )
+        return tuple(float(value) for value in values.ravel())
+
+    def _each(self, result: Any) -> Sequence[Any]:
+        """Return what the score gives for each canary."""
+        score = self.score or LogitMargin()
+        if hasattr(score, "many"):
+            return list(score.many(result, self.worlds.records))
+        return [score(result, record) for record in self.worlds.records]
+
+
+def set_seeds(seed: int) -> None:
+    """Seed Python, NumPy and torch, so that a training does not depend on those before it.
+
+    Each new process of torch starts with the same seed: without seeds of its own, the first
+    trainings of all workers would draw the same noise.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+
+
+def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return numbers as an array; None if this is something else, such as a model."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, str | bytes | bool) or callable(value):
+        return None
+    if not isinstance(value, int | float | np.number | np.ndarray | list | tuple):
+        return None
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    return array
+
+
+def _count(canaries: int) -> str:
+    return "one score" if canaries == 1 else f"{canaries} scores, one a canary,"
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().rstrip(":")
+
+
+def lightning_training(
+    make_module: Callable[[Any], Any],
+    make_trainer: Callable[[], Any],
+    make_loader: Callable[[Any], Any] | None = None,
+) -> Train:
+    """Return a training function of a LightningModule and a Trainer.
+
+    Args:
+        make_module: function of a data set that returns a new LightningModule.
+        make_trainer: function that returns a new Trainer. It should write no checkpoints and log
+            nothing: it is called once a training.
+        make_loader: function of a data set that returns the training loader; None if the module
+            has its own ``train_dataloader``.
+
+    Returns:
+        A function of (data set, seed) that seeds, trains and returns the module.
+    """
+    import pytorch_lightning as pl
+
+    def train(dataset: Any, seed: int) -> Any:
+        pl.seed_everything(seed, workers=True, verbose=False)
+        module = make_module(dataset)
+        if getattr(module, "_trainer", None) is not None:
+            raise BadTraining(
+                f"make_module={shown(make_module)} returned a module that was trained already, "
+                "must return a new one each time; make it inside the function."
+            )
+        loader = None if make_loader is None else make_loader(dataset)
+        make_trainer().fit(module, loader)
+        return module
+
+    return train
+
+
+def opacus_training(
+    make_model: Callable[[], Any],
+    make_optimizer: Callable[[Any], Any],
+    *,
+    noise_multiplier: float,
+    max_grad_norm: float,
+    sample_rate: float,
+    expected_batch_size: int,
+    steps: int,
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> Train:
+    """Return the training function of a plain loop over Opacus' Poisson batches.
+
+    `PrivacyEngine.make_private` computes sampling rate and expected batch size from the number of
+    records, which a canary changes: a full batch of 30 becomes two half batches of 31. Here both
+    are given.
+
+    Args:
+        make_model: function without arguments that returns a new model.
+        make_optimizer: function of its parameters that returns an optimizer.
+        noise_multiplier: as `PrivacyEngine.make_private` takes it, >= 0.
+        max_grad_norm: clipping norm, > 0.
+        sample_rate: probability in (0, 1] with which a record joins a batch.
+        expected_batch_size: number by which the sum of a batch is divided, >= 1.
+        steps: number of optimizer steps.
+        loss: function of (outputs, targets); None for the mean cross-entropy.
+
+    Returns:
+        A function of (data set, seed) that seeds, trains and returns the model.
+    """
+
+    def train(dataset: Any, seed: int) -> Any:
+        import torch
+        from opacus import PrivacyEngine
+        from opacus.data_loader import DPDataLoader
+
+        torch.manual_seed(seed)
+        if isinstance(dataset, tuple):
+            dataset = torch.utils.data.TensorDataset(*dataset)
+        model = copy.deepcopy(make_model())  # it may return one object each time
+        criterion = torch.nn.functional.cross_entropy if loss is None else loss
+        private, optimizer, loader = PrivacyEngine().make_private(
+            module=model,
+            optimizer=make_optimizer(model.parameters()),
+            data_loader=DPDataLoader(dataset, sample_rate=sample_rate),
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            poisson_sampling=False,  # the loader samples already
+        )
+        optimizer.expected_batch_size = expected_batch_size
+        for inputs, targets in _batches(loader, steps):
+            optimizer.zero_grad()
+            criterion(private(inputs), targets).backward()
+            optimizer.step()
+        return model
+
+    return train
+
+
+def _batches(loader: Any, steps: int) -> Iterator[Sequence[Any]]:
+    """Yield this number of batches, over as many epochs as that takes."""
+    left = steps
+    while left:
+        for batch in loader:
+            yield batch
+            left -= 1
+            if not left:
+                return

@@ -1,0 +1,633 @@
+"""Tests a step's clipping with crafted gradients that replace those of the batch.
+
+**Classify a fault of clipping by a few more replays.** The replays use a single gradient with zeros
+for the others, many equal gradients, or records in another order. Their releases under the same
+random numbers are compared.
+
+**Crafted per-sample gradients to test clipping: many norms, shapes and positions in a batch.** A
+trial is a batch of gradients and the index of the one that its neighbor lacks. Norms are in units
+of the clipping norm.
+
+**Test a step's clipping with crafted gradients that replace those of the batch.** The user's
+clipping and noise run, without a forward or backward pass. Under the same noise, the releases with
+and without one gradient differ by that gradient's contribution, which must be at most the clipping
+norm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+from lightning_audit.canaries.inputs import leaves, rows, taken
+from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay_findings import NOT_SHOWN, Finding
+from lightning_audit.hooks.boundary import undoing
+from lightning_audit.replay.records import (
+    MORE,
+    SHIFTED,
+    Draw,
+    Judged,
+    Unshown,
+    hands_all_over,
+    judge,
+)
+from lightning_audit.replay.step_replay import (
+    Replay,
+    RowsReplay,
+    StepReplay,
+    Stopped,
+    rounding,
+    same_numbers,
+    too_coarse,
+    why_no_rows,
+)
+from lightning_audit.replay.training_state import GlobalGenerators, PutBack, training_thread
+
+# --- Crafted per-sample gradients to test clipping: many norms, shapes and positions in a batch.
+
+#: Norm of oversized gradients, and of the one that outweighs them, in units of the clipping norm.
+OVERSIZE, OUTWEIGHING = 1e3, 1e6
+#: Largest number of entries over all gradients of a batch.
+_ENTRIES = 40_000_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch of gradients, and the index of the one that its neighbor lacks.
+
+    Args:
+        name: describes the gradient that is left out, and the batch.
+        rows: the gradients, ``[n, d]``.
+        left_out: index of the gradient that the neighbor lacks.
+    """
+
+    name: str
+    rows: torch.Tensor
+    left_out: int
+
+    @property
+    def neighbour(self) -> torch.Tensor:
+        """The batch without that gradient, ``[n - 1, d]``."""
+        at = self.left_out % len(self.rows)
+        return torch.cat([self.rows[:at], self.rows[at + 1 :]])
+
+    @property
+    def with_zeros(self) -> torch.Tensor:
+        """The batch with zeros instead of that gradient, ``[n, d]``."""
+        rows = self.rows.clone()
+        rows[self.left_out] = 0.0
+        return rows
+
+
+def alone(gradient: torch.Tensor, batch: int) -> Trial:
+    """Return a trial of one gradient, ``[d]``, after rows of zeros."""
+    rows = gradient.new_zeros(batch, len(gradient))
+    rows[-1] = gradient
+    return Trial(f"norm {float(gradient.norm()):.3g} C, alone", rows, batch - 1)
+
+
+def against_others(direction: torch.Tensor, batch: int) -> Trial:
+    """Return a trial whose gradient, along a unit vector ``[d]``, outweighs all opposite ones."""
+    rows = -OVERSIZE * direction.repeat(batch, 1)
+    rows[-1] = OUTWEIGHING * direction
+    return Trial("against all others, which it outweighs", rows, batch - 1)
+
+
+class CraftedGradients:
+    """Generator of trials, in several families.
+
+    Args:
+        sizes: number of entries of each tensor.
+        batch: records of a usual batch.
+        seed: of directions.
+        dtype: of the gradients, before they are rounded to the parameters' types.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], batch: int, seed: int, dtype: torch.dtype = torch.float64
+    ) -> None:
+        self._sizes, self._type = list(sizes), dtype
+        self._size = sum(sizes)
+        self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield the trials of all families, one of each family in turn."""
+        families: list[Iterator[Trial]] = [family() for family in self._families()]
+        while families:
+            for family in list(families):
+                trial = next(family, None)
+                if trial is None:
+                    families.remove(family)
+                else:
+                    yield trial
+
+    def _families(self) -> list[Callable[[], Iterator[Trial]]]:
+        return [self._of_norms, self._of_shapes, self._of_others, self._of_sizes]
+
+    # ------------------------------------------------------------------ families
+
+    def _of_norms(self) -> Iterator[Trial]:
+        """Yield one gradient of each norm, first, in the middle or last, among usual ones."""
+        places = (0, self._batch // 2, self._batch - 1)
+        for number, norm in enumerate((3.0, 0.5, 1e5, 1.5, 30.0, 0.99, 1e3)):
+            at = places[number % len(places)]
+            where = ("first", "in the middle", "last")[number % len(places)]
+            yield self._among(f"norm {norm:g} C, {where}", norm * self._dense(1)[0], at)
+
+    def _of_shapes(self) -> Iterator[Trial]:
+        """Yield gradients that are flat, in one tensor, or in one entry."""
+        flat = torch.ones(self._size, dtype=self._type) / self._size**0.5
+        yield self._among("the same in all entries, norm 3 C", 3.0 * flat, -1)
+        for norm in (30.0, 1.5):
+            spike = torch.zeros(self._size, dtype=self._type)
+            spike[self._size // 2] = norm
+            yield self._among(f"in one entry, norm {norm:g} C", spike, 0)
+        starts = torch.tensor([0, *self._sizes]).cumsum(0).tolist()
+        chosen = torch.linspace(0, len(self._sizes) - 1, min(6, len(self._sizes))).round().int()
+        for tensor in dict.fromkeys(chosen.tolist()):
+            alone = torch.zeros(self._size, dtype=self._type)
+            alone[starts[tensor] : starts[tensor + 1]] = 1.0
+            yield self._among(
+                f"in tensor {tensor} alone, norm 30 C", 30.0 * alone / alone.norm(), tensor
+            )
+
+    def _of_others(self) -> Iterator[Trial]:
+        """Yield one gradient among equal, opposite, tiny, huge or zero ones."""
+        one, many = self._dense(1)[0], self._batch
+        signs = torch.tensor([1.0, -1.0] * many)[:many, None]
+        tiny, huge = self._dense(many, 0.01), self._dense(many, OVERSIZE)
+        yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
+        yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
+        between = huge.clone()
+        between[many // 2] = tiny[0]  # without it, the gradients after it move up
+        yield Trial("tiny among huge ones", between, many // 2)
+        yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.to(self._type), 0)
+        yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
+        yield against_others(one, many)
+        yield alone(OVERSIZE * one, many)
+
+    def _of_sizes(self) -> Iterator[Trial]:
+        """Yield batches of two gradients, and of more than twice the usual size."""
+        two, many = self._dense(2), 2 * self._batch + 2
+        yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
+        yield Trial("first of a batch twice as large, norm 0.9 C", self._dense(many, 0.9), 0)
+        yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
+        yield Trial("last of a batch twice as large, norm 3 C", self._dense(many, 3.0), -1)
+
+    # ------------------------------------------------------------------ gradients
+
+    def _among(self, name: str, gradient: torch.Tensor, at: int) -> Trial:
+        """Return a trial of a gradient among usual ones of half the clipping norm."""
+        at %= self._batch
+        rows = self._dense(self._batch, 0.5)
+        rows[at] = gradient
+        return Trial(name, rows, at)
+
+    def _dense(self, count: int, norm: float = 1.0) -> torch.Tensor:
+        """Return random vectors of one norm, ``[count, d]``."""
+        rows = torch.randn(count, self._size, generator=self._random, dtype=self._type)
+        return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place, to save memory
+
+
+# --- Classify a fault of clipping by a few more replays.
+
+#: Replays a step with gradients in units of the clipping norm, ``[n, d]``, under a seed.
+Given = Callable[[torch.Tensor, int], Replay]
+
+#: Smallest number of gradients of a batch, and the norms used, in units of the clipping norm.
+_SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
+#: Largest number of tensors that are tested with a gradient in one tensor alone.
+_TENSORS = 6
+#: Relative difference of norms that are equal up to rounding.
+_EQUAL = 2e-2
+#: Change of a release by swapped records, in units of the clipping norm, that is more than
+#: rounding.
+_MOVES = 0.05
+
+
+def sensitivity_kind(
+    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
+) -> str:
+    """Classify why one record moves a release by more than the clipping norm.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+        tolerated: rounding, in units of the clipping norm.
+        worst: largest change by a record, in units of the clipping norm.
+
+    Returns:
+        The kind of fault in the optimizer's clipping alone, see `clipping_kind`. If that is
+        correct: "rows" if several gradients of a record are clipped one by one, "parts" if a
+        record's contribution depends on the part of a split batch that it is in. Otherwise empty.
+    """
+    largest, kind = max(batches, key=rows), ""
+
+    def alone(gradients: torch.Tensor, seed: int) -> Replay:
+        return replay.run([largest], seed, rows=gradients, alone=True)
+
+    if replay.clips_alone:
+        kind = clipping_kind(replay, alone, rows(largest), seed, tolerated)
+    with contextlib.suppress(Stopped):
+        if not kind and _has_several_rows(replay, batches, seed, tolerated, worst):
+            kind = "rows"
+        if not kind and _parts_differ(replay, batches, seed, tolerated):
+            kind = "parts"
+    return kind
+
+
+def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float) -> bool:
+    """Return whether swapping records between parts of the batch changes a release.
+
+    Swapping two pairs must change it by the sum of both changes, as if each part had a weight:
+    changes by records whose gradients depend on other records do not add up.
+    """
+    base = replay.usual(batches, seed)
+    within = len(batches) == 1
+    sizes = [len(n) for n in base.norms] if within else [rows(batch) for batch in batches]
+    ends = torch.tensor(sizes, dtype=torch.long).cumsum(0).tolist()
+    large = [number for number, size in enumerate(sizes) if size > 1]
+    joined = _joined(batches)
+    if len(large) < 2 or joined is None or rows(joined) != ends[-1]:
+        return False
+    places = list(range(ends[-1]))
+    parts = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    one, other = parts[large[0]], parts[large[-1]]
+    firsts, lasts = {one[0]: other[0], other[0]: one[0]}, {one[-1]: other[-1], other[-1]: one[-1]}
+    turned = {a: b for part in parts for a, b in zip(part, reversed(part), strict=True)}
+    replay.allow(4)
+    moved = []
+    for trade in (turned, firsts, lasts, firsts | lasts):
+        order = [trade.get(place, place) for place in places]
+        cuts = [places] if within else parts
+        changed = [taken(joined, [order[place] for place in cut]) for cut in cuts]
+        again = replay.run(changed, seed)
+        if again.finite is None or not same_numbers(base, again):
+            return False
+        if len(again.release) != len(base.release):
+            return False
+        moved.append(again.release - base.release)
+    in_part, first, last, both = moved
+    alike = max(float(in_part.norm()), float((both - first - last).norm())) <= 2.0 * tolerated
+    return alike and max(float(first.norm()), float(last.norm())) > _MOVES
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """Concatenate the physical batches; None if their records have different shapes."""
+    shapes = {tuple(tensor.shape[1:] for tensor in leaves(batch)) for batch in batches}
+    if len(shapes) > 1:
+        return None
+    return _pytree.tree_map(lambda *tensors: torch.cat(tensors), *batches)
+
+
+def _has_several_rows(
+    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
+) -> bool:
+    """Return whether each record has several gradients, each clipped as claimed."""
+    found = replay.usual(batches, seed).rows
+    times, rest = divmod(found, max(sum(map(rows, batches)), 1))
+    if times < 2 or rest or worst > times * (1.0 + tolerated):
+        return False
+    zeros = torch.zeros(found, sum(replay.sizes), dtype=replay.dtype)
+    long = zeros.clone()
+    long[0] = _LONG * _dense(replay, seed)
+    replay.allow(2)
+    without, one = (replay.run(batches, seed, rows=each).finite for each in (zeros, long))
+    if without is None or one is None:
+        return False
+    return float((one - without).norm()) <= 1.0 + tolerated
+
+
+def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
+    """Return a random gradient of norm 1 over all tensors, ``[d]``."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
+    unit: torch.Tensor = dense / dense.norm()
+    return unit
+
+
+def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
+    """Classify what the step does instead of clipping each gradient at the claimed norm.
+
+    Args:
+        replay: of a step in which some gradient adds more than the clipping norm.
+        given: replays the step with gradients.
+        count: gradients of a usual batch.
+        seed: of the replays and of the direction.
+        tolerated: rounding, in units of the clipping norm.
+
+    Returns:
+        "sum" if the sum is clipped, "none" if nothing is, "norm" if each gradient is clipped at a
+        larger norm, "tensors" if each tensor is clipped on its own, "some" if gradients in some
+        tensors are not clipped, "batch" if the clipping norm depends on the batch's gradients;
+        otherwise empty.
+    """
+    if count < _SEVERAL:
+        return ""
+    batches = _batches(replay, count, seed)
+    replay.allow(1 + len(batches))
+    try:
+        base = given(torch.zeros_like(batches["first"]), seed).finite
+        if base is None:
+            return ""
+        added = {}
+        for name, gradients in batches.items():
+            release = given(gradients, seed).finite
+            if release is None:
+                return ""
+            added[name] = float((release - base).norm())
+    except Stopped:
+        return ""
+    return _kind(added, count, len(replay.sizes), 1.0 + tolerated)
+
+
+def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return the batches of gradients to replay, ``[count, d]`` each, by name."""
+    dense = _dense(replay, seed)
+
+    def alone(gradient: torch.Tensor, at: int) -> torch.Tensor:
+        gradients = torch.zeros(count, len(gradient), dtype=replay.dtype)
+        gradients[at] = gradient.to(replay.dtype)
+        return gradients
+
+    batches = {
+        "first": alone(_LONG * dense, 0),
+        "last": alone(_LONG * dense, -1),
+        "longer": alone(2.0 * _LONG * dense, -1),
+        "short": alone(_SHORT * dense, count // 2),
+        "many": (_LONG * dense).to(replay.dtype).repeat(count, 1),
+        "many longer": (2.0 * _LONG * dense).to(replay.dtype).repeat(count, 1),
+    }
+    ends = torch.tensor(replay.sizes).cumsum(0).tolist()
+    chosen = torch.linspace(0, len(ends) - 1, min(_TENSORS, len(ends))).round().int().tolist()
+    for number in dict.fromkeys(chosen):
+        own = torch.zeros_like(dense)
+        begin = ends[number] - replay.sizes[number]
+        own[begin : ends[number]] = dense[begin : ends[number]]
+        batches[f"tensor {number}"] = alone(_LONG * own / own.norm(), -1)
+    return batches
+
+
+def _kind(added: Mapping[str, float], count: int, tensors: int, allowed: float) -> str:
+    """Return the kind, given the change by each batch in units of the clipping norm."""
+    one, many = added["first"], added["many"]
+    parts = [norm for name, norm in added.items() if name.startswith("tensor")]
+    if one > allowed and _equal([one, *(added[n] for n in ("last", "many", "many longer"))]):
+        return "sum"
+    if not _equal([one, added["last"]]):
+        return ""  # depends on the position in the batch
+    if not _equal([many, count * one]):
+        grows = many > count * allowed and _equal([2.0 * many, added["many longer"]])
+        return "batch" if grows and max(one, *parts) < _LONG / (1.0 + _EQUAL) else ""
+    if _equal([one, *parts, _LONG, added["longer"] / 2.0]) and _equal([added["short"], _SHORT]):
+        return "none"
+    whole = [norm for norm in parts if _equal([norm, _LONG])]
+    if whole and all(norm <= allowed for norm in parts if norm not in whole):
+        return "some" if len(whole) < len(parts) else ""
+    steady = one > allowed and _equal([one, added["longer"]])
+    if steady and _equal([one, *parts]) and _equal([added["short"], min(one, _SHORT)]):
+        return "norm"
+    by_parts = math.sqrt(tensors) * parts[0]
+    return "tensors" if steady and max(parts) <= allowed and _equal([one, by_parts]) else ""
+
+
+def _equal(norms: Sequence[float]) -> bool:
+    return max(norms) <= (1.0 + _EQUAL) * min(norms)
+
+
+# --- The gradient of one sample at the current weights, computed without changing the training.
+
+
+@contextlib.contextmanager
+def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[None]:
+    """Run passes through a module without changing it or the global generators.
+
+    What the module logs is dropped, and buffers such as running statistics are restored. The
+    modules keep their train or eval mode, so that the passes compute the same as training. If
+    another thread may train, generators are not restored: that thread would draw the same numbers
+    twice.
+
+    Args:
+        module: the user's module.
+        hooks: whether Opacus' hooks, which compute per-sample gradients, stay enabled.
+    """
+    back = [_buffers(module)]
+    if not training_thread():
+        back.append(GlobalGenerators().put_back)
+    with contextlib.ExitStack() as stack:
+        for put_back in back:
+            stack.enter_context(undoing(put_back))
+        if not hooks:
+            _turn_hooks_off(module, stack)
+        _silence(module, stack)
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+def _turn_hooks_off(module: torch.nn.Module, stack: contextlib.ExitStack) -> None:
+    """Disable Opacus' hooks, with or without an Opacus module that wraps the user's."""
+    owners: dict[int, Any] = {}
+    for part in module.modules():
+        hooks = [*part._forward_hooks.values(), *part._backward_hooks.values()]
+        # The function in a partial is bound to the owner of the hooks.
+        for hook in (getattr(hook, "func", hook) for hook in hooks):
+            owner = getattr(hook, "__self__", None)
+            if hasattr(owner, "disable_hooks"):
+                owners[id(owner)] = owner
+    before = [(owner, owner.hooks_enabled) for owner in owners.values()]
+
+    def put_back() -> None:
+        for owner, enabled in before:
+            owner.hooks_enabled = enabled
+
+    stack.enter_context(undoing(put_back))
+    for owner, _ in before:
+        owner.disable_hooks()
+
+
+def _silence(module: torch.nn.Module, stack: contextlib.ExitStack) -> None:
+    """Drop what a LightningModule logs."""
+    names = [name for name in ("log", "log_dict") if hasattr(module, name)]
+    own = {name: vars(module)[name] for name in names if name in vars(module)}
+
+    def put_back() -> None:
+        for name in names:
+            vars(module).pop(name, None)
+        vars(module).update(own)
+
+    stack.enter_context(undoing(put_back))
+    vars(module).update(dict.fromkeys(names, _drop))
+
+
+def _drop(*_: Any, **__: Any) -> None:
+    """Log nothing."""
+
+
+def _buffers(module: torch.nn.Module) -> PutBack:
+    """Return a function that restores every buffer, including those that a pass replaces."""
+    kept = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for part, name, buffer, value in kept:
+                part._buffers[name] = buffer
+                buffer.copy_(value)
+
+    return put_back
+
+
+@dataclass(frozen=True)
+class DenseDirection:
+    """A unit vector over all trained parameters.
+
+    Args:
+        parts: its entries, one tensor for each parameter.
+        norm: norm of the gradient that was normalized.
+    """
+
+    parts: tuple[torch.Tensor, ...]
+    norm: float
+
+    @torch.no_grad()
+    def product(self, grads: Sequence[torch.Tensor | None]) -> float:
+        """Return the inner product with a gradient, a tensor per parameter; NaN if one is None."""
+        held = [grad for grad in grads if grad is not None]
+        if len(held) < len(grads):
+            return float("nan")
+        products = [
+            torch.dot(part.flatten().to(grad), grad.flatten()).double()
+            for part, grad in zip(self.parts, held, strict=True)
+        ]
+        return float(torch.stack(products).sum())
+
+    @torch.no_grad()
+    def take_out(self, tensors: Sequence[torch.Tensor | None], amount: float) -> None:
+        """Subtract ``amount`` times the direction from tensors, one per parameter; skip None."""
+        pairs = [
+            (tensor, part.to(tensor).view_as(tensor))
+            for part, tensor in zip(self.parts, tensors, strict=True)
+            if tensor is not None
+        ]
+        for tensor, part in pairs:
+            tensor.sub_(part, alpha=amount)
+
+
+def own_direction(
+    loss: torch.Tensor, params: Sequence[torch.nn.Parameter]
+) -> DenseDirection | None:
+    """Return the direction of the gradient of one sample's loss.
+
+    Returns:
+        The direction; None if the gradient is zero or not finite.
+    """
+    found = torch.autograd.grad(loss, list(params), allow_unused=True)
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+    # In double precision: the square of an oversized entry may not fit into single precision.
+    norm = float(torch.stack([part.double().norm() for part in parts]).norm())
+    if not np.isfinite(norm) or norm == 0.0:
+        return None
+    return DenseDirection(tuple(part.detach() / norm for part in parts), norm)
+
+
+# --- Test a step's clipping with crafted gradients that replace those of the batch.
+
+#: Largest number of trials of one examination.
+TRIALS = 32
+
+
+def examine_clipping(
+    replay: StepReplay,
+    batch: Any,
+    tolerated: float,
+    seed: int,
+    trials: int = TRIALS,
+    begin: int = 0,
+    *,
+    replaced: bool = False,
+) -> Answer:
+    """Replay a step with crafted gradients.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch, whose records are repeated to match the number of gradients.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays and of the gradients.
+        trials: largest number of trials; each leaves out one gradient.
+        begin: number of trials in earlier examinations, after which this one continues.
+        replaced: whether the gradient is replaced by zeros instead of left out, so that the number
+            of gradients is equal; also done if leaving it out shifts random numbers.
+    """
+    count = rows(batch)
+    usual = replay.usual([batch], seed)
+    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
+        return Answer(reason=reason)
+    if reason := too_coarse(rounding(usual.releases, replay.dtypes), tolerated):
+        return Answer(reason=reason)
+    crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
+    given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
+    unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
+    asked, shifted, zeros = 0, 0, replaced
+    start = begin % TRIALS
+    with contextlib.suppress(Stopped):  # findings until then are kept
+        for trial in itertools.islice(_endless(crafted), start, start + trials):
+            judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+            if judged.shifted and not zeros:
+                zeros = True
+                judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+            shifted += judged.shifted
+            if not judged.tells:
+                continue
+            if judged.far > 1.0 + tolerated:
+                if not found and not given.alone and not hands_all_over(replay, batch, seed):
+                    return Answer(reason=MORE)
+                if not unshown.takes(_pair(given, trial, zeros=zeros), 1):
+                    found.append(_finding(trial, judged.far, replay.sizes))
+            asked += 1
+    if unshown.count and not found:
+        return Answer(reason=NOT_SHOWN)
+    why = SHIFTED if shifted else replay.why_none("crafted gradient")
+    kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
+    return Answer(asked, tuple(found), "" if asked else why, kind=kind)
+
+
+def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:
+    """Compare the step with a trial's gradients to that without one of them, or with zeros."""
+    return judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
+
+
+def _pair(given: RowsReplay, trial: Trial, *, zeros: bool) -> Draw:
+    without = trial.with_zeros if zeros else trial.neighbour
+
+    def draw(seed: int) -> list[Replay]:
+        return [given.run(rows, seed) for rows in (trial.rows, without)]
+
+    return draw
+
+
+def _finding(trial: Trial, far: float, sizes: Sequence[int]) -> Finding:
+    left = trial.rows[trial.left_out]
+    parts = sum(bool(part.any()) for part in torch.split(left, list(sizes)))
+    whole, alone = float(left.norm()), parts == 1 < len(sizes)
+    return Finding(trial.name, far, 1.0, whole=whole, in_one_tensor=alone)
+
+
+def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
+    """Yield trials of all families forever, with new directions each time."""
+    while True:
+        yield from crafted.trials()

@@ -1,0 +1,750 @@
+"""Examines one step of a training, without changing the training: questions, schedule, fork.
+
+**Run a function in a forked process, so that it cannot change this one.** Its result comes back
+over a pipe. A fork without progress is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from lightning_audit.canaries.inputs import rows
+from lightning_audit.checks.replay import (
+    COUPLING,
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+    Answer,
+    tolerance_of,
+)
+from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.hooks.boundary import FailedElsewhere, current, raised_in_audit, undoing, where
+from lightning_audit.replay.clipping import TRIALS, examine_clipping, sensitivity_kind
+from lightning_audit.replay.noise import examine_noise
+from lightning_audit.replay.records import examine_independence, examine_sensitivity, tolerance
+from lightning_audit.replay.release import examine_release
+from lightning_audit.replay.step_replay import (
+    ANOTHER_DREW,
+    StepReplay,
+    Stopped,
+    TakenStep,
+    equal_after,
+    equal_releases,
+    same_numbers,
+)
+from lightning_audit.replay.training_state import (
+    CannotKeep,
+    CannotSeparate,
+    TrainingState,
+    keep_to_itself,
+    room_for,
+    training_thread,
+)
+
+# --- Run a function in a forked process, so that it cannot change this one.
+
+Result = TypeVar("Result")
+Beat = Callable[[], None]
+_PDEATHSIG = 1
+_READY, _BEAT, _DONE, _SHARES, _FAILED = "ready", "beat", "done", "shares", "failed"
+
+
+class ForkFailed(Exception):
+    """The forked process returned no result; the message says why."""
+
+
+def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether a fork of this process can train.
+
+    It cannot on devices other than CPUs, or if the autograd engine may have started threads for
+    such devices. `other_threads` checks the process's other threads.
+
+    Args:
+        tensors: the trained tensors.
+    """
+    return (
+        sys.platform == "linux"
+        and hasattr(os, "memfd_create")
+        and not torch.accelerator.is_available()
+        and all(tensor.device.type == "cpu" for tensor in tensors)
+    )
+
+
+def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
+    """Return the result of ``work`` in a fork of this process.
+
+    Args:
+        work: gets a function that it must call regularly, and returns a picklable result.
+        patience: largest number of seconds between two such calls.
+
+    Raises:
+        CannotSeparate: the fork would share too much with this process; nothing was run.
+        FailedElsewhere: ``work`` raised.
+        ForkFailed: the fork ended or was killed.
+    """
+    receiver, sender = Pipe(duplex=False)
+    with warnings.catch_warnings():
+        # The warning is about other threads, of OpenMP and of helpers; the fork uses neither.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            child = os.fork()
+        except OSError as error:
+            raise CannotSeparate(f"the process cannot be forked: {error}") from error
+    if child == 0:
+        _run(work, sender)
+    sender.close()
+    last, ended = "", False
+    try:
+        while receiver.poll(patience):
+            last, value = pickle.loads(receiver.recv_bytes())
+            if last == _DONE:
+                result: Result = value
+                return result
+            if last == _SHARES:
+                raise CannotSeparate(value)
+            if last == _FAILED:
+                raise FailedElsewhere(*value)
+        raise ForkFailed(f"no replay ended within {patience:.0f} s")
+    except EOFError:
+        ended = True
+    finally:
+        receiver.close()
+        code = _end(child, kill=not ended)
+    if not last:
+        raise CannotSeparate(f"the fork ended before it began, with exit code {code}")
+    raise ForkFailed(
+        f"the process that replayed the step was ended by signal {-code}"
+        + " (out of memory?)" * (code == -signal.SIGKILL)
+        if code < 0
+        else f"the process that replayed the step ended with exit code {code}"
+    )
+
+
+def _end(child: int, *, kill: bool) -> int:
+    """Wait for the fork, and return its exit code, negative for a signal."""
+    if kill:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except ChildProcessError:  # the user's program reaps all children
+        return 0
+
+
+def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
+    """Run ``work`` in the fork, and exit without returning."""
+
+    def send(what: str, value: Any = None) -> None:
+        # Not `Connection.send`, which puts tensors into shared memory.
+        sender.send_bytes(pickle.dumps((what, value)))
+
+    try:
+        try:
+            _settle(sender.fileno())
+        except Exception as error:
+            send(_SHARES, str(error))
+            return
+        send(_READY)
+        result, boundary = work(lambda: send(_BEAT)), current()
+        if boundary is not None and boundary.failure:
+            send(_FAILED, (boundary.failure, boundary.line))
+        else:
+            send(_DONE, result)
+    except BaseException as error:
+        send(_FAILED, where(error))
+    finally:
+        os._exit(0)  # skips the training's exit handlers
+
+
+def _settle(pipe: int) -> None:
+    """Prepare the forked process to train alone."""
+    gc.freeze()  # the training's garbage is not finalized in the fork
+    sys.settrace(None)
+    sys.setprofile(None)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted training ends the fork
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # out of memory, the kernel kills the fork and not the training
+    # A fork has no OpenMP threads: with more than one it would wait for them forever.
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda _: None  # type: ignore[assignment]
+    keep_to_itself(pipe)
+
+
+# --- The questions of an examination, tested one after the other on a step, and their costs.
+
+#: Smallest number of records in a batch that is examined.
+LEAST_RECORDS = 3
+#: Largest number of entries of a gradient: several copies in double precision are held.
+MOST_ENTRIES = 50_000_000
+
+#: Reasons why a step is not examined.
+TOO_SMALL = "the batch is too small"
+NOT_REPEATED = (
+    "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
+    "restore, draws random numbers that cannot be seeded, or is not deterministic"
+)
+_RANDOM_NORM = "the clipping norm of a step depends on random numbers"
+_OTHER_SEED = 9_115_027
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The step to examine, and the settings of its examination.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of the logical one.
+        seed: of the replays.
+        low_precision: whether layers compute in bf16 or fp16.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        trials: largest number of crafted gradients.
+        earlier_trials: number of crafted gradients in earlier examinations.
+    """
+
+    replay: StepReplay
+    batches: Sequence[Any]
+    seed: int
+    low_precision: bool = False
+    replaced: bool = False
+    trials: int = TRIALS
+    earlier_trials: int = 0
+
+    @property
+    def tolerated(self) -> float:
+        """Rounding of a sensitivity, in units of the clipping norm."""
+        return tolerance(self.replay.dtypes, low_precision=self.low_precision)
+
+
+def _sensitivity(asked: Asked) -> Answer:
+    return examine_sensitivity(
+        asked.replay, asked.batches, asked.tolerated, asked.seed, replaced=asked.replaced
+    )
+
+
+def _release(asked: Asked) -> Answer:
+    return examine_release(asked.replay, asked.batches, asked.seed)
+
+
+def _coupling(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    low = tolerance_of(low_precision=asked.low_precision)
+    return examine_independence(asked.replay, max(asked.batches, key=rows), low, asked.seed)
+
+
+def _clipping(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    return examine_clipping(
+        asked.replay,
+        max(asked.batches, key=rows),
+        asked.tolerated,
+        asked.seed,
+        asked.trials,
+        begin=asked.earlier_trials,
+        replaced=asked.replaced,
+    )
+
+
+def _noise(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    return examine_noise(asked.replay, max(asked.batches, key=rows), asked.seed)
+
+
+def _not_alone(asked: Asked) -> str:
+    """Return why a physical batch cannot be replayed alone, or empty."""
+    if len(asked.batches) == 1 or asked.replay.skips:
+        return ""
+    return "the Trainer accumulates the gradients of several batches"
+
+
+#: The questions by the names of their checks; the slowest come last.
+QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
+    REPLAY_SENSITIVITY.name: _sensitivity,
+    REPLAY_RELEASE.name: _release,
+    COUPLING.name: _coupling,
+    REPLAY_CLIPPING.name: _clipping,
+    REPLAY_NOISE.name: _noise,
+}
+
+
+#: Largest number of steps that each question replays alone, with few crafted gradients.
+USUAL: Mapping[str, float] = {
+    REPLAY_SENSITIVITY.name: 10.0,
+    REPLAY_RELEASE.name: 18.0,
+    COUPLING.name: 5.0,
+    REPLAY_CLIPPING.name: 22.0,
+    REPLAY_NOISE.name: 24.0,
+}
+#: Replays that must be left to begin a question.
+_LEAST = {REPLAY_RELEASE.name: 6, COUPLING.name: 3, REPLAY_CLIPPING.name: 4, REPLAY_NOISE.name: 16}
+
+
+def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
+    """Test questions on a step.
+
+    Args:
+        asked: the step and the settings.
+        names: of the questions, which are those of their checks.
+
+    Returns:
+        The answers, by name.
+    """
+    answers: dict[str, Answer] = {}
+    replay = asked.replay
+    reason = _obstacle(asked)
+    for name, question in QUESTIONS.items():
+        if name not in names:
+            continue
+        reason = reason or replay.lost
+        late = "" if replay.has_left(_LEAST.get(name, 1)) else NONE_LEFT
+        try:
+            answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
+        except Stopped as stopped:
+            answers[name] = Answer(reason=str(stopped))
+    _name_sensitivity(asked, answers)
+    if replay.stopped:  # another thread's random numbers may have affected any answer
+        return {name: Answer(reason=replay.stopped) for name in names}
+    return answers
+
+
+def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
+    """Classify why a record moves a release too far, if crafted gradients found nothing."""
+    found, crafted = (answers.get(n) for n in (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name))
+    if found is None or not found.findings or (crafted is not None and crafted.findings):
+        return
+    worst = max(finding.size for finding in found.findings)
+    kind = sensitivity_kind(asked.replay, asked.batches, asked.seed, asked.tolerated, worst)
+    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=kind)
+
+
+def _obstacle(asked: Asked) -> str:
+    """Return why no question can be tested, or empty."""
+    try:
+        return _unfit(asked) or _unsteady(asked) or _random_norm(asked)
+    except Stopped as stopped:
+        return str(stopped)
+
+
+def _unfit(asked: Asked) -> str:
+    """Return why no question can be tested on such a step, or empty."""
+    try:
+        most = max(map(rows, asked.batches), default=0)
+    except ValueError as error:
+        return str(error)
+    if sum(asked.replay.sizes) > MOST_ENTRIES:
+        return "the gradient has too many entries"
+    if most < LEAST_RECORDS:
+        return TOO_SMALL
+    base = asked.replay.usual(asked.batches, asked.seed)
+    if base.error:
+        return f"the step cannot be replayed ({base.error}, {base.where})"
+    if not base.releases:
+        return "the batch makes no step"
+    if len(base.releases) > 1:
+        return f"the batch makes {len(base.releases)} steps"
+    if not base.sure:
+        return NOT_SHOWN
+    if not all(bool(torch.isfinite(release).all()) for release in base.releases):
+        return "the step's release is not finite"
+    return ""
+
+
+def _unsteady(asked: Asked) -> str:
+    """Return why replays are not comparable, or empty."""
+    base = asked.replay.usual(asked.batches, asked.seed)
+    again = asked.replay.run(asked.batches, asked.seed, look=True)
+    same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
+    base.after = {}
+    return "" if same else NOT_REPEATED
+
+
+def _random_norm(asked: Asked) -> str:
+    """Return why a release has no unit, or empty: the clipping norm depends on random numbers."""
+    stated = asked.replay.usual(asked.batches, asked.seed).stated
+    if stated == 1.0:
+        return ""
+    other = asked.replay.run(asked.batches, asked.seed + _OTHER_SEED).stated
+    return "" if other == stated else _RANDOM_NORM
+
+
+# --- Examine one step of a training, without changing the training.
+
+_log = logging.getLogger(__name__)
+_FULL_PRECISION = ("32-true", "64-true")
+#: Time limit of the replays: seconds, plus a multiple of the step's single-threaded seconds.
+_PATIENCE, _SLOWER = 60.0, 20.0
+#: Steps to wait while another thread may train.
+_WAIT = 16
+#: An examination sets generators that all threads share.
+_ONE_AT_A_TIME = threading.Lock()
+_ANOTHER = "another examination is under way in this process"
+_THREAD = "thread {thread!r} of this process may train or draw random numbers at the same time"
+_MOVED = (
+    "a step was replayed and gave other bits: state that a replay cannot restore may have changed, "
+    "and the training with it"
+)
+
+
+class UserStep(Protocol):
+    """The user's step, which can be run again for a replay."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The user's module."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers of the training."""
+
+    @property
+    def precision(self) -> str:
+        """The precision of the training, by Lightning's name."""
+
+    @property
+    def logged(self) -> Collection[str]:
+        """Names of the values that the step logged when it was replayed."""
+
+    @property
+    def aside(self) -> Sequence[object]:
+        """Objects whose state is neither saved nor restored."""
+
+    def roots(self) -> list[object]:
+        """Return the objects that a step may change."""
+
+    def take(self, batches: Sequence[Any]) -> None:
+        """Train on the physical batches of one logical step."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Result of an examination.
+
+    Args:
+        answers: to the questions, by the names of their checks.
+        seconds: duration of the examination.
+        steps: number of replayed steps.
+        step_times: the examination's CPU time over that of the fastest replayed step.
+        late: names of the questions for which no replays were left.
+        waits: number of steps until the next try; 0 if this step was examined.
+        ends: whether no other step may be replayed.
+        logged: names of the values that ``training_step`` logs.
+        notes: for the report.
+    """
+
+    answers: Mapping[str, Answer]
+    seconds: float = 0.0
+    steps: int = 0
+    step_times: float = 0.0
+    late: tuple[str, ...] = ()
+    waits: int = 0
+    ends: bool = False
+    logged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Names of the questions that were not tested, for any reason."""
+        return tuple(name for name, answer in self.answers.items() if answer.reason)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Arguments of an examination; see `examine_step`."""
+
+    user: UserStep
+    step: DPSGDStep
+    claim: StepClaim
+    taken: TakenStep
+    seed: int
+    names: Collection[str]
+    replaced: bool
+    trials: int
+    earlier_trials: int
+    budget: int | None
+
+
+def examine_step(
+    user: UserStep,
+    step: DPSGDStep,
+    claim: StepClaim,
+    taken: TakenStep,
+    *,
+    seed: int,
+    names: Collection[str] = tuple(QUESTIONS),
+    replaced: bool = False,
+    trials: int = TRIALS,
+    earlier_trials: int = 0,
+    budget: int | None = None,
+) -> Examined:
+    """Test questions on a step that was taken; failures are answers, not exceptions.
+
+    The step is replayed in a fork of the process if the fork can train, else in this process, whose
+    state is then restored. If another thread may train, the step is not replayed.
+
+    Args:
+        user: runs the step again.
+        step: the adapter of the private optimizer.
+        claim: what is claimed of the step.
+        taken: the step's batches.
+        seed: of the replays.
+        names: of the questions.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        trials: largest number of crafted gradients.
+        earlier_trials: number of crafted gradients in earlier examinations.
+        budget: largest number of replayed steps; None for no limit.
+    """
+    order = _Order(user, step, claim, taken, seed, names, replaced, trials, earlier_trials, budget)
+    begun = time.perf_counter()
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        return replace(_none(names, _ANOTHER), waits=_WAIT)
+    try:
+        if thread := training_thread():
+            return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
+        found = _examined(order, user.module.parameters())
+    finally:
+        _ONE_AT_A_TIME.release()
+    return replace(found, seconds=time.perf_counter() - begun)
+
+
+def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
+    if not may_fork(params):
+        return _here(order)
+    patience = _PATIENCE + _SLOWER * torch.get_num_threads() * order.taken.seconds
+    try:
+        return in_a_fork(partial(_in_the_fork, order), patience)
+    except CannotSeparate as error:
+        _log.info("the step is replayed in the training's own process: %s", error)
+        return _here(order)
+    except ForkFailed as error:
+        return replace(_none(order.names, f"the step was not replayed: {error}"), ends=True)
+
+
+def _here(order: _Order) -> Examined:
+    """Examine the step in the training's own process."""
+    found = _in_the_fork(order)
+    if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
+        found = replace(found, notes=(*found.notes, _MOVED), ends=True)
+    for note in found.notes:
+        _log.warning(note)
+    return found
+
+
+def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Examined:
+    """Examine the step, and restore all state."""
+    work, user, names = time.thread_time(), order.user, order.names
+    try:
+        state = TrainingState(
+            user.roots(), user.aside, room_for(user.module.parameters(), user.optimizers)
+        )
+    except CannotKeep as error:
+        return _none(names, str(error))
+    except Exception as error:  # raised by a user's object
+        if raised_in_audit(error):
+            raise
+        return _none(names, type(error).__name__)
+    taken = order.taken
+    replay = StepReplay(
+        user.take, user.module, order.step, order.claim, state, taken.skips, order.budget, beat
+    )
+    low = user.precision not in _FULL_PRECISION
+    asked = Asked(
+        *(replay, taken.batches, order.seed, low),
+        *(order.replaced, order.trials, order.earlier_trials),
+    )
+    with undoing(state.put_back):
+        answers = ask(asked, names)
+    notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
+    notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
+    return Examined(
+        answers,
+        steps=replay.steps,
+        step_times=(time.thread_time() - work) / max(replay.step_seconds, 1e-9),
+        late=tuple(name for name, answer in answers.items() if answer.reason == NONE_LEFT),
+        waits=int(all(answer.reason == TOO_SMALL for answer in answers.values())),
+        ends=bool(replay.stopped),
+        logged=tuple(user.logged),
+        notes=tuple(notes),
+    )
+
+
+def _none(names: Collection[str], reason: str) -> Examined:
+    return Examined({name: Answer(reason=reason) for name in names})
+
+
+# --- The schedule of a training's examinations, and their time budget.
+
+#: Replayed steps allowed to each of the first examinations; share of time for the later ones.
+FIRST_REPLAYS, LATER_SHARE = 80, 0.03
+#: Number of steps on which an unanswered question is retried before it must wait for its time
+#: share; the same if replays ran out each time.
+_TRIES, _MOST_TRIES = 3, 5
+#: Crafted gradients per examination under the time limit.
+_TRIALS_IN_TIME = 8
+#: A step that never comes.
+NEVER = sys.maxsize
+
+
+class Schedule:
+    """Schedule of the examined steps: the first step, then random ones, at growing distances.
+
+    The first examinations do not depend on the machine's speed: the first step gets all questions,
+    within a limit on replays, and the next drawn steps get those that are still unanswered.
+
+    Args:
+        wanted: "auto" for each question once and later ones within a share of the time, or the
+            number of examinations, each with all questions and without a time limit.
+        seed: of the drawn steps.
+        usual: number of steps that each question replays. A later examination has one question:
+            the first of the least often tested ones.
+    """
+
+    def __init__(self, wanted: int | str, seed: int, usual: Mapping[str, float]) -> None:
+        self._auto = wanted == "auto"
+        self._left = 1 if self._auto else int(wanted)
+        self._random = random.Random(seed)
+        self._usual = dict(usual)
+        #: How often each question was tested.
+        self._asked = dict.fromkeys(usual, 0)
+        #: Unanswered questions, which need not wait for time, and how often they were tried.
+        self._open, self._tries = list(usual), 0
+        #: The next question, regardless of its time; or empty.
+        self._pressing = ""
+        #: Number of the next step to examine, from 1.
+        self.due = 1 if self._left else NEVER
+        #: Expected seconds of each question, empty at first; and of one replayed step.
+        self._costs: dict[str, float] = {}
+        self._step = 0.0
+        self._since, self._spent = 0.0, 0.0
+
+    def budget(self, now: float) -> int | None:
+        """Return how many steps the next examination may replay; None for no limit.
+
+        Args:
+            now: the time, in seconds.
+        """
+        if not self._auto or self._pressing:
+            return None
+        if self._open:
+            return FIRST_REPLAYS
+        if not self._step > 0.0:
+            return None
+        return max(int(self._allowed(now) / self._step), int(self._usual[self._next]))
+
+    def _allowed(self, now: float) -> float:
+        """Return the seconds that the next of the later examinations may take."""
+        return LATER_SHARE * (now - self._since) - self._spent
+
+    @property
+    def _next(self) -> str:
+        """The first of the least often tested questions."""
+        return min(self._asked, key=lambda one: self._asked[one])
+
+    @property
+    def trials(self) -> int | None:
+        """Largest number of crafted gradients of an examination; None for no limit."""
+        return _TRIALS_IN_TIME if self._auto else None
+
+    def next_questions(self, now: float) -> list[str]:
+        """Return the questions of a due examination; empty while there is no time for one.
+
+        Args:
+            now: the time, in seconds.
+        """
+        if not self._auto:
+            return list(self._usual)
+        if self._pressing:
+            return [self._pressing]
+        if self._open:
+            return list(self._open)
+        return [self._next] if self._costs[self._next] <= self._allowed(now) else []
+
+    def note(
+        self,
+        step: int,
+        names: Sequence[str],
+        seconds: float,
+        now: float,
+        *,
+        replayed: int = 0,
+        late: Collection[str] = (),
+        unanswered: Collection[str] = (),
+    ) -> None:
+        """Record an examination, and draw the next step.
+
+        Args:
+            step: number of the examined step, from 1.
+            names: of the questions.
+            seconds: duration of the examination.
+            now: the time at its end, in seconds.
+            replayed: number of replayed steps.
+            late: names of the questions for which no replays were left.
+            unanswered: names of the questions without an answer, for any reason.
+        """
+        if not self._auto:
+            self._left -= 1
+            gap = self._random.randint(1, max(2, 2 * step))
+            self.due = step + gap if self._left > 0 else NEVER
+            self._costs = dict.fromkeys(names, seconds)
+            return
+        for name in names:
+            self._asked[name] += name not in late
+        counted = bool(self._open) and not self._pressing
+        if not self._costs:
+            self._step = seconds / max(replayed, 1)
+            self._costs = {name: steps * self._step for name, steps in self._usual.items()}
+            if not replayed:
+                self._costs = dict.fromkeys(self._usual, seconds / len(names))
+        elif not counted:
+            self._spent += seconds
+            for name in names:
+                short = 2.0 * max(seconds, self._costs[name])
+                self._costs[name] = short if name in late else seconds
+        if counted:
+            self._tries, self._since = self._tries + 1, now
+            again = {*late, *(unanswered if self._tries < _TRIES else ())}
+            self._open = [n for n in self._open if n in again and self._tries < _MOST_TRIES]
+        self._pressing = ""
+        least, most = (1, 10) if self._open else (10, max(20, step))
+        self.due = step + self._random.randint(least, most)
+
+    def postpone(self, step: int) -> None:
+        """Move the examination to the next step: there is nothing to examine, or no time."""
+        self.due = step + 1
+
+    def end(self) -> None:
+        """End all examinations."""
+        self.due = NEVER
+
+    def hasten(self, name: str) -> None:
+        """Make a question due at the next step, unless examinations have ended."""
+        if self.due == NEVER:
+            return
+        self.due = 1
+        if self._auto and name in self._costs:
+            self._pressing = name

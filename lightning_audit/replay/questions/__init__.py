@@ -1,1 +1,0 @@
-"""Tests of one step of the user's training, by replaying it."""

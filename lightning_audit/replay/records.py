@@ -1,0 +1,595 @@
+"""How far one record moves what a step releases, and whether gradients depend on other records.
+
+**Compare two replays that differ in one record or one gradient, under a second seed as well.** A
+record's contribution to a release is the same vector under any random numbers. If the two replays
+draw different random numbers, their difference is noise, which is another vector each time.
+
+**Test the sensitivity of the user's own step: how far one record moves its release.** The step is
+replayed on its batch and on the batch without one record, under the same random numbers, so that
+the noise cancels and the difference is the record's contribution. DP-SGD guarantees that it is at
+most the clipping norm, for any record. If removing a record shifts the random numbers of the
+others, it is replaced by another record, and its gradient by zeros.
+
+**Test whether a record's gradient depends on the other records of its batch.** Clipping bounds the
+contribution of a record's own gradient. If the record also changes the gradients of others, through
+a layer or a loss over the batch, clipping does not bound its total contribution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from lightning_audit.canaries.inputs import copies, leaves, rows, taken
+from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay_findings import NO_RECORD, NOT_SHOWN, Finding
+from lightning_audit.replay.step_replay import (
+    Replay,
+    StepReplay,
+    Stopped,
+    distance,
+    hidden_by_noise,
+    on_a_lattice,
+    rounding,
+    same_numbers,
+    shift_by_more_draws,
+    too_coarse,
+    why_no_rows,
+)
+
+# --- Synthetic records within the range of the data, which the data set might contain.
+
+
+def made_up_records(
+    replay: StepReplay, batches: Sequence[Any], seed: int
+) -> Iterator[tuple[str, Any]]:
+    """Yield descriptions of a synthetic record, and the last batch with that record added.
+
+    The record's floating point numbers are the largest or smallest of the batch in each column; its
+    integers are those of a record of the batch. So logarithms, roots and lookup tables are defined
+    for it, unless they combine several columns.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the choice.
+    """
+    last = batches[-1]
+    for name, largest in (("largest", True), ("smallest", False)):
+        yield f"its inputs the {name} of the batch by column", _with_extreme(last, largest=largest)
+    hardest = _hardest(replay, batches, seed)
+    if hardest is not None:
+        yield "its inputs some of the largest and smallest of the batch by column", hardest
+
+
+def _with_extreme(batch: Any, *, largest: bool) -> Any:
+    """Append a copy of the first record with the largest or smallest inputs of each column."""
+    longer = taken(batch, [*range(rows(batch)), 0])
+    for tensor in leaves(longer):
+        if tensor.is_floating_point():
+            tensor[-1] = tensor.amax(0) if largest else tensor.amin(0)
+    return longer
+
+
+def _hardest(replay: StepReplay, batches: Sequence[Any], seed: int) -> Any:
+    """Append the one of many synthetic records whose gradient is largest; None if unknown."""
+    if len(batches) > 1 or not replay.usual(batches, seed).norms:
+        return None
+    batch = batches[0]
+    made = within_range(batch, seed)
+    seen = replay.run([made], seed)
+    norms = torch.cat(seen.norms) if seen.norms else torch.zeros(0)
+    if seen.error or len(norms) != rows(made):
+        return None
+    row = int(torch.nan_to_num(norms, nan=-1.0, posinf=-1.0).argmax())
+    return _pytree.tree_map(lambda a, b: torch.cat([a, b[row : row + 1]]), batch, made)
+
+
+def within_range(batch: Any, seed: int) -> Any:
+    """Return as many records as a batch has, each number the largest or smallest of its column.
+
+    Which one is random. Integers, such as labels, are those of another record.
+
+    Args:
+        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+        seed: of the choice.
+
+    Returns:
+        New tensors in the same containers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    made = taken(batch, [*range(1, rows(batch)), 0])
+    for tensor in leaves(made):
+        if tensor.is_floating_point():
+            low, high = tensor.amin(0, keepdim=True), tensor.amax(0, keepdim=True)
+            lower = torch.rand(tensor.shape, generator=generator) < 0.5
+            tensor.copy_(torch.where(lower.to(tensor.device), low, high))
+    return made
+
+
+# --- Compare two replays that differ in one record or one gradient, under a second seed as well.
+
+#: Replays a pair under a seed.
+Draw = Callable[[int], Sequence[Replay]]
+
+SHIFTED = (
+    "with another record, or without its gradient, the step draws other random numbers for the "
+    "other records"
+)
+MORE = "the training clips gradients that the replay could not replace"
+_SECOND = 7_368_787
+#: Least cosine of two differences with a common part: independent ones reach 4 standard deviations
+#: in 1 of 30,000 cases.
+_LEAST_COSINE, _DEVIATIONS = 0.05, 4.0
+#: With fewer entries than ``_FEW`` a cosine is not enough: differences must agree up to a tenth,
+#: under ``_SEEDS`` further seeds.
+_FEW_ENTRIES, _SAME, _FURTHER_SEEDS = 25, 0.1, 3
+#: Pairs that estimate the noise in a record's contribution, and the factor by which a nonlinear
+#: function of the noisy gradient may show a record more than the gradient does.
+_PAIRS, _BENT = 5, 3.0
+#: Number of tested findings after which further ones are classified alike.
+_ENOUGH = 3
+#: Rounding of equal sums, and least cosine of gradients of its own that a training adds.
+_ROUNDING, _ADDED = 1e-3, 0.3
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Result of comparing a pair.
+
+    Args:
+        far: distance of its releases, in units of the clipping norm.
+        failed: whether the user's code failed on one of its batches.
+        shifted: whether the two replays drew different random numbers, so that the result is void.
+    """
+
+    far: float = 0.0
+    failed: bool = False
+    shifted: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether the result is valid."""
+        return not self.failed and not self.shifted
+
+
+def judge(
+    draw: Draw, seed: int, allowed: float, *, by_row: bool = False, least_cosine: float = 0.0
+) -> Judged:
+    """Measure the distance of a pair's releases, and whether it is noise.
+
+    Args:
+        draw: replays the pair.
+        seed: of the replays.
+        allowed: largest distance that is no finding, in units of the clipping norm.
+        by_row: whether only one gradient differs, and the batches are equal. Then nothing else
+            changes, but that gradient may be rounded or dropped at random.
+        least_cosine: least cosine of the differences under both seeds, if the records draw their
+            own random numbers: their gradients have few directions, and are alike by chance.
+    """
+    one, other = draw(seed)
+    if one.error or other.error:
+        return Judged(failed=True)
+    if not same_numbers(one, other):
+        return Judged(shifted=True)
+    far = distance(one, other)
+    if far <= allowed or not math.isfinite(far):
+        return Judged(far)
+    if on_a_lattice(torch.cat(one.releases)):
+        return Judged(shift_by_more_draws(draw, seed))
+    cosine, common = _alike(one, other, draw, seed)
+    moves = cosine >= least_cosine and (by_row or common > allowed)
+    return Judged(far, shifted=not moves or is_noise(cosine, len(torch.cat(one.releases))))
+
+
+def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
+    """Return whether post-processing of a correct noisy gradient could explain a pair's distance.
+
+    Args:
+        draw: replays the pair.
+        replay: of the step.
+        seed: of the replays.
+        moved: change by one record that a release may show, in units of the clipping norm.
+    """
+    replay.allow(2 * _PAIRS)
+    pairs = [draw(seed + number * _SECOND) for number in range(_PAIRS)]
+    if any(each.error or not each.releases for pair in pairs for each in pair):
+        return False
+    gaps = [_gap(*pair) for pair in pairs]
+    if any(gap.shape != gaps[0].shape or not bool(torch.isfinite(gap).all()) for gap in gaps):
+        return False
+    # A linear map of the noisy sum gives the same change by a record each time.
+    linear = all(float((gap - gaps[0]).norm()) <= _SAME * float(gaps[0].norm()) for gap in gaps)
+    allowed = moved * (1.0 if linear else _BENT)
+    releases = [one.release for one, _ in pairs]
+    return hidden_by_noise(gaps[0], releases, replay.noise_multiplier, allowed)
+
+
+class Unshown:
+    """Findings that post-processing could explain, in a training that does not show its release.
+
+    Args:
+        replay: of the step.
+        seed: of the replays.
+        shown: whether the training shows its release; then there are no such findings.
+    """
+
+    def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
+        self._replay, self._seed, self._shown = replay, seed, shown
+        #: Number of such findings.
+        self.count = 0
+
+    def takes(self, draw: Draw, moved: int) -> bool:
+        """Return whether a pair that is too far apart is one of them; see `is_processed`."""
+        if self._shown:
+            return False
+        if self.count < _ENOUGH and not is_processed(draw, self._replay, self._seed, moved):
+            return False
+        self.count += 1
+        return True
+
+
+def is_noise(cosine: float, size: int) -> bool:
+    """Return whether two vectors may be independent, given their cosine.
+
+    Args:
+        cosine: of the two vectors.
+        size: number of entries of each.
+    """
+    return cosine < min(max(_LEAST_COSINE, _DEVIATIONS / math.sqrt(size)), 1.0 - _SAME)
+
+
+def _alike(one: Replay, other: Replay, draw: Draw, seed: int) -> tuple[float, float]:
+    """Return the least cosine of a pair's difference with those under other seeds.
+
+    Also the least norm of their common part. The cosine is -1 if the pair cannot be replayed again.
+    """
+    first = _gap(one, other)
+    found = []
+    for number in range(1, 1 + (1 if len(first) >= _FEW_ENTRIES else _FURTHER_SEEDS)):
+        pair = draw(seed + number * _SECOND)
+        if any(replay.error for replay in pair) or not math.isfinite(distance(*pair)):
+            return -1.0, 0.0
+        again = _gap(*pair)
+        product = float(first @ again)
+        cosine = product / max(float(first.norm() * again.norm()), 1e-300)
+        if len(first) < _FEW_ENTRIES and float((again - first).norm()) > _SAME * float(
+            first.norm()
+        ):
+            cosine = -1.0
+        found.append((cosine, math.sqrt(max(0.0, product))))
+    return min(cosine for cosine, _ in found), min(common for _, common in found)
+
+
+def _gap(one: Replay, other: Replay) -> torch.Tensor:
+    return one.release - other.release
+
+
+def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
+    """Return whether a replay can replace all gradients that a step clips.
+
+    With zero gradients, two batches release the same noise, unless the training adds gradients of
+    its own. These are the same vector under another seed; noise that depends on records is not.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch.
+        seed: of the replays.
+    """
+    count = rows(batch)
+    zeros = torch.zeros(1, sum(replay.sizes)).expand(count, -1)
+    batches = batch, taken(batch, [0] * count)
+
+    def draw(seed: int) -> list[Replay]:
+        return [replay.run([each], seed, rows=zeros) for each in batches]
+
+    one, other = draw(seed)
+    if one.error or other.error or not one.releases:
+        return False
+    far = distance(one, other)
+    if far <= _ROUNDING or not math.isfinite(far):
+        return far <= _ROUNDING
+    return _alike(one, other, draw, seed)[0] < _ADDED
+
+
+# --- Test whether a record's gradient depends on the other records of its batch.
+
+#: Largest number of kept entries over a batch's gradients, and smallest number per gradient.
+_ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
+#: Further seeds under which both batches of a finding must draw the same number of random numbers.
+_SEEDS, _APART = 4, 5_915_587
+
+_NO_NUMBERS = "the gradients of the batch are zero or not finite"
+_NOT_REPEATABLE = "the step gives other gradients when it runs again"
+_DRAWS = "the number of random draws depends on the data, so that replays are not comparable"
+
+
+def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
+    """Replay a batch of copies of one record, and a batch in which only some are copies.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch.
+        tolerated: relative change of a gradient that rounding may cause.
+        seed: of the replays.
+    """
+    keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
+    alone, mixed, count = copies(batch)
+
+    def pair(seed: int) -> tuple[Replay, Replay]:
+        one, other = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
+        return one, other
+
+    first, second = pair(seed)
+    if first.error or second.error:
+        return Answer(reason=first.error or second.error)
+    made = first.rows
+    if not made or made % rows(batch) or second.rows != made:
+        return Answer(reason="the step does not form one per-sample gradient per record")
+    same = count * made // rows(batch)
+    change = largest_change(_together(first), _together(second), same)
+    if change is None:
+        return Answer(reason=_NO_NUMBERS)
+    if change <= tolerated:
+        return Answer(asked=1)
+    replay.allow(1 + 2 * _SEEDS)
+    # Data-dependent numbers of draws may agree by chance, but not under each of several seeds.
+    for one, other in ((first, second), *(pair(seed + n * _APART) for n in range(1, 1 + _SEEDS))):
+        if one.drawn is None or one.drawn != other.drawn:
+            return Answer(reason=_DRAWS)
+    again = replay.run([mixed], seed, keep=keep)
+    unsteady = largest_change(_together(second), _together(again), made)
+    if unsteady is None or unsteady > tolerated / 10:
+        return Answer(reason=_NOT_REPEATABLE)
+    return Answer(1, (Finding("a record among others", change, tolerated),))
+
+
+def _together(found: Replay) -> torch.Tensor:
+    return torch.cat(found.gradients)
+
+
+def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> float | None:
+    """Return the largest relative change of one record's gradient between two batches.
+
+    The position of the record's rows in the mixed batch need not be known, because training code
+    may sort its records: each position in the batch of copies has one, with the same random
+    numbers.
+
+    Args:
+        copies: per-sample gradients of a batch of copies of the record, ``[n, d]``.
+        mixed: per-sample gradients of a batch in which only some are copies, ``[n, d]``.
+        same: number of rows of ``mixed`` that are the record's.
+
+    Returns:
+        The change over the gradient's norm, or over the median norm if that is larger: a small
+        gradient is a difference of larger numbers, and has their rounding. Infinity if ``copies``
+        has non-finite gradients and ``mixed`` has not; None if ``mixed`` has, or if all gradients
+        are zero.
+    """
+    norms = torch.stack([copies.norm(dim=1), mixed.norm(dim=1)])
+    if not bool(torch.isfinite(norms[1]).all()) or not norms.any():
+        return None
+    if not bool(torch.isfinite(norms[0]).all()):
+        return math.inf
+    scale = norms.amax(dim=0).clamp(min=float(norms[norms > 0].median()))
+    changes = (copies - mixed).norm(dim=1) / scale
+    return float(changes.sort().values[same - 1])
+
+
+# --- Test the sensitivity of the user's own step: how far one record moves its release.
+
+#: Random records of each physical batch, in addition to first, last, largest and smallest.
+_RANDOM = 2
+#: Records of each physical batch if replays are limited and each record takes several.
+_FEW_REPLACED = 4
+#: Largest number of entries of a batch's gradients that are kept for later replays.
+_KEPT = 40_000_000
+#: Largest change of a release when its records' own gradients are put in, in clipping norms.
+_GIVEN_BACK = 1e-3
+#: Least cosine between a replaced record's changes under two seeds, if its gradient is random.
+_RANDOM_GRADIENT = 0.5
+
+
+def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
+    """Return the tolerance for rounding of a sensitivity, in units of the clipping norm.
+
+    Args:
+        dtypes: of the trained parameters.
+        low_precision: whether layers compute in bf16 or fp16.
+    """
+    if low_precision or {torch.bfloat16, torch.float16} & set(dtypes):
+        return 0.1
+    return 1e-6 if set(dtypes) == {torch.float64} else 2e-3
+
+
+def examine_sensitivity(
+    replay: StepReplay,
+    batches: Sequence[Any],
+    tolerated: float,
+    seed: int,
+    *,
+    replaced: bool = False,
+) -> Answer:
+    """Replay a step on neighbors of its batches.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays, and of the choice of records.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+    """
+    base = replay.usual(batches, seed)
+    if reason := too_coarse(rounding(base.releases, replay.dtypes), tolerated):
+        return Answer(reason=reason)
+    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
+    with contextlib.suppress(Stopped):  # findings until then are kept
+        examination.ask()
+    return examination.answer()
+
+
+class _Examination:
+    """One examination of the sensitivity; see `examine_sensitivity`."""
+
+    def __init__(
+        self,
+        replay: StepReplay,
+        batches: Sequence[Any],
+        tolerated: float,
+        seed: int,
+        *,
+        replaced: bool,
+    ) -> None:
+        self._replay, self._batches, self._seed = replay, list(batches), seed
+        self._tolerated, self._by_definition = tolerated, replaced
+        self._base = replay.usual(batches, seed)
+        #: Whether a record is replaced, not left out or added.
+        self._replaced = replaced or self._base.drew
+        #: The records' gradients, once it is known that they can be put in.
+        self._given: torch.Tensor | None = None
+        self._tried = replaced or len(batches) > 1 or bool(replay.skips)
+        self._found: list[Finding] = []
+        self._asked, self._shifted, self._moves = 0, 0, False
+        self._unshown = Unshown(replay, seed, shown=self._base.shown)
+
+    def ask(self) -> None:
+        """Replay the step without records of each kind, and with synthetic records."""
+        rng, start = random.Random(self._seed), 0
+        norms = torch.cat(self._base.norms) if self._base.norms else torch.zeros(0)
+        for place, batch in enumerate(self._batches):
+            end = start + rows(batch)
+            own = norms[start:end] if len(norms) >= end > start else None
+            chosen = _chosen(rows(batch), own, rng) if rows(batch) > 1 else {}
+            for name, row in list(chosen.items())[: self._most]:
+                where = f"the {name} record"
+                where += f" of physical batch {place + 1}" * (len(self._batches) > 1)
+                self._leave_out(place, row, where)
+            start = end
+        if not self._by_definition and rows(self._batches[-1]):
+            made = made_up_records(self._replay, self._batches, self._seed)
+            for name, longer in made:
+                self._put_in(name, longer)
+
+    def answer(self) -> Answer:
+        """Return the result."""
+        if self._unshown.count and not self._found:
+            return Answer(reason=NOT_SHOWN)
+        if self._asked and not self._moves:
+            return Answer(reason=NO_RECORD)
+        why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
+        found = sorted(self._found, key=lambda finding: -finding.size)
+        return Answer(self._asked, tuple(found), "" if self._asked else why)
+
+    @property
+    def _most(self) -> int | None:
+        return _FEW_REPLACED if self._replay.limited and self._replaced else None
+
+    # ------------------------------------------------------------------ neighbors
+
+    def _leave_out(self, place: int, row: int, where: str) -> None:
+        """Leave a record out; if that shifts random numbers, replace it, and zero its gradient."""
+        count = rows(self._batches[place])
+        if not self._replaced:
+            others = [other for other in range(count) if other != row]
+            if not self._judge(f"without {where}", self._pair(place, others), 1).shifted:
+                return
+            self._replaced = True
+        order = list(range(count))
+        order[row] = (row + count // 2) % count
+        self._judge(f"another instead of {where}", self._pair(place, order), 2)
+        self._zero(row, where)
+
+    def _zero(self, row: int, where: str) -> None:
+        """Replace a record's gradient by zeros, if gradients can be put in."""
+        if not self._tried:
+            self._tried, self._given = True, self._own_gradients()
+        given = self._given
+        if given is None:
+            return
+        zeroed = given.clone()
+        zeroed[row] = 0.0
+
+        def draw(seed: int) -> list[Replay]:
+            return [self._replay.run(self._batches, seed, rows=each) for each in (given, zeroed)]
+
+        self._judge(f"with zeros instead of the gradient of {where}", draw, 1, by_row=True)
+
+    def _put_in(self, name: str, longer: Any) -> None:
+        """Add a record after the others; if that shifts random numbers, replace the first one."""
+        last, count = len(self._batches) - 1, rows(self._batches[-1])
+        if not self._replaced:
+            named = f"with one more record, {name}"
+            pair = self._pair(last, range(count + 1), longer)
+            if not self._judge(named, pair, 1, made_up=True).shifted:
+                return
+            self._replaced = True
+        pair = self._pair(last, [count, *range(1, count)], longer)
+        named = f"another instead of the first record, {name}"
+        self._judge(named, pair, 2, made_up=True)
+
+    def _pair(self, place: int, order: Sequence[int], batch: Any = None) -> Draw:
+        """Return the pair of the step and the step with one physical batch changed."""
+        changed = list(self._batches)
+        changed[place] = taken(self._batches[place] if batch is None else batch, order)
+
+        def draw(seed: int) -> list[Replay]:
+            first = self._base
+            if seed != self._seed:
+                first = self._replay.run(self._batches, seed)
+            return [first, self._replay.run(changed, seed)]
+
+        return draw
+
+    def _own_gradients(self) -> torch.Tensor | None:
+        """Return the records' gradients in clipping norms, ``[n, d]``, if they can be put in."""
+        replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
+        count, size = rows(batches[0]), sum(replay.sizes)
+        if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
+            return None
+        seen = replay.run(batches, seed, keep=size)
+        if seen.error or not same_numbers(seen, base):
+            return None
+        given = torch.cat(seen.gradients) / replay.clipping_norm
+        same = replay.run(batches, seed, rows=given)
+        if same.error or not same_numbers(same, base) or distance(same, base) > _GIVEN_BACK:
+            return None
+        return given if hands_all_over(replay, batches[0], seed) else None
+
+    # ------------------------------------------------------------------ one pair
+
+    def _judge(
+        self, name: str, draw: Draw, moved: int, *, made_up: bool = False, by_row: bool = False
+    ) -> Judged:
+        allowed = moved + self._tolerated
+        least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
+        judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
+        self._shifted += judged.shifted
+        # A synthetic record may be invalid input for the user's code.
+        if judged.tells and (math.isfinite(judged.far) or not made_up):
+            self._asked += 1
+            self._moves = self._moves or judged.far > 0.0
+            if judged.far > allowed and not self._unshown.takes(draw, moved):
+                self._found.append(Finding(name, judged.far, moved))
+        return judged
+
+
+def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[str, int]:
+    """Choose distinct rows of a batch, by description."""
+    chosen = {"first": 0, "last": count - 1}
+    if norms is not None:
+        chosen["largest"] = int(norms.argmax())
+        chosen["smallest"] = int(norms.argmin())
+    for number in range(_RANDOM):
+        chosen["random" if not number else "another random"] = rng.randrange(count)
+    distinct: dict[str, int] = {}
+    for name, row in chosen.items():
+        if row not in distinct.values():
+            distinct[name] = row
+    return distinct

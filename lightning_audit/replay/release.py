@@ -1,0 +1,304 @@
+"""Tests whether a step uses more of its data than the noisy gradient.
+
+After the cut, a release may be post-processed in any way, but no other data may be used: given the
+same release, the training must continue in the same way with and without a record. A difference
+shows a record without noise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lightning_audit.canaries.inputs import rows, taken
+from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay_findings import NOISED_BESIDE, Finding
+from lightning_audit.replay.records import SHIFTED, within_range
+from lightning_audit.replay.step_replay import Replay, StepReplay, hidden_by_noise, same_numbers
+
+#: Largest distance between the releases of two second steps, in clipping norms and relative to
+#: their size: their weights and batches are equal, so that they differ by rounding at most.
+_ROUNDING, _OF_SIZE = 5e-5, 1e-6
+#: Error of the ratio of two gradients, relative to its distance from 1.
+_OF_RATIO = 0.05
+_NEXT = "the next step's gradient"
+#: Draws that estimate the noise in what a record changes, and the factor by which a value computed
+#: from a release, as by Adam, may show a record more than the release does.
+_DRAWS, _PROCESSED = 4, 2.0
+_OTHER_NOISE = 6_700_417
+#: Random pairs of records that replace the batch, if replays are not limited.
+_PAIRS = 8
+#: Phases of a step in which its noise is drawn, and the phase before clipping.
+_NOISE, _BEFORE = ("clipping", "noise"), ("start",)
+
+
+def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
+    """Replay a step with and without a record, and with the same release.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+
+    Returns:
+        The answer; its kind is "divisor" if the update used the release divided by the number of
+        records of the batch, or of its last part.
+    """
+    if replay.adapts:
+        return Answer(reason="the clipping norm adapts to counts that are not part of the release")
+    base = replay.usual(batches, seed)
+    first = replay.run(batches, seed, released=base, then=batches)
+    again = replay.run(batches, seed, released=base, then=batches)
+    if first.error or differing(first, again, base):
+        return Answer(reason="the step is not the same when it runs again")
+
+    def draw(number: int, places: Sequence[str] = _NOISE) -> Replay:
+        others = dict.fromkeys(places, seed + number * _OTHER_NOISE)
+        return replay.run(batches, seed, released=base, then=batches, others=others)
+
+    found = _decided(replay, batches, seed, base, first)
+    if found:
+        return Answer(len(found), tuple(found))
+    asked, shifted = 0, 0
+    hidden = divided = True
+    for name, row in (("first", 0), ("last", -1)):
+        if not replay.has_left(2):
+            break
+        for allowed, named, neighbour in _neighbours(batches, row):
+            what, moved = named.format(name), allowed
+            other = replay.run(neighbour, seed, released=base, then=batches)
+            if other.error or same_numbers(first, other):
+                break
+        if other.error or len(other.releases) != len(base.releases):
+            continue
+        if not same_numbers(first, other):
+            shifted += 1
+            continue
+        asked += 1
+        differ = differing(first, other, base)
+        found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
+        if differ and hidden:
+            hidden = _hidden(replay, first, other, differ, moved, draw)
+        numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
+        if first.norms and other.norms:  # those of the last part that was clipped
+            numbers.append((len(first.norms[-1]), len(other.norms[-1])))
+        divided = divided and _divided(first, other, numbers)
+    if found and hidden:
+        return Answer(reason=NOISED_BESIDE)
+    why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
+    alone = bool(asked) and not found and replay.has_left(2)
+    alone = alone and not differing(first, draw(1), base)
+    kind = "divisor" if found and divided else ""
+    return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+
+
+def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
+    """Return whether the update used the release divided by the replay's own number of records.
+
+    Args:
+        one: a replay.
+        other: the same with one record less, and the same release.
+        numbers: candidate pairs of the numbers of records in ``one`` and in ``other``.
+    """
+    square = float(one.used.square().sum())
+    if square == 0.0 or len(one.used) != len(other.used):
+        return False
+    ratio = float(one.used @ other.used) / square
+    alike = float((other.used - ratio * one.used).norm()) <= _OF_SIZE * math.sqrt(square)
+    quotients = [mine / theirs for mine, theirs in numbers if 0 < theirs != mine]
+    return alike and any(abs(ratio - q) <= _OF_RATIO * abs(q - 1.0) for q in quotients)
+
+
+def _decided(
+    replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay, first: Replay
+) -> list[Finding]:
+    """Return findings if records decide whether a step is taken, or its noise multiplier.
+
+    The step is replayed on as many other records, from the same state and under the same random
+    numbers. If a decision differs, records decided it: exchanging the records one by one, it
+    changes between two batches that differ in one record.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+        base: the step as it is.
+        first: the same, followed by another step on the same batches.
+    """
+    more = 0 if replay.limited else _PAIRS
+    for name, other_batches in _of_other_records(batches, base, seed, more):
+        if not replay.has_left(2):
+            break
+        other = replay.run(other_batches, seed, released=base, then=batches)
+        if other.error or not same_numbers(first, other):
+            continue
+        taken_steps = [(len(each.releases), len(each.later)) for each in (first, other)]
+        if taken_steps[0] != taken_steps[1]:
+            return [Finding(f"other steps {name}", math.inf, 0.0, decides="step")]
+        if first.noise != other.noise:
+            return [Finding(f"other noise {name}", math.inf, 0.0, decides="noise")]
+    return []
+
+
+def _of_other_records(
+    batches: Sequence[Any], base: Replay, seed: int, more: int
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield descriptions of other batches of the same size, and the batches.
+
+    Each repeats two of the batch's records in turn, because some losses are undefined for copies of
+    a single record. A threshold near the usual losses is among those of such pairs.
+
+    Args:
+        batches: the physical batches of one logical step.
+        base: the step as it is.
+        seed: of the choice.
+        more: number of further random pairs.
+    """
+    sizes = [rows(batch) for batch in batches]
+    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
+    known = len(norms) == sum(sizes)
+    parts = torch.split(norms, sizes) if known else [torch.arange(float(size)) for size in sizes]
+    orders = [part.argsort() for part in parts]
+    of = "of the {} gradients" if known else "that come {}"
+    for which, name in (
+        (slice(None, 2), of.format("smallest" if known else "first")),
+        (slice(-2, None), of.format("largest" if known else "last")),
+    ):
+        yield (
+            f"with two records {name} instead of all",
+            [
+                taken(batch, order[which].repeat(size)[:size].tolist())
+                for batch, order, size in zip(batches, orders, sizes, strict=True)
+            ],
+        )
+    yield (
+        "with records within the range of the data instead of all",
+        [within_range(batch, seed) for batch in batches],
+    )
+    rng = random.Random(seed)
+    for _ in range(more):
+        pairs = [rng.choices(range(size), k=2) for size in sizes]
+        orders_of_pairs = [(pair * size)[:size] for pair, size in zip(pairs, sizes, strict=True)]
+        yield (
+            "with two records at random instead of all",
+            [taken(batch, order) for batch, order in zip(batches, orders_of_pairs, strict=True)],
+        )
+
+
+def _hidden(
+    replay: StepReplay,
+    one: Replay,
+    other: Replay,
+    differ: Iterable[str],
+    moved: int,
+    draw: Callable[..., Replay],
+) -> bool:
+    """Return whether additional noise hides the record in every difference, as the release's would.
+
+    Args:
+        replay: of the step.
+        one: the replay with the record.
+        other: the replay without the record.
+        differ: kinds of values that differ between them.
+        moved: change by one record that a release may show, in units of the clipping norm.
+        draw: replays the step with the release of ``one`` and other noise, given a number and the
+            phases whose random numbers change.
+    """
+    replay.allow(2 * (2 * _DRAWS + 1))
+    # Draws before clipping may belong to the records, such as for augmentation.
+    same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
+    for places in (_NOISE, (*_BEFORE, *_NOISE))[: 2 if same else 1]:
+        draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
+        if _hides(draws, other, differ, moved, replay.noise_multiplier):
+            return True
+    return False
+
+
+def _hides(
+    draws: Sequence[Replay], other: Replay, differ: Iterable[str], moved: int, sigma: float
+) -> bool:
+    """Return whether the noise in the state after a step hides what differs without a record."""
+    if any(each.error for each in draws):
+        return False
+    for kind in differ:
+        mine, theirs, *more = [_values(each, kind) for each in (draws[0], other, *draws)]
+        if len({len(values) for values in (mine, theirs, *more)}) > 1:
+            return False
+        allowed = _PROCESSED * moved
+        if not hidden_by_noise(mine - theirs, more, sigma, allowed):
+            return False
+    return True
+
+
+def _values(replay: Replay, kind: str) -> torch.Tensor:
+    """Concatenate the values of a kind after a replay."""
+    if kind == _NEXT:
+        return torch.cat(replay.later)
+    return torch.cat([value for name, value in replay.after.items() if _kind(name) == kind])
+
+
+def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
+    """Return the kinds of values that differ between two replays of one release.
+
+    Args:
+        one: a replay.
+        other: the same, without a record.
+        base: the replay whose release both had.
+
+    Returns:
+        By kind, the difference relative to the value's norm; for the next step's gradient, its
+        norm in units of the clipping norm.
+    """
+    found: dict[str, float] = {}
+    for name in one.after.keys() & other.after.keys():
+        mine, theirs = one.after[name], other.after[name]
+        if mine.shape != theirs.shape:
+            continue
+        scale = float(mine.norm())
+        far = float((mine - theirs).norm())
+        if far > 1e-6 * scale:
+            kind = _kind(name)
+            found[kind] = max(found.get(kind, 0.0), far / max(scale, 1e-300))
+    missing = one.after.keys() ^ other.after.keys()
+    found |= {_kind(name): float("inf") for name in missing}
+    # Only if nothing else differs: otherwise the second step differs as a consequence.
+    if not found and len(one.later) == len(other.later) and one.later:
+        far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
+        size = float(torch.cat(one.later).norm())
+        if far > _ROUNDING + _OF_SIZE * size:
+            found[_NEXT] = far
+    return found
+
+
+def _kind(name: str) -> str:
+    """Return the kind of value that a name denotes, without the tensor's name."""
+    if name.startswith("attribute") or " of group " in name:
+        return name
+    return name.partition(" of ")[0]
+
+
+def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, list[Any]]]:
+    """Yield the batches without a record, then with another record instead of it.
+
+    Returns:
+        The change that a release may show, in units of the clipping norm, a description, and the
+        batches. The record is in the last physical batch with two or more.
+    """
+    place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
+    count = rows(batches[place])
+    row %= count
+    replaced = list(range(count))
+    replaced[row] = (row + count // 2) % count
+    for moved, what, kept in (
+        (1, "without the {} record", [other for other in range(count) if other != row]),
+        (2, "with another instead of the {} record", replaced),
+    ):
+        yield (
+            moved,
+            what,
+            [taken(b, kept) if number == place else b for number, b in enumerate(batches)],
+        )

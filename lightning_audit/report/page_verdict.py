@@ -1,0 +1,638 @@
+"""The verdict of a report in plain words, its checks by topic, and the training's facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY
+from lightning_audit.files import visible
+from lightning_audit.report.page_parts import (
+    DASH,
+    PERCENT,
+    inner,
+    level,
+    listed,
+    marked,
+    number,
+    plural,
+    power_of_ten,
+    power_words,
+    sentence,
+)
+from lightning_audit.report.text import NOT_TRIED, counted, headline, headline_of
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    CheckResult,
+    EpsilonBound,
+    LikelyFault,
+    Place,
+    TrainingsSeen,
+)
+from lightning_audit.results.report_json import plain
+
+# --- What the page says of an audit over many trainings.
+
+_FROM = "error rate of the guessed coins"
+#: By the name of a bound: its name and its method in the table of numbers.
+METHODS = {
+    "coins": ("Proved ε, at least", f"{_FROM}, in the form of the claim"),
+    "coins_any": ("Proved ε, any mechanism", _FROM),
+    "coins_one_run": ("Proved ε, any mechanism", "all coins of all canaries at the planned end"),
+    "coins_one_run_mu": ("Proved ε, at least", "all coins of all canaries at the planned end"),
+}
+
+
+def meaning(report: AuditReport, seen: TrainingsSeen) -> str:
+    """Return what the verdict means, in one or two sentences below it."""
+    verdict = report.verdict
+    if verdict.outcome == "PASS":
+        return sentence(verdict.summary.partition("; ")[2])
+    if verdict.outcome == "INCONCLUSIVE":
+        return "The claim is neither confirmed nor refuted. What a pass needs is listed below."
+    return (
+        "Do not rely on the claimed epsilon. A claim that is true is refuted with probability "
+        f"{number(seen.significance)} at most. {sentence(verdict.advice)}"
+    )
+
+
+def facts_of_trainings(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
+    """Return the numbers below the verdict, each with a remark."""
+    found = counted(seen)
+    if seen.canaries > 1:
+        found.append(("Canaries", f"{seen.canaries:,}", "in each training"))
+    if seen.refuted_after is not None:
+        found.append(("Refuted", f"after {seen.refuted_after:,}", "trainings"))
+    alarm = f"≤ {100 * seen.significance:g}{PERCENT}"
+    return [*found, ("False alarm", alarm, "over all looks at the trainings")]
+
+
+def bound_row(bound: EpsilonBound) -> tuple[str, str]:
+    """Return the name and the meaning of a bound among the epsilons."""
+    anytime = bound.looks == "anytime"
+    name = "Proved at least" if anytime else "At the planned end"
+    name += ", any mechanism" if bound.name in ("coins_any", "coins_one_run") else ""
+    looks = "no matter how often one looks" if anytime else "for one look at the planned end"
+    proved = "this much leaks at least" if bound.epsilon_lower else "nothing is proved"
+    remark = "" if bound.epsilon_lower else " 0 is no sign of privacy."
+    return name, (
+        f"Measured by the guessed coins, with {level(bound.significance)} confidence, {looks}: "
+        f"{proved}. Valid for: {visible(bound.assumptions[-1])}.{remark}"
+    )
+
+
+def numbers(
+    report: AuditReport, seen: TrainingsSeen
+) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Yield the rows of the table of numbers that no other report has."""
+    yield (
+        "Error rate, claimed",
+        f"≥ {number(seen.least_error)}",
+        f"least error rate of guesses with {visible(seen.claim)}",
+        "computed",
+        (),
+    )
+    if anytime := [bound for bound in report.bounds if bound.looks == "anytime"]:
+        holds = f"{level(anytime[0].significance)} confidence, at all looks together"
+        assumed = anytime[0].assumptions[:-1]
+        how = "confidence sequence of the wrong guesses"
+        yield "Error rate, measured", f"≤ {number(seen.error_upper)}", how, holds, assumed
+        how = f"{_FROM}, for Gaussian outputs"
+        yield "Proved μ, at least", number(seen.mu_lower), how, holds, assumed
+        if seen.ratio_lower is not None:
+            how = f"{_FROM}, if leakage over claim is constant"
+            yield "Leakage over claim", f"≥ {number(seen.ratio_lower)}", how, holds, assumed
+    how = "e-value of the guesses (Ville's inequality)"
+    alarm = f"≤ {number(seen.significance)}"
+    yield "False alarm", alarm, how, "any number of looks", ("fair private coins",)
+
+
+# --- The training that a report is about: facts, claim, circumstances, repeated steps, code.
+
+#: Lines of a place in the code that the page shows.
+_MOST_LINES = 12
+#: Examinations that the page lists.
+_MOST_EXAMINATIONS = 20
+#: How a training ended, in words.
+_ENDED = {
+    "planned": "as planned",
+    "violation": "stopped by the violation",
+    "budget": "stopped before the claim was exceeded",
+    "stopped": "stopped early",
+    "broke off": "broke off with an exception",
+    "failed": "the audit failed",
+}
+_CLAIMS = {
+    "noise_multiplier": "noise multiplier",
+    "max_grad_norm": "clipping norm",
+    "expected_batch_size": "expected batch size",
+    "sample_rate": "sampling rate",
+}
+
+Fact = tuple[str, str, str]
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class CodeShown:
+    """Lines of the user's code that a finding points to.
+
+    Args:
+        file: path from the repository.
+        line: number of the first line.
+        name: of the function or class.
+        lines: number and text of each line.
+    """
+
+    file: str
+    line: int
+    name: str
+    lines: tuple[tuple[int, str], ...]
+
+
+def facts(report: AuditReport) -> list[Fact]:
+    """Return the numbers below the verdict, each with a remark."""
+    if report.trainings is not None:
+        return facts_of_trainings(report.trainings)
+    planned = report.planned_steps
+    of = f"of {planned:,} planned" if planned and planned != report.steps else ""
+    found: list[Fact] = [
+        ("Steps audited", f"{report.steps:,}", of),
+        ("Canary readings", f"{report.observations:,}", ""),
+    ]
+    if len(report.optimizers) > 1:
+        found.append(("Private optimizers", f"{len(report.optimizers)}", ""))
+    if report.run and report.run.processes > 1:
+        found.append(("Processes", f"{report.run.processes}", ""))
+    asked = [check.evidence.get("examined") for check in report.checks]
+    counts = [count for count in asked if isinstance(count, int) and not isinstance(count, bool)]
+    if examined := len(report.examinations) or max(counts, default=0):
+        found.append(("Steps run again", f"{examined}", "with and without a record"))
+    significance = report.settings.get("significance")
+    if significance is not None:
+        found.append(
+            ("False alarm", f"≤ {100 * float(significance):g}{PERCENT}", "over the whole run")
+        )
+    if report.ended:
+        reason = _ENDED.get(report.ended.reason, report.ended.reason)
+        found.append(("Training", visible(reason), ""))
+    elif not report.complete:
+        found.append(("Training", "not ended", "when this was written"))
+    return found
+
+
+def claim_rows(report: AuditReport) -> list[Pair]:
+    """Return the parts of the claim that was audited, with the source of each."""
+    if report.trainings is not None:
+        return [("claim", visible(report.trainings.claim))]
+    return [
+        (
+            _CLAIMS.get(name, visible(name.replace("_", " "))),
+            f"{_value(part.value)} ({part.source})",
+        )
+        for name, part in report.claim.items()
+        if part.value is not None
+    ]
+
+
+def circumstances(report: AuditReport) -> list[Pair]:
+    """Return where and how the training ran."""
+    run = report.run
+    if run is None:
+        return []
+    several = plural(run.processes, "process").replace("processs", "processes")
+    rows = {
+        "module": run.name,
+        "started": run.started.replace("T", " "),
+        "duration": f"{run.seconds:,.3g} s" if run.seconds else "",
+        "device": run.device,
+        "precision": run.precision,
+        "strategy": f"{run.strategy}, {several}" if run.strategy else several,
+        "commit": run.commit or "",
+    }
+    return [(name, visible(text)) for name, text in rows.items() if text]
+
+
+def examinations(report: AuditReport) -> list[str]:
+    """Return what was tested of each step that was run again, in a sentence."""
+    shown = [_examined(*row) for row in _examined_steps(report)]
+    rest = len(shown) - _MOST_EXAMINATIONS
+    return shown[:_MOST_EXAMINATIONS] + ([f"{rest} more steps."] if rest > 0 else [])
+
+
+def _examined_steps(
+    report: AuditReport,
+) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...], float]]:
+    for one in report.examinations:
+        yield one.step + 1, one.questions, one.findings, one.seconds
+
+
+def _examined(step: int, questions: tuple[str, ...], found: tuple[str, ...], took: float) -> str:
+    failed = listed(_titles(found, failed=True)) if found else "nothing was found"
+    return f"Step {step:,}, in {number(took, 2)} s: {listed(_titles(questions))}; {failed}."
+
+
+def code_of(fault: LikelyFault) -> tuple[CodeShown, ...]:
+    """Return the code that a fault points to, as far as the report holds its lines."""
+    return tuple(
+        CodeShown(visible(place.file), place.line, visible(place.name), _lines(place.line, source))
+        for place in fault.place.code
+        if (source := place.source.rstrip())
+    )
+
+
+def _lines(first: int, source: str) -> tuple[tuple[int, str], ...]:
+    lines = source.split("\n")[:_MOST_LINES]
+    indent = min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
+    return tuple((first + i, visible(s[indent:].rstrip())) for i, s in enumerate(lines))
+
+
+def _titles(names: tuple[str, ...], *, failed: bool = False) -> list[str]:
+    known = (REGISTRY[name].heading(failed=failed) if name in REGISTRY else name for name in names)
+    return [inner(title) for title in known]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_value(one) for one in value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return visible(value if isinstance(value, str) else json.dumps(plain(value)))
+    return number(value, 4)
+
+
+# --- The checks of a report by topic, and what was not examined.
+
+#: Sign and word of each status, the worst first. The signs differ in shape.
+STATUSES: Mapping[str, tuple[str, str]] = {
+    "violated": ("✕", "fails"),
+    "undecided": ("?", "undecided"),
+    "warned": ("!", "warning"),
+    "allowed": ("○", "fails, allowed"),
+    "ok": ("✓", "fine"),
+    "not_run": (DASH, "not examined"),
+}
+_WORST = tuple(STATUSES)
+#: Checks of other packages that belong to no topic.
+_OTHER = "Other checks"
+#: The topic of the total over all steps.
+_TOTAL = list(QUESTIONS)[-1]
+#: The question of an audit over many trainings.
+_OF_TRAININGS = "Are the guesses consistent with the claim?"
+#: Levels of an alarm from this on are shown as a power of ten.
+_LARGE = 1e7
+#: What no audit of one training looks at; the first is about its steps.
+NEVER = (
+    "Steps before or after this training, and what is released in addition to the model: metrics, "
+    "logs, other models.",
+    "The choice of settings by looking at the same data, and preprocessing that uses the data.",
+    "Several records of one person: the guarantee is per record.",
+    "Code that detects that it is examined, and behaves in another way then.",
+)
+
+
+@dataclass(frozen=True)
+class CheckShown:
+    """One check in its group.
+
+    Args:
+        status: of the result.
+        sign: of the status.
+        word: the status in words, or what the check follows from.
+        name: the finding's name.
+        title: its title, and whose it is.
+        message: what was seen.
+        evidence: its e-value.
+        means: what a failure means.
+        look_at: where to look after a failure.
+    """
+
+    status: str
+    sign: str
+    word: str
+    name: str
+    title: str
+    message: Markup
+    evidence: str
+    means: Markup
+    look_at: Markup
+
+
+@dataclass(frozen=True)
+class CheckGroup:
+    """The checks of one topic.
+
+    Args:
+        name: the topic.
+        question: what its checks answer.
+        status: the worst of its checks.
+        sign: of the status.
+        says: how many are fine, fail, or did not run.
+        checks: the worst first.
+    """
+
+    name: str
+    question: str
+    status: str
+    sign: str
+    says: str
+    checks: tuple[CheckShown, ...]
+
+
+def never(report: AuditReport) -> tuple[str, ...]:
+    """Return what no audit of this kind looks at."""
+    return NEVER if report.trainings is None else (sentence(NOT_TRIED), *NEVER[1:])
+
+
+def check_groups(report: AuditReport) -> list[CheckGroup]:
+    """Return the groups of a report; each optimizer's result of a check has its own line."""
+    by_topic: dict[str, list[CheckResult]] = {name: [] for name in (*QUESTIONS, _OTHER)}
+    for check in report.checks:
+        known = DECLARED.get(check.name)
+        by_topic[(known and known.topic) or _OTHER].append(check)
+    significance = float(report.settings.get("significance", 1e-3))
+    groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
+    verdict = report.verdict
+    if report.trainings is not None:
+        groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
+    if verdict.outcome == "VIOLATION" and verdict.kind == "mechanism":
+        groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
+    return groups
+
+
+def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
+    """Return the titles of checks that did not run, with the reason that they share."""
+    reasons: dict[str, list[str]] = {}
+    for check in report.checks:
+        if check.status == "not_run":
+            reason = check.message.removeprefix("not tested: ").removeprefix("not asked: ")
+            titles = reasons.setdefault(reason, [])
+            title = _with_owner(heading(check), check)
+            titles.append(inner(title) if titles else title)
+    return [(listed(titles), marked(sentence(reason))) for reason, titles in reasons.items()]
+
+
+def heading(check: CheckResult, *, failed: bool = False) -> str:
+    """Return the title of a check; the name of one that this release does not know."""
+    known = DECLARED.get(check.name)
+    return visible(known.heading(failed=failed) if known else check.name)
+
+
+def alarm_words(check: CheckResult, significance: float) -> str:
+    """Return a failed check's evidence, and the level of its alarm."""
+    if check.log_e_value is None or not check.share:
+        return "It was seen directly, without statistics."
+    value = power_of_ten(check.log_e_value)
+    return f"Evidence e = {value}; the alarm is at {_alarm(check, significance)}."
+
+
+def _alarm(check: CheckResult, significance: float) -> str:
+    level = 1.0 / (check.share * significance)
+    return power_of_ten(math.log(level)) if level >= _LARGE else f"{float(f'{level:.2g}'):,.0f}"
+
+
+def _group(name: str, results: Sequence[CheckResult], significance: float) -> CheckGroup:
+    ordered = sorted(results, key=lambda c: (_WORST.index(c.status), bool(c.follows_from)))
+    status = ordered[0].status
+    return CheckGroup(
+        name=name,
+        question=QUESTIONS.get(name, "What checks of other packages found."),  # type: ignore[call-overload]
+        status=status,
+        sign=STATUSES[status][0],
+        says=_says(results),
+        checks=tuple(_check_shown(check, significance) for check in ordered),
+    )
+
+
+def _without_mechanism(group: CheckGroup) -> CheckGroup:
+    """Return the group of the total if the mechanism, for which it is computed, did not run."""
+    if group.status != "ok":
+        return group
+    says = f"{group.says}, for the stated mechanism only"
+    return dataclasses.replace(group, status="not_run", sign=DASH, says=says)
+
+
+def _says(results: Sequence[CheckResult]) -> str:
+    tally: Counter[str] = Counter(check.status for check in results)
+    ran = len(results) - tally["not_run"]
+    parts = []
+    if failed := tally["violated"]:
+        follow = all(c.follows_from for c in results if c.status == "violated")
+        parts.append(f"{failed} of {ran} {'fails' if failed == 1 else 'fail'}")
+        parts += ["explained by another"] if follow else []
+    elif ran:
+        parts.append(f"{tally['ok']} of {ran} fine")
+    for status, word in (("undecided", "undecided"), ("allowed", "allowed")):
+        parts += [f"{tally[status]} {word}"] if tally[status] else []
+    parts += [plural(tally["warned"], "warning")] if tally["warned"] else []
+    parts += [f"{tally['not_run']} not examined"] if tally["not_run"] else []
+    return ", ".join(parts)
+
+
+def _check_shown(check: CheckResult, significance: float) -> CheckShown:
+    sign, word = STATUSES[check.status]
+    known = DECLARED.get(check.name)
+    failed = check.status in ("violated", "undecided", "warned", "allowed")
+    if check.follows_from:
+        cause = DECLARED.get(check.follows_from)
+        title = cause.heading(failed=True) if cause else check.follows_from
+        word = f"follows from “{inner(title)}”"
+    explain = failed and not check.follows_from and known is not None
+    ran = check.status != "not_run" and check.log_e_value is not None and check.share > 0
+    value = power_of_ten(check.log_e_value or 0.0)
+    return CheckShown(
+        status=check.status,
+        sign=sign,
+        word=word,
+        name=visible(check.name),
+        title=_with_owner(heading(check, failed=failed), check),
+        message=marked(sentence(check.message)),
+        evidence=f"e = {value}, alarm at {_alarm(check, significance)}" if ran else "",
+        means=marked(known.meaning if explain and known else ""),
+        look_at=marked(known.look_at if explain and known else ""),
+    )
+
+
+def _with_owner(title: str, check: CheckResult) -> str:
+    return f"{title} ({visible(check.optimizer)})" if check.optimizer else title
+
+
+# --- The verdict of a report in plain words, made by rule, and its root finding.
+
+#: How the sentence of a violation starts, and what it means for the epsilons.
+_VIOLATIONS = {
+    "mechanism": (
+        "This training is less private than it says",
+        "Its epsilon is computed for a mechanism that did not run, so do not rely on it.",
+    ),
+    "epsilon": ("More leaks than is claimed", "Do not rely on the claimed epsilon."),
+    "accounting": (
+        "The claimed epsilon does not hold",
+        "The steps may be sound; the number that is claimed for them is not.",
+    ),
+}
+#: Parameters that a place names.
+_PARAMETERS = 5
+
+
+@dataclass(frozen=True)
+class FindingShown:
+    """A finding that the verdict names.
+
+    Args:
+        headline: the fault in a few words.
+        means: what it means.
+        evidence: what was measured.
+        where: when and where it was first seen.
+        look_at: where to look in the code.
+        code: the user's own code that it points to.
+        alternatives: other faults that the same check may show.
+        follows: titles of the checks that it explains.
+    """
+
+    headline: Markup
+    means: Markup
+    evidence: Markup
+    where: Markup
+    look_at: Markup
+    code: tuple[CodeShown, ...]
+    alternatives: tuple[Markup, ...]
+    follows: tuple[str, ...]
+
+
+def verdict_sentence(report: AuditReport) -> str:
+    """Return the verdict in one sentence for a reader who is no expert."""
+    if report.trainings is not None:
+        return sentence(headline(report))
+    verdict, steps = report.verdict, plural(report.steps, "step")
+    if verdict.outcome == "PASS":
+        further = "No further fault" if verdict.allowed else "No fault"
+        claim = _claim(report)
+        return f"{further} was found: in {steps} this training did what {claim} rests on."
+    if verdict.outcome == "INCONCLUSIVE":
+        return f"No verdict: no fault was found, but {steps} did not show enough for a pass."
+    start, _ = _VIOLATIONS[verdict.kind or "mechanism"]
+    root = verdict.root
+    return f"{start}: {inner(headline_of(root) if root else verdict.summary)}."
+
+
+def verdict_meaning(report: AuditReport) -> str:
+    """Return what the verdict means, in one or two sentences below it."""
+    if report.trainings is not None:
+        return meaning(report, report.trainings)
+    verdict = report.verdict
+    if verdict.outcome == "PASS":
+        allowed = ""
+        if verdict.allowed:
+            holds = f"; {visible(verdict.holds)}" if verdict.holds else ""
+            allowed = f"Allowed: {visible(listed(verdict.allowed))}{holds}. "
+        return f"{allowed}{_resolution(report)}A pass is evidence, not a proof of privacy."
+    if verdict.outcome == "INCONCLUSIVE":
+        return (
+            "The training is neither passed nor accused. What a pass still needs is listed below."
+        )
+    _, means = _VIOLATIONS[verdict.kind or "mechanism"]
+    significance = number(float(report.settings.get("significance", 1e-3)))
+    alarm = f"A correct training is accused with probability {significance} at most."
+    return f"{means} {alarm}"
+
+
+def _claim(report: AuditReport) -> str:
+    if report.claimed_epsilon is None:
+        return "its privacy"
+    source = report.settings.get("claimed_epsilon", 0.0) is None
+    whose = "the accountant's" if source else "its claim of"
+    return f"{whose} ε = {number(report.claimed_epsilon)}"
+
+
+def _resolution(report: AuditReport) -> str:
+    """Return the faults that the run would have shown, with their power."""
+    words = {
+        "noise": "noise of {} times the stated",
+        "sensitivity": "clipping at {} times the norm",
+    }
+    parts = [
+        f"{text.format(number(float(row['size'])))} ({power_words(float(row['power']))})"
+        for part, text in words.items()
+        if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
+    ]
+    return f"It would have shown {listed(parts)}. " if parts else ""
+
+
+# ------------------------------------------------------------------ the findings
+
+
+def root_finding(report: AuditReport) -> FindingShown | None:
+    """Return the finding that the verdict leads with; None if there is none."""
+    root = report.verdict.root
+    if root is None:
+        return None
+    rest = report.verdict.faults[1:]
+    alternatives = (marked(inner(headline_of(o))) for o in rest if o.shares_finding(root))
+    shown = _finding_shown(report, root, tuple(alternatives))
+    advice = report.verdict.advice
+    return shown if not advice else _with_advice(shown, advice)
+
+
+def further_findings(report: AuditReport) -> list[FindingShown]:
+    """Return the findings that the root does not explain."""
+    return [_finding_shown(report, fault) for fault in report.verdict.further]
+
+
+def _with_advice(shown: FindingShown, advice: str) -> FindingShown:
+    return dataclasses.replace(shown, look_at=marked(sentence(advice)))
+
+
+def _finding_shown(
+    report: AuditReport, fault: LikelyFault, alternatives: tuple[Markup, ...] = ()
+) -> FindingShown:
+    result, known = _result_of(report, fault), REGISTRY.get(fault.finding)
+    significance = float(report.settings.get("significance", 1e-3))
+    evidence = sentence(result.message if result else fault.sentence)
+    if result is not None and result.status == "violated":
+        evidence += f" {alarm_words(result, significance)}"
+    look_at = fault.look_at or (known.look_at if known else "")
+    return FindingShown(
+        headline=marked(headline_of(fault)),
+        means=marked(known.meaning if known else ""),
+        evidence=marked(evidence),
+        where=_where(fault.place),
+        look_at=marked(sentence(look_at)) if look_at else Markup(""),
+        code=code_of(fault),
+        alternatives=alternatives,
+        follows=tuple(_failed_title(name) for name in fault.consequences),
+    )
+
+
+def _result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
+    whose = ("", fault.place.optimizer)
+    own = (c for c in report.checks if c.name == fault.finding)
+    return next((c for c in own if not fault.place.optimizer or c.optimizer in whose), None)
+
+
+def _failed_title(name: str) -> str:
+    known = REGISTRY.get(name)
+    return visible(known.heading(failed=True) if known else name)
+
+
+def _where(place: Place) -> Markup:
+    """Return when and where a fault was first seen; steps count from 1."""
+    parts = []
+    if place.step is not None:
+        parts.append(f"after {plural(place.step + 1, 'step')}")
+    if place.optimizer:
+        parts.append(f"in optimizer {place.optimizer}")
+    if place.parameters:
+        names = [f"`{name}`" for name in place.parameters[:_PARAMETERS]]
+        more = len(place.parameters) - _PARAMETERS
+        parts.append(f"in {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+    if place.process is not None:
+        parts.append(f"in process {place.process}")
+    if place.code:
+        parts.append(f"see {', '.join(map(str, place.code))}")
+    return marked(sentence(", ".join(parts) or "unknown"))

@@ -1,0 +1,768 @@
+"""Prints a report: a summary of at most 15 lines, or the whole table of its checks.
+
+**Prints a report: a summary of at most 15 lines, or the whole table of its checks.** The verdict
+comes first, with its root. In the table, a check that follows from a finding has no row of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+import re
+import textwrap
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Topic, headlines
+from lightning_audit.files import visible
+from lightning_audit.results.audit_report import (
+    SAME_FACTOR,
+    AuditReport,
+    CheckResult,
+    EpsilonBound,
+    LikelyFault,
+    TrainingsSeen,
+    describe,
+    outcome_in_words,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+# --- A verdict in a line, and its names and numbers in a few characters.
+
+#: Characters of a name.
+_NAME = 28
+_LN10 = math.log(10.0)
+#: What an audit over many trainings does not cover.
+NOT_TRIED = "other canaries, scores, initial weights and data sets"
+
+
+def headline(report: AuditReport) -> str:
+    """Return what an audit found, in a few words."""
+    verdict, seen = report.verdict, report.trainings
+    if seen is not None:
+        found = "refute" if verdict.outcome == "VIOLATION" else "do not refute"
+        return f"{length(report)} {found} {seen.claim}"
+    if verdict.outcome == "PASS":
+        other = "other " if verdict.allowed else ""
+        return f"no {other}fault found in {length(report)}"
+    return lower(headline_of(verdict.root)) if verdict.root else verdict.summary
+
+
+def length(report: AuditReport) -> str:
+    """Return how much was audited: the steps of a training, or many trainings."""
+    if report.trainings is not None:
+        return plural(report.trainings.trainings, "training")
+    return plural(report.steps, "step")
+
+
+def counted(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
+    """Return what an audit over many trainings counted, each as name, value and remark."""
+    failed = f", {seen.failures:,} failed" if seen.failures else ""
+    return [
+        ("Trainings", f"{seen.trainings:,}", f"of {seen.planned:,} planned{failed}"),
+        ("Coins", f"{seen.errors:,}", f"of {seen.guesses:,} guessed wrong"),
+        (
+            "Error rate",
+            f"at most {seen.error_upper:.3g}",
+            f"where {seen.least_error:.3g} or more is claimed",
+        ),
+    ]
+
+
+def counts_line(seen: TrainingsSeen) -> str:
+    """Return what an audit over many trainings counted, in a line."""
+    return "; ".join(f"{lower(name)}: {value} {remark}" for name, value, remark in counted(seen))
+
+
+def headline_of(fault: LikelyFault) -> str:
+    """Return a fault in a few words; its sentence in an earlier report that names none."""
+    return fault.headline or _headlines().get(fault.name, fault.sentence)
+
+
+@functools.cache
+def _headlines() -> dict[str, str]:
+    return headlines()
+
+
+def status_line(report: AuditReport) -> str:
+    """Return a verdict in one line of a log.
+
+    Example:
+        VIOLATION: too little noise is added (noise), first seen in step 2, HalfNoise at a.py:90
+    """
+    words = [f"{outcome_in_words(report.verdict)}: {headline(report)}"]
+    if root := report.verdict.root:
+        words[0] += f" ({root.finding})"
+        words += [] if root.place.step is None else [f"first seen in step {root.place.step + 1}"]
+        words += code_of(root)[:1]
+    return visible(", ".join(words))
+
+
+def progress(report: AuditReport) -> str:
+    """Return a verdict in the characters that a progress bar has room for.
+
+    Example:
+        ok | eps>=0.41
+    """
+    verdict = report.verdict
+    if verdict.outcome == "VIOLATION":
+        return f"VIOLATION | {verdict.root.finding}" if verdict.root else "VIOLATION"
+    unclear = any(check.status == "undecided" for check in report.checks)
+    proved = f" | eps>={report.epsilon_lower:.2g}" if report.epsilon_lower else ""
+    return f"{'unclear' if unclear else 'ok'}{proved}"
+
+
+def code_of(fault: LikelyFault) -> list[str]:
+    """Return the places of the user's code that a fault points to, the likeliest first."""
+    return [f"{place.file}:{place.line} {place.name}" for place in fault.place.code]
+
+
+def power_of_ten(log_value: float) -> str:
+    """Return a number by its natural logarithm as a power of ten.
+
+    Example:
+        >>> power_of_ten(math.log(4e4)), power_of_ten(math.log(10.0) * 750.2)
+        ('10^4.6', '10^750')
+    """
+    power = log_value / _LN10
+    return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1):g}"
+
+
+def short_name(name: str) -> str:
+    """Return a name without its middle if it is long.
+
+    Example:
+        >>> short_name("model.encoder.layers.11.attention.output.dense.weight")
+        'model.encoder...dense.weight'
+    """
+    if len(name) <= _NAME:
+        return name
+    first = _NAME // 2 - 1
+    return f"{name[:first]}...{name[first + 3 - _NAME :]}"
+
+
+def title_of(name: str, *, failed: bool = False) -> str:
+    """Return the title of a check; its name if this release has no such check."""
+    known = DECLARED.get(name)
+    return known.heading(failed=failed) if known else name
+
+
+def lower(text: str) -> str:
+    """Return text that begins in lower case, unless its first word is an abbreviation."""
+    return text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+
+
+def plural(count: int, word: str) -> str:
+    """Return a number of things.
+
+    Example:
+        >>> plural(1, "step"), plural(2272, "reading")
+        ('1 step', '2,272 readings')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+# --- Prints text and tables: with signs and color on a terminal, in plain ASCII everywhere else.
+
+#: Style of a cell by its text, in every table.
+STYLES: Mapping[str, str] = {
+    "PASS": "bold green",
+    "VIOLATION": "bold red",
+    "INCONCLUSIVE": "bold yellow",
+    "VIOLATED": "bold red",
+    "undecided": "bold yellow",
+    "allowed": "yellow",
+    "warning": "yellow",
+    "ok": "green",
+    "not run": "dim",
+    "found": "green",
+    "warned": "green",
+    "not accused": "green",
+    "not found": "bold red",
+    "accused": "bold red",
+}
+#: A file has no width: a table folded to columns cannot be searched.
+_OF_A_FILE = 100_000
+_RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+_POWER = re.compile(r"10\^(-?\d+(?:\.\d+)?)")
+
+
+def screen() -> Console:
+    """Return standard output; nothing that is printed to it is markup or an emoji code."""
+    from rich.console import Console  # only now: a gate of one report needs no table
+
+    return Console(markup=False, emoji=False, highlight=False, force_jupyter=False)
+
+
+def has_signs(console: Console) -> bool:
+    """Return whether it is a terminal that shows signs beyond ASCII."""
+    return console.is_terminal and console.encoding.startswith("utf")
+
+
+def as_ascii(text: str) -> str:
+    r"""Return text with every other character escaped.
+
+    Example:
+        >>> as_ascii("café")
+        'caf\\xe9'
+    """
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def with_signs(text: str) -> str:
+    """Return text with raised powers of ten and signs.
+
+    Example:
+        >>> with_signs("e = 10^4.6, proved >= 2")
+        'e = 10⁴·⁶, proved ≥ 2'
+    """
+    raised = _POWER.sub(lambda power: f"10{power[1].translate(_RAISED)}", text)
+    return raised.replace(">=", "≥").replace("<=", "≤")
+
+
+def print_lines(*renderables: RenderableType) -> None:
+    """Print text or tables, each from a new line.
+
+    Without a terminal the text is ASCII, has no trailing blanks, and is folded nowhere.
+    """
+    from rich.table import Table
+
+    console = screen()
+    if not has_signs(console):
+        print(as_ascii(as_text(*renderables)))
+        return
+    for one in renderables:
+        # A path broken over several lines cannot be copied.
+        console.print(one, soft_wrap=not isinstance(one, Table))
+
+
+def as_text(*renderables: RenderableType) -> str:
+    """Return text or tables as lines without color, trailing blanks and a final newline."""
+    from rich.console import Console
+
+    flat = Console(
+        file=io.StringIO(),
+        width=_OF_A_FILE,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    with flat.capture() as captured:
+        for one in renderables:
+            flat.print(one)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    widths: Sequence[int] = (),
+    right: Container[str] = (),
+) -> Table:
+    """Return a table for `print_lines`: ruled on a terminal, aligned columns elsewhere.
+
+    Args:
+        columns: their headings; all empty for a table without a head.
+        rows: a text for each column, shown as it is; `STYLES` colors some.
+        title: above the table; empty for none.
+        widths: least width of each column; empty for none.
+        right: headings of the columns that are aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    ruled = any(columns) and has_signs(screen())
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        box=box.HEAVY_HEAD if ruled else None,
+        pad_edge=ruled,
+        show_header=any(columns),
+    )
+    for number, column in enumerate(columns):
+        made.add_column(
+            column,
+            overflow="fold",
+            min_width=widths[number] if widths else None,
+            justify="right" if column and column in right else "left",
+        )
+    for row in rows:
+        made.add_row(*(Text(visible(cell), style=STYLES.get(cell, "")) for cell in row))
+    return made
+
+
+# --- A report in at most 15 lines: what is wrong, where, what to do, what was not examined.
+
+MOST_LINES, WIDTH = 15, 80
+_INDENT, _LABEL = 2, 13
+_ROOM = WIDTH - _INDENT - _LABEL
+#: Rows that lose a line if there are too many, in this order, and the fewest lines of each.
+_SHORTENED = (
+    *(("Not examined", 2), ("Code", 1), ("Where", 1), ("Also", 1), ("Or", 1), ("Look at", 2)),
+    *(("Seen", 1), ("But", 1), ("Not examined", 1), ("Allowed", 1), ("Missing", 1)),
+    ("Look at", 1),
+)
+#: Rows that are left out if there are still too many.
+_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would catch", "Missing", "Where", "But")
+#: Topics in a word.
+_TOPICS = {
+    "Fresh randomness": "Randomness",
+    "What the update uses": "Update",
+    "Sampling and bookkeeping": "Sampling",
+    "Total epsilon": "Epsilon",
+}
+_OTHER = "Own checks"
+_IN_A_ROW, _CELL = 3, 20
+#: What no audit of a training covers.
+_NOT_COVERED = "preprocessing, other releases, several records of one person"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the summary.
+
+    Args:
+        label: its first column; empty in the first row, which is the verdict.
+        text: in one line, of any length.
+        most: lines that it may take; 0 for a path, which is not broken.
+        fitted: returns the text for a number of lines; None to cut it.
+    """
+
+    label: str
+    text: str
+    most: int = 1
+    fitted: Callable[[int], str] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The text in at most `most` lines."""
+        text = visible(self.fitted(self.most) if self.fitted else self.text)
+        if not self.most:
+            return [text]
+        text = as_ascii(text)  # each of its characters is one column wide
+        room = _ROOM if self.label else WIDTH - _INDENT
+        return textwrap.wrap(text, room, max_lines=self.most, placeholder=" ...")
+
+
+def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None) -> list[Row]:
+    """Return the rows of a report's summary.
+
+    Args:
+        report: the report.
+        path: where it was saved; None if it was not.
+
+    Returns:
+        Rows of `MOST_LINES` lines together, each of at most `WIDTH` columns with its label, paths
+        excepted.
+    """
+    rows = [
+        Row("", f"{_outcome(report)}: {headline(report)}", 2),
+        *_found(report),
+        *_guessed(report),
+        *_undecided(report),
+        *_no_fault(report),
+        *_missing(report),
+        *_accepted(report),
+        Row("Epsilon", epsilons(report), 2),
+        *_power(report),
+        *_tallies(report),
+    ]
+    if report.trainings is None:
+        rows.append(Row("Not examined", "", 4, partial(_not_examined, report)))
+    if report.verdict.outcome != "VIOLATION":
+        rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else NOT_TRIED))
+    if path is not None:
+        name = os.fspath(path)
+        notes = f" (has {plural(len(report.notes), 'note')})" if report.notes else ""
+        rows.append(Row("Report", f"lightning-audit show {name}{notes}", 0))
+    return _fitting(rows)
+
+
+def _fitting(rows: list[Row]) -> list[Row]:
+    """Return rows of at most `MOST_LINES` lines."""
+    # Lines that a text does not need are not given.
+    rows = [replace(row, most=min(row.most, len(row.lines))) for row in rows]
+    for label, least in _SHORTENED:
+        for at in reversed(range(len(rows))):
+            while rows[at].label == label and rows[at].most > least and _lines(rows) > MOST_LINES:
+                rows[at] = replace(rows[at], most=rows[at].most - 1)
+    for label in _LEFT_OUT:
+        for row in [row for row in reversed(rows) if row.label == label]:
+            if _lines(rows) > MOST_LINES:
+                rows.remove(row)
+    return rows
+
+
+def _lines(rows: list[Row]) -> int:
+    return sum(len(row.lines) for row in rows)
+
+
+# ------------------------------------------------------------------ what is wrong
+
+
+def _outcome(report: AuditReport) -> str:
+    return outcome_in_words(replace(report.verdict, kind=None))
+
+
+def _found(report: AuditReport) -> Iterator[Row]:
+    """Yield the rows of the root, and of what it does not explain."""
+    verdict, root = report.verdict, report.verdict.root
+    if root is None:
+        return
+    check = _check_of(report, root)
+    yield Row("Seen", _seen(root, check.message if check else verdict.summary), 2)
+    if SAME_FACTOR in verdict.summary:
+        yield Row("But", SAME_FACTOR, 2)
+    yield Row("Evidence", "; ".join(_evidence(report, root, check)))
+    where = [short_name(root.place.optimizer)] if root.place.optimizer else []
+    names = root.place.parameters
+    where += map(short_name, names[:3])
+    where += [f"{len(names) - 3} more"] if len(names) > 3 else []
+    where += [] if root.place.process is None else [f"process {root.place.process}"]
+    if where:
+        yield Row("Where", ", ".join(where), 2)
+    code = code_of(root) or ["no line known; see Look at"]
+    more = f" and {len(code) - 1} more" if len(code) > 1 else ""
+    short, whole = f"{code[0]}{more}", ", ".join(code)
+    yield Row("Code", whole, 2, lambda lines: short if lines == 1 else whole)
+    look_at = root.look_at or verdict.advice or (check.advice if check else "")
+    if look_at:
+        yield Row("Look at", look_at.removeprefix("look at "), 3)
+    if root.consequences:
+        yield Row("Explains", plural(len(root.consequences), "more failed check"))
+    for other in [f for f in verdict.faults[1:] if f.shares_finding(root)][:1]:
+        yield Row("Or", lower(headline_of(other)), 2)
+    if further := verdict.further:
+        more = f"; and {plural(len(further) - 1, 'other finding')}" if len(further) > 1 else ""
+        yield Row("Also", f"{lower(headline_of(further[0]))} ({further[0].finding}){more}", 2)
+
+
+def _guessed(report: AuditReport) -> Iterator[Row]:
+    """Yield what an audit over many trainings counted, and what a longer run would show."""
+    seen, verdict = report.trainings, report.verdict
+    if seen is None:
+        return
+    trainings, coins, rate = (f"{value} {remark}" for _, value, remark in counted(seen))
+    yield Row("Trainings", trainings)
+    yield Row("Coins", f"{coins}; error rate {rate}", 2)
+    if verdict.advice:
+        yield Row("Look at" if verdict.outcome == "VIOLATION" else "Next", verdict.advice, 3)
+
+
+def _check_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
+    whose = ("", fault.place.optimizer)
+    of_name = [check for check in report.checks if check.name == fault.finding]
+    return next((check for check in of_name if check.optimizer in whose), None)
+
+
+def _seen(root: LikelyFault, message: str) -> str:
+    """Return the numbers of a fault, or what its check found."""
+    numbers = root.sentence.partition(": ")[2]
+    return numbers if re.search(r"\d", numbers) and numbers not in headline_of(root) else message
+
+
+def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None) -> Iterator[str]:
+    if check and check.log_e_value is not None and check.share > 0:
+        level = check.share * float(report.settings.get("significance", 1e-3))
+        alarm = power_of_ten(-math.log(level))
+        yield f"e-value {power_of_ten(check.log_e_value)}, alarm at {alarm}"
+    else:
+        yield "seen directly"
+    if root.place.step is not None:
+        yield f"first in step {root.place.step + 1} of {report.steps}"
+
+
+def _undecided(report: AuditReport) -> Iterator[Row]:
+    for label, status in (("Unclear", "undecided"), ("Warning", "warned")):
+        names = [c.name for c in report.checks if c.status == status and not c.follows_from]
+        if names:
+            more = f"; and {len(names) - 1} more" if len(names) > 1 else ""
+            yield Row(label, f"{lower(title_of(names[0], failed=True))} ({names[0]}){more}")
+
+
+def _no_fault(report: AuditReport) -> Iterator[Row]:
+    """Yield the row of a report that accuses no code."""
+    if report.trainings is not None:  # they point at no code
+        return
+    doubtful = any(check.status == "undecided" for check in report.checks)
+    if report.verdict.outcome != "VIOLATION" and not doubtful:
+        to_do = "; nothing to do" if report.verdict.outcome == "PASS" else ""
+        yield Row("Code", f"no line is suspected of a fault{to_do}")
+
+
+# ------------------------------------------------------------------ what is missing or accepted
+
+
+def _missing(report: AuditReport) -> Iterator[Row]:
+    items = report.verdict.pass_blockers
+    for item in items[:3]:
+        yield Row("Missing", item, 3)
+    if len(items) > 3:
+        yield Row("Missing", f"and {len(items) - 3} more")
+
+
+def _accepted(report: AuditReport) -> Iterator[Row]:
+    if report.verdict.holds:
+        yield Row("Allowed", report.verdict.holds, 2)
+
+
+def epsilons(report: AuditReport) -> str:
+    """Return the epsilons of a report, with what is known not to hold."""
+    # If the user allows findings, the true epsilon may exceed the claim.
+    refuted, spent = report.epsilon_refuted_by, report.epsilon_spent
+    claimed, proved = report.claimed_epsilon, report.epsilon_lower
+    kept = spent is not None and claimed is not None and spent <= claimed
+    if (report.settings.get("claim") or {}).get("noise_coefficients"):
+        return "not composed: the mechanism alone was judged"
+    remarks = ["accountant"] if report.settings.get("claimed_epsilon", 0.0) is None else []
+    remarks += [] if kept or not refuted else ["not known to hold"]
+    # A violated mechanism is not the one whose cost was composed.
+    wrong = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    cost = " (holds)" if refuted else " (as stated)" if wrong else ""
+    known = {
+        "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
+        f"spent {{}}{cost}": spent,
+        "proved >= {}": proved or None,
+        "excluded > {}": report.epsilon_not_excluded,
+    }
+    shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
+    if proved == 0.0:  # no news, and no sign of privacy
+        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
+    return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}"
+
+
+def mu_bounds(report: AuditReport) -> list[EpsilonBound]:
+    """Return the lower bounds on mu of one step that hold for a single look."""
+    return [
+        bound
+        for bound in report.bounds
+        if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
+    ]
+
+
+def _power(report: AuditReport) -> Iterator[Row]:
+    """Yield what the run could have shown, with its probability."""
+    if report.verdict.outcome == "VIOLATION":
+        return
+    words = {"noise": "{:g} times the noise", "sensitivity": "{:g} times the clipping norm"}
+    seen = [
+        f"{said.format(row['size'])} ({_percent(row['power'])})"
+        for part, said in words.items()
+        if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
+    ]
+    if seen:
+        yield Row("Would catch", ", ".join(seen))
+
+
+# ------------------------------------------------------------------ what was examined
+
+
+def _tallies(report: AuditReport) -> Iterator[Row]:
+    """Yield for each topic how many of its checks that ran are fine, and a sign if not all are."""
+    if report.trainings is not None:  # one check, whose counts are shown
+        return
+    topics: dict[Topic | None, list[CheckResult]] = {topic: [] for topic in QUESTIONS}
+    for check in report.checks:
+        known = REGISTRY.get(check.name)
+        topics.setdefault(known.topic if known else None, []).append(check)
+    cells = [_tally(topic, checks) for topic, checks in topics.items()]
+    for at in range(0, len(cells), _IN_A_ROW):
+        row = "".join(f"{cell:<{_CELL}}" for cell in cells[at : at + _IN_A_ROW])
+        yield Row("Checks ok" if at == 0 else " ", row.rstrip(), 0)
+
+
+def _tally(topic: Topic | None, checks: list[CheckResult]) -> str:
+    name = _TOPICS.get(topic, topic) if topic else _OTHER
+    statuses = [check.status for check in checks if check.status != "not_run"]
+    if not statuses:
+        return f"{name} -"
+    fine = sum(status in ("ok", "warned", "allowed") for status in statuses)
+    signs = {"violated": " x", "undecided": " ?", "allowed": " !", "warned": " !"}
+    sign = next((sign for status, sign in signs.items() if status in statuses), "")
+    return f"{name} {fine}/{len(statuses)}{sign}"
+
+
+def _not_examined(report: AuditReport, lines: int) -> str:
+    """Return which checks did not run, in at most ``lines`` lines if that is possible."""
+    left = [check for check in report.checks if check.status == "not_run"]
+    names = list(dict.fromkeys(lower(title_of(check.name)) for check in left))
+    if any(check.evidence.get("between_epochs") for check in report.checks):
+        names.append("what changes the weights between epochs")
+    if not names:
+        return "no check was left out" if report.checks else "everything"
+    reasons = {check.message.partition(": ")[2] or check.message for check in left}
+    why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
+    for reason in (why, ""):
+        for count in range(len(names), 0, -1):
+            more = f" and {len(names) - count} more" if count < len(names) else ""
+            text = f"{', '.join(names[:count])}{more}{reason}"
+            if len(textwrap.wrap(text, _ROOM)) <= lines and (not reason or not more):
+                return text
+    return text
+
+
+def _percent(probability: float) -> str:
+    return ">99%" if probability >= 0.995 else f"{100.0 * probability:.0f}%"
+
+
+# --- Prints a report: a summary of at most 15 lines, or the whole table of its checks.
+
+_MARKS = {
+    "violated": "VIOLATED",
+    "undecided": "undecided",
+    "allowed": "allowed",
+    "warned": "warning",
+    "ok": "ok",
+    "not_run": "not run",
+}
+#: Signs differ in shape: nothing is shown by color alone.
+_SIGNS = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
+_LABEL_OF_TABLE = 13
+
+
+def print_summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+    """Print a report in at most 15 lines to standard output.
+
+    Args:
+        report: the report.
+        path: where it was saved; None if it was not.
+    """
+    if has_signs(screen()):
+        print_lines("", _with_color(report, path))
+    else:
+        print_lines("", summary(report, path))
+
+
+def summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:
+    """Return the summary of a report in ASCII, without a final newline; for arguments see above."""
+    lines = [f"{label}{text}" for label, text in _labeled(report, path)]
+    return as_ascii("\n".join(line.rstrip() for line in lines))
+
+
+def _labeled(report: AuditReport, path: str | os.PathLike[str] | None) -> list[tuple[str, str]]:
+    """Return the lines of the summary, each as its first column and its text."""
+    found = []
+    for row in summary_rows(report, path):
+        for number, text in enumerate(row.lines):
+            label = row.label if number == 0 else ""
+            indent = f"  {label:<{_LABEL_OF_TABLE}}" if row.label else "  " * bool(number)
+            found.append((indent, text))
+    return found
+
+
+def _with_color(report: AuditReport, path: str | os.PathLike[str] | None) -> Text:
+    """Return the summary with signs, raised powers and colors."""
+    from rich.text import Text
+
+    outcome = report.verdict.outcome
+    text = Text()
+    for number, (label, line) in enumerate(_labeled(report, path)):
+        shown = with_signs(line)
+        if number == 0:
+            text.append(f"{_SIGNS[outcome]} {outcome}", STYLES[outcome])
+            text.append(shown.removeprefix(outcome), "bold")
+        else:
+            text.append(f"\n{label}", "dim")
+            text.append(shown, STYLES[outcome] if label.strip() == "Evidence" else "")
+    return text
+
+
+def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+    """Print the verdict in full, every check, and all numbers of a report to standard output.
+
+    Args:
+        report: the report.
+        path: where it was saved; None if it was not.
+    """
+    rows = [
+        (check.name, _MARKS[check.status], evidence_of(check), check.message)
+        for check in report.checks
+        if not check.follows_from
+    ]
+    print_lines(
+        "",
+        describe(report.verdict),
+        table(("check", "result", "evidence", "observed"), rows, title="Checks"),
+        *_epsilon_lines(report),
+        *_closing_lines(report, path),
+    )
+
+
+def evidence_of(check: CheckResult) -> str:
+    """Return a check's e-value as a power of ten; empty for a deterministic check."""
+    if check.log_e_value is None or check.status == "not_run":
+        return ""
+    return f"e = 10^{check.log_e_value / math.log(10.0):.1f}"
+
+
+def _epsilon_lines(report: AuditReport) -> list[str]:
+    # If the user claims none, `claimed_epsilon` is the accountant's for the same steps.
+    accounted = report.settings.get("claimed_epsilon", 0.0) is None
+    source = " (by the accountant)" if accounted else ""
+    # If the user allows findings, the true epsilon may exceed the claim.
+    by, spent = ", ".join(report.epsilon_refuted_by), report.epsilon_spent
+    if by and report.claimed_epsilon is not None:
+        holds = spent is not None and spent <= report.claimed_epsilon
+        source += "" if holds else f" (not known to hold with {by} allowed)"
+    readings = "readings" if report.trainings is None else "coins, at any look"
+    how = "holds" if by else "composed from the steps"
+    numbers = {
+        f"claimed {{}}{source}": report.claimed_epsilon,
+        f"spent {{}} ({how})": spent,
+        f"proved at least {{}} (from the {readings})": report.epsilon_lower,
+        "not excluded up to {}": report.epsilon_not_excluded,
+    }
+    shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
+    line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
+    mu = [
+        f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
+        "confidence, if signal and noise kept a constant ratio to their claims"
+        for bound in mu_bounds(report)
+    ]
+    steps = f"{report.steps} steps, {report.observations} canary readings"
+    counts = [steps] if report.trainings is None else _training_lines(report, report.trainings)
+    return [line, *mu, *counts, *_cost_lines(report)]
+
+
+def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
+    """Return the counts of an audit over many trainings, and its bound at the planned end."""
+    lines = [counts_line(seen)]
+    ends = [b.epsilon_lower for b in report.bounds if b.looks == "single" and b.epsilon_lower]
+    if ends:
+        lines.append(f"epsilon at least {max(ends):.4g} by one look at the planned end")
+    return lines
+
+
+def _cost_lines(report: AuditReport) -> list[str]:
+    """Return the time that the audit took, and that of the examinations by replay."""
+    cost, examined = report.audit_cost, report.examination_cost
+    if not {"seconds", "share"} <= cost.keys():
+        return []
+    percent = f"{100.0 * cost['share']:.{0 if cost['share'] >= 0.1 else 1}f} %"
+    line = f"the audit took {cost['seconds']:.2g} s, {percent} of the rest of the training"
+    if {"first", "first_step_times", "later"} <= examined.keys():
+        first = f"{examined['first']:.2g} s ({examined['first_step_times']:.0f} step times)"
+        line += f"; the first examination by replay {first}, later ones {examined['later']:.2g} s"
+    return [line]
+
+
+def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:
+    lines = [f"Note: {visible(note)}" for note in report.notes]
+    if path is not None:
+        written = f" (written {visible(report.created)})" if report.created else ""
+        lines.append(f"Report: {visible(os.fspath(path))}{written}")
+    return lines

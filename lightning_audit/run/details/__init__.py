@@ -1,1 +1,0 @@
-"""Details of a run for its report: growth of e-values, tensors, claim, course, circumstances."""

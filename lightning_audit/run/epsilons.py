@@ -1,0 +1,397 @@
+"""The epsilons of a run: claimed, spent, and the proved lower bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_audit.accounting.composition import exceeds, passes_taken
+from lightning_audit.accounting.history import Phase, rates_known
+from lightning_audit.accounting.spending import (
+    EpsilonClaim,
+    composed_epsilon,
+    costlier,
+    epsilon_at_ratio,
+    epsilon_claim,
+    epsilon_of_parts,
+    steps_told,
+)
+from lightning_audit.checks.accounting import EPSILON, NOT_COMPOSED
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.config import AuditConfig
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult, EpsilonBound
+from lightning_audit.run.facts import RunFacts
+from lightning_audit.run.report_files import proved_mu
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.stats.counts import (
+    subsampled_epsilon_clopper_pearson,
+    subsampled_epsilon_of_mu,
+)
+from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS, BoundMethod
+from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
+
+# --- Lower bounds on the run's epsilon: the anytime bound, and the literature's bounds by name.
+
+_GAUSSIAN = (
+    "epsilon of the run from mu of a step: Gaussian noise, independent steps, Poisson sampling at "
+    "the stated rate"
+)
+_COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
+#: Assumption of a bound on all steps up to a look; see `accounting.spending.cheapest`.
+_OF_A_PART = (
+    f"{_GAUSSIAN}; composed over the steps up to a look, at the least cost that the guesses of "
+    "their coins admit; least-cost allocation: exact for full batches, by simulation for others"
+)
+#: Assumption if only some of the steps have canaries.
+_WITHOUT = "steps without canaries leak as those with canaries of the same claim"
+#: Assumption under which limits on signal and noise bound their quotient.
+_SO_FAR = "signal and noise over their claims constant so far"
+_OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
+_CANARIES = "canaries of a step independent"
+_STEPS = "steps independent"
+_MIDDLE = "threshold half way between out and in"
+#: Assumes Gaussian readings; skewed data deviate most from these if one world is rare.
+_OF_FAIR_COINS = {"fdp_t"}
+#: Bounds with no derived form for the subsampled game.
+_OF_KNOWN_COINS = {"eps_jeffreys", "eps_bayes", "katz"}
+#: A single step's mu from which epsilon is in the thousands: composing it adds no information.
+_LARGEST_MU = 40.0
+
+
+def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> EpsilonBound:
+    """Return the bound by betting, valid at all times simultaneously.
+
+    Args:
+        monitor: the current checks.
+        delta: the delta of all epsilons.
+        significance: probability that the bound is wrong.
+    """
+    front, claims = monitor.leakage.front(significance), monitor.claims
+    mu = proved_mu(front, claims)
+    return EpsilonBound(
+        name="betting",
+        epsilon_lower=epsilon_of_parts(claims, front, delta),
+        delta=delta,
+        mu_lower=mu,
+        significance=significance,
+        interpretation="confidence",
+        threshold="fixed",
+        looks="anytime",
+        assumptions=(
+            _coins(monitor.header),
+            *_game(monitor.header),
+            _OF_A_PART,
+            *((_WITHOUT,) if monitor.canary_steps < monitor.steps else ()),
+        ),
+        epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+    )
+
+
+def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
+    """Return the bound from the least signal over the most noise; see `betting_bound`.
+
+    A twentieth of the significance is spent on the noise. Empty before the first canary.
+    """
+    sigma = monitor.claims.noise_at()
+    if not monitor.canary_steps or sigma == 0.0:
+        return ()
+    found = monitor.signal_over_noise(significance)
+    mu = found.ratio_lower / sigma
+    limits = (
+        f"a canary adds at least {found.signal_lower:.3g} times the clipping norm, and the noise "
+        f"is at most {found.noise_upper:.4g} times the claim, both for any data"
+    )
+    return (
+        EpsilonBound(
+            name="mu",
+            epsilon_lower=_composed(monitor.history, found.ratio_lower, mu, delta),
+            delta=delta,
+            mu_lower=mu,
+            significance=significance,
+            interpretation="confidence",
+            threshold="fixed",
+            looks="single",
+            assumptions=(
+                _coins(monitor.header),
+                *_game(monitor.header),
+                limits,
+                _SO_FAR,
+                "Gaussian noise, of one size over its claim in all coordinates",
+                _COMPOSED,
+            ),
+            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+        ),
+    )
+
+
+def literature_bounds(
+    monitor: AuditMonitor,
+    delta: float,
+    significance: float,
+    names: Sequence[str] = BOUND_NAMES,
+) -> tuple[EpsilonBound, ...]:
+    """Return the literature's bounds that hold for the coins and the game, for one look now.
+
+    Given the coins, the errors in either world are independent trials of that world's rate,
+    regardless of the coins' probability: their limits and posteriors need no fair coins.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that each bound is wrong.
+        names: of the requested bounds.
+    """
+    if not monitor.canary_steps:
+        return ()
+    if monitor.header.coin_probability != 0.5:
+        names = tuple(name for name in names if name not in _OF_FAIR_COINS)
+    if monitor.header.game == "subsampled":
+        names = tuple(name for name in names if name not in _OF_KNOWN_COINS)
+    history = monitor.history  # under a noise schedule, as many phases as steps
+    return tuple(_bound(monitor, history, METHODS[name], delta, significance) for name in names)
+
+
+def _coins(header: RecordHeader) -> str:
+    p = header.coin_probability
+    return "fair private coins" if p == 0.5 else f"private coins of probability {p:g}"
+
+
+def _game(header: RecordHeader) -> tuple[str, ...]:
+    """Return the assumption on a step's epsilon in the subsampled game; none in the step game."""
+    if header.game == "step":
+        return ()
+    return (
+        f"epsilon of a step: of a record that joins it with probability "
+        f"{header.coin_probability:g}, by the canary's own coins",
+    )
+
+
+def _step_epsilon(header: RecordHeader, mu: float, delta: float) -> float:
+    if header.game == "step":
+        return float(gaussian_epsilon(mu, delta))
+    return subsampled_epsilon_of_mu(mu, header.coin_probability, delta)
+
+
+def _bound(
+    monitor: AuditMonitor,
+    history: Sequence[Phase],
+    method: BoundMethod,
+    delta: float,
+    significance: float,
+) -> EpsilonBound:
+    counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
+    header = monitor.header
+    assumptions: tuple[str, ...] = (_MIDDLE,)
+    if method.from_counts is None:
+        value, sigma = monitor.student.mu_lower(significance)
+        assumptions = ("steps of the first noise multiplier only",)
+    else:
+        value = float(method.from_counts(counts, delta, significance))
+    epsilon: float | None = None
+    mu: float | None = None
+    step = value
+    if method.name == "katz":
+        delta = 0.0
+    else:
+        if method.quantity == "mu":
+            mu, step = value, _step_epsilon(header, value, delta)
+            assumptions += _game(header)
+        else:
+            mu = float(gaussian_mu(value, delta)) if value > 0 else 0.0
+            assumptions += (_OF_A_STEP, *_game(header))
+            if header.game == "subsampled":
+                rate = header.coin_probability
+                step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
+        # The claim at the smallest sigma implies those at the others.
+        epsilon = _composed(history, mu * sigma, mu, delta)
+        assumptions += (_COMPOSED,)
+    return EpsilonBound(
+        name=method.name,
+        epsilon_lower=epsilon,
+        delta=delta,
+        mu_lower=mu,
+        significance=significance,
+        interpretation=method.interpretation,
+        threshold="fixed",
+        looks="single",
+        assumptions=(_CANARIES, _STEPS, *method.assumptions, *assumptions),
+        epsilon_step_lower=step,
+    )
+
+
+def _composed(history: Sequence[Phase], ratio: float, mu: float, delta: float) -> float | None:
+    if mu > _LARGEST_MU:
+        return math.inf if rates_known(history) else None
+    return epsilon_at_ratio(history, ratio, delta)
+
+
+# --- The epsilons of a run: claimed, spent, and the proved lower bound.
+
+
+@dataclass(frozen=True)
+class Proved:
+    """Lower bounds on what the steps of a private optimizer leak.
+
+    Args:
+        epsilon_lower: at the significance of the display; None if a sample rate is unknown.
+        mu_lower: the same for the leakiest step's mu; None while there is no noise.
+        sure_ratio: leakage of a step over its claim, at the significance of the verdict.
+        sure_epsilon: the same as an epsilon; None if it need not be composed.
+        bounds: every bound at the significance of the display.
+    """
+
+    epsilon_lower: float | None = None
+    mu_lower: float | None = None
+    sure_ratio: float = 0.0
+    sure_epsilon: float | None = None
+    bounds: tuple[EpsilonBound, ...] = ()
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """The epsilons of a run at one moment; None if no sample rate or claim is known.
+
+    Args:
+        claim: the claimed epsilon and its source.
+        epsilon_spent: of the steps, for the adjacency of the claim.
+        proved: lower bounds.
+        epsilon_by_removal: if the claim is for the replace_one adjacency, the epsilon of the steps
+            for add_remove.
+        composed: phases from which ``epsilon_spent`` is composed.
+    """
+
+    claim: EpsilonClaim
+    epsilon_spent: float | None
+    proved: Proved = dataclasses.field(default_factory=Proved)
+    epsilon_by_removal: float | None = None
+    composed: Sequence[Phase] = ()
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """The epsilon that the training claims not to exceed."""
+        return self.claim.claimed_epsilon
+
+
+def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
+    """Return the claimed phases of the steps of all private optimizers."""
+    return tuple(phase for session in sessions for phase in session.monitor.history)
+
+
+def current_epsilons(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> Epsilons:
+    """Compute the epsilons now.
+
+    The releases of each of n private optimizers are part of the run's releases, so a lower bound
+    for one of them is a lower bound for the run. Each is computed at 1/n of the significance, so
+    that all hold together with at least the stated probability (union bound); the largest is
+    reported. If the claim states noise that is correlated over steps, epsilon is neither composed
+    nor bounded.
+    """
+    if config.mechanism_alone:  # accountants and all bounds assume independent noise
+        return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
+    links = () if config.shuffled else facts.accountants  # accountants assume Poisson batches
+    claim = epsilon_claim(config.claimed_epsilon, links, config.delta, optimizers=len(sessions))
+    monitors = [session.monitor for session in sessions if session.monitor.steps]
+    if not monitors:
+        return Epsilons(claim, None)
+    history, told = run_history(sessions), steps_told(facts.accountants)
+    if config.shuffled:
+        composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
+    else:
+        composed = costlier(history, told, config.delta, config.adjacency)
+    spent = composed_epsilon(composed, config.delta, config.adjacency)
+    by_removal = None
+    if config.adjacency == "replace_one":
+        by_removal = composed_epsilon(costlier(history, told, config.delta), config.delta)
+    # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
+    # epsilon_spent exceeds the claim.
+    claimed_epsilon = claim.claimed_epsilon
+    within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
+    each = [_proved(monitor, config, len(sessions), within) for monitor in monitors]
+    largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
+    return Epsilons(claim, spent, largest, by_removal, composed)
+
+
+def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
+    claims, delta = monitor.claims, config.delta
+    level = config.bound_significance / optimizers
+    sure = monitor.leakage.front(EPSILON.share * config.significance / optimizers)
+    sure_ratio = max((part.ratio for part in sure), default=0.0)
+    proved = betting_bound(monitor, delta, level)
+    return Proved(
+        proved.epsilon_lower,
+        proved.mu_lower if claims.noise_at() > 0 else None,
+        sure_ratio,
+        None if sure_ratio <= 1 and within else epsilon_of_parts(claims, sure, delta),
+        (
+            proved,
+            *mu_bound(monitor, delta, level),
+            *literature_bounds(monitor, delta, level, config.bounds),
+        ),
+    )
+
+
+def _largest(each: Sequence[Proved], significance: float) -> Proved:
+    """Return the largest of several optimizers' bounds; all hold together at ``significance``."""
+    surest = max(each, key=lambda proved: (_size(proved.sure_epsilon), proved.sure_ratio))
+    named: dict[str, EpsilonBound] = {}
+    for bound in (bound for proved in each for bound in proved.bounds):
+        known = named.get(bound.name)
+        if known is None or _strength(bound) > _strength(known):
+            named[bound.name] = dataclasses.replace(bound, significance=significance)
+    return Proved(
+        max((p.epsilon_lower for p in each if p.epsilon_lower is not None), default=None),
+        max((p.mu_lower for p in each if p.mu_lower is not None), default=None),
+        surest.sure_ratio,
+        surest.sure_epsilon,
+        tuple(named.values()),
+    )
+
+
+def _strength(bound: EpsilonBound) -> tuple[float, float]:
+    return _size(bound.epsilon_lower), _size(bound.epsilon_step_lower)
+
+
+def _size(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
+    """Return the result of `epsilon`: does the lower bound exceed the claim?"""
+    claimed_epsilon = epsilons.claimed_epsilon
+    if config.mechanism_alone:
+        return EPSILON.not_run(f"not compared: {NOT_COMPOSED}")
+    if config.shuffled:
+        return EPSILON.not_run("not compared: lower bounds are composed for Poisson batches only")
+    if epsilons.epsilon_spent is None or claimed_epsilon is None:
+        return EPSILON.not_run("no epsilon can be compared")
+    proved = epsilons.proved
+    violated = proved.sure_epsilon is not None and exceeds(proved.sure_epsilon, claimed_epsilon)
+    claim = f"the claimed {claimed_epsilon:.4g} at delta {config.delta:.3g}"
+    if proved.sure_ratio == 0.0:
+        message = f"no leakage is proved at the verdict's significance; within {claim}"
+    elif proved.sure_epsilon is None:
+        message = (
+            f"at least {proved.sure_ratio:.2f} times the stated leakage of a step is proved, "
+            f"which stays within {claim}"
+        )
+    else:
+        position = "above" if violated else "within"
+        message = f"the run leaks at least epsilon {proved.sure_epsilon:.4g}, {position} {claim}"
+    return CheckResult(
+        EPSILON.name,
+        EPSILON.kind,
+        "violated" if violated else "ok",
+        message,
+        "the other findings say whether the noise or the clipping is at fault" if violated else "",
+        share=EPSILON.share,
+        evidence={
+            "ratio_lower": proved.sure_ratio,
+            "epsilon_lower": proved.sure_epsilon,
+            "claimed_epsilon": claimed_epsilon,
+        },
+    )

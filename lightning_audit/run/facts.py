@@ -1,0 +1,540 @@
+"""The facts of a run in addition to its observations: loaders, settings, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import PassCounter
+from lightning_audit.checks.accounting import Ledger, PlannedCost
+from lightning_audit.checks.check import evidence_in
+from lightning_audit.checks.replay import Coupling, ExaminationLog
+from lightning_audit.checks.sampling import BatchCheck
+from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.hooks.boundary import RunTime
+from lightning_audit.hooks.sampler_tap import SamplerTap
+from lightning_audit.lints.own_code import OwnCode
+from lightning_audit.lints.settings import (
+    SKIPPED,
+    LeftOutBatches,
+    LoaderFacts,
+    accumulation_remarks,
+    adaptive_remark,
+    carries_over,
+    draws_from,
+    equal_draws,
+    ghost_remarks,
+    loader_count,
+    loader_facts,
+    rate_of,
+    reduction_of,
+    signals_ahead,
+    splits_batches,
+)
+from lightning_audit.record.store import EarlierSegments, Kept
+from lightning_audit.run.report_files import Circumstances
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.planner import Ranks
+
+if TYPE_CHECKING:
+    from lightning_audit.run.optimizers import AuditedOptimizers
+
+# --- The facts of a run at one moment, in addition to its observations.
+
+
+@dataclass
+class OptimizerFacts:
+    """Facts of one private optimizer, in addition to its observations.
+
+    Args:
+        label: its number and first parameter; empty if it is the only one.
+        accountant: the accountant that its step hook calls; None if there is none.
+        hook: "read" if the accountant was found in its step hook, "unread" if not, "none" without.
+        sample_rate: of its last step, None if unknown.
+        largest_rate: of all its steps in this process; 0 while none is known.
+        expected_batch_size: divisor of its gradients, over all processes together; None if they
+            are summed.
+        loss_reduction: as the optimizer assumes it, "mean" or "sum"; None if it states none.
+        poisson: whether `make_private` was called with ``poisson_sampling``; None if unknown.
+        allow: names of the findings that the user allows for this optimizer alone.
+    """
+
+    label: str = ""
+    accountant: AccountantLink | None = None
+    hook: str = "none"
+    sample_rate: float | None = None
+    largest_rate: float = 0.0
+    expected_batch_size: float | None = None
+    loss_reduction: str | None = None
+    poisson: bool | None = None
+    allow: frozenset[str] = frozenset()
+
+    def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
+        """Return the sample rate of the present step, from the claim or the accountant.
+
+        None if it is unknown, or if the claim states shuffled batches: nothing is sampled then.
+        """
+        shuffled = claim is not None and claim.sampling == "shuffled"
+        if claim is not None and claim.sample_rate is not None:
+            self.sample_rate = claim.sample_rate
+            return None if shuffled else claim.sample_rate
+        if self.accountant is None:
+            return None
+        link = self.accountant
+        rate = link.stated_rate if link.stated_rate is not None else link.sample_rate
+        self.sample_rate, self.largest_rate = rate, max(self.largest_rate, rate or 0.0)
+        return None if rate is None or shuffled else min(rate * accumulated, 1.0)
+
+    def named(self, sentence: str) -> str:
+        """Prefix a sentence about this optimizer with its label, if there are several."""
+        return f"{self.label}: {sentence}" if self.label else sentence
+
+
+class Notes:
+    """Notes on a run, each once, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        """Add a note, once."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+    def load(self, kept: Sequence[str]) -> None:
+        """Load a checkpoint's notes; notes added since are kept, after them."""
+        since, self.sentences = self.sentences, list(kept)
+        for sentence in since:
+            self.add(sentence)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run at one moment, collected from its parts, in addition to its observations.
+
+    Args:
+        optimizers: facts of the private optimizers, in the order of their sessions.
+        plain_steps: steps of optimizers that are not private.
+        plain_name: class of the last of these.
+        plain_refused: class of the one whose first step was refused, or empty.
+        exempt_steps: steps of those that the user exempts, by the text that names them.
+        exempt_by_records: those of them that train on as many rows as there are records.
+        unaudited: parameters that changed although no private optimizer trains them.
+        loader: how the training loader samples; None before that is known.
+        loaders: number of training loaders.
+        repeated: whether each process draws from all records.
+        batches: test of a sampler's batches, if its type does not show how it draws.
+        batches_per_step: batches that the Trainer accumulates per step.
+        trained_batches: batches that were trained on.
+        split_epochs: epochs with split batches.
+        begun: epochs that began.
+        passes: steps that a record may have entered, if shuffled batches are claimed; else 0.
+        planned: planned steps or epochs that cost more than the claim; None if they do not.
+        carried_over: epochs with split batches that began with the rest of a batch.
+        loss_reduction: how the first loss was reduced, "mean" or "sum"; None if unknown.
+        processes: number of processes that train together.
+        synchronised: whether they read the same gradients so far; None if they were not compared.
+        noise_equal: whether two of them drew the same noise.
+        coupling: what examinations found on whether a record's gradient depends on other records.
+        examined: the other results of examinations.
+        ledger: the recorded batches, steps and accountant calls.
+        epochs: the metrics logged at the ends of epochs.
+        notes: on the run.
+        break_off: why the training broke off, or empty.
+        resumed: which steps before a resume were not observed, or empty.
+        unwritten: which parts of report and records could not be written, as text.
+        cost: see `RunTime.cost`.
+        earlier: results of the segments before the last resume.
+        code: locates the user's code; None before the training begins.
+        about: its circumstances, course and examinations.
+    """
+
+    optimizers: Sequence[OptimizerFacts] = ()
+    plain_steps: int = 0
+    plain_name: str = ""
+    plain_refused: str = ""
+    exempt_steps: Mapping[str, int] = field(default_factory=dict)
+    exempt_by_records: tuple[str, ...] = ()
+    unaudited: tuple[str, ...] = ()
+    loader: LoaderFacts | None = None
+    loaders: int = 1
+    repeated: bool = False
+    batches: BatchCheck | None = None
+    batches_per_step: int = 1
+    trained_batches: int = 0
+    split_epochs: int = 0
+    begun: int = 0
+    passes: int = 0
+    planned: PlannedCost | None = None
+    carried_over: int = 0
+    loss_reduction: str | None = None
+    processes: int = 1
+    synchronised: bool | None = None
+    noise_equal: bool = False
+    coupling: Coupling = field(default_factory=Coupling)
+    examined: ExaminationLog = field(default_factory=ExaminationLog)
+    ledger: Ledger = field(default_factory=Ledger)
+    epochs: Sequence[Mapping[str, float]] = ()
+    notes: Sequence[str] = ()
+    break_off: str = ""
+    resumed: str = ""
+    unwritten: Sequence[str] = ()
+    cost: Mapping[str, float] = field(default_factory=dict)
+    earlier: EarlierSegments = field(default_factory=EarlierSegments)
+    code: OwnCode | None = None
+    about: Circumstances = field(default_factory=Circumstances)
+
+    @classmethod
+    def of(
+        cls,
+        optimizers: AuditedOptimizers,
+        lints: RunLints,
+        course: RunCourse,
+        ranks: Ranks,
+        ledger: Ledger,
+    ) -> RunFacts:
+        """Collect the current facts from the parts of a run."""
+        return cls(
+            optimizers=optimizers.facts,
+            plain_steps=optimizers.plain.count,
+            plain_name=optimizers.plain.kind,
+            plain_refused=optimizers.plain.refused,
+            exempt_steps=dict(optimizers.plain.exempt),
+            exempt_by_records=optimizers.plain.follow_records,
+            unaudited=course.unaudited,
+            loader=lints.loader,
+            loaders=lints.loaders,
+            repeated=lints.repeated,
+            batches=lints.batches,
+            batches_per_step=lints.batches_per_step,
+            trained_batches=course.trained_batches,
+            split_epochs=lints.split_epochs,
+            begun=lints.epochs,
+            passes=course.passes.passes(steps_of(optimizers.sessions)) if course.passes else 0,
+            planned=lints.planned,
+            carried_over=lints.carried_over,
+            loss_reduction=lints.loss_reduction,
+            processes=ranks.count,
+            synchronised=course.comparison.synchronised,
+            noise_equal=course.comparison.noise_equal,
+            coupling=course.coupling,
+            examined=course.examined,
+            ledger=ledger,
+            epochs=course.epochs,
+            notes=[*course.notes.sentences, *filter(None, [course.earlier.note])],
+            break_off=course.break_off,
+            resumed=course.resumed,
+            unwritten=course.unwritten,
+            cost=course.time.cost(),
+            earlier=course.earlier,
+            code=lints.code,
+            about=course.about,
+        )
+
+    @property
+    def accountants(self) -> tuple[AccountantLink, ...]:
+        """The links to the run's accountants, each once."""
+        return links_of(self.optimizers)
+
+    @property
+    def sample_rate(self) -> float | None:
+        """The rate to compare the loader with; see `rate_of_all`."""
+        return rate_of_all(self.optimizers, self.loaders)
+
+
+def steps_of(sessions: Sequence[AuditSession]) -> list[int]:
+    """Return the number of steps of each private optimizer so far."""
+    return [session.recorder.steps for session in sessions]
+
+
+def links_of(optimizers: Sequence[OptimizerFacts]) -> tuple[AccountantLink, ...]:
+    """Return the optimizers' links to accountants, each accountant once."""
+    links = (o.accountant for o in optimizers if o.accountant is not None)
+    return tuple({id(link.accountant): link for link in links}.values())
+
+
+def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | None:
+    """Return the rate to compare a run's loaders with; None while no rate is known.
+
+    A single loader serves all optimizers and must not exceed the smallest of their rates. With
+    several loaders it is unknown which one serves which optimizer: the largest rate counts.
+    """
+    rates = [max(o.sample_rate, o.largest_rate) for o in optimizers if o.sample_rate is not None]
+    if not rates:
+        return None
+    return min(rates) if loaders == 1 else max(rates)
+
+
+class RankComparison(Kept):
+    """Comparison of the processes of a run: same gradients, different noise."""
+
+    KEPT = ("synchronised", "noise_equal")
+
+    def __init__(self) -> None:
+        #: See `RunFacts`, which has them by the same names.
+        self.synchronised: bool | None = None
+        self.noise_equal = False
+
+    def compare(self, session: AuditSession | None, ranks: Ranks) -> None:
+        """Compare what the processes read so far, if they can communicate; each one must call it.
+
+        Args:
+            session: of the only private optimizer; None before there is one.
+            ranks: the processes.
+        """
+        if session is None or not ranks.talk:
+            return
+        draws = session.draws.numbers
+        own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
+        told = ranks.gathered([*own, *session.lost.numbers()])
+        session.lost.hear([row[len(own) :] for row in told])
+        same = all(row[:2] == told[0][:2] for row in told)
+        self.synchronised = same and self.synchronised is not False
+        session.planner.anyone_copies = any(row[2] for row in told)
+        self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
+
+
+@dataclass
+class RunCourse:
+    """The course of a run; see `RunFacts`, which has the same names."""
+
+    notes: Notes = field(default_factory=Notes)
+    comparison: RankComparison = field(default_factory=RankComparison)
+    coupling: Coupling = field(default_factory=Coupling)
+    examined: ExaminationLog = field(default_factory=ExaminationLog)
+    epochs: list[Mapping[str, float]] = field(default_factory=list)
+    trained_batches: int = 0
+    passes: PassCounter | None = None
+    break_off: str = ""
+    resumed: str = ""
+    unaudited: tuple[str, ...] = ()
+    unwritten: list[str] = field(default_factory=list)
+    time: RunTime = field(default_factory=RunTime)
+    earlier: EarlierSegments = field(default_factory=EarlierSegments)
+    about: Circumstances = field(default_factory=Circumstances)
+
+    @classmethod
+    def of(cls, trainer: Any, *, shuffled: bool) -> RunCourse:
+        """Return the course of a new run, which counts passes if batches are shuffled."""
+        return cls(passes=PassCounter() if shuffled else None, about=Circumstances.of(trainer))
+
+    def end_epoch(self, row: Mapping[str, float]) -> None:
+        """Keep an epoch's metrics; a run resumed at an epoch's end replaces those of that epoch."""
+        known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
+        self.epochs = [*known, row]
+
+    def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
+        """Load the results of earlier segments, and begin a new one.
+
+        Args:
+            state: of the previous segment.
+            step: number of the next step.
+            tested: objects that hold the tests of steps and batches.
+        """
+        self.earlier.load(state, step)
+        self.earlier.number(evidence_in([*tested, self.examined]))
+
+    def state(self, steps: Sequence[int]) -> dict[str, Any]:
+        """Return what a resumed run cannot recompute.
+
+        Args:
+            steps: of each private optimizer. The batch count is capped at the largest, because a
+                larger one would reveal the number of records.
+        """
+        return {
+            "notes": list(self.notes.sentences),
+            "comparison": self.comparison.state(),
+            "epochs": [dict(row) for row in self.epochs],
+            "about": self.about.state(),
+            "resumed": self.resumed,
+            "trained_batches": min(self.trained_batches, max(steps, default=0)),
+            "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Load a checkpoint's state."""
+        self.notes.load(state["notes"])
+        self.comparison.load(state["comparison"])
+        self.epochs = [dict(row) for row in state["epochs"]]
+        self.about.load(state.get("about", {}))
+        self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
+        if self.passes is not None:
+            self.passes.load(state["passes"])
+
+
+# --- What a run shows without a canary: how its loaders sample, and the Trainer's settings.
+
+_PARTS = (
+    "each process draws from its own Subset: epsilon holds if no record is in two of them, which "
+    "is not checked"
+)
+
+
+class RunLints(Kept):
+    """Reader of a run's loaders, loss and Trainer settings.
+
+    Args:
+        notes: remarks on the run.
+        significance: probability of a false alarm over the run.
+        ranks: the processes that train together.
+    """
+
+    def __init__(self, notes: Notes, significance: float, ranks: Ranks) -> None:
+        self._notes = notes
+        #: See `RunFacts`, which has them by the same names.
+        self.loader: LoaderFacts | None = None
+        self.code: OwnCode | None = None
+        self.loaders, self.repeated = 1, False
+        self.batches: BatchCheck | None = None
+        self.batches_per_step = 1
+        self.split_epochs = self.carried_over = self.epochs = 0
+        self.loss_reduction: str | None = None
+        #: Cost of the planned steps or epochs, if it exceeds the claim.
+        self.planned: PlannedCost | None = None
+        self._significance = significance
+        self._ranks = ranks
+        self._taps: list[SamplerTap] = []
+        self._split = False
+        # Whether a pass over the data began before its epoch is counted.
+        self._fresh = False
+        #: Whether the sample rate rose since the last evaluation of the checks.
+        self.rate_rose = False
+        self._left_out = LeftOutBatches()
+        self._noise: list[Any] = []
+        #: Whether batches without a step occurred at irregular distances.
+        self.irregular = False
+        #: Noise multipliers while every batch makes a step; batches with the same are not tested.
+        self.regular: list[Any] | None = None
+        #: How often optimizers were replaced: a step of a new one may have been missed.
+        self.exchanged = 0
+        self._ahead = 0
+        #: Whether the first loss was read, and whether an epoch began in this process.
+        self.loss_seen = self.began = False
+
+    def start(self, loaders: Any) -> None:
+        """Read how the loaders sample."""
+        self.loader = loader_facts(loaders)
+        self.loaders = loader_count(loaders)
+        if self.batches is not None and self.loaders > 1:
+            self.batches.obstacle = "the training has several loaders"
+        self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
+        if self._ranks.several:
+            self.repeated = draws_from(loaders, part=False)
+            if draws_from(loaders, part=True):
+                self._notes.add(_PARTS)
+
+    def watch(self, loader: Any, take: Callable[[Any], None]) -> None:
+        """Watch a training loader's batches, and test them if its type does not show how it draws.
+
+        Args:
+            loader: the loader, before it is iterated for the first time.
+            take: called with each batch that its sampler yields.
+        """
+        self.detach()  # from earlier loaders: each batch counts once
+        found = loader_facts(loader)
+        if self.loader is not None and not found.once:
+            self.loader = replace(self.loader, once=False)
+        if self.loader is not None and found.kind == "not_poisson" != self.loader.kind:
+            self.loader, self.rate_rose = replace(found, once=False), True
+        if found.kind != "unknown" or found.records is None:
+            seen = _both(partial(self._look_at_rate, loader), take)
+            self._taps.append(SamplerTap(loader, self._start_pass, seen))
+            return
+        check = self.batches
+        if check is None:
+            check = self.batches = BatchCheck(found.records, self._significance)
+        elif check.records != found.records:
+            check.obstacle = "the loader's data set changes"
+        self._taps.append(SamplerTap(loader, check.start_epoch, _both(check.take, take)))
+
+    def _start_pass(self) -> None:
+        self._fresh = True
+
+    def _look_at_rate(self, loader: Any, _: Any) -> None:
+        """Check whether the sampler's rate rose by the time a batch was drawn."""
+        rate, known = rate_of(loader), self.loader_rate
+        if self.loader is not None and rate is not None and known is not None and rate > known:
+            # Batches are prefetched before their epoch is counted.
+            epoch = self.epochs if self._fresh else self.epochs - 1
+            self.loader = replace(self.loader, sample_rate=rate, raised_in=epoch)
+            self.rate_rose = True
+
+    @property
+    def loader_rate(self) -> float | None:
+        """The sampler's stated rate; None if it states none."""
+        return None if self.loader is None else self.loader.sample_rate
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether batch sizes are the only evidence of how the loader samples."""
+        return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
+
+    def note_trainer_settings(self, optimizers: Sequence[Any], trainer: Any) -> None:
+        """Note how the Trainer's arguments affect private optimizers; locate the user's code."""
+        self.code = OwnCode(trainer, trainer.lightning_module)
+        accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
+        for optimizer in optimizers:
+            self.batches_per_step = accumulated
+            remarks = ghost_remarks(optimizer, accumulated, clip)
+            for sentence in remarks or accumulation_remarks(optimizer, accumulated):
+                self._notes.add(sentence)
+
+    def start_epoch(self, optimizers: Sequence[Any]) -> None:
+        """Start an epoch; check whether gradients of the previous one are left in optimizers."""
+        self.epochs, self.began, self._fresh = self.epochs + 1, True, False
+        self._left_out.start_epoch()
+        self.regular = None
+        if self._split:
+            self.split_epochs += 1
+            carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
+            self.carried_over += any(carried)
+
+    def end_batch(self, batch: Any, sessions: Sequence[AuditSession], *, stepped: bool) -> bool:
+        """Check whether a batch made a step, and whether the noise changed.
+
+        If logical batches are split, batches without a step are not counted.
+
+        Returns:
+            Whether batches were left out irregularly for the first time, or the noise changed.
+        """
+        if not sessions:
+            return False
+        noise = [getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions]
+        news, self._noise = self._noise not in ([], noise), noise
+        if not self._split and all(session.planner.changed_at is None for session in sessions):
+            before = self.irregular
+            self._left_out.take(batch, stepped=stepped)
+            self.regular = noise if self._left_out.regular else None
+            self.irregular |= self._left_out.irregular
+            news |= self.irregular and not before
+            if self._left_out.empty:
+                self._notes.add(SKIPPED)
+        return news
+
+    def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
+        """Read the reduction of the first loss, and whether Lightning detached a part of it."""
+        self.loss_seen = True
+        self.loss_reduction = reduction_of(loss, self.batches_per_step)
+        if sentence := adaptive_remark(module, loss):
+            self._notes.add(sentence)
+
+    KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
+
+    def detach(self) -> None:
+        """Remove the hooks from the loaders."""
+        for tap in self._taps:
+            tap.remove()
+        self._taps = []
+
+
+def _both(one: Callable[[Any], None], other: Callable[[Any], None]) -> Callable[[Any], None]:
+    def take(batch: Any) -> None:
+        one(batch)
+        other(batch)
+
+    return take

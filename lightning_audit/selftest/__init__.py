@@ -1,1 +1,0 @@
-"""`lightning-audit selftest`: train every known fault, and test that the audit names it."""

@@ -1,1 +1,0 @@
-"""Lower bounds on epsilon from the errors of attacks, and the intervals on which they rest."""

@@ -1,1 +1,0 @@
-"""E-values for independence of noise over steps, entries and directions, and its recovery."""

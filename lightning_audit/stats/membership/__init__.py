@@ -1,1 +1,0 @@
-"""Membership inference: losses, ROC curves, Epsilon*."""

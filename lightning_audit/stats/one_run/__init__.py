@@ -1,1 +1,0 @@
-"""Lower bounds from many canaries in one training."""

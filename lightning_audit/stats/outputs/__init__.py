@@ -1,1 +1,0 @@
-"""Tests and estimates of a mechanism from samples of its outputs."""

@@ -1,1 +1,0 @@
-"""Bayesian posteriors of epsilon and mu from error counts."""

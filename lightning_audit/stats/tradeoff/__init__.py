@@ -1,1 +1,0 @@
-"""Trade-off functions and the divergences from which they are computed."""

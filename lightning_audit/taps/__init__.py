@@ -1,1 +1,0 @@
-"""Hooks that read gradients, weights and samplers without changing them."""

@@ -1,1 +1,0 @@
-"""Opacus optimizers with a fault, one class each."""

@@ -1,0 +1,296 @@
+"""Trains rows of the selftest in separate processes, with one thread each.
+
+A worker begins with this module alone; its first row loads what trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from lightning_audit.results.audit_report import AuditReport, CheckResult, Outcome
+    from lightning_audit.testing.selftest import Group, Row
+
+# --- The result of a training of the selftest.
+
+Status = Literal[
+    "found",  # and named as the registry says
+    "warned",
+    "not accused",
+    "named otherwise",
+    "not found",
+    "accused",
+    "crashed",
+]
+#: The statuses that fail the selftest.
+FAILURES: tuple[Status, ...] = ("named otherwise", "not found", "accused", "crashed")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the table.
+
+    Args:
+        group: why it was trained.
+        fault: name of the fault; "healthy" for none.
+        configuration: the way to train.
+        status: the answer.
+        steps: number of steps of the training.
+        seconds: duration of the training.
+        outcome: of the audit; None if there is no report.
+        finding: the expected finding if it was found, else the one that the verdict names.
+        named: whether the fault was named as the registry says; None if it states no name.
+        sentence: the likely fault as text, or the warning.
+        flagged_at: number of steps after which the finding was made; None if only at the end.
+        error: why the training failed.
+    """
+
+    group: Group
+    fault: str
+    configuration: str
+    status: Status
+    steps: int
+    seconds: float = 0.0
+    outcome: Outcome | None = None
+    finding: str = ""
+    named: bool | None = None
+    sentence: str = ""
+    flagged_at: int | None = None
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this result fails the selftest."""
+        return self.status in FAILURES
+
+
+def crashed(row: Row, error: str, seconds: float = 0.0) -> Result:
+    """Return the result of a training without a report."""
+    return Result(
+        row.group,
+        row.fault.name,
+        row.configuration,
+        "crashed",
+        row.fault.steps,
+        seconds,
+        error=error,
+    )
+
+
+def finding_of(row: Row, report: AuditReport) -> CheckResult | None:
+    """Return the check that found the fault: the expected one, else the one in the verdict."""
+    for status in ("violated", "warned"):
+        found = [check for check in report.checks if check.status == status]
+        expected = [check for check in found if check.name == row.fault.check]
+        first = [c for c in found if report.verdict.summary.startswith(f"{c.name}: ")]
+        if found:
+            return [*expected, *first, *found][0]
+    return None
+
+
+def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
+    """Return the status, and whether the fault was named as the registry says."""
+    fault, accused = row.fault, report.verdict.outcome == "VIOLATION"
+    if row.healthy or (fault.warn_only and accused):
+        return ("accused" if accused else "not accused"), None
+    if fault.remarked:
+        said = (*report.notes, *(check.message for check in report.checks))
+        named = any(sentence.startswith(fault.sentence) for sentence in said)
+        return ("warned" if named else "not found"), named
+    if fault.warn_only:
+        warned = _says(report.checks, "warned", fault.check)
+        named = warned is not None and warned.startswith(fault.sentence)
+        if warned is None:
+            return "not found", False
+        return ("warned" if named else "named otherwise"), named
+    if not accused:
+        return "not found", False
+    seen = _says(report.checks, "violated", fault.check) is not None
+    named = seen and report.verdict.fault.startswith(fault.sentence)
+    return ("found" if named else "named otherwise"), named
+
+
+def _says(checks: Sequence[CheckResult], status: str, name: str) -> str | None:
+    """Return a check's message if it has the status, else None."""
+    found = (c.message for c in checks if c.status == status and c.name == name)
+    return next(found, None)
+
+
+# --- The worker process, which trains one row after the other.
+
+
+class Broken(NamedTuple):
+    """Answer of a training that failed.
+
+    Args:
+        error: why it failed.
+        seconds: duration until then.
+    """
+
+    error: str
+    seconds: float
+
+
+def serve(tasks: Connection, log: str) -> None:
+    """Answer tasks until the parent process ends, even during a training.
+
+    Args:
+        tasks: receives pickled pairs of a function and a row, and sends the function's results.
+        log: file for the trainings' output.
+    """
+    if hasattr(os, "setsid"):  # only the parent gets Ctrl-C, and then ends this process
+        os.setsid()
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    threading.Thread(target=_follow, daemon=True).start()
+    while True:
+        tasks.send(_answer(tasks.recv_bytes()))
+
+
+def _follow() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _answer(task: bytes) -> Any:
+    started = time.perf_counter()
+    try:
+        train, row = pickle.loads(task)  # loads torch
+        return train(row)
+    except (Exception, SystemExit) as error:  # reported in the row; the other rows continue
+        print(f"selftest: {type(error).__name__}: {error}", file=sys.stderr)
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Broken(message, time.perf_counter() - started)
+
+
+# --- Train rows in separate processes, with one thread each.
+
+#: Time limit of a training, in seconds.
+LIMIT = 300.0
+#: Characters of a worker's log that a crashed row shows.
+_SHOWN = 200
+
+_SPAWN = multiprocessing.get_context("spawn")
+Train = Callable[["Row"], Result]
+
+
+class _Worker:
+    """A process that trains one row after the other, and ends when this process ends."""
+
+    def __init__(self, scratch: Path, number: int) -> None:
+        from lightning_audit.many.engines import environment
+
+        self._log = scratch / f"worker-{number}.log"
+        self.answers, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=serve, args=(theirs, str(self._log)))
+        own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        with theirs, environment({**own, "TMPDIR": str(scratch)}):
+            self._process.start()
+
+    def give(self, index: int, row: Row, train: Train, limit: float) -> None:
+        """Send a row to train; `answers` is ready when it is done or the process has ended."""
+        self.index, self._row, self._limit = index, row, limit
+        self._late_at = time.monotonic() + limit
+        with contextlib.suppress(OSError):  # the process has ended, which `result` reports
+            self.answers.send_bytes(pickle.dumps((train, row)))
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time limit of the training."""
+        return max(0.0, self._late_at - time.monotonic())
+
+    def result(self) -> Result:
+        """Return the result of the row; stop the process if it ended or exceeds its time limit."""
+        if not self.answers.poll():
+            self.stop()
+            return crashed(self._row, f"stopped after {self._limit:g} s")
+        try:
+            answer = self.answers.recv()
+        except (EOFError, OSError):
+            self.stop()
+            return crashed(self._row, self._last_words())
+        return crashed(self._row, *answer) if isinstance(answer, Broken) else answer
+
+    def _last_words(self) -> str:
+        log = self._log.read_text(errors="replace") if self._log.exists() else ""
+        last = "".join(f": {line[:_SHOWN]}" for line in log.strip().splitlines()[-1:])
+        return f"the process ended with exit code {self._process.exitcode}{last}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can train another row."""
+        return self._process.is_alive()
+
+    def stop(self) -> None:
+        """End the process now."""
+        self._process.kill()
+        self._process.join()
+        self.answers.close()
+
+
+def run_all(
+    rows: Sequence[Row],
+    jobs: int,
+    told: Callable[[Result], None] = lambda result: None,
+    limit: float = LIMIT,
+    train: Train | None = None,
+) -> tuple[Result, ...]:
+    """Train all rows.
+
+    Args:
+        rows: to train.
+        jobs: number of simultaneous trainings, at least 1.
+        told: called with each result as soon as it is known.
+        limit: time limit of a training, in seconds.
+        train: returns the result of a row; a module-level function, called in another process;
+            None for `run_row`.
+
+    Returns:
+        The results in the order of the rows.
+
+    Raises:
+        OSError: no process can be started.
+        KeyboardInterrupt: the user interrupted; no process is left running.
+    """
+    from lightning_audit.testing.selftest import run_row
+
+    found: dict[int, Result] = {}
+    waiting = deque(enumerate(rows))
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
+    # Also holds the reports of trainings that are killed.
+    with tempfile.TemporaryDirectory(
+        prefix="lightning-audit-selftest-", ignore_cleanup_errors=True
+    ) as scratch:
+        try:
+            while len(found) < len(rows):
+                while waiting and len(busy) < jobs:
+                    busy.append(idle.pop() if idle else _Worker(Path(scratch), len(waiting)))
+                    busy[-1].give(*waiting.popleft(), train or run_row, limit)
+                wait([w.answers for w in busy], min(w.left for w in busy))
+                for worker in [w for w in busy if w.answers.poll() or not w.left]:
+                    result = found[worker.index] = worker.result()
+                    told(result)
+                    busy.remove(worker)
+                    idle += [worker] if worker.alive else []
+        finally:
+            for worker in (*busy, *idle):
+                worker.stop()
+    return tuple(found[index] for index in range(len(rows)))

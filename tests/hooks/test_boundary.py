@@ -1,0 +1,156 @@
+"""The audit's own exceptions stay on its side of the boundary; all others pass."""
+
+from __future__ import annotations
+
+import logging
+from unittest.mock import Mock
+
+import pytest
+
+from lightning_audit._validate import BadArgument
+from lightning_audit.hooks.boundary import (
+    Boundary,
+    Handles,
+    around,
+    attempt,
+    current,
+    entry,
+    raised_in_audit,
+    undoing,
+    where,
+)
+
+
+class Refusal(Exception):
+    pass
+
+
+def fails(*_: object) -> None:
+    raise MemoryError("private numbers: 0.123")
+
+
+def inside(boundary: Boundary, make: object, *args: object, **kwargs: object) -> object:
+    return boundary.run(make, args, kwargs)
+
+
+def test_an_entry_that_fails_does_what_is_done_without_an_audit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    boundary = Boundary(Refusal)
+    called = inside(boundary, entry, fails, lambda given: given)
+    with caplog.at_level(logging.INFO):
+        assert called(3) == 3
+    assert boundary.failure == "MemoryError in hooks.boundary.timed"
+    assert "0.123" not in caplog.text
+    assert current() is None
+
+
+@pytest.mark.parametrize("kind", [BadArgument, Refusal, KeyboardInterrupt, SystemExit])
+def test_deliberate_exceptions_and_interrupts_pass(kind: type[BaseException]) -> None:
+    def ours() -> None:
+        raise kind("on purpose")
+
+    boundary, undone = Boundary(Refusal), []
+    boundary.on_leave(lambda: undone.append(1))
+    with pytest.raises(kind, match="on purpose"):
+        inside(boundary, entry, ours)()
+    assert not boundary.failure
+    assert bool(undone) == (kind in (KeyboardInterrupt, SystemExit))
+
+
+def test_an_entry_made_outside_of_a_training_lets_all_pass() -> None:
+    with pytest.raises(MemoryError):
+        entry(fails)()
+
+
+def test_the_users_exception_passes_as_the_same_object() -> None:
+    error = ValueError("theirs")
+
+    def own() -> None:
+        raise error
+
+    boundary, seen = Boundary(), []
+    called = inside(boundary, around, own, lambda: seen.append("before"), fails)
+    with pytest.raises(ValueError, match="theirs") as raised:
+        called()
+    assert raised.value is error
+    assert seen == ["before"]
+    assert not boundary.failure
+
+
+def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
+    for before, after in ((fails, fails), (lambda *_: None, fails), (fails, lambda *_: None)):
+        boundary, rescued = Boundary(), Mock()
+        called = inside(boundary, around, lambda x: x + 1, before, after, rescued)
+        assert called(1) == 2
+        assert boundary.failure
+        rescued.assert_called_once_with(2, 1)
+
+
+@pytest.mark.parametrize("make", [entry, lambda ours: around(lambda: None, ours)])
+def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make: object) -> None:
+    boundary, went_on = Boundary(), []
+
+    def own_pass() -> None:
+        hook()
+        went_on.append(1)
+
+    hook = inside(boundary, make, fails)
+    outer = inside(boundary, entry, own_pass, lambda: "as without an audit")
+    assert outer() == "as without an audit"
+    assert boundary.failure == "MemoryError in hooks.boundary.timed"
+    assert not went_on
+
+
+def test_what_is_under_way_is_undone_latest_first() -> None:
+    boundary, undone = Boundary(), []
+
+    def ours() -> None:
+        with undoing(lambda: undone.append("first")), undoing(lambda: undone.append("second")):
+            raise RuntimeError
+
+    inside(boundary, entry, ours)()
+    assert undone[:2] == ["second", "first"]
+
+
+def test_hooks_are_removed_latest_first_and_once() -> None:
+    class Hook:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def remove(self) -> None:
+            removed.append(self.name)
+
+    boundary, removed = Boundary(), []
+
+    def ours() -> None:
+        first, second, third = Handles(), Handles(), Handles()
+        first.append(Hook("first"))
+        second += [Hook("second"), Hook("third")]
+        third.append(Hook("gone"))
+        third.remove()
+
+    inside(boundary, ours)
+    boundary.remove_hooks()
+    boundary.remove_hooks()
+    assert removed == ["gone", "third", "second", "first"]
+
+
+def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def once() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError
+
+    assert attempt(once)
+    assert not attempt(fails)
+    assert "cleaning up failed" in caplog.text
+
+
+def test_an_exception_is_told_by_its_type_and_the_innermost_function() -> None:
+    with pytest.raises(TypeError) as raised:
+        Boundary().run(None, (), {})  # type: ignore[arg-type]
+    assert where(raised.value)[0] == "TypeError in hooks.boundary.timed"
+    assert raised_in_audit(raised.value)

@@ -1,0 +1,418 @@
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tapped import Tapped, nothing
+from torch import nn
+
+from lightning_audit.hooks.gradient_tap import GradientTap, Reading
+from lightning_audit.hooks.update_tap import UpdateTap
+from lightning_audit.layout import Direction, Part
+
+SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("SGD", {"maximize": True}),
+    ("Adam", {}),
+    ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+    ("Adam", {"maximize": True}),
+    ("AdamW", {}),
+    ("AdamW", {"maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+    ("NAdam", {"weight_decay": 0.1}),
+    ("RAdam", {}),
+    ("Adagrad", {}),
+]
+
+
+def names_of(case: tuple[str, dict[str, Any]]) -> str:
+    return "-".join([case[0], *case[1]])
+
+
+def parameters(seed: int = 0) -> list[nn.Parameter]:
+    rng = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=rng)) for shape in SHAPES]
+
+
+def gradients(seed: int) -> list[torch.Tensor]:
+    """Multiples of 1/16, so that adding and taking out a canary of such a size is exact."""
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randint(-32, 33, shape, generator=rng) / 16 for shape in SHAPES]
+
+
+def every_coordinate() -> dict[int, np.ndarray]:
+    return {j: np.arange(int(np.prod(shape))) for j, shape in enumerate(SHAPES)}
+
+
+def canary() -> Direction:
+    return Direction(
+        (
+            Part(0, np.array([7, 2]), np.array([0.5, -0.5])),
+            Part(2, np.array([23]), np.array([0.25])),
+        )
+    )
+
+
+def add(direction: Direction, amount: float, grads: Sequence[torch.Tensor]) -> None:
+    """Add to the gradients what a canary leaves there, by plain loops."""
+    for part in direction.parts:
+        shape = grads[part.tensor].shape
+        for index, value in zip(part.index.tolist(), part.value.tolist(), strict=True):
+            grads[part.tensor][np.unravel_index(index, shape)] += amount * value
+
+
+def of_canary(amount: float) -> np.ndarray:
+    """What a canary leaves at `every_coordinate`."""
+    grads = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    add(canary(), amount, grads)
+    return flat(grads)
+
+
+def tapped(
+    optimizer: torch.optim.Optimizer,
+    params: Sequence[nn.Parameter],
+    before: Callable[[], np.ndarray | None] = nothing,
+    coordinates: dict[int, np.ndarray] | None = None,
+) -> tuple[Tapped, list[Reading]]:
+    where = every_coordinate() if coordinates is None else coordinates
+    made = Tapped(optimizer, params, where, before)
+    return made, made.readings
+
+
+def set_gradients(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]) -> None:
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.clone()
+
+
+def backward(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]) -> None:
+    """A backward pass that leaves these gradients, in tensors that are there or in new ones."""
+    for param in params:
+        param.grad = None
+    with torch.enable_grad():
+        sum((p * g).sum() for p, g in zip(params, grads, strict=True)).backward()
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.concatenate([t.detach().double().reshape(-1).numpy() for t in tensors])
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+@pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
+def test_an_ordinary_update_does_not_count_as_a_replaced_gradient(
+    case: tuple[str, dict[str, Any]], foreach: bool
+) -> None:
+    params = parameters()
+    optimizer = getattr(torch.optim, case[0])(params, lr=0.1, foreach=foreach, **case[1])
+    _, readings = tapped(optimizer, params)
+    for step in range(3):
+        set_gradients(params, gradients(step))
+        optimizer.step()
+    assert [reading.replaced for reading in readings] == [False] * 3
+    for step, reading in enumerate(readings):
+        np.testing.assert_array_equal(reading.values, flat(gradients(step)))
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+@pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
+def test_the_update_with_a_canary_taken_out_is_the_one_without_it_bit_for_bit(
+    case: tuple[str, dict[str, Any]], foreach: bool
+) -> None:
+    clean, audited = parameters(), parameters()
+    build = getattr(torch.optim, case[0])
+    plain = build(clean, lr=0.1, foreach=foreach, **case[1])
+    watched = build(audited, lr=0.1, foreach=foreach, **case[1])
+    _, readings = tapped(watched, audited, lambda: of_canary(0.5) + of_canary(2.0))
+    for step in range(3):
+        set_gradients(clean, gradients(step))
+        with_canaries = gradients(step)
+        add(canary(), 0.5, with_canaries)
+        add(canary(), 2.0, with_canaries)
+        set_gradients(audited, with_canaries)
+        plain.step()
+        watched.step()
+    assert len(readings) == 3
+    for one, other in zip(clean, audited, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
+    rng = torch.Generator().manual_seed(5)
+    grads = [torch.randn(shape, generator=rng) for shape in SHAPES]
+    clean, audited = parameters(), parameters()
+    amount = 0.0123456789
+    set_gradients(clean, grads)
+    torch.optim.SGD(clean, lr=1.0).step()
+    noisy = [g.clone() for g in grads]
+    add(canary(), amount, noisy)
+    set_gradients(audited, noisy)
+    tapped_optimizer = torch.optim.SGD(audited, lr=1.0)
+    _, readings = tapped(tapped_optimizer, audited, lambda: of_canary(amount))
+    tapped_optimizer.step()
+    np.testing.assert_allclose(readings[0].values, flat(grads), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(flat(audited), flat(clean), rtol=0, atol=5e-7)
+
+
+def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    set_gradients(params, gradients(0))  # no canary had been added
+    optimizer.step()
+    expected = gradients(0)
+    add(canary(), -2.0, expected)
+    np.testing.assert_array_equal(readings[0].values, flat(expected))
+
+
+def test_values_come_in_the_order_of_the_coordinates() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    where = {2: np.array([23, 0, 5]), 0: np.array([11, 4])}
+    _, readings = tapped(optimizer, params, coordinates=where)
+    grads = gradients(3)
+    set_gradients(params, grads)
+    optimizer.step()
+    expected = [*grads[2].flatten()[[23, 0, 5]].tolist(), *grads[0].flatten()[[11, 4]].tolist()]
+    assert readings[0].values.tolist() == expected
+    assert readings[0].values.dtype == np.float64
+
+
+class ReplacesItsGradient(torch.optim.Optimizer):
+    """Runs its closure again inside the step, and updates with what that leaves."""
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(group["lr"] * param.grad)
+
+
+def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_read() -> None:
+    params = parameters()
+    optimizer = ReplacesItsGradient(params)
+    _, readings = tapped(optimizer, params)
+    set_gradients(params, gradients(0))
+    optimizer.step(lambda: backward(params, gradients(1)))
+    set_gradients(params, gradients(2))
+    optimizer.step()
+    assert [reading.replaced for reading in readings] == [True, False]
+    np.testing.assert_array_equal(readings[0].values, flat(gradients(1)))
+
+
+def nudge(params: Sequence[nn.Parameter]) -> None:
+    grad: Any = params[1].grad
+    grad[3] = torch.nextafter(grad[3], torch.tensor(9.0))
+
+
+def nudge_by_other_memory(params: Sequence[nn.Parameter]) -> None:
+    """The same tensor as before, with another memory."""
+    grad: Any = params[1].grad
+    grad.data = grad.data.clone()
+    nudge(params)
+
+
+def nudge_by_strides(params: Sequence[nn.Parameter]) -> None:
+    """The same tensor and the same memory, read in another order."""
+    grad: Any = params[2].grad
+    grad.data = grad.data.transpose(2, 3)
+
+
+@pytest.mark.parametrize("change", [nudge, nudge_by_other_memory, nudge_by_strides])
+def test_a_gradient_changed_by_a_foreign_optimizer_is_not_passed_over(
+    change: Callable[[Sequence[nn.Parameter]], None],
+) -> None:
+    params = parameters()
+    optimizer = ReplacesItsGradient(params)
+    _, readings = tapped(optimizer, params)
+    set_gradients(params, gradients(0))
+    optimizer.step(lambda: change(params))
+    assert readings[0].unclear
+    assert not readings[0].replaced
+
+
+class CallsItsParent(torch.optim.SGD):
+    """A user's own optimizer on top of torch's; optionally with the closure run again."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        super().step()
+
+
+@pytest.fixture
+def sgd_was_used_before() -> None:
+    # torch wraps a class's step on its first instance: from then on super().step() runs the hooks
+    # of the instance a second time, inside the step of the subclass.
+    torch.optim.SGD(parameters(), lr=0.1)
+
+
+@pytest.mark.usefixtures("sgd_was_used_before")
+def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> None:
+    params = parameters()
+    optimizer = CallsItsParent(params, lr=0.1)
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    grads = gradients(0)
+    add(canary(), 2.0, grads)
+    set_gradients(params, grads)
+    optimizer.step()
+    assert [reading.replaced for reading in readings] == [False]
+    np.testing.assert_array_equal(readings[0].values, flat(gradients(0)))
+
+
+@pytest.mark.usefixtures("sgd_was_used_before")
+def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> None:
+    params = parameters()
+    optimizer = CallsItsParent(params, lr=0.1)
+    _, readings = tapped(optimizer, params)
+    set_gradients(params, gradients(0))
+    optimizer.step(lambda: backward(params, gradients(1)))
+    assert [reading.replaced for reading in readings] == [True]
+    np.testing.assert_array_equal(readings[0].values, flat(gradients(1)))
+
+
+def test_nan_equals_itself_and_is_read_as_nan() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    _, readings = tapped(optimizer, params)
+    grads = gradients(0)
+    grads[0][1, 1], grads[1][2] = torch.nan, torch.inf
+    set_gradients(params, grads)
+    optimizer.step()
+    assert not readings[0].replaced
+    np.testing.assert_array_equal(readings[0].values, flat(grads))
+    assert np.isnan(readings[0].values).sum() == 1
+
+
+def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    _, readings = tapped(optimizer, params, lambda: of_canary(1.0))
+    set_gradients(params, gradients(0))
+    params[0].grad = None
+    before = params[0].detach().clone()
+    optimizer.step()
+    assert not readings[0].replaced
+    assert np.isnan(readings[0].values[:12]).all()
+    assert np.isfinite(readings[0].values[12:]).all()
+    assert torch.equal(params[0], before)
+
+
+def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
+    params = parameters()
+    optimizer = ReplacesItsGradient(params)
+    _, readings = tapped(optimizer, params)
+    optimizer.step(lambda: backward(params, gradients(1)))
+    assert readings[0].replaced
+
+
+@pytest.mark.parametrize("kind", [GradientTap, UpdateTap])
+def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    tap = Tapped(optimizer, params, every_coordinate(), kind=kind)
+    set_gradients(params, gradients(0))
+    held = [weakref.ref(p.grad) for p in params]
+    optimizer.step()
+    optimizer.zero_grad()
+    assert [ref() for ref in held] == [None] * len(held)
+    assert len(tap.readings) == 1
+    tap.remove()
+
+
+def test_remove_takes_the_hooks_off() -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    asked = []
+
+    def before() -> np.ndarray:
+        asked.append(1)
+        return of_canary(1.0)
+
+    tap, readings = tapped(optimizer, params, before)
+    set_gradients(params, gradients(0))
+    optimizer.step()
+    tap.remove()
+    set_gradients(params, gradients(1))
+    optimizer.step()
+    assert (len(asked), len(readings)) == (1, 1)
+    assert torch.equal(params[0].grad, gradients(1)[0])
+
+
+def test_inside_step_is_true_between_reading_and_the_end_of_the_update_only() -> None:
+    params = parameters()
+    optimizer = ReplacesItsGradient(params)
+    tap = tapped(optimizer, params)[0].tap
+    set_gradients(params, gradients(0))
+    seen = [tap.inside_step]
+    optimizer.step(lambda: seen.append(tap.inside_step))
+    assert [*seen, tap.inside_step] == [False, True, False]
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in another memory layout."""
+    if tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    if tensor.dim() == 2:
+        return tensor.t().contiguous().t()
+    return torch.stack([tensor, tensor], dim=1)[:, 0]
+
+
+@pytest.mark.parametrize("also_parameters", [False, True])
+def test_gradients_of_any_memory_layout_are_read_and_cleaned_by_flat_coordinate(
+    also_parameters: bool,
+) -> None:
+    params = parameters()
+    if also_parameters:
+        params = [nn.Parameter(strided(p.detach())) for p in params]
+    start = [p.detach().clone() for p in params]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    grads = gradients(0)
+    add(canary(), 2.0, grads)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = strided(grad)
+        assert not param.grad.is_contiguous()
+    optimizer.step()
+    np.testing.assert_array_equal(readings[0].values, flat(gradients(0)))
+    for param, first, grad in zip(params, start, gradients(0), strict=True):
+        assert torch.equal(param, first - grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gradients_of_other_precisions_are_read_and_cleaned(dtype: torch.dtype) -> None:
+    params = [nn.Parameter(p.detach().to(dtype)) for p in parameters()]
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    grads = gradients(0)
+    add(canary(), 2.0, grads)
+    set_gradients(params, [g.to(dtype) for g in grads])
+    optimizer.step()
+    assert not readings[0].replaced
+    np.testing.assert_array_equal(readings[0].values, flat(gradients(0)))
+
+
+def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
+    params = [nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    where = {0: np.array([0]), 1: np.array([0, 1])}
+    _, readings = tapped(optimizer, params, lambda: np.array([0.5, 0.0, 0.0]), where)
+    set_gradients(params, [torch.tensor(0.75), torch.tensor([3.0, 4.0])])
+    optimizer.step()
+    assert readings[0].values.tolist() == [0.25, 3.0, 4.0]
+    assert float(params[0].detach()) == 0.75

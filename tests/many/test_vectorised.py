@@ -1,0 +1,294 @@
+"""Many models at once are the models of a plain loop and of Opacus, and an audit trains them."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from driven_trainings import digits, drive, facts, linear
+from naive_dpsgd import by_opacus, differences, looped
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_audit import PrivacyClaim, audit_training
+from lightning_audit._validate import BadArgument
+from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess
+from lightning_audit.many.engines import packed
+from lightning_audit.many.identity import digest_of
+from lightning_audit.many.records import Blank, Many
+from lightning_audit.many.store import Plan, TrainingStore
+from lightning_audit.many.worlds import Work, worlds_of
+
+pytestmark = pytest.mark.training
+
+CLOSE = 1e-6
+DATA = digits(60)
+WITH = (torch.cat([DATA[0], torch.zeros(1, 64)]), torch.cat([DATA[1], torch.tensor([1])]))
+SETS = [DATA, WITH, WITH, DATA, WITH, DATA]
+SEEDS = [3, 1, 4, 15, 9, 2**32 - 1]
+STEPS = 12
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+def conv():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3, stride=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(36, 10),
+    )
+
+
+def training(model=linear, **settings):
+    given = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 0.8,
+        "sample_rate": 0.2,
+        "expected_batch_size": 12,
+        "steps": STEPS,
+        "learning_rate": 0.5,
+    }
+    return DPSGDMany(model, **{**given, **settings})
+
+
+@pytest.mark.parametrize("model", [linear, mlp, conv])
+def test_a_block_of_6_and_of_1_are_the_plain_loop(model):
+    train = training(model)
+    loss = nn.functional.cross_entropy
+    plain = [looped(train, data, seed, loss) for data, seed in zip(SETS, SEEDS, strict=True)]
+    together = train.many(SETS, SEEDS)
+    alone = [train(data, seed) for data, seed in zip(SETS, SEEDS, strict=True)]
+    assert differences(together, plain) < CLOSE
+    assert differences(alone, plain) < CLOSE
+    assert differences(plain[:1], plain[3:4]) > 0.01  # another seed
+
+
+@pytest.mark.parametrize("model", [linear, mlp])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"sample_rate": 1.0, "expected_batch_size": 60}, {"noise_multiplier": 0.0}],
+    ids=["Poisson", "full", "no noise"],
+)
+def test_a_block_is_what_opacus_trains(model, settings):
+    train = training(model, **settings)
+    theirs = [by_opacus(train, data, seed) for data, seed in zip(SETS, SEEDS, strict=True)]
+    assert differences(train.many(SETS, SEEDS), theirs) < CLOSE
+
+
+@pytest.mark.parametrize("model", [mlp, conv])
+def test_an_infinite_norm_without_noise_is_plain_sgd(model):
+    train = training(
+        model,
+        noise_multiplier=0.0,
+        max_grad_norm=float("inf"),
+        sample_rate=1.0,
+        expected_batch_size=60,
+    )
+    plain = train._new(3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(DATA[0]), DATA[1]).backward()
+        optimizer.step()
+    assert differences([train(DATA, 3)], [plain]) < CLOSE
+    with pytest.raises(ValueError, match="max_grad_norm=inf must be a finite number > 0"):
+        training(max_grad_norm=float("inf"))
+
+
+def test_a_block_is_trained_in_parts_that_fit_the_memory(monkeypatch):
+    whole = training(mlp).many(SETS, SEEDS)
+    train = training(mlp, memory_mib=0.03)
+    parts = []
+    trained = DPSGDMany._trained
+
+    def counting(self, batches, seeds, sums):
+        parts.append(len(seeds))
+        return trained(self, batches, seeds, sums)
+
+    monkeypatch.setattr(DPSGDMany, "_trained", counting)
+    assert differences(train.many(SETS, SEEDS), whole) < CLOSE
+    assert parts == [3, 3]
+
+
+def test_empty_batches_are_noise_alone():
+    train = training(sample_rate=1e-6, model=known_start())
+    [model] = train.many([DATA], [5])
+    assert differences([model], [looped(train, DATA, 5, None)]) < CLOSE
+    assert 0.05 < float(model.weight.detach().std()) < 0.25  # .8 * .5 / 12 * sqrt(12) = .115
+
+
+def known_start():
+    model = linear()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def test_records_may_have_other_forms():
+    train = training(known_start())
+    first = train(DATA, 0)
+    arrays = (DATA[0].double().numpy(), DATA[1].numpy())
+    listed = [(row, int(target)) for row, target in zip(*DATA, strict=True)]
+    for data in (TensorDataset(*DATA), arrays, listed):
+        assert differences([train(data, 0)], [first]) < CLOSE
+
+
+def test_a_global_generator_changes_nothing_and_is_not_changed():
+    torch.manual_seed(0)
+    first = training(mlp)(DATA, 7)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    again = training(mlp)(DATA, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert differences([first], [again]) == 0.0
+
+
+def test_a_model_that_is_given_is_where_each_training_starts():
+    start = mlp()
+    kept = [parameter.clone() for parameter in start.parameters()]
+    train = training(start, learning_rate=1e-9, noise_multiplier=0.0)
+    assert differences(train.many([DATA] * 2, [0, 1]), [start, start]) < CLOSE
+    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), kept, strict=True))
+
+
+def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
+    rows = drive(training(mlp), tmp_path / "undisturbed", 18, block=6)
+    sizes = []
+
+    class Interrupted(DPSGDMany):
+        def many(self, data_sets, seeds):
+            sizes.append(len(seeds))
+            if len(sizes) == 3:
+                raise KeyboardInterrupt
+            return super().many(data_sets, seeds)
+
+    train = Interrupted(**vars(training(mlp)))
+    with pytest.raises(KeyboardInterrupt):
+        drive(train, tmp_path / "resumed", 18, block=6)
+    store = TrainingStore(tmp_path / "resumed", {"train": "this one"}, 1)
+    assert store.finished == 12
+    store.add([rows[14]])  # a part of the block
+    store.close()
+    resumed = drive(train, tmp_path / "resumed", 18, block=6)
+    assert sizes == [6, 6, 6, 6]
+    assert [f[0] for f in facts(resumed)] == [f[0] for f in facts(rows)]
+    scores = [[row.scores[0] for row in each] for each in (resumed, rows)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert len(set(scores[0])) == 18
+
+
+def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
+    worlds = worlds_of(DATA, Blank(label=1), "add_remove")
+    block = next(Plan(0, 4, 4).blocks())
+    work = Work(training(mlp), worlds)
+    sent = pickle.loads(packed(work)).run(block)
+    scores = [[o.scores[0] for o in outcomes] for outcomes in (sent, work.run(block))]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert digest_of(training(mlp)) == digest_of(training(mlp))
+    others = [training(linear), training(mlp, steps=13), training(mlp, max_grad_norm=0.9)]
+    assert len({digest_of(train) for train in [training(mlp), *others]}) == 4
+
+
+def test_many_canaries_have_a_score_each():
+    worlds = worlds_of(DATA, Many([Blank(1), Blank(2)]), "add_remove")
+    block = next(Plan(0, 5, 5, canaries=2).blocks())
+    outcomes = Work(training(), worlds).run(block)
+    assert [len(o.scores) for o in outcomes] == [2] * 5
+    one = training()(worlds.of(block[2].coins), block[2].seed)
+    expected = [LogitMargin()(one, record) for record in worlds.records]
+    assert outcomes[2].scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_model_for_all_trainings_is_copied():
+    start = torch.nn.Linear(64, 10)
+    before = start.weight.detach().clone()
+    given, copied = (training(model).many([DATA] * 2, [1, 2]) for model in (start, lambda: start))
+    assert torch.equal(start.weight, before)
+    for one, other in zip(given, copied, strict=True):
+        assert torch.equal(one.weight, other.weight)
+    assert not torch.equal(copied[0].weight, copied[1].weight)
+
+
+def audited(noise_multiplier, trainings, store):
+    return audit_training(
+        training(
+            known_start,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=1.0,
+            sample_rate=1.0,
+            expected_batch_size=60,
+            steps=10,
+        ),
+        DATA,
+        PrivacyClaim(noise_multiplier=4.0, sample_rate=1.0, steps=10, delta=1e-5),
+        trainings=trainings,
+        store=store,
+        engine=ThisProcess(),
+        display=False,
+    )
+
+
+def test_an_audit_refutes_a_claim_of_more_noise(tmp_path):
+    audit = audited(0.5, 200, tmp_path)
+    assert audit.verdict.outcome == "VIOLATION"
+    assert audit.trainings < 100
+    assert audit.failures == 0
+
+
+@pytest.mark.heavy
+def test_an_audit_of_the_noise_that_is_claimed_passes(tmp_path):
+    audit = audited(4.0, 500, tmp_path)
+    assert audit.verdict.outcome == "PASS", str(audit)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
+        ({"max_grad_norm": np.inf}, "max_grad_norm=inf"),
+        ({"sample_rate": 1.5}, "sample_rate=1.5"),
+        ({"expected_batch_size": 0}, "expected_batch_size=0"),
+        ({"steps": 0}, "steps=0"),
+        ({"learning_rate": "fast"}, "learning_rate='fast'"),
+        ({"memory_mib": 0}, "memory_mib=0"),
+        ({"loss": 3}, "loss=3"),
+        ({"model": lambda: 3}, "not 3"),
+        ({"model": nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))}, "BatchNorm"),
+        ({"model": nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.1))}, "Dropout"),
+        ({"model": nn.Tanh()}, "no trained parameter"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_bad_argument_is_named(settings, named):
+    with pytest.raises(ValueError, match=named):
+        training(**settings)
+
+
+def test_bad_data_are_named():
+    with pytest.raises(BadArgument, match="seeds has 1 entries for 2 data sets"):
+        training().many([DATA, DATA], [0])
+    with pytest.raises(BadArgument, match="these have 1 entries"):
+        training()((DATA[0],), 0)
+    ragged = [(torch.zeros(64), 1), (torch.zeros(63), 1)]
+    with pytest.raises(BadArgument, match="records of one shape"):
+        training()(ragged, 0)
+
+
+def test_frozen_parameters_keep_the_values_of_their_seed():
+    def frozen():
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    models = training(frozen, noise_multiplier=0.0).many(SETS[:2], SEEDS[:2])
+    for model, seed in zip(models, SEEDS, strict=False):
+        torch.manual_seed(seed)
+        start = frozen()
+        assert torch.equal(model[0].weight, start[0].weight)
+        assert differences([model[2]], [start[2]]) > 0.001

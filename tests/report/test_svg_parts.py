@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from parsed_page import ParsedPage
+
+from lightning_audit.report.page_parts import (
+    Scale,
+    cross,
+    element,
+    figure,
+    nice,
+    path,
+    text,
+    tick_row,
+)
+
+
+@given(st.floats(1e-6, 1e9), st.integers(2, 8))
+def test_ticks_are_even_start_at_zero_and_stay_below_the_end(high: float, about: int) -> None:
+    ticks = nice(high, about)
+    assert ticks[0] == 0.0
+    assert 2 <= len(ticks) <= about + 1
+    assert ticks[-1] <= high * (1 + 1e-6)
+    assert high - ticks[-1] < ticks[1] * (1 + 1e-6)
+    digits = ticks[1] / 10.0 ** math.floor(math.log10(ticks[1]) + 1e-9)
+    assert min(abs(digits - known) for known in (1, 2, 2.5, 5, 10)) < 1e-6
+
+
+def test_a_scale_maps_its_ends() -> None:
+    scale = Scale(0.0, 2.0, 100.0, 0.0)
+    assert [scale(x) for x in (0.0, 1.0, 2.0)] == [100.0, 50.0, 0.0]
+
+
+def test_text_and_attributes_of_an_element_are_escaped_and_markup_is_not() -> None:
+    made = element("text", "<b>\x1b", Markup("<tspan></tspan>"), class_='"a', data_x=None, x=1.50)
+    assert made == '<text class="&#34;a" x="1.5">&lt;b&gt;\\x1b<tspan></tspan></text>'
+
+
+def test_a_figure_has_a_title_and_a_description_that_its_label_names() -> None:
+    body = [path([(0, 1), (2, 3.456)], "claim"), text((1, 2), "w", "lab"), cross(4, 4)]
+    made = figure((10.0, 20.0), body, "f", "A <title>", "what", "wide")
+    parsed = ParsedPage(made)
+    assert (parsed.wrong, parsed.open) == ([], [])
+    assert parsed.ids == ["f-title", "f-text"]
+    assert parsed.values("aria-labelledby") == ["f-title f-text"]
+    assert parsed.values("viewbox") == ["0 0 10 20"]
+    assert parsed.values("d") == ["M0 1L2 3.46", "M-1.0 -1.0l10 10m0 -10l-10 10"]
+
+
+def test_tick_labels_are_in_percent_of_the_width() -> None:
+    assert ParsedPage(tick_row([0.0, 2.0, 4.0], 8.0)).values("x") == ["0.00%", "25.00%", "50.00%"]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, -0.001])
+def test_zero_has_one_form(value: float) -> None:
+    assert element("a", x=value) == '<a x="0"></a>'

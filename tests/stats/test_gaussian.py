@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refused_calls import refusals
+from scipy import optimize, special, stats
+
+from lightning_audit.stats.gaussian import mu_noncentral_t, mu_noncentral_t_from_scores
+from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
+
+sizes = st.integers(1, 10**6)
+significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
+
+
+def of_t(t: float, n_in: int, n_out: int, significance: float) -> float:
+    """The limit on the noncentrality from the t statistic itself."""
+    weight = n_in * n_out / (n_in + n_out)
+    difference = t / math.sqrt(weight)
+    squares = float(n_in + n_out - 2)
+    return mu_noncentral_t(n_in, n_out, difference, squares, significance) * math.sqrt(weight)
+
+
+# Naive twins.
+
+
+@pytest.mark.parametrize("significance", [1e-3, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize(("n_in", "n_out"), [(2, 1), (5, 5), (50, 50), (30, 900)])
+@pytest.mark.parametrize("t", [-1.0, 0.5, 3.0, 12.0])
+def test_agrees_with_root_of_scipys_noncentral_t(
+    t: float, n_in: int, n_out: int, significance: float
+) -> None:
+    df = n_in + n_out - 2
+    ours = of_t(t, n_in, n_out, significance)
+    if stats.t.sf(t, df) >= significance:
+        assert ours == 0
+        return
+    # Where its left tail is next to zero, scipy gives nan.
+    twin = optimize.brentq(
+        lambda c: np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance),
+        1e-12,
+        3 * abs(t) + 20,
+        xtol=1e-12,
+    )
+    assert ours == pytest.approx(twin, rel=1e-8, abs=1e-8)
+
+
+def upper_tail(t: float, df: int, noncentrality: float) -> mpmath.mpf:
+    """Pr[T >= t] by quadrature over the scale in 30 digits."""
+    with mpmath.workdps(30):
+        centre, width = mpmath.mpf(noncentrality) / t, mpmath.mpf(12) / abs(t)
+        low, high = (
+            mpmath.mpf(math.sqrt(2 * quantile(df / 2, 1e-30) / df))
+            for quantile in (special.gammaincinv, special.gammainccinv)
+        )
+        low = max(low, mpmath.mpf(10) ** -25)
+        points = [low + (high - low) * i / 16 for i in range(17)]
+        points = sorted(p for p in [*points, centre - width, centre, centre + width])
+        points = [p for p in points if low <= p <= high]
+
+        def density(s: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.exp((df - 1) * mpmath.log(s) - df * (s * s - 1) / 2)
+
+        mass = mpmath.quad(lambda s: density(s) * mpmath.ncdf(noncentrality - t * s), points)
+        return mass / mpmath.quad(density, points)
+
+
+@pytest.mark.parametrize(
+    ("n", "mu", "significance"),
+    [
+        (2, 1.0, 0.05),
+        (2, 100.0, 1e-9),
+        (50, 0.1, 0.05),
+        (50, 60.0, 0.5),
+        (5000, 1.0, 1e-3),
+        (10**6, 0.005, 0.05),
+        (10**6, 1.0, 1e-9),
+        (10**6, 50.0, 0.05),
+    ],
+)
+@pytest.mark.one_in(4)
+def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: float) -> None:
+    t, df = mu * math.sqrt(n / 2), 2 * n - 2
+    limit = of_t(t, n, n, significance)
+    if limit == 0:
+        assert upper_tail(t, df, 0.0) >= significance
+    else:
+        assert float(upper_tail(t, df, limit)) == pytest.approx(significance, rel=1e-6)
+        error = float(upper_tail(t, df, limit * (1 + 1e-9)) / significance)
+        assert error > 1
+        assert float(upper_tail(t, df, limit * (1 - 1e-9)) / significance) < 1
+
+
+def test_scores_give_what_their_statistics_give() -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = 3 + 2 * rng.standard_normal(40), 1 + 2 * rng.standard_normal(70)
+    twin = stats.ttest_ind(inside, outside).statistic
+    assert mu_noncentral_t_from_scores(inside, outside, 0.05) == pytest.approx(
+        of_t(float(twin), 40, 70, 0.05) / math.sqrt(40 * 70 / 110), rel=1e-10
+    )
+
+
+# Laws.
+
+
+@given(sizes, sizes, st.floats(-3, 30), st.floats(1e-3, 1e3), significances)
+def test_limit_is_free_of_unit_and_rises_with_difference_and_significance(
+    n_in: int, n_out: int, mu: float, unit: float, significance: float
+) -> None:
+    squares = float(n_in + n_out)
+    limit = mu_noncentral_t(n_in, n_out, mu, squares, significance)
+    assert limit >= 0
+    scaled = mu_noncentral_t(n_in, n_out, unit * mu, unit**2 * squares, significance)
+    assert scaled == pytest.approx(limit, rel=1e-8, abs=1e-12)
+    slack = 1e-9 * (1 + limit)
+    assert mu_noncentral_t(n_out, n_in, mu, squares, significance) == pytest.approx(limit, rel=1e-9)
+    assert mu_noncentral_t(n_in, n_out, mu + 0.1, squares, significance) >= limit - slack
+    assert mu_noncentral_t(n_in, n_out, mu, squares, significance / 2) <= limit + slack
+
+
+@given(st.integers(2, 10**6), st.floats(0.01, 40))
+def test_limit_approaches_the_effect_with_more_data(n: int, mu: float) -> None:
+    def limit(size: int) -> float:
+        return mu_noncentral_t(size, size, mu, 2.0 * size - 2, 0.05)
+
+    assert limit(n) <= limit(4 * n) + 1e-12
+    spread = math.sqrt(2 / n + mu**2 / (4 * n))
+    assert mu - 3 * spread <= limit(n) < mu or n < 10
+
+
+def test_too_little_data_proves_nothing() -> None:
+    assert mu_noncentral_t(0, 1000, 5.0, 1.0, 0.05) == 0.0
+    assert mu_noncentral_t(1000, 0, 5.0, 1.0, 0.05) == 0.0
+    assert mu_noncentral_t(1, 1, 5.0, 0.0, 0.05) == 0.0
+    assert mu_noncentral_t_from_scores([], [], 0.05) == 0.0
+    assert mu_noncentral_t_from_scores([1.0], [0.0], 0.05) == 0.0
+
+
+def test_numbers_give_floats_and_arrays_broadcast() -> None:
+    assert type(mu_noncentral_t(5, 5, 1.0, 1.0, 0.05)) is float
+    table = mu_noncentral_t(np.array([[10], [0]]), 10, np.array([0.5, 2.0, -1.0]), np.ones(3), 0.05)
+    assert table.shape == (2, 3)
+    assert table[0, 1] == mu_noncentral_t(10, 10, 2.0, 1.0, 0.05)
+    assert (table[1] == 0).all()
+    assert table[0, 2] == 0
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
+    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
+    (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
+    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
+    (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
+    (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
+)
+
+
+# Coverage and tightness on simulated experiments, from the laws of the two statistics.
+
+
+def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.ndarray:
+    rng = np.random.default_rng([n_in, n_out, round(1000 * mu)])
+    difference = mu + math.sqrt(1 / n_in + 1 / n_out) * rng.standard_normal(repetitions)
+    squares = rng.chisquare(n_in + n_out - 2, repetitions)
+    return mu_noncentral_t(n_in, n_out, difference, squares, 0.05)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize(("n_in", "n_out"), [(50, 50), (500, 500), (5000, 5000), (40, 900)])
+def test_limit_misses_exactly_as_often_as_it_says(n_in: int, n_out: int, epsilon: float) -> None:
+    repetitions = 40_000
+    mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
+    miss = float(np.mean(simulated_limits(n_in, n_out, mu, repetitions) > mu))
+    assert miss == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / repetitions))
+
+
+@pytest.mark.parametrize(
+    ("n", "tightness"),
+    [(200, (0.36, 0.79, 0.87)), (1000, (0.71, 0.90, 0.94)), (5000, (0.87, 0.96, 0.97))],
+)
+def test_reference_tightness(n: int, tightness: tuple[float, ...]) -> None:
+    for epsilon, expected in zip((1.0, 4.0, 8.0), tightness, strict=True):
+        mu = gaussian_mu(epsilon, 1e-5)
+        limits = simulated_limits(n, n, mu, 4000)
+        assert 0.04 <= np.mean(limits > mu) <= 0.06
+        # Medians of 1,500 runs or fewer, printed to two digits.
+        median = gaussian_epsilon(float(np.median(limits)), 1e-5) / epsilon
+        assert median == pytest.approx(expected, abs=0.025 if n == 200 else 0.012)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known_mechanisms import randomised_response
+from refused_calls import refusals
+from scipy import special
+
+from lightning_audit.stats.output_tests import (
+    BET_STAKES,
+    TradeoffBet,
+    claimed_log_slopes,
+    common_error_rate,
+    privacy_curve,
+)
+from lightning_audit.stats.tradeoff import (
+    ApproxDPTradeoff,
+    GaussianTradeoff,
+    SubsampledGaussianTradeoff,
+)
+
+CLAIMS = [
+    GaussianTradeoff(0.0),
+    GaussianTradeoff(0.3),
+    GaussianTradeoff(4.0),
+    ApproxDPTradeoff(1.0, 0.05),
+    ApproxDPTradeoff(5.0, 0.0),
+    SubsampledGaussianTradeoff(0.7, 0.1),
+]
+
+
+def naive_log_e(slopes, deltas, p, q) -> float:
+    """Pair by pair, product by product."""
+    wealth = []
+    for (t, delta), stake in itertools.product(zip(slopes, deltas, strict=True), BET_STAKES):
+        for first, second in (
+            (p > t, q <= t),  # guesses "second world" above t
+            (q < -t, p >= -t),  # the same with the worlds exchanged
+        ):
+            product = 1.0
+            for a, b in zip(first, second, strict=True):
+                gain = 1 - delta - math.exp(t) * a - b
+                product *= 1 + stake * gain / (math.exp(t) + delta)
+            wealth.append(product)
+    return math.log(np.mean(wealth))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 3))
+def test_log_e_is_the_mean_of_products_over_pairs(seed: int, n: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    slopes, deltas = rng.uniform(0, 3, m), rng.uniform(0, 0.5, m)
+    p, q = rng.normal(0, 2, n), rng.normal(1, 2, n)
+    bet = TradeoffBet(slopes, deltas)
+    cut = n // 2
+    bet.update(p[:cut], q[:cut])
+    bet.update(p[cut:], q[cut:])
+    assert float(bet.log_e) == pytest.approx(naive_log_e(slopes, deltas, p, q), abs=1e-9)
+    assert bet.pairs == n
+
+
+@given(st.floats(0, 6), st.floats(0, 0.9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 1))
+def test_a_test_within_the_claim_gains_nothing_on_average(t, delta, alpha, more, order) -> None:
+    """The factor's mean over both worlds, for error rates on the claim or above it."""
+    floor = max(0.0, 1 - delta - math.exp(t) * alpha)
+    beta = floor + more * (1 - floor)
+    means = np.zeros(2 * len(BET_STAKES)).reshape(2, 1, -1)
+    for a, b in itertools.product((0, 1), (0, 1)):
+        bet = TradeoffBet([t], [delta])
+        high, low = t + 1.0, -t - 1.0
+        # In the first order an error of p is a high score, in the second one of q a low one.
+        p, q = (high if a else low, low if b else high)
+        if order:
+            p, q = (high if b else low, low if a else high)
+        bet.update(np.array([p]), np.array([q]))
+        chance = (alpha if a else 1 - alpha) * (beta if b else 1 - beta)
+        means += chance * np.exp(bet._log_wealth)
+    assert (means[order] <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=repr)
+def test_curve_without_its_own_formula_is_never_too_small_and_close(claim) -> None:
+    epsilon = np.array([0.0, 0.2, 1.0, 3.0, 7.0])
+    exact = privacy_curve(claim, epsilon)
+    assert exact.tolist() == np.asarray(claim.delta_at(epsilon)).tolist()
+    generic = privacy_curve(lambda alpha: claim(alpha), epsilon)
+    assert (generic >= exact - 1e-15).all()
+    assert generic == pytest.approx(exact, abs=2e-5)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=repr)
+def test_common_error_rate_lies_on_the_claim(claim) -> None:
+    rate = common_error_rate(claim)
+    assert claim(rate) == pytest.approx(rate, abs=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_slopes_of_gaussian_noise_are_its_likelihood_ratios(mu: float) -> None:
+    rate = common_error_rate(GaussianTradeoff(mu)) * np.array([1, 0.6, 0.3, 0.1, 0.02])
+    expected = -mu * special.ndtri(rate) - mu**2 / 2
+    assert claimed_log_slopes(GaussianTradeoff(mu)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_claims_without_a_slope_have_one_all_the_same() -> None:
+    assert claimed_log_slopes(ApproxDPTradeoff(2.0, 1e-5)).tolist() == [2.0]
+    assert claimed_log_slopes(GaussianTradeoff(0.0)).tolist() == [0.0]
+    assert claimed_log_slopes(lambda a: 0.0 * np.asarray(a)).tolist() == [0.0]  # no privacy
+
+
+def test_independent_runs_are_those_of_one() -> None:
+    rng = np.random.default_rng(1)
+    p, q = rng.normal(size=(2, 3, 40))
+    together = TradeoffBet([0.5, 1.0], [0.1, 0.0], (3,))
+    together.update(p, q)
+    for run in range(3):
+        alone = TradeoffBet([0.5, 1.0], [0.1, 0.0])
+        alone.update(p[run], q[run])
+        assert together.log_e[run] == pytest.approx(float(alone.log_e))
+
+
+def test_a_flawless_attack_is_detected_with_as_many_pairs_as_stated() -> None:
+    for epsilon in (0.5, 3.0):
+        bet, pairs = TradeoffBet([epsilon], [0.0]), 0
+        while bet.detectable_error_rate(1e-3) < 0:
+            bet.update(np.full(10, -9.0), np.full(10, 9.0))
+            pairs += 10
+        assert bet.log_e >= math.log(1000)
+        bet.update(np.full(9 * pairs, -9.0), np.full(9 * pairs, 9.0))
+        assert 0 < bet.detectable_error_rate(1e-3) < common_error_rate(ApproxDPTradeoff(epsilon, 0))
+
+
+def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significance() -> None:
+    """Randomised response on its claim, with the best scores: nothing is lost to learning."""
+    rng, level, runs = np.random.default_rng(7), 0.05, 4000
+    bet = TradeoffBet([1.0], [0.0], (runs,))
+    ever = np.zeros(runs, dtype=bool)
+    for _ in range(150):
+        p, q = randomised_response(rng, runs * 10)
+        bet.update(*(1.5 * (2 * bits.reshape(runs, 10) - 1) for bits in (p, q)))
+        ever |= bet.log_e >= -math.log(level)
+    assert 0.005 < ever.mean() <= level
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: TradeoffBet([-1.0], [0.0]), r"log_slopes=-1\.0 must be"),
+    (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
+    (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),
+    (lambda: claimed_log_slopes(lambda a: 1 + np.asarray(a)), "must be a trade-off function"),
+)
