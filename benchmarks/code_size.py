@@ -1,8 +1,8 @@
 """Prints the size of the package and of its tests: `python benchmarks/code_size.py [--write]`.
 
-A line is code, docstring, import, comment or blank; a text that stands alone counts as a docstring.
-Imports inside functions and for types count, too. ``--write`` writes size.json, with which
-tests/test_house.py compares.
+A line is code, docstring, import, comment or blank; a string that is a statement counts as a
+docstring. Imports inside functions and for types count, too. ``--write`` writes size.json, with
+which tests/test_house.py compares.
 """
 
 from __future__ import annotations

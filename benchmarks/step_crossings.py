@@ -1,15 +1,16 @@
-"""Files, calls and crossings of one audited step: how much code a new reader must follow.
+"""Files, calls and crossings of audited steps: how much code a new reader must follow.
 
 A crossing is a call from one file of the package into another. Calls from outside the package, such
-as hooks called by torch, do not count. `hooks/boundary.py` wraps every hook: a call through it
-counts as a call by its caller. After the first hundred steps, ten steps at a time are passed to the
-checks, so a step that only waits is counted separately from one that ends a block of ten.
+as hooks called by torch, do not count. `hooks/boundary.py` wraps every hook, and `torch.no_grad`
+some functions: a call through them counts as a call by its caller. All steps 1 to 200 count,
+without examinations: in the first hundred every step goes to the checks, later ten at a time.
 
 python benchmarks/step_crossings.py
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -24,11 +25,9 @@ import lightning_audit
 from lightning_audit import PrivacyAudit
 
 PACKAGE = str(Path(lightning_audit.__file__).parent)
-#: The 158th step of the training is buffered, and the 160th ends a block of ten. Neither is one of
-#: the steps after the hundredth whose noise or weights are read, and the 158th is not one of the
-#: steps, one in five, whose canaries are among the rows of the data.
-STEADY, BLOCK_END = 158, 160
+STEPS = 200
 _BOUNDARY = "hooks/boundary.py"
+_NO_GRAD = "torch/utils/_contextlib.py"
 
 
 class CallCount:
@@ -50,11 +49,15 @@ class CallCount:
 
 
 def _caller(frame: FrameType) -> str | None:
-    """Return the file of the package that calls, directly or through the boundary."""
+    """Return the file of the package that calls, directly or through what wraps the call."""
     back = frame.f_back
-    while back is not None and _in_package(back) == _BOUNDARY:
+    while back is not None and _wraps(back):
         back = back.f_back
     return None if back is None else _in_package(back)
+
+
+def _wraps(frame: FrameType) -> bool:
+    return _in_package(frame) == _BOUNDARY or frame.f_code.co_filename.endswith(_NO_GRAD)
 
 
 def _in_package(frame: FrameType) -> str | None:
@@ -63,16 +66,15 @@ def _in_package(frame: FrameType) -> str | None:
 
 
 class StepStart(pl.Callback):
-    """Counts the calls of some steps; runs before the audit's callback, and `StepEnd` after it."""
+    """Counts the calls of every step; runs before the audit's callback, and `StepEnd` after it."""
 
-    def __init__(self, steps: tuple[int, ...]) -> None:
-        self.counts = {step: CallCount() for step in steps}
+    def __init__(self) -> None:
+        self.counts: list[CallCount] = []
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Start counting if this step is one of those to count."""
-        count = self.counts.get(trainer.global_step + 1)
-        if count is not None:
-            sys.setprofile(count.count)
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start counting."""
+        self.counts.append(CallCount())
+        sys.setprofile(self.counts[-1].count)
 
 
 class StepEnd(pl.Callback):
@@ -83,33 +85,32 @@ class StepEnd(pl.Callback):
         sys.setprofile(None)
 
 
-def counted(steps: tuple[int, ...] = (STEADY, BLOCK_END)) -> dict[int, CallCount]:
-    """Return the calls of some steps of a small net's training.
+def counted(steps: int = STEPS) -> list[CallCount]:
+    """Return the calls of the first steps of a small net's training.
 
     Args:
-        steps: their numbers, from 1.
+        steps: their number.
     """
-    start = StepStart(steps)
+    start = StepStart()
     with tempfile.TemporaryDirectory() as folder:
-        audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0)
-        callbacks = (start, audit, StepEnd())
-        trainer(max(steps), *callbacks).fit(Classifier(mlp(), digits()))
+        audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, examinations=0)
+        trainer(steps, start, audit, StepEnd()).fit(Classifier(mlp(), digits()))
     return start.counts
 
 
 def run() -> dict[str, object]:
-    """Return the numbers of a steady step, and of one that ends a block of ten."""
+    """Return means over the steps, and the median of the crossings."""
     quiet()
-    results: dict[str, object] = {}
-    for step, count in counted().items():
-        results |= {
-            f"step {step}: files": len(count.calls),
-            f"step {step}: calls": count.calls.total(),
-            f"step {step}: crossings": count.crossings.total(),
-        }
-    return results
+    counts = counted()
+    crossings = [count.crossings.total() for count in counts]
+    return {
+        "files, mean": statistics.mean(len(count.calls) for count in counts),
+        "calls, mean": statistics.mean(count.calls.total() for count in counts),
+        "crossings, mean": statistics.mean(crossings),
+        "crossings, median": statistics.median(crossings),
+    }
 
 
 if __name__ == "__main__":
     for name, value in run().items():
-        print(f"{name}: {value}")
+        print(f"{name}: {value:.1f}")

@@ -1,6 +1,6 @@
 """Makes CONTRIBUTING's table of the house from the package: `python docs/build/house_table.py`.
 
-A room is a folder of the package, or a module beside them. What it is for is its docstring.
+A room is a folder of the package, or a module next to them. What it is for is its docstring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is read of a step's noise beside the canaries, and whether data hides it.
+"""What is read of a step's noise next to the canaries, and whether data hides it.
 
 **Probe coordinates: entries of the gradient that carry no canary, read at every step.** Their
 readings are noise plus data, and never leave memory. The record of a step holds sums of squared

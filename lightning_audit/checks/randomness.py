@@ -1,4 +1,4 @@
-"""Checks that noise is drawn anew for each step, coordinate, tensor and optimizer.
+"""Checks that noise is drawn independently for each step, coordinate, tensor and optimizer.
 
 **Checks that noise is drawn independently for each step, coordinate and tensor.** The checks do not
 use correlations, which data increase in correct runs. They test whether the variance is too small

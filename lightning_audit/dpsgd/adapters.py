@@ -1,4 +1,4 @@
-"""Chooses the adapter of an optimizer, and finds the point behind which its noise is in."""
+"""Chooses the adapter of an optimizer, and finds the point after which its gradient has noise."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def block_size(trainings: int) -> int:
 
 #: File of the rows, and folder of the arrays.
 DATABASE, ARRAYS = "trainings.sqlite", "arrays"
-#: Layout of the tables.
-SCHEMA_VERSION = "1"
+#: Layout of the tables and of the identities, which name classes by module.
+SCHEMA_VERSION = "2"
 #: Key of what the latest call asks for, as JSON: the only value that a later call replaces.
 LATEST_CALL = "latest call"
 #: Most characters of an error that a row keeps.
@@ -313,7 +313,8 @@ class TrainingStore:
         if kept["schema"] != SCHEMA_VERSION:
             raise StoreError(
                 f"{self.folder} has layout {shown(kept['schema'])}, this release reads "
-                f"{SCHEMA_VERSION}; start with a new store."
+                f"{SCHEMA_VERSION}; finish the audit with the release that began it, or give "
+                "store= a new folder."
             )
         other = [part for part, digest in identity.items() if kept[f"identity.{part}"] != digest]
         if other:

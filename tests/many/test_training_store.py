@@ -94,6 +94,15 @@ def test_another_function_or_data_set_is_refused_by_name(tmp_path):
         assert store.finished == 1
 
 
+def test_a_store_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path):
+    with opened(tmp_path) as store:
+        store.add([row(0)])
+        store._db.execute("update audit set value = '1' where key = 'schema'")
+    refused = r"has layout '1', this release reads 2; finish the audit with the release that"
+    with pytest.raises(StoreError, match=refused), opened(tmp_path):
+        pass
+
+
 def test_a_store_without_trainings_takes_another_function(tmp_path):
     with opened(tmp_path) as store:
         assert store.fixed("block", 5) == 5
