@@ -49,7 +49,7 @@ from lightning_audit.verdict.gate import contradictions
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
-    *RESUMING,
+    RESUMING,
 ]
 CLAIM = PrivacyClaim(noise_coefficients=COEFFICIENTS)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from artefacts import differences
 from neighbours import Kind, neighbours
+from places import REPOSITORY
 from stages import staged
 from torch.utils.data import TensorDataset
 from training_matrix import COMPARED, ROWS, Row
@@ -164,6 +165,6 @@ def test_places_in_a_report_are_not_absolute_paths(
         places = [place for c in report.checks if (place := c.evidence.get("where"))]
         assert places
         files = [p.partition(" at ")[2].rpartition(":")[0] for w in places for p in w.split(", ")]
-        assert {"tests/callbacks/test_privacy_audit_disclosure.py"} <= {*files}
+        assert {str(Path(__file__).relative_to(REPOSITORY))} <= {*files}
         assert all(file.endswith(".py") and not Path(file).is_absolute() for file in files)
         assert any("computed from un-noised data" in note for note in report.notes)

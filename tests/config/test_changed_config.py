@@ -28,7 +28,7 @@ from lightning_audit.config import describe_changes
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise, ScaledNoise
 from lightning_audit.verdict.judge import Resolution
 
-pytestmark = [*RESUMING, pytest.mark.training]
+pytestmark = [RESUMING, pytest.mark.training]
 
 
 class NineTenths(ScaledNoise):

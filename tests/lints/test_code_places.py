@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
+from places import REPOSITORY
 
 from lightning_audit.lints.own_code import MOST_LINES, of_class, of_methods, of_optimizer
 
-HERE = "tests/lints/test_code_places.py"
+HERE = str(Path(__file__).relative_to(REPOSITORY))
 
 
 class Overrides(DPOptimizer):

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from opacus.optimizers import DPOptimizer
+from places import REPOSITORY
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
@@ -17,7 +18,7 @@ from lightning_audit.checks.check import REGISTRY
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.results.audit_report import CheckResult
 
-HERE = "tests/lints/test_own_code.py:"
+HERE = f"{Path(__file__).relative_to(REPOSITORY)}:"
 
 
 class OwnOptimizer(DPOptimizer):

@@ -8,6 +8,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from places import REPOSITORY
@@ -31,7 +32,7 @@ READER = (
 #: Adds a row a transaction, with the score 1 if the canary is in, until its input ends.
 WRITER = (
     "import sys, threading\nsys.path.append('../support')\n"
-    "from test_store_status import CALL, row\n"
+    f"from {Path(__file__).stem} import CALL, row\n"
     "from lightning_audit.many.store import TrainingStore\n"
     "store = TrainingStore(sys.argv[1], {}, 1)\nstore.fixed('planned', 100_000)\nstore.say(CALL)\n"
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.append(1)), daemon=True).start()\n"

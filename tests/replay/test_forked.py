@@ -109,7 +109,7 @@ def _cannot_be_sent(beat: Beat) -> Any:
         (_exits, "SystemExit in"),
         (_crashes, "ended by signal 11"),
         (_killed, "ReachesOut in"),
-        (_cannot_be_sent, r"Error in replay\.forked\.send"),
+        (_cannot_be_sent, r"Error in replay\.examiner\.send"),
     ],
 )
 def test_what_gives_no_result_says_why_and_leaves_no_process(

@@ -336,7 +336,7 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> N
     report = fit(tmp_path, Once(mlp(64), dataset=digits()), audit(), max_steps=3)
     assert report.steps == 3
     message = check(report, "replay.sensitivity").message
-    assert "cannot be replayed (RuntimeError, test_examinations.py:" in message.replace(
+    assert f"cannot be replayed (RuntimeError, {Path(__file__).name}:" in message.replace(
         "tests/run/", ""
     )
     assert "out of step" not in message

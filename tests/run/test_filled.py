@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from opacus.optimizers import DPOptimizer
+from places import REPOSITORY
 from training_support import PrivateModule, fit, violation
 
 from lightning_audit import PrivacyAudit
@@ -18,7 +19,7 @@ from lightning_audit.lints.own_code import MOST_LINES
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import Ended
 
-HERE = "tests/run/details/test_filled.py"
+HERE = str(Path(__file__).relative_to(REPOSITORY))
 
 
 class HalfOfTheNoise(DPOptimizer):

@@ -18,15 +18,12 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.checks.check import REGISTRY
 
 # What Lightning says of checkpoint callbacks that differ between the two parts of a run.
-RESUMING = [
-    pytest.mark.filterwarnings(f"ignore:{message}")
-    for message in (
-        "The dirpath has changed",
-        "Be aware that when using `ckpt_path`",
-        "Checkpoint directory .* exists and is not empty",
-        "You're resuming from a checkpoint that ended before the epoch ended",
-    )
-]
+RESUMING = pytest.mark.filterwarnings(
+    "ignore:The dirpath has changed",
+    "ignore:Be aware that when using `ckpt_path`",
+    "ignore:Checkpoint directory .* exists and is not empty",
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+)
 
 STEPS_PER_EPOCH = 32
 EPOCHS = 3
