@@ -1,15 +1,33 @@
 from __future__ import annotations
 
+import itertools
+import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from opacus.accountants import create_accountant
+from opacus.accountants.utils import get_noise_multiplier
 from refused_calls import refusals
+from scipy import integrate, special, stats
+from scipy.special import ndtr
 
+from lightning_audit import PrivacyClaim
 from lightning_audit.accounting import composition
-from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.composition import (
+    PassCounter,
+    epsilon_of_history,
+    epsilon_of_passes,
+    exceeds,
+    passes_of,
+    passes_taken,
+    total_variation,
+    unsampled_mu,
+)
 from lightning_audit.accounting.history import Phase, bucket_up, compress
+from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 sigmas = st.floats(0.05, 100)
@@ -370,3 +388,304 @@ def test_the_composition_of_the_reference_is_bracketed() -> None:
     history = [Phase(1.0, 0.01, 1000)]
     lower, upper = (epsilon_of_history(history, 1e-5, lower=low) for low in (True, False))
     assert lower < 1.8282 < upper
+
+
+# Of Opacus' accountants: rdp at a small epsilon, whose best order is the last one, and gdp always.
+
+DELTA = 1e-5
+
+#: Sample rate and steps of trainings.
+SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+@pytest.mark.parametrize("claimed", [0.01, 0.1, 1.0, 8.0, 100.0])
+@pytest.mark.parametrize(
+    ("error", "share"), [(0.0, 0.01), (0.005, 0.01), (0.0075, 0.015), (0.01, 0.02), (0.3, 0.02)]
+)
+def test_a_claim_is_exceeded_by_more_than_a_percent_or_twice_the_error_and_never_beyond_two(
+    claimed: float, error: float, share: float
+) -> None:
+    assert not exceeds(claimed, claimed, error)
+    assert not exceeds((1 + share) * claimed * (1 - 1e-9), claimed, error)
+    assert exceeds((1 + share) * claimed * (1 + 1e-9), claimed, error)
+    assert exceeds(math.inf, claimed, error)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+def test_small_claims_get_no_slack_beyond_what_a_composition_resolves() -> None:
+    assert exceeds(0.02, 0.01)
+    assert exceeds(2e-6, 0.0)
+    assert not exceeds(1e-6, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+def test_the_same_steps_on_another_grid_do_not_exceed_themselves() -> None:
+    steps = [Phase(1.0, 0.01, 1000)]
+    fine = epsilon_of_history(steps, DELTA)
+    assert not exceeds(epsilon_of_history(steps, DELTA, grid=1e-3), fine)
+    assert exceeds(epsilon_of_history([Phase(1.0, 0.01, 1100)], DELTA), fine)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+@pytest.mark.parametrize(("rate", "steps"), SAMPLED)
+@pytest.mark.parametrize(
+    ("mechanism", "target"),
+    # rdp has no noise multiplier for a target below about .3 at this delta, and says so.
+    [
+        ("prv", 0.01),
+        ("prv", 0.05),
+        ("prv", 0.1),
+        ("prv", 0.5),
+        ("prv", 2.0),
+        ("rdp", 0.5),
+        ("rdp", 2.0),
+    ],
+)
+def test_noise_that_opacus_finds_for_a_small_target_exceeds_neither_it_nor_what_opacus_reports(
+    mechanism: str, target: float, rate: float, steps: int
+) -> None:
+    sigma = get_noise_multiplier(
+        target_epsilon=target,
+        target_delta=DELTA,
+        sample_rate=rate,
+        steps=steps,
+        accountant=mechanism,
+    )
+    accountant = create_accountant(mechanism)
+    accountant.history = [(sigma, rate, steps)]
+    spent = epsilon_of_history([Phase(sigma, rate, steps)], DELTA)
+    assert spent > 0
+    assert not exceeds(spent, accountant.get_epsilon(DELTA))
+    assert not exceeds(spent, target)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+@pytest.mark.parametrize("target", [0.01, 0.05, 0.1, 0.5])
+@pytest.mark.parametrize(("rate", "steps"), SAMPLED)
+def test_an_exact_epsilon_as_a_small_claim_is_kept_on_the_grid_that_is_chosen(
+    target: float, rate: float, steps: int
+) -> None:
+    sigma = get_noise_multiplier(
+        target_epsilon=target + 0.01,  # prv adds .01 to the truth
+        target_delta=DELTA,
+        sample_rate=rate,
+        steps=steps,
+        accountant="prv",
+        epsilon_tolerance=0.001,
+    )
+    history = [Phase(sigma, rate, steps)]
+    spent = epsilon_of_history(history, DELTA)
+    truth = epsilon_of_history(history, DELTA, grid=spent / 2000)
+    assert truth <= spent
+    assert not exceeds(spent, truth)
+    assert exceeds(epsilon_of_history([Phase(0.97 * sigma, rate, steps)], DELTA), truth)
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+def test_a_noise_schedule_in_buckets_does_not_exceed_its_exact_epsilon() -> None:
+    schedule = [Phase(4.0 * 0.2 ** (k / 29), 0.02, 20) for k in range(30)]
+    spent = composed_epsilon(schedule, DELTA)
+    assert spent is not None
+    assert not exceeds(spent, epsilon_of_history(schedule, DELTA, grid=spent / 1000))
+
+
+@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
+def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceeded() -> None:
+    accountant = create_accountant("gdp")
+    accountant.history = [(1.582, 0.04, 25)]
+    spent = epsilon_of_history([Phase(1.582, 0.04, 25)], DELTA)
+    assert exceeds(spent, accountant.get_epsilon(DELTA))
+
+
+# --- The epsilon of passes over shuffled batches: that of steps on all records.
+
+
+@pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
+@pytest.mark.parametrize("passes", [1, 7, 100])
+def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma: float, passes: int) -> None:
+    epsilon = epsilon_of_passes(sigma, passes, DELTA)
+    mu = math.sqrt(passes) / sigma
+    delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(DELTA, rel=1e-4)
+
+
+def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones() -> None:
+    for adjacency in ("add_remove", "replace_one"):
+        found = epsilon_of_passes(1.0, 5, DELTA, adjacency)
+        assert found == pytest.approx(
+            epsilon_of_history([Phase(1.0, 1.0, 5)], DELTA, adjacency=adjacency)
+        )
+        assert found > epsilon_of_history([Phase(1.0, 0.01, 500)], DELTA, adjacency=adjacency)
+
+
+def test_without_noise_nothing_is_private() -> None:
+    assert epsilon_of_passes(0.0, 1, DELTA) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [((-1.0, 1, DELTA), "noise_multiplier"), ((1.0, 0, DELTA), "passes")]
+)
+def test_bad_input_is_named(arguments: tuple[float, int, float], named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}="):
+        epsilon_of_passes(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("steps", "passes"), [([(1 / 28, 28)], 1), ([(0.25, 5)], 2), ([(0.5, 2), (0.25, 8)], 3)]
+)
+def test_steps_make_passes_by_their_rate(steps: list[tuple[float, int]], passes: int) -> None:
+    assert passes_of(Phase(1.0, rate, count) for rate, count in steps) == passes
+
+
+def test_a_training_costs_the_least_noise_and_the_passes_that_anyone_knows_of() -> None:
+    taken = [Phase(2.0, None, 10), Phase(1.5, None, 2)]
+    assert passes_taken(taken, (), 3) == Phase(1.5, 1.0, 3)
+    assert passes_taken(taken, [Phase(1.2, 0.1, 50)], 3) == Phase(1.2, 1.0, 5)
+    assert passes_taken(taken, (), 0) == Phase(1.5, 1.0, 1)
+
+
+def test_a_claim_composes_its_passes() -> None:
+    stated = {"delta": DELTA, "noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 30}
+    for adjacency in ("add_remove", "replace_one"):
+        claim = PrivacyClaim(**stated, sampling="shuffled", adjacency=adjacency)
+        assert claim.composed_epsilon() == epsilon_of_passes(2.0, 3, DELTA, adjacency)
+    poisson = PrivacyClaim(**stated, sampling="poisson").composed_epsilon()
+    assert poisson == PrivacyClaim(**stated).composed_epsilon()
+
+
+def test_a_claim_of_another_sampling_is_refused_and_so_is_one_of_correlated_noise() -> None:
+    with pytest.raises(ValueError, match="sampling='fixed' must be one of"):
+        PrivacyClaim(sampling="fixed")
+    with pytest.raises(ValueError, match="contradicts noise_coefficients"):
+        PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5))
+
+
+def counted(passes: Sequence[Sequence[Sequence[int]]]) -> PassCounter:
+    """What was counted of passes of batches of the steps that each optimizer takes on them."""
+    counter, steps = PassCounter(), []
+    for batches in passes:
+        counter.start_pass(steps)
+        for taken in batches:
+            counter.start_batch(steps)
+            steps = [a + b for a, b in itertools.zip_longest(steps, taken, fillvalue=0)]
+    counter.start_pass(steps)
+    return counter
+
+
+ONE = [1]
+
+
+@pytest.mark.parametrize(
+    ("passes", "count"),
+    [
+        ([], 0),
+        ([[ONE] * 100], 1),
+        ([[ONE] * 100] * 3, 3),
+        ([[ONE] * 49 + [[10]] + [ONE] * 49 + [[10]]] * 2, 20),  # ten steps on two batches of 100
+        ([[[3]] * 5, [ONE] * 5], 4),
+        ([[[0], [0], ONE] * 4] * 2, 2),  # a step for three batches
+        ([[[1, 2]] * 4], 3),
+        ([[[1, 0], [0, 1]] * 4], 2),
+        ([[ONE] * 4, [[1, 5]] * 4], 7),  # a second optimizer joins
+        ([[[0]] * 4], 0),
+    ],
+)
+def test_of_each_pass_the_batch_of_most_steps_counts(
+    passes: list[list[list[int]]], count: int
+) -> None:
+    counter = counted(passes)
+    steps = [sum(each) for each in itertools.zip_longest(*itertools.chain(*passes), fillvalue=0)]
+    assert counter.passes(steps) == count
+
+
+def test_no_record_enters_more_steps_than_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        passes = rng.integers(0, 4, size=(rng.integers(1, 4), 6, 2))
+        entered = np.zeros(6, dtype=int)  # by record, each a batch of its own
+        for batches in passes:
+            entered += rng.permutation(batches.sum(axis=1))
+        counter = counted(passes.tolist())
+        assert entered.max() <= counter.passes(passes.sum(axis=(0, 1)).tolist())
+
+
+def test_a_batch_counts_while_it_lasts() -> None:
+    counter = PassCounter()
+    counter.start_pass([])
+    counter.start_batch([])
+    assert counter.passes([4]) == 4
+    counter.start_batch([4])
+    assert counter.passes([6]) == 4
+    assert counter.passes([10]) == 6
+
+
+def test_a_pass_that_is_begun_again_after_a_stop_counts_twice() -> None:
+    counter = PassCounter()
+    counter.start_pass([0])
+    counter.start_batch([0])
+    kept = json.loads(json.dumps(counter.state([2])))
+    again = PassCounter()
+    again.start_pass([])  # before the checkpoint's optimizers are there
+    again.load(kept)
+    assert again.passes([2]) == 2
+    again.start_pass([2])
+    again.start_batch([2])
+    assert again.passes([3]) == 3
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.25), (0.6, 0.1), (3.0, 0.5)])
+def test_one_step_is_the_integral_of_the_densities(sigma: float, rate: float) -> None:
+    def gap(x: float) -> float:
+        out, inside = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
+        return 0.5 * abs(rate * inside - rate * out)
+
+    expected = integrate.quad(gap, -12 * sigma, 1 + 12 * sigma, points=[0.5], limit=200)[0]
+    found = total_variation([Phase(sigma, rate, 1)])
+    assert expected <= found * (1 + 1e-9)
+    assert found == pytest.approx(expected, rel=2e-3)
+
+
+def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it() -> None:
+    sigma, rate, steps, draws = 1.0, 0.2, 20, 400_000
+    rng = np.random.default_rng(0)
+    loss = np.zeros(draws)
+    for _ in range(steps):  # E (1 - e^-L)_+ under the data set with the record
+        x = sigma * rng.standard_normal(draws) + (rng.random(draws) < rate)
+        loss += np.log1p(rate * np.expm1((2 * x - 1) / (2 * sigma**2)))
+    gains = np.maximum(-np.expm1(-loss), 0)
+    error = 4 * gains.std() / math.sqrt(draws)
+    assert total_variation([Phase(sigma, rate, steps)]) == pytest.approx(gains.mean(), abs=error)
+
+
+def test_full_batches_are_exact_and_a_replaced_record_doubles_mu() -> None:
+    phases = [Phase(4.0, 1.0, 9), Phase(3.0, 1.0, 4)]
+    mu = math.sqrt(9 / 16 + 4 / 9)
+    assert unsampled_mu(phases) == pytest.approx(mu)
+    assert total_variation(phases) == pytest.approx(2 * special.ndtr(mu / 2) - 1, rel=1e-14)
+    replaced = total_variation(phases, adjacency="replace_one")
+    assert replaced == pytest.approx(2 * special.ndtr(mu) - 1, rel=1e-14)
+
+
+def test_no_steps_show_nothing_and_no_noise_shows_all() -> None:
+    assert total_variation([]) == 0
+    assert total_variation([Phase(0.0, 0.1, 1)]) == 1
+
+
+def test_it_grows_with_steps_and_rate_and_falls_with_noise() -> None:
+    base = total_variation([Phase(1.0, 0.05, 100)])
+    assert total_variation([Phase(1.0, 0.05, 200)]) > base
+    assert total_variation([Phase(1.0, 0.1, 100)]) > base
+    assert total_variation([Phase(1.2, 0.05, 100)]) < base
+    assert base < total_variation([Phase(1.0, 1.0, 100)])
+
+
+def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches() -> None:
+    phase = Phase(1.0, 1e-4, 20_000_000)
+    assert total_variation([phase]) == total_variation([Phase(1.0, 1.0, 20_000_000)])
+
+
+test_bad_arguments_are_refused = refusals(
+    (lambda: total_variation([Phase(1.0, None, 5)]), "sample_rate=None"),
+    (lambda: total_variation([], adjacency="near"), "adjacency='near'"),  # type: ignore[arg-type]
+)

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from clippings import FAULTY, noisy
 from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, Unrepeatable, audit
 from refused_calls import refused_changes
+from stages import staged
 
 from lightning_audit.blackbox.privatize import (
     PrivatizeViolation,
     assert_privatizes,
     audit_privatize,
+    probes,
+    read_noises,
+    read_shifts,
 )
+from lightning_audit.blackbox.probes import Released, direction
 
 
 @pytest.mark.parametrize(
@@ -131,3 +139,144 @@ def test_a_number_is_no_shape() -> None:
 def test_what_is_no_shape_is_refused(shapes) -> None:
     with pytest.raises(ValueError, match="must be the shape of a gradient"):
         audit_privatize(Privatizer(), shapes, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
+# --- Every fault of a privatize function is found by its name.
+
+FAULTS = [
+    ("no clipping", "no_clipping"),
+    ("per tensor", "clip_per_tensor"),
+    ("norm misses biases", "norm_misses_a_tensor"),
+    ("clips at twice", "clipping_norm_too_large"),
+    ("scales up", "no_clipping"),
+    ("noise not times C", "noise_too_small"),
+    ("clip after sum", "clip_after_average"),
+    ("no noise", "no_noise"),
+    ("small noise", "noise_too_small"),
+    ("no noise on biases", "noise_too_small_in_a_tensor"),
+    ("noise divided by batch", "noise_divided_by_batch"),
+    ("shared noise", "noise_shared"),
+    ("seeded noise", "noise_repeated"),
+    ("noise follows gradients", "noise_follows_gradients"),
+]
+
+#: Names of faulty clippings that a rule knows; the others' trial tells.
+NAMES = {
+    "by the mean norm of the batch": "clip_after_average",
+    "two together, their mean": "clip_after_average",
+    "micro-batches, their mean": "clip_after_average",
+    "the mean of all": "clip_after_average",
+    "the sum of all": "clip_after_average",
+    "per tensor": "clip_per_tensor",
+    "norm of the first half": "norm_misses_a_tensor",
+    "to a norm 5 % too large": "clipping_norm_too_large",
+}
+
+
+@pytest.mark.parametrize("function", staged(quick=[Privatizer], heavy=[Unrepeatable]))
+@pytest.mark.parametrize(("fault", "name"), FAULTS)
+@pytest.mark.heavy_one_in(6)
+@pytest.mark.one_in(3)
+def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
+    function: type[Privatizer], fault: str, name: str
+) -> None:
+    found = audit(function(fault))
+    assert found.verdict.outcome == "VIOLATION"
+    assert found.verdict.faults[0].name == name
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.heavy_one_in(6)
+@pytest.mark.one_in(3)
+def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault: str) -> None:
+    torch.manual_seed(0)
+    # More calls tell a norm that is somewhat too large from another unit.
+    found = audit(noisy(FAULTY[fault]), calls=120 if "too large" in fault else 20).verdict
+    assert found.outcome == "VIOLATION"
+    assert found.faults[0].name == NAMES.get(fault, "clipping_misses_gradients")
+    assert ("a single gradient moves" in found.faults[0].sentence) == (fault not in NAMES)
+
+
+def test_a_fault_by_its_trial_has_the_size_by_two_digits() -> None:
+    torch.manual_seed(0)
+    found = audit(noisy(FAULTY["spikes not clipped"])).verdict.faults[0]
+    assert 'moves the release by 30 times C ("in one entry, norm 30 C"; 2 of' in found.sentence
+    assert {f"{size:.2g}" for size in found.evidence.values()} == {"30", "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("clip after average", "clip_after_average"),
+        ("divides by rows", "divides_by_realised_batch"),
+        ("noise divided by batch", "noise_divided_by_batch"),
+        ("no clipping", "no_clipping"),
+        ("per tensor", "clip_per_tensor"),
+    ],
+)
+def test_a_fault_of_a_mean_is_found_by_name(fault: str, name: str) -> None:
+    found = audit(Privatizer(fault, divisor=BATCH), expected_batch_size=BATCH)
+    assert found.verdict.outcome == "VIOLATION"
+    assert found.verdict.faults[0].name == name
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.8])
+def test_noise_somewhat_too_small_is_a_violation_and_no_question_of_units(factor: float) -> None:
+    found = audit(Privatizer(sigma=factor * SIGMA))
+    assert found.verdict.faults[0].name == "noise_too_small"
+    assert found.noises["no gradient"].ratio == pytest.approx(factor, abs=0.04)
+
+
+@pytest.mark.parametrize(("divisor", "stated"), [(1.0, 32.0), (32.0, None)])
+def test_another_unit_is_no_violation_and_no_pass(divisor: float, stated: float | None) -> None:
+    found = audit(Privatizer(divisor=divisor), expected_batch_size=stated)
+    assert found.verdict.outcome == "INCONCLUSIVE"
+    assert "sum and noise alike" in str(found)
+    assert "the unit of the sum" in str(found)
+
+
+# --- What is read off a privatize function, by kind of gradient and of batch.
+
+
+def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain() -> None:
+    correct, faulty = audit(Unrepeatable()), audit(Unrepeatable("no clipping"))
+    assert correct.calls == 8 * 121 + 2  # two to see that no seed repeats it
+    assert faulty.calls < correct.calls
+    assert math.isfinite(correct.detectable_shift)
+
+
+def readings(fault: str, shapes=SHAPES, batches: str = "poisson"):
+    called = Released(Privatizer(fault), shapes, False, NORM, 1.0, "torch")
+    rng, plan = np.random.default_rng(0), (60, 6.0)
+    along = direction(called.sizes, rng)
+    noises = read_noises(called, along, SIGMA, BATCH, batches, *plan)
+    return noises, read_shifts(called, probes(along, called.sizes, BATCH, 12), SIGMA, *plan, rng)
+
+
+def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there() -> None:
+    noises, shifts = readings("", batches="fixed")
+    assert list(noises) == ["no gradient", "an oversized gradient"]
+    assert list(readings("")[0]) == [*noises, "twice as many gradients"]
+    assert [reading.gradients for reading in shifts.values()] == [1, 12, 12, 1, 1]
+    assert list(shifts)[-1] == "in one tensor"
+    assert "in one tensor" not in readings("", shapes=[(4, 3)])[1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "shown"),
+    [
+        ("no clipping", {"one oversized", "oversized", "against all others", "in one tensor"}),
+        ("norm misses biases", {"in one tensor", "oversized"}),
+        ("clip after sum", {"against all others"}),
+    ],
+)
+def test_a_clipping_fault_shows_in_its_kinds_of_gradients(fault: str, shown: set[str]) -> None:
+    shifts = readings(fault)[1]
+    assert {name for name, reading in shifts.items() if reading.log_e >= 6.0} == shown
+
+
+def test_noise_that_follows_gradients_is_small_beside_large_ones_alone() -> None:
+    noises, _ = readings("noise follows gradients")
+    found = {name: noise.ratio for name, noise in noises.items()}
+    expected = {"no gradient": 1, "an oversized gradient": 0.5, "twice as many gradients": 1}
+    assert found == pytest.approx(expected, abs=0.1)

@@ -45,9 +45,9 @@ from training_support import (
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.canaries import Mislabeled
+from lightning_audit.canaries import Dirac, Mislabeled
 
-pytestmark = pytest.mark.usefixtures("short_report")
+# --- What is done to a release is no fault, and what is done with anything else is.
 
 seeds = pytest.mark.parametrize("seed", staged(nightly=[2, 3, 4, 5, 6]))
 WHERE: dict[str, type[Processing]] = {"pre_step": InPreStep, "scale": InScaling, "step": InStep}
@@ -110,6 +110,7 @@ SOME = [
 ]
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -117,6 +118,7 @@ def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: st
     assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -124,6 +126,7 @@ def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, whe
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
 
 
+@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "where"), SOME)
 def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
@@ -141,6 +144,7 @@ by_hand = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @by_hand
 @pytest.mark.heavy_one_in(6)
@@ -150,6 +154,7 @@ def test_a_hand_written_release_that_is_shown_is_not_accused(
     assert_not_accused(run(tmp_path, by_hand_that(name, kind=kind)(), seed=1), name)
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
 @pytest.mark.one_in(2)
 def test_half_the_noise_of_a_hand_written_release_is_named(
@@ -158,6 +163,7 @@ def test_half_the_noise_of_a_hand_written_release_is_named(
     assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)(), seed=1))
 
 
+@pytest.mark.usefixtures("short_report")
 @by_hand
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -170,6 +176,7 @@ def test_a_hand_written_release_that_is_not_shown_is_not_accused(
         assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
 
 
+@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "kind"), BY_HAND[::3])
 def test_no_hand_written_release_is_accused(
@@ -181,6 +188,7 @@ def test_no_hand_written_release_is_accused(
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
+@pytest.mark.usefixtures("short_report")
 def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(
     tmp_path: Path,
 ) -> None:
@@ -203,6 +211,7 @@ def _share(kind: type, share: float) -> type:
     return type(kind.__name__, (kind,), {"share": share})
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
 @pytest.mark.one_in(3)
 def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
@@ -210,6 +219,7 @@ def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> N
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
+@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
@@ -217,6 +227,7 @@ def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: i
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
 def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
@@ -224,6 +235,7 @@ def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> 
     assert status(report, "noise") == "violated"
 
 
+@pytest.mark.usefixtures("short_report")
 def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path: Path) -> None:
     class WhereGradientsAre(DPOptimizer):
         """Adds no noise to entries whose clipped sum is zero, and so tells which they are."""
@@ -273,6 +285,7 @@ class RawInTheUpdate(torch.optim.SGD):
         return loss
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("kind", [TakesNoiseBack, UsesRawGradients])
 @pytest.mark.parametrize("closure", staged([True], [False]))
 def test_an_update_that_follows_the_coins_is_gradient_replaced(
@@ -283,12 +296,14 @@ def test_an_update_that_follows_the_coins_is_gradient_replaced(
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict.summary
 
 
+@pytest.mark.usefixtures("short_report")
 def test_weights_that_follow_the_coins_are_gradient_replaced(tmp_path: Path) -> None:
     module = with_opacus(DPOptimizer, inner=lambda params: RawInTheUpdate(params, lr=0.05))
     report = run(tmp_path, module, seed=1)
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
 
 
+@pytest.mark.usefixtures("short_report")
 def test_hand_written_code_that_uses_more_than_its_release_is_gradient_replaced(
     tmp_path: Path,
 ) -> None:
@@ -320,6 +335,7 @@ class TakesItsOwnNoiseOff(Processing):
         super().scale_grad()
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("part", [1.0, 0.7])
 def test_noise_that_is_taken_off_again_does_not_pass(tmp_path: Path, part: float) -> None:
     kind = type("Part", (TakesItsOwnNoiseOff,), {"part": part})
@@ -336,6 +352,7 @@ class InNoise(Processing):
         self.apply()
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
@@ -347,6 +364,7 @@ def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the
     assert half.verdict.outcome != "PASS", half.verdict
 
 
+@pytest.mark.usefixtures("short_report")
 def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
     class MasksByTheCleanSum(DPOptimizer):
         def scale_grad(self) -> None:
@@ -360,6 +378,7 @@ def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
 
 
+@pytest.mark.usefixtures("short_report")
 def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> None:
     torch.manual_seed(1)
     audit = PrivacyAudit(
@@ -374,6 +393,7 @@ def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> N
 # ------------------------------------------------------------------ released
 
 
+@pytest.mark.usefixtures("short_report")
 def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
     tmp_path: Path,
 ) -> None:
@@ -397,6 +417,7 @@ def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_aud
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -421,6 +442,7 @@ def test_a_wrong_release_is_refused_with_what_to_give(
     assert words in str(raised.value)
 
 
+@pytest.mark.usefixtures("short_report")
 def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
     tmp_path: Path,
 ) -> None:
@@ -446,6 +468,7 @@ def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
     )
 
 
+@pytest.mark.usefixtures("short_report")
 def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Path) -> None:
     def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
         torch.manual_seed(3)
@@ -460,8 +483,78 @@ def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Pat
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.usefixtures("short_report")
 def test_a_violated_run_still_raises(tmp_path: Path) -> None:
     report = violation(
         tmp_path, processed("low_pass", "pre_step", share=0.5), PrivacyAudit(seed=1), max_steps=40
     )
     assert_too_little_noise(report)
+
+
+# --- A training may set the noise of a step in a hook of its own, after the audit's.
+
+
+class LouderInTheEnd(PrivateModule):
+    """Raises the noise multiplier before some step."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if self.global_step == 5:
+            private: Any = self.trainer.optimizers[0]
+            private.noise_multiplier = 3.0
+
+    def forward(self, x: Any) -> Any:
+        return self.net(x)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])
+def test_noise_that_is_raised_before_a_step_is_that_of_the_step(
+    tmp_path: Path, canary: Dirac | Mislabeled
+) -> None:
+    report = fit(tmp_path, LouderInTheEnd(), PrivacyAudit(canaries=[canary]), max_steps=8)
+    assert status(report, "accounting") == "ok"
+    assert status(report, "noise.excess") == "ok"
+
+
+# --- What the optimizer inside Opacus' may do with the gradient, and what the audit makes of it.
+
+
+class OnTopOfTorchs(torch.optim.SGD):
+    """Calls its parent, whose step fires the step hooks once more."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class ScalesInPlace(torch.optim.SGD):
+    """Changes p.grad inside its step, so that nobody can see what the update used."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        return super().step(closure)
+
+
+def _audited(tmp_path: Path, kind: type[torch.optim.SGD], **options: Any) -> PrivacyAudit:
+    audit = PrivacyAudit(on_violation="warn", seed=1)
+    module = PrivateModule(inner=lambda params: kind(params, lr=0.05, **options))
+    trainer_for(tmp_path, audit, max_steps=64).fit(module)
+    return audit
+
+
+def test_momentum_that_torch_adds_in_place_is_no_replaced_gradient(tmp_path: Path) -> None:
+    options = {"momentum": 0.9, "nesterov": True, "foreach": True}
+    audit = _audited(tmp_path, torch.optim.SGD, **options)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+
+
+def test_an_optimizer_on_top_of_torchs_is_read_once_a_step(tmp_path: Path) -> None:
+    audit = _audited(tmp_path, OnTopOfTorchs)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+    assert audit.report.steps == 64
+
+
+def test_an_update_that_scales_what_was_released_passes(tmp_path: Path) -> None:
+    audit = _audited(tmp_path, ScalesInPlace)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict

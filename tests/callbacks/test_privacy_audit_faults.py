@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from opacus.optimizers import DPOptimizer
 from printed_report import as_text
+from stages import staged
 from torch import nn
 from torch.nn import functional
+from training_matrix import (
+    AdaClip,
+    AdaptiveGhost,
+    Ghost,
+    ManualGhost,
+    NotWrapped,
+    PerLayer,
+    Physical,
+    wide,
+)
 from training_support import (
     ManualModule,
     PrivateModule,
@@ -19,13 +32,21 @@ from training_support import (
     mlp,
     random_data,
     status,
+    trainer_for,
     violation,
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.results.audit_report import describe
 from lightning_audit.testing import faulty
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import NoNoise
+from lightning_audit.testing.runs import train
 from lightning_audit.verdict.gate import contradictions
+
+# --- Each fault of a DP-SGD, on the real DPOptimizer, fails the run under its own name.
 
 #: For what only the steps after the first violation show.
 TRAINS_ON = {"on_violation": "warn"}
@@ -370,3 +391,170 @@ def test_two_independent_faults_are_two_findings(
         findings
     )
     assert contradictions(report) == []
+
+
+# --- Code that looks at rows before it clips or adds noise meets canaries that it does not know.
+
+
+def norms(optimizer: DPOptimizer) -> torch.Tensor:
+    """Norms of the rows that wait to be clipped over the clipping norm, ``[rows]``."""
+    flat = [rows.flatten(1) for rows in optimizer.grad_samples]
+    return torch.cat(flat, 1).norm(dim=1) / optimizer.max_grad_norm
+
+
+class ClipsOutliersAlone(DPOptimizer):
+    """Rows of up to 50 C are left as they are."""
+
+    def clip_and_accumulate(self) -> None:
+        small = norms(self) <= 50.0
+        kept = [(rows * small.view(-1, *[1] * (rows.dim() - 1))) for rows in self.grad_samples]
+        for p, rows in zip(self.params, kept, strict=True):
+            p.grad_sample = p.grad_sample - rows
+        super().clip_and_accumulate()
+        for p, rows in zip(self.params, kept, strict=True):
+            p.summed_grad = p.summed_grad + rows.sum(0)
+
+
+class NoiseWhereSomethingIsLarge(DPOptimizer):
+    """A step without a row above 10 C has a tenth of the noise."""
+
+    def clip_and_accumulate(self) -> None:
+        self.large = bool((norms(self) > 10.0).any())
+        super().clip_and_accumulate()
+
+    def add_noise(self) -> None:
+        multiplier = self.noise_multiplier
+        super().add_noise()
+        if not self.large:
+            for p in self.params:
+                p.grad = p.summed_grad + 0.1 * (p.grad - p.summed_grad)
+        assert self.noise_multiplier == multiplier
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "finding", "name"),
+    [
+        (ClipsOutliersAlone, "sensitivity", "clipping_missing_at_times"),
+        (NoiseWhereSomethingIsLarge, "noise.step", "noise_missing_in_steps"),
+    ],
+)
+def test_what_is_done_to_rows_of_other_norms_is_found_without_an_examination(
+    tmp_path: Path, kind: type[DPOptimizer], finding: str, name: str
+) -> None:
+    fault = Fault(kind.__name__, "", "", finding, "", kind, steps=400, audit={"examinations": 0})
+    report = train(fault, tmp_path)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.root.name == name
+
+
+# --- Code that leaves some rows of a batch unclipped meets canaries there, without an examination.
+
+
+class SparesFirst(DPOptimizer):
+    """The first row of each batch is not clipped."""
+
+    spared = slice(0, 1)
+
+    def clip_and_accumulate(self) -> None:
+        whole = []
+        for p in self.params:
+            rows = self._get_flat_grad_sample(p).clone()
+            whole.append(rows[self.spared].sum(0))
+            rows[self.spared] = 0.0
+            p.grad_sample = rows
+        super().clip_and_accumulate()
+        for p, rest in zip(self.params, whole, strict=True):
+            p.summed_grad = p.summed_grad + rest
+
+
+class SparesLast(SparesFirst):
+    """The last row of each batch is not clipped."""
+
+    spared = slice(-1, None)
+
+
+# A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("kind", "steps"), [(SparesLast, 100), (SparesFirst, 1200)])
+def test_a_row_that_is_not_clipped_is_found_by_the_canaries_that_stand_in_it(
+    tmp_path: Path, kind: type[DPOptimizer], steps: int
+) -> None:
+    fault = Fault(
+        kind.__name__, "", "", "sensitivity", "", kind, steps=steps, audit={"examinations": 0}
+    )
+    report = train(fault, tmp_path)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.root.name == "clipping_missing_at_times"
+
+
+# --- What Opacus keeps of a step when it is done holds no canary, for code that looks at it then.
+
+STEPS = 12
+# Opacus and torch remark on loaders and hooks in every training.
+
+
+class Keeps(pl.Callback):
+    """The clipped sums when a step is done, as a plot of their norms would read them."""
+
+    def __init__(self) -> None:
+        self.sums: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        optimizer = private_optimizer(trainer.optimizers[0])
+        if not optimizer._is_last_step_skipped:
+            self.sums.append(torch.cat([p.summed_grad.flatten() for p in optimizer.params]))
+
+
+def sums_of(
+    directory: Path, make: Callable[[], pl.LightningModule], *callbacks: pl.Callback
+) -> torch.Tensor:
+    torch.manual_seed(1)
+    keeps = Keeps()
+    trainer_for(directory, *callbacks, keeps, max_steps=STEPS).fit(make())
+    return torch.stack(keeps.sums)
+
+
+def own_cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "make",
+    staged(
+        [PrivateModule, lambda: wide(PerLayer, batch_size=2), lambda: wide(Ghost)],
+        [
+            lambda: wide(mode="functorch"),
+            lambda: wide(NotWrapped),
+            lambda: wide(AdaClip),
+            lambda: wide(ManualGhost),
+            lambda: wide(AdaptiveGhost, batch_size=64),
+            lambda: wide(Physical, batch_size=16),
+            lambda: wide(optimizer_class=NoNoise),
+        ],
+    ),
+)
+@pytest.mark.one_in(3)
+def test_the_clipped_sums_of_a_step_that_is_done_are_those_of_a_training_without_the_audit(
+    tmp_path: Path, make: Callable[[], pl.LightningModule]
+) -> None:
+    plain = sums_of(tmp_path / "plain", make)
+    # A fault is only warned of: what is compared is the whole training.
+    audited = sums_of(tmp_path / "audited", make, PrivacyAudit(seed=1, on_violation="warn"))
+    assert plain.shape == audited.shape
+    assert len(plain) >= STEPS // 4
+    torch.testing.assert_close(audited, plain, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path: Path) -> None:
+    def make() -> PrivateModule:
+        return PrivateModule(mlp(), dataset=random_data())
+
+    canary = Mislabeled(amplitude=100.0, loss=own_cross_entropy, num_classes=10)
+    plain = sums_of(tmp_path / "plain", make)
+    audited = sums_of(tmp_path / "audited", make, PrivacyAudit(seed=1, canaries=[canary]))
+    torch.testing.assert_close(audited, plain, rtol=1e-4, atol=2e-5)

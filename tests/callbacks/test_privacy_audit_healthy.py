@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import io
+import pickle
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
+import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
+from places import DOCS
+from resume_support import RESUMING
+from stages import staged
 from torch import nn
 from torch.nn import functional
+from training_matrix import COMPARED, ROWS, Row, markdown
 from training_support import (
     ManualModule,
     PrivateModule,
+    PrivateTraining,
     assert_no_hooks_left,
     digits,
     fit,
@@ -26,8 +38,14 @@ from training_support import (
     trainer_for,
 )
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.record.store import read_observations
+from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Constant, Random
+from lightning_audit.record.store import EARLIER, ENTERED, INJECTED, read_observations
+from lightning_audit.results.audit_report import AuditReport as AuditReport_of_audit_report
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
+
+# --- A sound DP-SGD passes, whatever the network, the loader and the way it is optimized.
 
 RATE = 16 / 512
 
@@ -347,3 +365,404 @@ def test_classification_loss_with_validation_passes(tmp_path: Path) -> None:
     _passes(report_in(tmp_path))
     assert audit.report.steps == 64
     assert len(read_observations(tmp_path / "audit" / "observations.bin")[1]) == 64
+
+
+# --- The audited training gives the model that it would have given, and the audit repeats itself.
+
+_INNER: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-3),
+}
+
+
+class _States(pl.Callback):
+    """The state of every generator at the end of the training, before anything is shown."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.torch = torch.get_rng_state()
+        self.numpy = np.random.get_state()[1]  # the global one is what is asked
+        self.python = random.getstate()
+
+
+def _train(
+    directory: Path, *callbacks: pl.Callback, steps: int = 200, **kwargs: Any
+) -> tuple[torch.Tensor, _States]:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    module = PrivateModule(mlp(64), dataset=digits(), **kwargs)
+    states = _States()
+    trainer_for(directory, *callbacks, states, max_steps=steps).fit(module)
+    flat = torch.cat([p.detach().flatten().double() for p in module.net.parameters()])
+    return flat, states
+
+
+@pytest.mark.parametrize("inner", staged(["sgd"], ["adam", "momentum"]))
+def test_audited_model_is_the_unaudited_one(tmp_path: Path, inner: str) -> None:
+    plain, _ = _train(tmp_path / "plain", inner=_INNER[inner])
+    audited, _ = _train(tmp_path / "audited", PrivacyAudit(seed=1), inner=_INNER[inner])
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+
+
+@pytest.mark.parametrize(
+    "kind", [PhysicalBatches, pytest.param(GhostInParts, marks=pytest.mark.heavy)]
+)
+def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
+    tmp_path: Path, kind: type[PhysicalBatches]
+) -> None:
+    weights = []
+    for audited in (False, True):
+        torch.manual_seed(3)
+        module = Fault("sound", "nothing", "", "", training=kind).module(pl.LightningModule)
+        audits = [PrivacyAudit(seed=1)] if audited else []
+        trainer_for(tmp_path / str(audited), *audits, max_steps=101).fit(module)
+        weights.append(torch.cat([p.detach().flatten().double() for p in module.parameters()]))
+    assert torch.linalg.norm(weights[1] - weights[0]) <= 1e-6 * torch.linalg.norm(weights[0])
+    _, entries = read_observations(tmp_path / "True" / "audit" / "observations.bin")
+    assert set(entries["canaries"]) == {INJECTED, EARLIER}
+
+
+def test_dense_canaries_leave_the_model_as_it_would_be(tmp_path: Path) -> None:
+    audit = PrivacyAudit(canaries=[Constant(), Random(moving=True)], seed=1)
+    plain, _ = _train(tmp_path / "plain", steps=64)
+    audited, _ = _train(tmp_path / "audited", audit, steps=64)
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+
+
+def test_global_generators_are_left_alone(tmp_path: Path) -> None:
+    _, plain = _train(tmp_path / "plain", steps=40)
+    _, audited = _train(tmp_path / "audited", PrivacyAudit(), steps=40)
+    assert torch.equal(plain.torch, audited.torch)
+    assert np.array_equal(plain.numpy, audited.numpy)
+    assert plain.python == audited.python
+
+
+def test_noise_generator_is_left_alone(tmp_path: Path) -> None:
+    ends = []
+    for name, callbacks in (("plain", ()), ("audited", (PrivacyAudit(),))):
+        generator = torch.Generator().manual_seed(11)
+        _train(tmp_path / name, *callbacks, steps=40, generator=generator)
+        ends.append(generator.get_state())
+    assert torch.equal(*ends)
+
+
+def test_making_the_callback_draws_nothing_from_global_generators() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    PrivacyAudit()
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_same_seed_gives_the_same_record_bit_for_bit(tmp_path: Path) -> None:
+    records = []
+    for name in ("first", "second"):
+        _train(tmp_path / name, PrivacyAudit(seed=5), steps=40)
+        records.append(_record(tmp_path / name))
+    assert records[0] == records[1]
+
+
+def _record(directory: Path) -> bytes:
+    """The entries of a record; the line before them names the run."""
+    header, entries = read_observations(directory / "audit" / "observations.bin")
+    return repr(header).encode() + entries.tobytes()
+
+
+def test_another_seed_gives_other_coins(tmp_path: Path) -> None:
+    coins = []
+    for seed in (5, 6):
+        _train(tmp_path / str(seed), PrivacyAudit(seed=seed), steps=40)
+        _, entries = read_observations(tmp_path / str(seed) / "audit" / "observations.bin")
+        coins.append(entries["coins"])
+    assert coins[0].shape == coins[1].shape == (40, 8)
+    assert not np.array_equal(*coins)
+    assert 0.3 < coins[0].mean() < 0.7
+
+
+def test_seed_that_was_drawn_is_reported_and_repeats_the_run(tmp_path: Path) -> None:
+    first = PrivacyAudit()
+    _train(tmp_path / "first", first, steps=20)
+    _train(tmp_path / "second", PrivacyAudit(seed=first.report.settings["seed"]), steps=20)
+    assert _record(tmp_path / "first") == _record(tmp_path / "second")
+    assert PrivacyAudit().seed != first.seed
+
+
+# --- Every way to train is audited: the canary's signal is one, the noise is as claimed, the
+
+STEPS = 120
+PAGE = DOCS / "which-trainings.md"
+
+
+def name_of(row: Row) -> str:
+    return f"{row.group}: {row.name}"
+
+
+@pytest.mark.parametrize(
+    "row", staged(quick=COMPARED, heavy=[row for row in ROWS if row not in COMPARED]), ids=name_of
+)
+@pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(6)
+def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None:
+    module = row.module()
+    audit = PrivacyAudit(claimed_epsilon=1000.0, seed=1, **row.audit)
+    report = fit(tmp_path, module, audit, **{"max_steps": STEPS, **row.trainer})
+    _, entries = read_observations(tmp_path / "audit" / report.record)
+    assert len(entries) >= STEPS
+    entries = entries[row.first :]
+    assert np.isin(entries["canaries"], ENTERED).all()
+    assert not any(check.status in ("violated", "warned") for check in report.checks)
+    assert any("copied" in note for note in report.notes) == row.copies
+    assert_no_hooks_left(module)
+
+    coins, sigma = entries["coins"], entries["noise_multiplier"][:, None]
+    readings = entries["readings"]
+    loud = (readings - coins).std(0) > 1.1 * np.sqrt((sigma**2).mean())
+    if "canaries" in row.audit:  # an input's gradient is no stranger to the data's
+        noise = next(check for check in report.checks if check.name == "noise")
+        assert 0.95 < noise.evidence["smallest_ratio"] < 1.1
+        sigma = np.full_like(sigma, (readings - coins).std())
+    else:
+        coins, readings = coins[:, ~loud], readings[:, ~loud]
+        assert coins.shape[1] >= 3, "the data hide the noise of too many canaries"
+        excess = ((readings - coins) / sigma).std() - 1.0
+        # Data add up to a tenth where a canary is quiet; noise can only be too small by chance.
+        assert -4.0 / np.sqrt(2.0 * coins.size) < excess < 0.1
+    centred = coins - 0.5
+    weights = centred / sigma**2
+    shift = (weights * (readings - readings.mean(0))).sum() / (weights * centred).sum()
+    assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2 / sigma**2).sum()) + 2.0**-7
+
+
+@pytest.mark.parametrize(
+    "row",
+    staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]),
+    ids=name_of,
+)
+@pytest.mark.one_in(2)
+def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:
+    ends = []
+    for name, callbacks in (
+        ("plain", []),
+        ("audited", [PrivacyAudit(1000.0, seed=1, **row.audit)]),
+    ):
+        torch.manual_seed(3)
+        module = row.module()
+        trainer_for(tmp_path / name, *callbacks, **{**row.trainer, "max_steps": 24}).fit(module)
+        flat = torch.cat([p.detach().flatten().double() for p in module.net.parameters()])
+        ends.append((flat, _clipping_norm(module)))
+    (plain, norm), (audited, audited_norm) = ends
+    tolerance = 2.0**-8 if "bf16" in str(row.trainer) else 1e-6
+    assert torch.linalg.norm(audited - plain) <= tolerance * torch.linalg.norm(plain)
+    assert audited_norm == pytest.approx(norm, rel=1e-6)
+
+
+def _clipping_norm(module: pl.LightningModule) -> float:
+    """The clipping norm after the last step; 0 where the optimizer states none."""
+    return float(getattr(module.trainer.optimizers[0], "max_grad_norm", 0.0))
+
+
+def test_docs_page_is_made_of_the_matrix() -> None:
+    assert PAGE.read_text() == markdown(), "run `python tests/support/training_matrix.py`"
+
+
+# --- Copies and pickles, taken at any moment, hold the audit and nothing of the training.
+
+
+class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
+    """The same training as a module of the other package."""
+
+
+#: What no copy may hold.
+_OF_A_TRAINING = (
+    pl.Trainer,
+    lightning.pytorch.Trainer,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.utils.data.DataLoader,
+)
+
+
+class _Looking(pickle.Pickler):
+    """Pickles, and refuses what is of a training."""
+
+    def persistent_id(self, held: Any) -> None:
+        assert not isinstance(held, _OF_A_TRAINING), f"a copy holds {type(held).__name__}"
+
+
+def pickled(callback: Any) -> Any:
+    stream = io.BytesIO()
+    _Looking(stream).dump(callback)
+    return pickle.loads(stream.getvalue())
+
+
+WAYS = (copy.copy, copy.deepcopy, pickled)
+
+
+class Copies(pl.Callback):
+    """Copies other callbacks at each hook of Lightning's."""
+
+    def __init__(self, *others: Any) -> None:
+        self.others = others
+        self.hooks: set[str] = set()
+        self.taken: list[Any] = []
+
+    def take(self, hook: str) -> None:
+        if hook not in self.hooks:  # once each: the first step is under way then
+            self.hooks.add(hook)
+            self.taken += [way(other) for other in self.others for way in WAYS]
+
+
+def _taking(hook: str) -> Callable[..., None]:
+    return lambda self, *_, **__: self.take(hook)
+
+
+for _hook in dir(pl.Callback):
+    if _hook.startswith("on_") or _hook in ("setup", "teardown"):
+        setattr(Copies, _hook, _taking(_hook))
+
+
+class CopiesBoth(Copies, lightning.pytorch.Callback):
+    """The same, of the other package."""
+
+
+class InTheStep:
+    """Copies in the training step and in the optimizer's, where Lightning has no hook."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.copies.take("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.copies.take("optimizer_step")
+        super().optimizer_step(*args, **kwargs)
+
+
+class Copied(InTheStep, PrivateModule):
+    """Of pytorch_lightning."""
+
+
+class UnifiedCopied(InTheStep, UnifiedModule):
+    """Of lightning.pytorch."""
+
+
+def trained(
+    directory: Path, kind: type, trainer_class: type, audit: PrivacyAudit, copies: Any, *after: Any
+) -> tuple[AuditReport_of_audit_report, dict[str, torch.Tensor]]:
+    torch.manual_seed(7)
+    module = kind()
+    module.copies = copies
+    callbacks = [copies, audit, *after] if copies is not None else [audit]
+    trainer_for(
+        directory, *callbacks, trainer_class=trainer_class, max_epochs=2, limit_train_batches=8
+    ).fit(module)
+    return report_in(directory), module.state_dict()
+
+
+@RESUMING
+@pytest.mark.parametrize(
+    ("plain", "copied", "trainer_class", "copies_class"),
+    staged(
+        quick=[(PrivateModule, Copied, pl.Trainer, Copies)],
+        heavy=[(UnifiedModule, UnifiedCopied, lightning.pytorch.Trainer, CopiesBoth)],
+    ),
+)
+@pytest.mark.parametrize("claimed_epsilon", staged(quick=[50.0], heavy=[None]))
+def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_it(
+    tmp_path: Path,
+    plain: type,
+    copied: type,
+    trainer_class: type,
+    copies_class: type,
+    claimed_epsilon: float | None,
+) -> None:
+    alone = PrivacyAudit(claimed_epsilon=claimed_epsilon, seed=1)
+    report, weights = trained(tmp_path / "alone", plain, trainer_class, alone, None)
+    audit = PrivacyAudit(claimed_epsilon=claimed_epsilon, seed=1)
+    copies = copies_class(audit)
+    got, got_weights = trained(tmp_path / "copied", copied, trainer_class, audit, copies)
+    assert {"on_before_optimizer_step", "training_step", "teardown"} <= copies.hooks
+    assert {
+        name: torch.equal(weights[name], w) for name, w in got_weights.items()
+    } == dict.fromkeys(weights, True)
+    assert (got.steps, got.verdict) == (report.steps, report.verdict)
+    assert [check.status for check in got.checks] == [check.status for check in report.checks]
+    assert audit.report.epochs == got.epochs
+
+
+@RESUMING
+def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_path: Path) -> None:
+    class Nested(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if args[-1] == 5:
+                twin = copy.deepcopy(audit)
+                trainer_for(tmp_path, twin, max_steps=8).fit(PrivateModule())
+                self.report = twin.report
+
+    audit, nested = PrivacyAudit(claimed_epsilon=50.0, seed=1), Nested()
+    trainer_for(tmp_path, audit, nested, max_steps=16).fit(PrivateModule())
+    assert nested.report.steps == 8
+    assert report_in(tmp_path).steps == audit.report.steps == 16
+    assert AuditReport_of_audit_report.load(tmp_path / "audit" / "run-2" / "report.json").steps == 8
+
+
+@RESUMING
+def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    copies = Copies(audit)
+    trainer, module = trainer_for(tmp_path, audit, copies, max_steps=8), PrivateModule()
+    trainer.fit(module)
+    early = copies.taken[3 * len(copies.hooks) // 2]
+    trainer.callbacks[trainer.callbacks.index(audit)] = early
+    trainer.fit_loop.epoch_loop.max_steps = 12
+    trainer.fit(module)
+    report = early.report
+    assert report.steps == 4
+    assert any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
+
+
+@RESUMING
+@pytest.mark.parametrize("way", WAYS)
+def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path: Path, way: Any) -> None:
+    audit = PrivacyAudit(claimed_epsilon=50.0, seed=1)
+    trainer_for(tmp_path, audit, max_steps=8).fit(PrivateModule())
+    loaded = PrivacyAudit(claimed_epsilon=50.0, seed=1)
+    loaded.load_state_dict(audit.state_dict())
+    assert way(loaded).state_dict().keys() == audit.state_dict().keys()
+    assert way(loaded).state_dict()["checksum"] == audit.state_dict()["checksum"]
+
+
+@RESUMING
+def test_a_copy_claims_and_allows_what_the_original_does(tmp_path: Path) -> None:
+    claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0)
+    audit = PrivacyAudit(50.0, claim=claim, allow=["noise.mean"], on_violation="stop", seed=3)
+    for way in WAYS:
+        twin = way(audit)
+        assert (twin.config.settings(), twin.claim) == (audit.config.settings(), audit.claim)
+        assert (twin.on_violation, twin.allow) == ("stop", ("noise.mean",))
+
+
+def losses(module: Any, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
+
+
+class Validated(PrivateModule):
+    """Has data to validate on."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def val_dataloader(self) -> Any:
+        return self.plain_loader()
+
+
+@RESUMING
+def test_the_other_callbacks_are_copied_without_the_training(tmp_path: Path) -> None:
+    star, examination = EpsilonStar(1e-5, losses=losses, permutations=3), Examination(after=2)
+    copies = Copies(star, examination)
+    trainer_for(tmp_path, copies, star, examination, max_epochs=1, limit_train_batches=4).fit(
+        Validated()
+    )
+    assert examination.passed, examination
+    for way in WAYS:
+        assert way(examination).answers.keys() == examination.answers.keys()
+        assert [found.epoch for found in way(star).history] == [0]

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
+import math
+import os
+import pickle
+import random
+import signal
+import threading
+import time
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 import pytest
+import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from resume_support import RESUMING, numbers
+from stages import staged
+from torch import nn
+from torch.nn import functional
+from training_process import Job, Trainings, trainings, wait_for
 from training_support import (
     PrivateModule,
+    PrivateTraining,
     assert_no_hooks_left,
+    digits,
     fit,
+    mlp,
     report_in,
     trainer_for,
 )
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.monitor import NoiseChannelChecks, replay
+from lightning_audit.cli.main import main
+from lightning_audit.dpsgd.opacus import accountant_link
+from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty import HalfNoise
+from lightning_audit.run import evaluation
+from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise
+
+# --- When the audit attaches, writes, stops, raises and lets go.
 
 # ------------------------------------------------------------------ the verdict
 
@@ -128,3 +157,505 @@ def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -
         assert again[check.name].status == check.status
     assert tuple(map(astuple, monitor.history)) == report.history
     assert monitor.steps == report.steps
+
+
+# --- A training that is killed at any moment, also in the middle of writing, goes on as it would.
+
+STEPS, EVERY = 96, 5
+
+
+def entries_of(root: Path) -> bytes:
+    """The bytes of a record after its first line, which names the run."""
+    path = root / "audit" / RECORD_NAME
+    return path.read_bytes().partition(b"\n")[2] if path.exists() else b""
+
+
+def going_on(root: Path) -> Job:
+    """The training from its last whole checkpoint, or from its beginning where there is none."""
+    saved = (root / "saved").glob("*.ckpt")
+    found = [(int(path.stem.rpartition("=")[2]), str(path)) for path in saved]
+    ckpt = max(found, default=(0, None))[1]
+    # The checkpoint's seed is taken, not this one.
+    return Job(str(root), steps=STEPS, every=EVERY, ckpt=ckpt, seed=4 if ckpt else 3)
+
+
+def killed(started: Trainings, job: Job, moment: float) -> bool:
+    """Kill a job so many seconds after its first step; whether it had not ended before."""
+    (Path(job.root) / "trains").unlink(missing_ok=True)
+    number = started.start(job)
+    wait_for(Path(job.root) / "trains")
+    time.sleep(moment)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+    code = started.ended()
+    assert code in (0, -signal.SIGKILL), started.said()
+    return code != 0
+
+
+@pytest.mark.parametrize("kills", staged(heavy=[3], nightly=[8]))
+def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_report(
+    tmp_path: Path, kills: int
+) -> None:
+    rng = random.Random(15)
+    whole, lengths = tmp_path / "whole", set()
+    with trainings(tmp_path / "log.txt") as started:
+        started.start(going_on(whole))
+        wait_for(whole / "trains")
+        start = time.monotonic()
+        assert started.ended() == 0, started.said()
+        length = time.monotonic() - start
+        expected = entries_of(whole)
+        assert len(read_observations(whole / "audit" / RECORD_NAME)[1]) == STEPS
+        for kill in range(kills):
+            root = tmp_path / f"killed-{kill}"
+            # Until it ends, so that it is also killed when it goes on.
+            while killed(started, going_on(root), rng.uniform(0.0, length)):
+                left = entries_of(root)
+                assert expected.startswith(left)
+                lengths.add(len(left))
+                if main(["check", str(root)]) != 2:  # it had just ended
+                    assert numbers(report_in(root)) == numbers(report_in(whole))
+            assert numbers(report_in(root)) == numbers(report_in(whole))
+            assert entries_of(root) == expected
+            assert not (root / "audit" / "run-2").exists()
+            assert not list((root / "audit").glob(".*.partial"))
+    assert len(lengths) > kills // 2  # at different moments
+
+
+@pytest.mark.heavy
+def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(
+    tmp_path: Path,
+) -> None:
+    audit = PrivacyAudit(seed=1)
+    first = fit(tmp_path, PrivateModule(), audit, max_steps=64)
+    record = (tmp_path / "audit" / "observations.bin").read_bytes()
+    second = fit(tmp_path, PrivateModule(), audit, max_steps=40)
+    assert (first.steps, second.steps) == (64, 40)
+    assert (first.verdict.outcome, second.verdict.outcome) == ("PASS", "PASS")
+    assert len(second.epochs) == 2
+    earlier = tmp_path / "audit" / "previous-1"
+    assert AuditReport.load(earlier / "report.json") == first
+    assert (earlier / "observations.bin").read_bytes() == record
+    fit(tmp_path, PrivateModule(), audit, max_steps=4)
+    assert AuditReport.load(tmp_path / "audit" / "previous-2" / "report.json") == second
+
+
+def test_sound_fit_after_a_violated_one_passes(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    with pytest.raises(PrivacyViolation):
+        trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule(optimizer_class=HalfNoise))
+    assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
+
+
+def test_refused_training_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
+    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
+    error = ValueError("no optimizer today")
+
+    class Broken(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            raise error
+
+    with pytest.raises(ValueError, match="no optimizer today"):
+        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=8).fit(Broken())
+    assert not (tmp_path / "audit" / "report.json").exists()
+    assert (tmp_path / "audit" / "previous-1" / "report.json").exists()
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
+def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
+    audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
+    report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
+    assert report.verdict.outcome == "PASS"
+    assert report.settings["seed"] == 1
+    assert copy(audit.report) == audit.report
+
+
+# --- What changes during a training: layers, noise, seeds, parameters beside the private ones.
+
+
+def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):
+    audit = PrivacyAudit(on_violation="warn", seed=1, **options.pop("audit", {}))
+    trainer_for(tmp_path, audit, *callbacks, **options).fit(module)
+    return audit.report
+
+
+class NoNoiseForThreeSteps(DPOptimizer):
+    """Steps 150 to 152 go out without noise."""
+
+    taken = 0
+
+    def add_noise(self) -> None:
+        stated = self.noise_multiplier
+        self.noise_multiplier = 0.0 if 150 <= self.taken < 153 else stated
+        super().add_noise()
+        self.noise_multiplier = stated
+        self.taken += 1
+
+
+@pytest.mark.heavy
+def test_three_steps_without_noise_among_three_hundred_are_seen(tmp_path: Path) -> None:
+    report = _report(tmp_path, PrivateModule(optimizer_class=NoNoiseForThreeSteps), max_steps=300)
+    assert report.verdict.outcome == "VIOLATION"
+    assert "noise of some steps" in report.verdict.fault
+
+
+class SeedsEveryEpoch(PrivateModule):
+    """An epoch of 57 steps, longer than the lags: the noise starts anew with each."""
+
+    def on_train_epoch_start(self) -> None:
+        private = self.trainer.optimizers[0]
+        private.generator = torch.Generator().manual_seed(5)
+
+
+@pytest.mark.heavy
+def test_noise_seeded_anew_in_each_epoch_is_seen(tmp_path: Path) -> None:
+    report = _report(tmp_path, SeedsEveryEpoch(batch_size=9), max_epochs=4)
+    assert report.verdict.outcome == "VIOLATION"
+    assert "the same noise is added in every epoch" in report.verdict.fault
+
+
+class ClipsByWhatTheBatchHolds(DPOptimizer):
+    """The gradients of one batch in fifty are not clipped, by a number of its records."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1)
+        median = float(rows.norm(dim=1).median())
+        stated = self.max_grad_norm
+        if (math.sin(12.9898 * median) * 43758.5453) % 1.0 < 0.02:
+            self.max_grad_norm = 1e9
+        super().clip_and_accumulate()
+        self.max_grad_norm = stated
+
+
+def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=ClipsByWhatTheBatchHolds)
+    report = _report(tmp_path, module, max_steps=150)
+    status = {check.name: check.status for check in report.checks}
+    assert (status["sensitivity"], status["noise.excess"]) == ("ok", "ok")
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.verdict.pass_blockers[0].startswith("sums are longer than clipping allows, and")
+
+
+class FreezesALayer(PrivateModule):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            next(self.net.parameters()).requires_grad_(False)
+
+
+def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
+    def trained(*callbacks: Any) -> torch.Tensor:
+        pl.seed_everything(3, verbose=False)
+        module = FreezesALayer()
+        trainer_for(tmp_path, *callbacks, max_steps=40).fit(module)
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    audit = PrivacyAudit(on_violation="warn", seed=1)
+    audited, plain = trained(audit), trained()
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert any(
+        "trained parameters changed in step 21" in m for m in audit.report.verdict.pass_blockers
+    )
+
+
+class GainsAPrivateLayer(PrivateModule):
+    """Clipped and noised as the others, by what Opacus does; the audit began without it."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = GradSampleModule(nn.Linear(10, 10))
+            group = {"params": list(self.head.parameters())}
+            self.trainer.optimizers[0].add_param_group(group)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        scores = self.net(batch[0])
+        head = getattr(self, "head", None)
+        return functional.cross_entropy(scores if head is None else head(scores), batch[1])
+
+
+class GainsALayerBeside(GainsAPrivateLayer):
+    """It is trained by an optimizer of its own, which the Trainer does not know."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10)
+            self.own = torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if getattr(self, "own", None) is not None:
+            self.own.step()
+
+
+class GainsAFrozenLayer(GainsAPrivateLayer):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10).requires_grad_(False)
+
+
+def test_parameters_that_join_the_private_optimizer_are_said(tmp_path: Path) -> None:
+    report = _report(tmp_path, GainsAPrivateLayer(), max_steps=60)
+    (changed,) = (m for m in report.verdict.pass_blockers if "parameters changed" in m)
+    assert "in step 21: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
+    assert not any("NaN" in m or "`head" in m for m in report.verdict.pass_blockers)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("kind", "said"), [(GainsALayerBeside, True), (GainsAFrozenLayer, False)])
+def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(
+    tmp_path: Path, kind: Any, said: bool
+) -> None:
+    report = _report(tmp_path, kind(), max_steps=96)
+    found = [m for m in report.verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
+    assert len(found) == said
+    assert report.verdict.outcome != "VIOLATION"
+
+
+class NoiseFallsInTheModulesHook(PrivateModule):
+    """Runs after the callbacks' hook: what the audit read before is no longer stated."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        private = self.trainer.optimizers[0]
+        private.noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
+
+
+def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(tmp_path: Path) -> None:
+    module = NoiseFallsInTheModulesHook(noise_multiplier=2.0)
+    report = _report(tmp_path, module, max_steps=60)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    assert {sigma for sigma, *_ in report.history} == {2.0, 0.5}
+
+
+def test_canaries_of_the_clipping_norm_cannot_pass(tmp_path: Path) -> None:
+    module = PrivateModule(optimizer_class=ClipAtTwice)
+    report = _report(tmp_path, module, max_steps=150, audit={"oversize": 1.0})
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("set oversize to 1000" in item for item in report.verdict.pass_blockers)
+
+
+class AccountantIsToldTwiceTheNoise(PrivateModule):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        accountant = accountant_link(optimizer).accountant
+        step = accountant.step
+
+        def told(*, noise_multiplier: float, sample_rate: float) -> None:
+            step(noise_multiplier=2 * noise_multiplier, sample_rate=sample_rate)
+
+        accountant.step = told
+        return optimizer
+
+
+def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_path: Path) -> None:
+    report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.kind == "accounting"
+    assert report.epsilon_spent > 1.5 * report.claimed_epsilon
+
+
+# --- One callback is part of one fit at a time; what was broken off blocks no later one.
+
+
+class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
+    """The same training as a module of the other package."""
+
+
+class FitsAnother(pl.Callback):
+    """Fits another Trainer, with the same callback, at one hook of the first one's fit."""
+
+    def __init__(self, hook: str, fit: Any) -> None:
+        self.error: Exception | None = None
+        setattr(self, hook, lambda *_, **__: self.attempt(fit))
+
+    def attempt(self, fit: Any) -> None:
+        if self.error is None:
+            with pytest.raises(Exception, match=r".") as raised:
+                fit()
+            self.error = raised.value
+
+
+def another(directory: Path, callback: Any, package: Any = pl) -> tuple[Any, Any]:
+    kind = PrivateModule if package is pl else UnifiedModule
+    return trainer_for(directory, callback, max_steps=3, trainer_class=package.Trainer), kind()
+
+
+HOOKS = ("setup", "on_train_start", "on_before_optimizer_step", "on_train_batch_end", "on_fit_end")
+
+
+@RESUMING
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("package", [pl, lightning.pytorch])
+def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
+    tmp_path: Path, hook: str, package: Any
+) -> None:
+    audit = PrivacyAudit(claimed_epsilon=50.0, seed=1)
+    trainer, module = another(tmp_path / "b", audit, package)
+    inner = FitsAnother(hook, lambda: trainer.fit(module))
+    trainer_for(tmp_path / "a", audit, inner, max_steps=16).fit(PrivateModule())
+    assert isinstance(inner.error, MisconfigurationException)
+    assert "give each Trainer its own PrivacyAudit" in str(inner.error)
+    assert trainer.global_step == 0
+    assert not (tmp_path / "b" / "audit").exists()
+    assert report_in(tmp_path / "a").steps == audit.report.steps == 16
+    assert report_in(tmp_path / "a").verdict.outcome != "VIOLATION"
+    trainer_for(tmp_path / "c", audit, max_steps=4).fit(PrivateModule())
+    assert report_in(tmp_path / "c").steps == 4
+
+
+@RESUMING
+def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if args[-1] == 3:
+                inside.set()
+                assert go_on.wait(60)
+
+    audit = PrivacyAudit(seed=1)
+    first = trainer_for(tmp_path / "a", audit, Waits(), max_steps=8)
+    thread = threading.Thread(target=first.fit, args=(PrivateModule(),))
+    thread.start()
+    assert inside.wait(60)
+    try:
+        second, module = another(tmp_path / "b", audit)
+        with pytest.raises(MisconfigurationException, match="its own PrivacyAudit"):
+            second.fit(module)
+        assert second.global_step == 0
+    finally:
+        go_on.set()
+        thread.join()
+    assert report_in(tmp_path / "a").steps == 8
+    assert not report_in(tmp_path / "a").verdict.summary.count("broke off")
+
+
+@RESUMING
+def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path: Path) -> None:
+    class Fails(PrivateModule):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise RuntimeError("no validation today")
+
+        def val_dataloader(self) -> Any:
+            return self.plain_loader()
+
+    audit = PrivacyAudit(seed=1)
+    trainer = trainer_for(tmp_path / "b", audit, max_steps=3)
+    inner = FitsAnother("on_train_batch_end", lambda: trainer.validate(Fails(), verbose=False))
+    trainer_for(tmp_path / "a", audit, inner, max_steps=8).fit(PrivateModule())
+    assert "no validation today" in str(inner.error)
+    assert report_in(tmp_path / "a").steps == 8
+
+
+class BreaksItsEnd(pl.Callback):
+    """Raises in the training and again as Lightning calls the hooks of the end."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+            raise RuntimeError("first")
+
+    def on_exception(self, *_: Any) -> None:
+        raise RuntimeError("second")
+
+
+@RESUMING
+def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    broken = trainer_for(tmp_path / "a", BreaksItsEnd(), audit, max_steps=8)
+    with pytest.raises(RuntimeError, match="second"):
+        broken.fit(PrivateModule())
+    assert audit._run is not None  # it was given no end
+    trainer_for(tmp_path / "b", audit, max_steps=6).fit(PrivateModule())
+    report = report_in(tmp_path / "b")
+    assert (report.steps, report.verdict.outcome != "VIOLATION") == (6, True)
+    assert not any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
+    trainer_for(tmp_path / "c", audit, max_steps=5).fit(PrivateModule())
+    assert report_in(tmp_path / "c").steps == 5
+
+
+def losses(module: Any, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
+
+
+@RESUMING
+@pytest.mark.parametrize(
+    "make", [Examination, lambda: EpsilonStar(1e-5, losses=losses, permutations=3)]
+)
+def test_the_other_callbacks_are_part_of_one_fit_at_a_time(tmp_path: Path, make: Any) -> None:
+    class Validated(PrivateModule):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+        def val_dataloader(self) -> Any:
+            return self.plain_loader()
+
+    callback = make()
+    second, module = another(tmp_path / "b", callback)
+    inner = FitsAnother("on_train_batch_end", lambda: second.fit(module))
+    trainer_for(tmp_path / "a", inner, callback, max_epochs=1, limit_train_batches=4).fit(
+        Validated()
+    )
+    assert f"give each Trainer its own {type(callback).__name__}" in str(inner.error)
+    found = callback.answers if isinstance(callback, Examination) else callback.history
+    assert len(found) > 0
+
+
+# --- The seed of the audit's coins is shown when the training has ended, or if it is stated.
+
+
+class Seeds(pl.Callback):
+    """What the report and the callback say of the seed behind each epoch."""
+
+    def __init__(self, audit: PrivacyAudit, folder: Path) -> None:
+        self.audit, self.folder, self.seen = audit, folder, []
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.look()
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.look()
+
+    def look(self) -> None:
+        told = [self.audit.seed, self.audit.config.seed, self.audit.config.settings()["seed"]]
+        if (path := self.folder / "audit" / "report.json").exists():
+            told.append(json.loads(path.read_text())["settings"]["seed"])
+        self.seen.append(told)
+
+
+def seeds_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **audit: Any
+) -> tuple[list[list[int | None]], PrivacyAudit]:
+    monkeypatch.setattr(evaluation, "EPOCH_SHARE", float("inf"))
+    callback = PrivacyAudit(examinations=0, **audit)
+    seeds = Seeds(callback, folder)
+    trainer_for(folder, callback, seeds, max_epochs=3).fit(PrivateModule())
+    return seeds.seen, callback
+
+
+def test_a_seed_that_was_drawn_is_shown_nowhere_before_the_training_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, callback = seeds_of(tmp_path, monkeypatch)
+    assert {len(told) for told in seen} == {3, 4}  # with a report of an epoch's end, and before
+    assert {seed for told in seen for seed in told} == {None}
+    ended = report_in(tmp_path).settings["seed"]
+    assert isinstance(ended, int)
+    assert callback.seed == ended
+
+
+def test_a_seed_that_the_user_states_is_shown_as_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, callback = seeds_of(tmp_path, monkeypatch, seed=7)
+    assert {seed for told in seen for seed in told} == {7}
+    assert (callback.seed, report_in(tmp_path).settings["seed"]) == (7, 7)
+
+
+def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path: Path) -> None:
+    audit = PrivacyAudit(examinations=0)
+    seeds = []
+    for name in ("one", "other"):
+        trainer_for(tmp_path / name, audit, max_epochs=1).fit(PrivateModule())
+        seeds.append(audit.seed)
+    assert seeds[0] != seeds[1]

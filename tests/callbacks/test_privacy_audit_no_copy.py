@@ -12,19 +12,25 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from opacus.optimizers import DPOptimizer
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.nn import functional
+from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
 from training_support import (
     ManualModule,
     PrivateModule,
     digits,
+    fit,
     mlp,
     report_in,
+    status,
     trainer_for,
+    violation,
 )
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.canaries import Blank
 from lightning_audit.dpsgd.opacus import OpacusStep, RowPrefill
 from lightning_audit.record.store import (
     DROPPED,
@@ -35,6 +41,9 @@ from lightning_audit.record.store import (
     read_observations,
 )
 from lightning_audit.session import planner
+from lightning_audit.testing.faults import plant
+
+# --- Real trainings: canaries without a copy where that is certain, by copy elsewhere, never left.
 
 OBSTACLE = "the test forbids it"
 
@@ -57,7 +66,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clipped_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Canary rows in each clipping of each step: those far longer than a gradient here can be."""
     monkeypatch.setattr(planner, "_SHORTEST", 1e9)  # none is shorter than the others
@@ -125,6 +134,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 _LATER = ("bf16-true", "manual", "functorch", "64-true", "small batches, some empty")
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
     "kind",
@@ -156,6 +166,7 @@ def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     assert [canary_rows_left(module) for module in trained] == [0, 0]
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
 def test_only_every_nth_step_takes_canaries(
     tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
@@ -168,6 +179,7 @@ def test_only_every_nth_step_takes_canaries(
     assert copies == []
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_copied_rows_enter_the_first_steps_and_few_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
@@ -182,6 +194,7 @@ def test_copied_rows_enter_the_first_steps_and_few_later(
     assert OBSTACLE in notes_in(tmp_path)
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_rows_that_need_no_copy_are_never_thinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +221,7 @@ class InPhysicalBatches(PrivateModule):
         return self.private
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_a_physical_batch_takes_the_canaries_without_a_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -225,6 +239,7 @@ def test_a_physical_batch_takes_the_canaries_without_a_copy(
     assert shifted < 6.0  # noise multiplier 1: no canary was counted twice or not at all
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
     tmp_path: Path, clipped_rows: list[int]
 ) -> None:
@@ -244,6 +259,7 @@ def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
     assert float((sums[0] - sums[1]).abs().max()) < 1e-3
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("by", ["the Trainer", "hand"])
 def test_accumulated_batches_take_canaries_by_copy_once_a_step(
     tmp_path: Path, by: str, clipped_rows: list[int], copies: list[int]
@@ -273,6 +289,7 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(
 # ------------------------------------------------------------------ precision
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_mixed_precision_takes_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -282,6 +299,7 @@ def test_mixed_precision_takes_canaries_by_copy(
     assert len(copies) == 12
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(
     tmp_path: Path, copies: list[int]
 ) -> None:
@@ -329,6 +347,7 @@ class Sizes(pl.Callback):
         self.canaries += canary_rows(optimizer)
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("make", [PrivateModule, ManualModule])
 def test_code_between_the_steps_sees_the_batch_alone(
     tmp_path: Path, make: Callable[[], pl.LightningModule], copies: list[int]
@@ -341,6 +360,7 @@ def test_code_between_the_steps_sees_the_batch_alone(
     assert copies == []
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_path: Path) -> None:
     class Median(PrivateModule):
         def on_after_backward(self) -> None:
@@ -371,6 +391,7 @@ class Halving(PrivateModule):
             p.grad_sample = 0.5 * p.grad_sample
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_replaced_gradients_take_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -431,6 +452,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_breaks_off_leaves_no_canary(
     tmp_path: Path, where: str, prefill: bool, monkeypatch: pytest.MonkeyPatch
@@ -450,6 +472,7 @@ def test_training_that_breaks_off_leaves_no_canary(
     assert len(entries_in(tmp_path)) == 5
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     tmp_path: Path,
@@ -471,6 +494,7 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("prefill", [True, False])
 def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
     tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
@@ -494,6 +518,7 @@ def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
+@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_batch_without_a_step_leaves_no_canary(
     tmp_path: Path, clear: bool, clipped_rows: list[int]
@@ -521,6 +546,7 @@ def test_a_batch_without_a_step_leaves_no_canary(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     tmp_path: Path, clipped_rows: list[int]
 ) -> None:
@@ -539,8 +565,138 @@ def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
+@pytest.mark.usefixtures("clipped_rows")
 def test_images_take_canaries_without_a_copy(tmp_path: Path, copies: list[int]) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
     train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
     assert copies == []
     assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
+
+
+# --- Faults are found, and what cannot be audited is said, under every way of Opacus to clip.
+
+
+def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
+    """The optimizer, with the methods of another class."""
+    optimizer.__class__ = kind
+    return optimizer
+
+
+class QuietPerLayer(PerLayer):
+    def configure_optimizers(self) -> Any:
+        return plant(super().configure_optimizers(), "half_noise")
+
+
+class TwicePerLayer(DPPerLayerOptimizer):
+    def clip_and_accumulate(self) -> None:
+        norms = self.max_grad_norms
+        self.max_grad_norms = [2.0 * norm for norm in norms]
+        super().clip_and_accumulate()
+        self.max_grad_norms = norms
+
+
+class LoosePerLayer(PerLayer):
+    def configure_optimizers(self) -> Any:
+        return _as(super().configure_optimizers(), TwicePerLayer)
+
+
+class QuietAdaClip(AdaClip):
+    """The noise that the accountant is told, without what the count takes of it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return _as(optimizer, type("Q", (_StatedNoise, AdaClipDPOptimizer), {}))
+
+
+class _StatedNoise(AdaClipDPOptimizer):
+    def add_noise(self) -> None:
+        std = self.unclipped_num_std
+        self.unclipped_num_std = 1e6
+        super().add_noise()
+        self.unclipped_num_std = std
+
+
+class QuietGhost(Ghost):
+    def configure_optimizers(self) -> Any:
+        return plant(super().configure_optimizers(), "half_noise")
+
+
+class LooseGhost(Ghost):
+    """Losses are weighted for twice the clipping norm."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.net.max_grad_norm *= 2
+        return optimizer
+
+
+@pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
+def test_half_the_noise_is_found(tmp_path: Path, kind: Any) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    report = fit(tmp_path, wide(kind), audit, max_steps=30)
+    assert status(report, "noise") == "violated"
+    assert status(report, "sensitivity") == "ok"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
+def test_clipping_at_twice_the_norm_is_found(tmp_path: Path, kind: Any) -> None:
+    report = fit(tmp_path, wide(kind), PrivacyAudit(seed=1, on_violation="warn"), max_steps=150)
+    assert status(report, "sensitivity") == "violated"
+    shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
+    assert shift == pytest.approx(2.0, abs=0.4)
+
+
+def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(tmp_path: Path) -> None:
+    module = wide(QuietAdaClip, noise_multiplier=2.0)
+    module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
+    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=60)
+    assert status(report, "noise") == "violated"
+
+
+class ShortNorms(Ghost):
+    """A layer's norm is lost, so that samples pass with more than the clipping norm."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        net, own = self.net, self.net.get_norm_sample
+        net.__dict__["get_norm_sample"] = lambda: 1e-3 * own()
+        return optimizer
+
+
+def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(
+    tmp_path: Path,
+) -> None:
+    report = violation(tmp_path, wide(ShortNorms), PrivacyAudit(seed=1), max_steps=20)
+    assert status(report, "clipping.norm") == "violated"
+    assert status(report, "sensitivity") == "ok"
+    assert "wrong norms" in report.verdict.fault
+
+
+class AroundLightning(ManualGhost):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        x, y = batch
+        self.criterion(self.net(x), y).backward()
+        optimizer.step()
+
+
+def test_ghost_losses_that_run_backward_unannounced_are_not_passed(tmp_path: Path) -> None:
+    report = fit(tmp_path, wide(AroundLightning), PrivacyAudit(seed=1), max_steps=40)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    _, entries = read_observations(tmp_path / "audit" / report.record)
+    assert (entries["canaries"] == DROPPED).all()
+    said = next(note for note in report.notes if "clipped before a canary" in note)
+    assert "call self.manual_backward(loss) instead" in said
+
+
+@pytest.mark.parametrize(("kind", "word"), [(PerLayer, "per-layer"), (AdaClip, "adaptive")])
+def test_input_canaries_that_could_not_be_taken_out_are_refused(
+    tmp_path: Path, kind: Any, word: str
+) -> None:
+    loss = torch.nn.functional.cross_entropy
+    trainer = trainer_for(tmp_path, PrivacyAudit(canaries=[Blank(loss=loss, num_classes=10)]))
+    with pytest.raises(MisconfigurationException, match=f"{word} clipping; use gradient canaries"):
+        trainer.fit(wide(kind))
+    assert trainer.global_step == 0

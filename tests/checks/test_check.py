@@ -1,10 +1,57 @@
+"""
+
+A word is what stands between spaces: "Poisson-sampled" is one.
+"""
+
 from __future__ import annotations
 
-from typing import Any
+import ast
+import inspect
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
 
 import pytest
+from made_report import made_report
+from named_faults import check
+from noise_steps import HEADER
+from places import REPOSITORY
+from simulated_record import SIGNIFICANCE, simulate, violated
 
-from lightning_audit.checks.check import Check
+from lightning_audit.checks import clipping, noise_faults, randomness
+from lightning_audit.checks.check import (
+    DECLARED,
+    GUESSED_COINS,
+    QUESTIONS,
+    REGISTRY,
+    Case,
+    Check,
+    Evidence,
+    FaultRule,
+    Topic,
+    entailed,
+    evidence_in,
+    group,
+    headlines,
+    in_order,
+    log_weight,
+    refuse_others,
+    shares,
+    teller,
+)
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
+from lightning_audit.config import findings
+from lightning_audit.results.audit_report import EXIT_CODES, CheckResult, Place
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.verdict.diagnosis import likely_faults
 
 #: By which a check that is not listed gets .1 of the significance: w / (1000 + w) of nine tenths.
 WEIGHT = 125.0
@@ -103,3 +150,472 @@ def test_a_statistic_that_would_not_run_or_would_leak_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"'made\.up'.*{why}"):
         Check("made.up", "nothing that exists", **{"each": True, **declared})
+
+
+# --- What checks and faults say to people: every one has its words, and they keep to one form.
+
+CHECKS = [pytest.param(check, id=check.name) for check in REGISTRY.values()]
+#: An end of a sentence before the last one.
+END = re.compile(r"[.!?]\s")
+
+
+def is_a_sentence(text: str) -> bool:
+    """Whether a text is one sentence, which ends with its only period."""
+    return text[:1].isupper() and text.endswith(".") and not END.search(text)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_has_all_words(check: Check) -> None:
+    for title in (check.title, check.failed_title):
+        assert 3 <= len(title.split()) <= 5, title
+        assert title[0].isupper()
+        assert not title.endswith(".")
+    for sentence in (check.meaning, check.look_at):
+        assert is_a_sentence(sentence), sentence
+        assert len(sentence.split()) >= 5
+    assert check.topic in QUESTIONS
+
+
+def test_titles_are_unique() -> None:
+    titles = [t for check in REGISTRY.values() for t in (check.title, check.failed_title)]
+    assert len(set(titles)) == len(titles)
+    meanings = [check.meaning for check in REGISTRY.values()]
+    assert len(set(meanings)) == len(meanings)
+
+
+def test_every_topic_has_a_question_and_checks() -> None:
+    assert tuple(QUESTIONS) == get_args(Topic)
+    assert {check.topic for check in REGISTRY.values()} == set(QUESTIONS)
+    assert all(question.endswith("?") for question in QUESTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "one"),
+    [
+        ("Noise is missing.", True),
+        ("Call `f(noise=...)`, once.", True),
+        ("noise is missing.", False),
+        ("Noise is missing", False),
+        ("Noise is missing. Add it.", False),
+        ("", False),
+    ],
+)
+def test_a_sentence_begins_large_and_ends_once(text: str, one: bool) -> None:
+    assert is_a_sentence(text) is one
+
+
+def test_the_heading_of_a_check_without_titles_is_its_name() -> None:
+    check = Check("made.up", "nothing that exists")
+    assert check.heading() == check.heading(failed=True) == "made.up"
+    check = Check("made.up", "nothing that exists", title="A made-up check")
+    assert check.heading() == check.heading(failed=True) == "A made-up check"
+    check = REGISTRY["noise"]
+    assert (check.heading(), check.heading(failed=True)) == (check.title, check.failed_title)
+
+
+def test_rules_of_one_fault_have_one_headline() -> None:
+    known = headlines()
+    for one in REGISTRY.values():
+        for rule in one.faults:
+            assert rule.headline, f"{one.name}: {rule.name}"
+            assert rule.headline == known[rule.name]
+
+
+def test_every_fault_that_selftest_expects_has_a_headline() -> None:
+    expected = {fault.likely for fault in FAULTS.values() if not fault.warn_only}
+    assert expected
+    assert expected <= set(headlines())
+
+
+#: Names in the modules below that are no faults: keys of evidence and settings.
+OTHER_NAMES = re.compile(
+    r".*(ratio|ratio_upper|ratio_upper_since)|violated_at_step|loud_steps|shift_of_.*|shift_lower|"
+    r"unclipped_canaries|passes_whole|in_one_tensor|median_of_the_others|ratio_of_the_others|"
+    r"expected_batch_size|noise_multiplier|max_grad_norm"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "fault"),
+    [
+        (clipping, "clip_per_tensor"),
+        (noise_faults, "noise_missing_in_tensors"),
+        (randomness, "few_seeds"),
+        (randomness, "noise_repeated_in_step"),
+    ],
+)
+def test_every_fault_that_a_module_names_has_a_headline(module: ModuleType, fault: str) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    names = {text for text in texts if re.fullmatch(r"[a-z]+(_[a-z]+)+", str(text))}
+    faults = {name for name in names if not OTHER_NAMES.fullmatch(name)}
+    assert fault in faults
+    assert faults <= set(headlines())
+    assert set(module.HEADLINES) <= faults
+
+
+def test_headlines_are_short_and_unique() -> None:
+    known = headlines()
+    assert len(set(known.values())) == len(known)
+    for name, headline in known.items():
+        assert headline[0].isupper(), name
+        assert 3 <= len(headline.split()) <= 11, name
+        assert not headline.endswith("."), name
+        assert not re.search(r"\d", headline), name
+
+
+def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = FaultRule("made_up", "made up: nothing", "nowhere", rank=-20)
+    made_up = Check("made.up", "nothing that exists", wrong=lambda _: True, faults=(rule,))
+    monkeypatch.setitem(REGISTRY, "made.up", made_up)
+    assert headlines()["made_up"] == "made up: nothing"
+
+
+# --- Input and output of the rules that name a fault: the case, and candidates.
+
+
+def case_of(**evidence: object) -> Case:
+    return Case({"noise": check("noise", **evidence)}, None, 1000.0)
+
+
+def test_the_first_finding_is_that_of_the_question_and_not_of_the_record() -> None:
+    case = Case({name: check(name) for name in ("noise", "sensitivity")}, None, 1000.0)
+    assert case.first_of(("sensitivity", "noise")) == "sensitivity"
+    assert case.first_of(("epsilon",)) is None
+
+
+def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers() -> None:
+    case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
+    fault = case.candidate("noise_scale", "noise", "too small", "add_noise").fault
+    assert fault.place == Place(("a", "b"), 7, 1)
+    assert fault.evidence == {"ratio": 0.5}
+
+
+def test_a_rule_may_say_better_where_and_by_which_numbers() -> None:
+    case = case_of(ratio=0.5, flagged=["a"])
+    candidate = case.candidate(
+        "noise_scale", "noise", "", "", {"lag": 3}, ("c",), explains=("reuse.lag",)
+    )
+    assert (candidate.fault.place.parameters, candidate.fault.evidence) == (("c",), {"lag": 3})
+    assert candidate.explains == ("reuse.lag",)
+
+
+def test_a_single_parameter_may_be_a_name_alone() -> None:
+    fault = case_of(parameters="net.0.bias", step=0).candidate("f", "noise", "", "").fault
+    assert fault.place == Place(("net.0.bias",), 0, None)
+
+
+def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:
+    made, entries = simulate(60, noise=0.9)
+    monitor = AuditMonitor(made, SIGNIFICANCE)
+    seen = set()
+    for entry in entries:
+        monitor.update(entry)
+        flagged = bool(violated(monitor))
+        seen.add(flagged)
+        assert (monitor.log_e_value >= -math.log(SIGNIFICANCE) - 1e-9) == flagged
+    assert seen == {True, False}
+
+
+def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None:
+    evidence = NOISE.test(0.01)
+    assert evidence.threshold == pytest.approx(-math.log(0.01 * NOISE.share))
+    evidence.update(evidence.threshold - 1e-9, 1)
+    assert not evidence.violated
+    evidence.update(evidence.threshold, 2)
+    evidence.update(-5.0, 3)
+    evidence.update(99.0, 4)
+    assert (evidence.violated_at, evidence.log_e) == (2, 99.0)
+
+
+def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share() -> None:
+    for k in (1, 2, 40):
+        evidence = NOISE_ENTRIES.test(0.01)
+        evidence.segment = k
+        assert evidence.threshold == pytest.approx(
+            math.log(k * (k + 1) / (0.01 * NOISE_ENTRIES.share))
+        )
+        evidence.update(evidence.threshold - 1e-9, 1)
+        assert not evidence.violated
+        evidence.update(evidence.threshold + 1e-9, 2)
+        assert (evidence.violated, evidence.violated_at) == (True, 2)
+
+
+def test_the_weights_of_all_segments_add_up_to_one() -> None:
+    assert sum(math.exp(log_weight(k)) for k in range(1, 1000)) == pytest.approx(1.0 - 1.0 / 1000)
+
+
+def test_only_tests_of_private_numbers_restart() -> None:
+    assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)
+
+
+def test_a_checkpoint_with_other_checks_or_shares_is_refused() -> None:
+    now = {"a": 0.1, "b": 0.2, "without": 0.0}
+    refuse_others(now, dict(reversed(now.items())))
+    for then in ({"a": 0.1, "without": 0.0}, {"a": 0.1, "b": 0.2}, {**now, "b": 0.3}):
+        with pytest.raises(ValueError, match=r"had other checks.*(b|without).*resume with the pac"):
+            refuse_others(now, then)
+
+
+class Outside:
+    """A statistic of a package that adds a check; its parts refer to each other."""
+
+    def __init__(self) -> None:
+        self.test, self.whole = Evidence("a.median", 1e-3, 0.1), [self]
+
+
+def test_tests_in_statistics_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(evidence_in({"a.median": Outside()})) == []  # of no package that adds a check
+    median = Check(
+        "a.median", "nothing", each=True, reads="steps", init=lambda *_: Outside(), weight=10
+    )
+    monkeypatch.setitem(REGISTRY, median.name, median)
+    made = Outside()
+    assert list(evidence_in({"a.median": made})) == [made.test]
+
+
+def test_a_record_lists_its_statistics_with_and_without_e_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = AuditMonitor(HEADER, SIGNIFICANCE).shares
+    assert before["noise.tensor"] == pytest.approx(shares()["noise.tensor"])
+    plain = Check("a.count", "nothing", each=True, reads="steps", init=lambda *_: object())
+    monkeypatch.setitem(REGISTRY, plain.name, plain)
+    assert AuditMonitor(HEADER, SIGNIFICANCE).shares == {**before, "a.count": 0.0}
+
+
+MADE_UP = Check(
+    "made.up",
+    "nothing that exists",
+    weight=3,
+    group="noise",
+    wrong=lambda seen: seen["much"] > 1,
+    faults=(FaultRule("made_up", "made up: nothing", "nowhere", rank=-20),),
+)
+
+
+def test_shares_of_the_significance_leave_a_tenth() -> None:
+    for handed_out in (shares(), shares(warns=True)):
+        assert math.fsum(handed_out.values()) == pytest.approx(0.9)
+        assert min(handed_out.values()) > 0
+
+
+def test_a_rule_is_asked_only_of_a_check_that_has_one() -> None:
+    with pytest.raises(KeyError, match="noise has an e-value"):
+        REGISTRY["noise"].is_wrong({})
+    with pytest.raises(KeyError):
+        REGISTRY["no_dp"].is_wrong({})
+
+
+def test_what_a_fault_entails_is_registered() -> None:
+    rules = [(check.name, rule) for check in REGISTRY.values() for rule in check.faults]
+    assert rules
+    for name, rule in rules:
+        assert set(entailed(rule)) <= set(REGISTRY), name
+
+
+def test_no_two_checks_name_faults_of_one_rank() -> None:
+    ranks = [check.faults[0].rank for check in REGISTRY.values() if check.faults]
+    assert len(set(ranks)) == len(ranks)
+
+
+def test_a_check_that_is_added_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = shares()
+    monkeypatch.setitem(REGISTRY, MADE_UP.name, MADE_UP)
+    found = MADE_UP.judged({"much": 2}, "", "too much", "less")
+    assert "made.up" in findings()
+    weights = math.fsum(check.weight for check in REGISTRY.values() if not check.warns)
+    assert shares()["made.up"] == pytest.approx(0.9 * 3 / weights)
+    assert before["noise"] * 0.99 < shares()["noise"] < before["noise"]
+    assert group("noise")[-1] == "made.up"
+    assert "made.up" in entailed(REGISTRY["gradient_replaced"].faults[0])
+    other = CheckResult("noise", "mechanism", "ok", "fine")
+    assert in_order([found, other]) == [other, found]
+    assert teller("made_up") == (MADE_UP, MADE_UP.faults[0])
+    (fault,) = likely_faults([found], None, 1.0)
+    assert (fault.name, fault.finding) == ("made_up", "made.up")
+
+
+def test_a_fault_that_checks_tell_has_one_sentence_and_no_other_has_a_teller() -> None:
+    for one in REGISTRY.values():
+        for rule in one.faults:
+            told = teller(rule.name)
+            assert told is not None
+            # Of several checks that tell it, the first one does; their words are the same.
+            assert told[1].sentence == rule.sentence
+    assert teller("noise_divided_by_batch") is None  # of several checks together
+
+
+# --- Checks that a package adds by entry points: in report, `allow`, gate, docs and checkpoint.
+
+#: The module of docs/own-checks.md, and a second check, whose statistic checkpoints hold.
+PAGE = (REPOSITORY / "docs" / "own-checks.md").read_text(encoding="utf-8")
+MODULE = PAGE.split("```python\n")[1].split("```")[0]
+COUNTED = """
+
+class Counted:
+    def __init__(self):
+        self.steps = 0
+
+    def update(self, entry):
+        self.steps += 1
+
+    def results(self):
+        seen = {"steps": self.steps}
+        return (COUNTED.judged(seen, f"{self.steps} steps have noise", "none has", "train"),)
+
+
+COUNTED = Check(
+    "steps.counted",
+    "no step has noise",
+    each=True,
+    always=True,
+    wrong=lambda seen: seen["steps"] < 1,
+    reads="steps",
+    init=lambda header, significance: Counted(),
+)
+CHECKS = (MEDIAN, COUNTED)
+"""
+
+TRAINING = """
+import sys
+
+import pytorch_lightning as pl
+from checks_table import table
+from resume_support import StepwiseModule
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.testing.faulty import ShiftedNoise
+
+directory, fault, resume = sys.argv[1:]
+kind = ShiftedNoise if fault else None
+audit = PrivacyAudit(
+    seed=1,
+    report_dir=directory,
+    examinations=0,
+    allow=["noise.median"] if fault else [],
+    on_violation="warn",
+)
+checkpoint = pl.callbacks.ModelCheckpoint(dirpath=directory, save_last=True, every_n_train_steps=8)
+trainer = pl.Trainer(
+    accelerator="cpu",
+    callbacks=[audit, checkpoint],
+    enable_progress_bar=False,
+    logger=False,
+    max_epochs=-1,
+    max_steps=16 if resume else 8,
+)
+module = StepwiseModule(optimizer_class=kind)
+trainer.fit(module, ckpt_path=resume or None, weights_only=True if resume else None)
+print(table())
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of processes that have the package with the checks."""
+    site = tmp_path_factory.mktemp("site")
+    # A package with a check may import this one when it is imported.
+    callback = "from lightning_audit import PrivacyAudit\n"
+    (site / "noise_median.py").write_text(callback + MODULE + COUNTED)
+    info = site / "noise_median-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noise-median\nVersion: 1.0\n")
+    assert 'median = "noise_median:CHECKS"' in PAGE
+    points = "[lightning_audit.checks]\nmedian = noise_median:CHECKS\n"
+    (info / "entry_points.txt").write_text(points)
+    (site / "training.py").write_text(textwrap.dedent(TRAINING))
+    paths = [site, REPOSITORY, REPOSITORY / "tests" / "support", REPOSITORY / "docs" / "build"]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "SITE": str(site)}
+
+
+def run(environment: dict[str, str], *arguments: str, module: str = "") -> tuple[int, str]:
+    script = ["-m", module] if module else [str(Path(environment["SITE"]) / "training.py")]
+    command = [sys.executable, *script, *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def gate(environment: dict[str, str], directory: Path) -> tuple[int, str]:
+    return run(
+        environment, "check", str(directory / "report.json"), module="lightning_audit.cli.main"
+    )
+
+
+def checks_of(directory: Path) -> dict[str, dict[str, object]]:
+    report = json.loads((directory / "report.json").read_text())
+    return {check["name"]: check for check in report["checks"]}
+
+
+def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, output = run(environment, str(tmp_path), "", "")
+    assert code == 0, output
+    found = checks_of(tmp_path)
+    assert (found["noise.median"]["status"], found["steps.counted"]["status"]) == ("ok", "ok")
+    assert found["steps.counted"]["message"] == "8 steps have noise"
+    assert float(str(found["noise.median"]["share"])) > 0
+    assert "| `noise.median` | noise whose median is not zero |" in output
+    # A training of a few steps is inconclusive; the gate reads and judges it.
+    code, output = gate(environment, tmp_path)
+    assert code == EXIT_CODES["INCONCLUSIVE"]
+    assert output.strip().startswith("INCONCLUSIVE: no check failed")
+    # The gate of an environment without the package does not know what it should judge.
+    bare = {**environment, "PYTHONPATH": str(REPOSITORY)}
+    code, output = gate(bare, tmp_path)
+    assert code == 2
+    assert "noise.median" in output
+    resumed = tmp_path / "resumed"
+    code, output = run(environment, str(resumed), "", str(tmp_path / "last.ckpt"))
+    assert code == 0, output
+    assert checks_of(resumed)["steps.counted"]["message"] == "16 steps have noise"
+
+
+def test_a_check_from_outside_is_allowed_by_its_name(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, output = run(environment, str(tmp_path), "shifted", "")
+    assert code == 0, output
+    assert checks_of(tmp_path)["noise.median"]["status"] == "allowed"
+
+
+def executed(environment: dict[str, str], code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_package_with_a_check_may_import_this_one(environment: dict[str, str]) -> None:
+    code = "import noise_median; noise_median.PrivacyAudit(allow=['noise.median']); print('made')"
+    assert executed(environment, code).strip() == "made"
+
+
+def test_a_check_that_cannot_be_loaded_is_named_before_a_training(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lightning_audit.checks]\nbroken = absent:CHECKS\n")
+    there = {**environment, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    output = executed(there, "from lightning_audit import PrivacyAudit as A; print('here'); A()")
+    assert output.startswith("here")
+    assert "ImportError: the check 'absent:CHECKS' cannot be loaded" in output
+    assert "the entry point 'broken' of lightning_audit.checks" in output
+    (tmp_path / "report.json").write_text(made_report().to_json())
+    code, output = gate(there, tmp_path)
+    assert code == EXIT_CODES["INCONCLUSIVE"]
+    assert output.startswith("lightning-audit: the check 'absent:CHECKS' cannot be loaded")
+
+
+def test_checks_of_any_report_are_found_by_name() -> None:
+    assert DECLARED[GUESSED_COINS.name] is GUESSED_COINS
+    assert DECLARED["noise"] is REGISTRY["noise"]
+    assert GUESSED_COINS.name not in REGISTRY
+    with pytest.raises(KeyError):
+        DECLARED["unheard.of"]

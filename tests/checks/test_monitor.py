@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from noise_steps import HEADER
+from numpy.typing import NDArray
 from simulated_record import (
     SIGNIFICANCE,
     by_name,
@@ -14,9 +17,12 @@ from simulated_record import (
     verdict_of,
     violated,
 )
+from stages import most_failures, staged
 
 from lightning_audit.accounting.history import Phase
-from lightning_audit.checks.monitor import AuditMonitor, replay
+from lightning_audit.checks.check import shares
+from lightning_audit.checks.monitor import AuditMonitor, NoiseChannelChecks, replay
+from lightning_audit.checks.probes import NoiseSeen
 from lightning_audit.record.store import (
     DROPPED,
     INJECTED,
@@ -130,3 +136,374 @@ def test_pass_is_not_given_for_tests_of_a_few_steps_among_many_without_noise() -
 def test_nothing_observed_is_not_ok() -> None:
     statuses = {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()}
     assert statuses == {"not_run"}
+
+
+# --- Checks of the noise itself: what they see, what they leave alone, and how seldom they err.
+
+FloatArray = NDArray[np.float64]
+NAMES = (
+    *("noise.shape", "reuse.recurrence", "reuse.forecast", "batch_normalised", "noise.mean"),
+    *("noise.entries", "noise.whole", "reuse.entries", "noise.excess"),
+)
+#: Those that need whole tensors, which the steps here do not have.
+OF_TENSORS = ("noise.whole", "reuse.entries")
+#: Makes the released sum of clipped sums, for a step.
+Release = Callable[[np.random.Generator, FloatArray, int], FloatArray]
+
+
+def run(
+    release: Release,
+    *,
+    steps: int = 20,
+    n: int = 384,
+    noise: float = 1.0,
+    known: bool = True,
+    seed: int = 0,
+    data: float = 1.0,
+) -> NoiseChannelChecks:
+    """Checks of a training of which the sums are known or not."""
+    rng = np.random.default_rng(seed)
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    for step in range(steps):
+        sums = data * rng.normal(size=n)
+        rows = int(rng.integers(8, 25))
+        seen = NoiseSeen(
+            release(rng, sums, rows),
+            sums if known else None,
+            noise,
+            (rows / 16.0,),
+            terms=rows,
+        )
+        checks.update(seen, step)
+    return checks
+
+
+def sound(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + rng.normal(size=len(sums)))
+
+
+def status(checks: NoiseChannelChecks) -> dict[str, str]:
+    return {check.name: check.status for check in checks.results(clips=True)}
+
+
+def flagged(checks: NoiseChannelChecks) -> set[str]:
+    return {name for name, was in status(checks).items() if was in ("violated", "warned")}
+
+
+def test_every_check_has_its_share() -> None:
+    checks = run(sound).results(clips=True)
+    handed_out = {**shares(), **shares(warns=True)}
+    assert {c.name: c.share for c in checks} == {name: handed_out[name] for name in NAMES}
+    assert len(checks) == len(NAMES)
+
+
+def test_a_sound_training_is_left_alone() -> None:
+    expected = dict.fromkeys(NAMES, "ok") | dict.fromkeys(OF_TENSORS, "not_run")
+    assert status(run(sound, steps=100)) == expected
+
+
+def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_the_same() -> None:
+    found = status(run(sound, known=False))
+    assert {name for name, was in found.items() if was == "ok"} == {
+        "noise.shape",
+        "reuse.recurrence",
+        "reuse.forecast",
+        "batch_normalised",
+    }
+    assert set(found.values()) == {"ok", "not_run"}
+
+
+def test_low_precision_is_not_tested() -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
+    checks.update(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), 0)
+    assert set(status(checks).values()) == {"not_run"}
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    checks.update(NoiseSeen(np.array([broken, 0.0]), np.zeros(2), 1.0), 0)
+    checks.update(NoiseSeen(np.zeros(2), np.array([broken, 0.0]), 1.0), 1)
+    assert set(status(checks).values()) == {"not_run"}
+
+
+def uniform(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + rng.uniform(-np.sqrt(3), np.sqrt(3), len(sums)))
+
+
+def divided(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(rng, sums, rows) * 16 / rows
+
+
+def few_seeds(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(np.random.default_rng(int(rng.integers(10))), sums, rows)
+
+
+def with_mean(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(rng, sums, rows) + 0.3
+
+
+class Opposite:
+    """Noise that takes a part of the step before back."""
+
+    def __init__(self) -> None:
+        self.latest: FloatArray | None = None
+
+    def __call__(self, rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        now = rng.normal(size=len(sums))
+        self.latest = now if self.latest is None else -0.6 * self.latest + 0.8 * now
+        return np.asarray(sums + self.latest)
+
+
+def too_much(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + 1.3 * rng.normal(size=len(sums)))
+
+
+@pytest.mark.parametrize(
+    ("release", "finding", "result"),
+    [
+        (uniform, "noise.shape", "violated"),
+        (divided, "batch_normalised", "violated"),
+        (few_seeds, "reuse.recurrence", "violated"),
+        (Opposite(), "reuse.forecast", "violated"),
+        (with_mean, "noise.mean", "warned"),
+        (too_much, "noise.excess", "warned"),
+    ],
+)
+def test_a_fault_is_seen_in_twenty_steps(release: Release, finding: str, result: str) -> None:
+    assert status(run(release))[finding] == result
+
+
+def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
+    for release in (with_mean, too_much):
+        assert "violated" not in status(run(release, steps=100)).values()
+
+
+def test_the_steps_of_a_recurrence_are_told() -> None:
+    rng = np.random.default_rng(0)
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    rows = rng.normal(size=(12, 200))
+    rows[9] = rows[4]
+    for step, row in enumerate(rows):
+        checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
+    result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
+    assert result.evidence["steps"] == [4, 9]
+    assert "readings of step 10 differ from those of step 5 by less" in result.message
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: bool) -> None:
+    checks = run(few_seeds, known=known, data=0.3)
+    assert "reuse.recurrence" in flagged(checks)
+
+
+def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
+    """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
+    rng = np.random.default_rng(0)
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    for step in range(50):
+        noisy = sound(rng, rng.normal(size=384), 16)
+        checks.update(NoiseSeen(noisy, noisy, 1.0, (0.9,), 16), step)
+    assert flagged(checks) == set()
+    assert status(checks)["noise.excess"] == "not_run"
+
+
+SUMS = np.linspace(1.0, 9.0, 128)
+
+
+@pytest.mark.parametrize(
+    ("released", "sums", "why"),
+    [
+        (SUMS, None, "clipped sums that the noise was added to are not known"),
+        (SUMS, SUMS, "too small to be the noise"),
+        (3.0 * SUMS, SUMS, "is correlated with them"),
+        (5000.0 * SUMS, 5000.0 * SUMS, "float32 rounding dominates"),
+        (SUMS, SUMS * np.inf, "no step's clipped sum was finite"),
+    ],
+)
+def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
+    released: FloatArray, sums: FloatArray | None, why: str
+) -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    checks.update(NoiseSeen(released, sums, 1.0), 0)
+    said = {check.name: check.message for check in checks.results(clips=True)}
+    assert said["noise.mean"].startswith("not tested: ")
+    assert why in said["noise.mean"]
+    assert said["noise.excess"] == said["noise.mean"]
+    # What is valid beside any data is tested where the noise alone is not told.
+    of_readings = why in said["noise.shape"]
+    assert of_readings == ("rounding" in why or "finite" in why)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: int) -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
+    for step in range(steps):
+        checks.update(NoiseSeen(SUMS, None, 1.0, (0.5,)), step)
+    for check in checks.results(clips=True):
+        assert check.status == "not_run"
+        assert check.message.startswith("not tested: low-precision gradients"), check.name
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor: float) -> None:
+    checks = run(lambda rng, sums, rows: factor * sound(rng, sums, rows), data=10.0)
+    assert status(checks)["noise.mean"] == "not_run"
+
+
+def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    rng = np.random.default_rng(0)
+    sums = rng.normal(size=64)
+    for step, norm in enumerate((10.0, 15.9, 40.0)):
+        seen = NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm)
+        checks.update(seen, step)
+        assert (status(checks)["noise.excess"] == "warned") == (norm > 17)
+    warned = next(c for c in checks.results(clips=True) if c.name == "noise.excess")
+    assert warned.evidence["violated_at_step"] == 2
+    assert "longer than clipping allows" in warned.message
+    unclipped = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
+    assert unclipped.status == "ok"
+
+
+def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
+    checks.update(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0), 0)
+    assert flagged(checks) == set()
+
+
+@pytest.mark.parametrize("norm", [np.inf, np.nan])
+def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
+    checks.update(NoiseSeen(noisy, np.zeros(64), 1.0, (), terms=16, sum_norm=norm), 0)
+    assert flagged(checks) == set()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("noise", [1e-5, 1e-6, 1e-7])
+def test_noise_that_drowns_in_the_rounding_of_loud_sums_is_not_judged(
+    known: bool, noise: float
+) -> None:
+    sums = 10.0 * np.random.default_rng(1).normal(size=384)
+
+    def rounded(rng: np.random.Generator, _: FloatArray, rows: int) -> FloatArray:
+        noisy = sums.astype(np.float32) + (noise * rng.normal(size=384)).astype(np.float32)
+        return noisy.astype(np.float64)
+
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    rng, single = np.random.default_rng(0), sums.astype(np.float32).astype(np.float64)
+    for step in range(30):
+        released = rounded(rng, sums, 16)
+        checks.update(NoiseSeen(released, single if known else None, noise), step)
+    assert flagged(checks) == set()
+
+
+def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
+    checks = run(lambda rng, sums, rows: sums + 5000.0 * rng.normal(size=len(sums)))
+    assert flagged(checks) == {"noise.excess"}
+
+
+def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
+    """In single precision a normal variable is zero once in some ten million times."""
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    noisy = 1e9 * np.random.default_rng(0).normal(size=16)
+    noisy[3] = 0.0
+    checks.update(NoiseSeen(noisy, np.zeros(16), 1e9), 0)
+    assert flagged(checks) == set()
+
+
+def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:
+    def state(scale: float) -> str:
+        checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
+        for step in range(8):
+            released = rng.normal(size=50)
+            checks.update(NoiseSeen(released, scale * np.ones(50), 1.0, terms=int(9 * scale)), step)
+        return repr(checks.state())
+
+    assert state(0.0) == state(0.1)
+    assert len(state(0.0)) < 5_000
+
+
+@pytest.mark.parametrize("runs", staged(heavy=[100], nightly=[600]))
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> None:
+    """Runs of 60 steps, beside data that follow the past; each test on its own at .05."""
+    steps, n = 60, 24
+    highest = dict.fromkeys(NAMES, 0)
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, known, round(10 * noise)])
+        checks = NoiseChannelChecks(HEADER, 1e-3)
+        past = np.zeros(n)
+        for step in range(steps):
+            sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
+            released = sums + noise * rng.normal(size=n)
+            rows = int(rng.integers(8, 25))
+            checks.update(
+                NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)),
+                step,
+            )
+            past = released
+        for check in checks.results(clips=True):
+            highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
+    allowed = most_failures(runs, 0.05, 600)
+    assert {name: count for name, count in highest.items() if count > allowed} == {}
+
+
+# ------------------------------------------------------------------ numbers for the diagnosis
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("divided", [False, True])
+def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: bool) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        noisy = sums + factor * rng.normal(size=len(sums))
+        return np.asarray(noisy * 16.0 / rows if divided else noisy)
+
+    checks = run(release)
+    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    assert (found.status == "violated") == divided
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("data", [0.1, 0.5])
+def test_the_divisor_is_told_where_sums_are_not_known(
+    factor: float, divided: bool, data: float
+) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        # A part of the sum that stays the same is taken off by what the past says.
+        noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
+        return np.asarray(noisy * 16.0 / rows if divided else noisy)
+
+    checks = run(release, known=False, data=data, steps=40)
+    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    assert (found.status == "violated") == divided
+
+
+@pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.5), (1.0, 5, 0.0)])
+def test_steps_that_resemble_each_other_are_told_by_their_difference(
+    factor: float, seeds: int, expected: float
+) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        noise = np.random.default_rng(int(rng.integers(seeds))).normal(size=len(sums))
+        return np.asarray(sums + factor * noise)
+
+    checks = run(release, data=0.02)
+    found = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
+    assert found.status == "violated"
+    assert found.evidence["difference_ratio"] == pytest.approx(expected, abs=0.05)
+
+
+def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_comes_back() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((40, 384))
+    checks = NoiseChannelChecks(HEADER, 1e-3)
+    for step in range(90):
+        sums = rng.standard_normal(384)
+        checks.update(NoiseSeen(sums + noise[step % 40], sums, 1.0), step)
+    (found,) = (check for check in checks.results(clips=True) if check.name == "reuse.recurrence")
+    assert found.evidence["steps"] == [0, 40]
+    assert found.evidence["distances"] == [40] * 8

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 from opacus.grad_sample.utils import wrap_model
 from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
@@ -21,13 +22,19 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from lightning_audit.canaries import Dirac, Random, Spread
 from lightning_audit.canaries.gradient import place
 from lightning_audit.dpsgd import opacus
-from lightning_audit.dpsgd.opacus import OpacusStep
-from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.layout import Direction
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+from lightning_audit.dpsgd.opacus import (
+    BUFFER,
+    OpacusStep,
+    RowBuffer,
+    draw_places,
+    opacus_adds,
+    rows_of_records,
+    swap_rows,
 )
+from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.layout import Direction, Part
+
+# --- Rows laid out before the backward pass give the gradients that appended rows give, to the bit.
 
 NORM = 700.0
 B = 5
@@ -275,6 +282,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> None:
     net, batch, how = NETWORKS[name]
@@ -306,6 +316,9 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
         assert torch.equal(p, q)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_no_canary_among_the_chosen_adds_no_row() -> None:
     laid, plain = setting(mlp), setting(mlp)
     value = loss(laid.model, numbers(B, 4))
@@ -334,6 +347,9 @@ GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], 
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 @pytest.mark.parametrize("name", GUARDED)
 def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
     net, batch, how, reason = GUARDED[name]
@@ -351,6 +367,9 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
     assert_same(guarded, plain)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_without_modules_there_is_nothing_to_lay_out() -> None:
     made = setting(mlp)
     step = OpacusStep(made.optimizer, {})
@@ -360,6 +379,9 @@ def test_without_modules_there_is_nothing_to_lay_out() -> None:
     assert not step.confirm()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
     errors = []
     for prepare in (True, False):
@@ -375,6 +397,9 @@ def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
     assert errors[0] == errors[1]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 @pytest.mark.parametrize(
     ("net", "batch", "sizes"),
     [(Positions, words(), {3, B}), (Halves, numbers(B, 4), {B, 2 * B})],
@@ -394,6 +419,9 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
         made.optimizer.pre_step()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opacus, "opacus_adds", lambda: False)
     made = setting(mlp)
@@ -411,6 +439,9 @@ class AddsByItself(GradSampleModule):
         super().capture_backprops_hook(module, *args, **kwargs)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
     model = AddsByItself(mlp())
     optimizer = DPOptimizer(
@@ -426,6 +457,9 @@ def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
     assert all(len(held) == B for held in made.held())
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_before_any_forward_pass_nothing_is_laid_out() -> None:
     made = setting(mlp)
     assert "took part in the forward pass" in made.prepare()
@@ -434,6 +468,9 @@ def test_before_any_forward_pass_nothing_is_laid_out() -> None:
     assert "took part in the forward pass" in made.prepare()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> None:
     laid, copied = setting(mlp), setting(mlp)
     for made in (laid, copied):
@@ -449,6 +486,9 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> No
     assert_same(laid, copied)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     laid, plain = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
@@ -464,6 +504,9 @@ def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     assert_same(laid, plain)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> None:
     laid, copied = setting(mlp), setting(mlp)
     batches = numbers(B, 4), numbers(B, 4).flip(0)
@@ -478,6 +521,9 @@ def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> N
     assert_same(laid, copied)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() -> None:
     """Opacus waits for the other backward pass; what the first gave stays where it was."""
     laid, plain = setting(mlp), setting(mlp)
@@ -498,6 +544,9 @@ def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() 
             made.optimizer.pre_step()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others() -> None:
     made = setting(mlp)
     hidden: Any = made.model(numbers(B, 4))
@@ -516,6 +565,9 @@ def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others()
 # ------------------------------------------------------------------ dropped and taken back
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     made = setting(mlp)
     made.lay_out(numbers(B, 4))
@@ -525,6 +577,9 @@ def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     assert_nothing_waits(made)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None:
     """Lightning's closure clears gradients before the backward pass, some users do it late."""
     made = setting(mlp)
@@ -535,6 +590,9 @@ def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None
     assert made.step.confirm()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
     made, plain = setting(mlp), setting(mlp)
     made.lay_out(numbers(B, 4))
@@ -569,6 +627,9 @@ def _clips_at_the_median(made: Setting) -> None:
     made.optimizer.max_grad_norm = float(torch.stack(norms).norm(dim=0).median())
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 @pytest.mark.parametrize(
     "change", [_scaled, _scaled_in_place, _cut, _centred, _clips_at_the_median]
 )
@@ -604,6 +665,9 @@ def _copied(made: Setting) -> Iterator[str]:
     yield "copied"
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 @pytest.mark.parametrize("stages", [1, 2, 3, "copied"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: bool) -> None:
@@ -623,6 +687,9 @@ def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: boo
     assert_same(made, plain)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
     made, plain = setting(mlp), setting(mlp)
     values = [loss(each.model, numbers(B, 4)) for each in (made, plain)]
@@ -636,6 +703,9 @@ def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
     assert_same(made, plain)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
     made = setting(mlp)
     made.backward(numbers(B, 4))
@@ -646,6 +716,9 @@ def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
         made.optimizer.clip_and_accumulate()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 def test_the_step_frees_the_gradients_although_the_adapter_knows_them() -> None:
     made = setting(mlp)
     for _ in _laid_out(made):
@@ -654,3 +727,152 @@ def test_the_step_frees_the_gradients_although_the_adapter_knows_them() -> None:
     assert all(ref() is not None for ref in held)
     made.optimizer.zero_grad()
     assert all(ref() is None for ref in held)
+
+
+# --- What Opacus adds its per-sample gradients to, before there is a tensor.
+
+PARTS = [
+    (row, Part(0, np.array([at]), np.array([value]))) for row, at, value in ((0, 2, 1), (1, 5, -1))
+]
+
+
+def buffer_for(batch: int) -> tuple[torch.nn.Parameter, RowBuffer]:
+    """A parameter of shape [2, 3], and what stands in its buffer's place with two spare rows."""
+    param = torch.nn.Parameter(torch.zeros(2, 3))
+    return param, RowBuffer(param, batch, 2, PARTS, norm=3.0)
+
+
+def add(param: torch.nn.Parameter, gradients: torch.Tensor) -> None:
+    create_or_accumulate_grad_sample(param=param, grad_sample=gradients, max_batch_len=7)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_gradients_are_summed_up_before_the_spare_rows(times: int) -> None:
+    param, buffer = buffer_for(batch=4)
+    gradients = torch.randn(times, 4, 2, 3)
+    for part in gradients:
+        add(param, part)
+    whole: Any = getattr(param, BUFFER)
+    assert whole is buffer.whole
+    assert torch.equal(whole[:4], sum(gradients[1:], gradients[0].clone()))
+    spare = torch.zeros(2, 6)
+    spare[0, 2], spare[1, 5] = 3.0, -3.0
+    assert torch.equal(whole[4:].reshape(2, 6), spare)
+
+
+@pytest.fixture
+def new_memory_is_nan() -> Iterator[None]:
+    """torch fills memory that nobody has written to with NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.ones(1).new_empty(1).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("new_memory_is_nan")
+def test_records_without_gradients_have_zeros() -> None:
+    param, _ = buffer_for(batch=4)
+    add(param, torch.ones(1, 2, 3))
+    add(param, torch.ones(3, 2, 3))
+    whole: Any = getattr(param, BUFFER)
+    assert whole[:4].sum(dim=(1, 2)).tolist() == [12.0, 6.0, 6.0, 0.0]
+
+
+def test_the_tensor_is_as_opacus_makes_its_own() -> None:
+    param, _ = buffer_for(batch=4)
+    theirs = torch.nn.Parameter(torch.zeros(2, 3))
+    for one in (param, theirs):
+        add(one, torch.ones(4, 3, 2, dtype=torch.float64).transpose(1, 2))
+    mine, other = getattr(param, BUFFER), getattr(theirs, BUFFER)
+    assert (mine.dtype, mine.device, mine.is_contiguous()) == (
+        other.dtype,
+        other.device,
+        other.is_contiguous(),
+    )
+
+
+def test_what_stands_there_is_no_sequence() -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(buffer_for(batch=4)[1])  # type: ignore[call-overload]
+
+
+def _by_position(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
+    raise IndexError(max_batch_len)
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """Whether Opacus adds is looked at again, and once more after the test."""
+    opacus_adds.cache_clear()
+    yield
+    opacus_adds.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_this_version_of_opacus_adds_as_is_expected() -> None:
+    assert opacus_adds()
+
+
+def _by_method(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
+    param._current_grad_sample[: len(grad_sample)].add_(grad_sample)
+
+
+def _anew(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
+    param._current_grad_sample = torch.ones(3)
+
+
+def _with_other_arguments(param: Any, gradients: torch.Tensor) -> None:
+    raise AssertionError("never called with these")
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize("other", [_by_method, _anew, _by_position, _with_other_arguments])
+def test_another_way_of_adding_is_seen(monkeypatch, other: Callable[..., None]) -> None:
+    monkeypatch.setattr(opacus, "create_or_accumulate_grad_sample", other)
+    assert not opacus_adds()
+
+
+def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
+    """Rows that say their own number: of the data from 0, of the canaries from 100."""
+    numbers = torch.cat([torch.arange(batch), 100 + torch.arange(canaries)]).float()
+    return [numbers.clone(), numbers[:, None].repeat(1, 3), numbers[:, None, None].repeat(1, 2, 2)]
+
+
+@pytest.mark.parametrize(("batch", "canaries"), [(5, 2), (3, 3), (2, 4), (0, 3), (4, 0)])
+def test_rows_change_places_alike_in_all_tensors_and_none_is_lost(
+    batch: int, canaries: int
+) -> None:
+    places = draw_places((1,), batch, canaries)
+    assert len(places) <= min(batch, canaries)
+    assert len(set(places.tolist())) == len(places)
+    tensors = batch_with_canaries(batch, canaries)
+    before = [tensor.clone() for tensor in tensors]
+    swap_rows(tensors, places, canaries)
+    order = [int(number) for number in tensors[0]]
+    assert [order[place] for place in places] == [100 + i for i in range(len(places))]
+    assert order[batch : batch + len(places)] == places.tolist()
+    assert sorted(order) == sorted(int(number) for number in before[0])
+    for tensor in tensors:
+        assert tensor.flatten(1).amax(1).tolist() == order if tensor.dim() > 1 else True
+    assert rows_of_records(tensors[0], places, canaries).tolist() == list(range(batch))
+    swap_rows(tensors, places, canaries)
+    assert all(map(torch.equal, tensors, before))
+
+
+@pytest.mark.parametrize(("batch", "canaries"), [(8, 3), (2, 5)])
+def test_a_canary_stands_in_every_row_as_often_as_in_any_other(batch: int, canaries: int) -> None:
+    counts, runs = np.zeros(batch), 4000
+    behind = 0
+    for seed in range(runs):
+        places = draw_places((7, seed), batch, canaries)
+        counts[places] += 1
+        behind += canaries - len(places)
+    # Each row is a canary's with probability m / (n + m): five standard deviations.
+    part = canaries / (batch + canaries)
+    allowed = 5.0 * np.sqrt(runs * part * (1.0 - part))
+    assert np.abs(counts - runs * part).max() < allowed
+    assert abs(behind - runs * canaries * part) < canaries * allowed
+
+
+def test_without_a_seed_canaries_stay_behind_the_batch() -> None:
+    assert len(draw_places(None, 5, 2)) == 0

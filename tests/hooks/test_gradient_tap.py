@@ -7,12 +7,88 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus import PrivacyEngine
 from tapped import Tapped, nothing
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.hooks.gradient_tap import GradientTap, Reading
+from lightning_audit.hooks import gradient_tap
+from lightning_audit.hooks.gradient_tap import (
+    GradientTap,
+    NoiseReading,
+    Reading,
+    WeightFingerprint,
+    WeightWatch,
+    add_along,
+    entries_at,
+    numpy_view,
+    read_noise,
+    read_tensors,
+    write_rows,
+)
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
+
+# --- What a reading says of a step that was left alone, and of one that was not.
+
+COORDINATES = {0: np.array([0, 2, 3])}
+
+
+class Doubles(torch.optim.SGD):
+    """Changes the gradient inside of its step, in place, behind where it was read."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.grad *= 2.0
+        super().step()
+
+
+def reading(
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, zero: int | None = None
+) -> Reading:
+    """Of a step whose gradient is 1, 2, 3, 4 but for a zero."""
+    param = nn.Parameter(torch.ones(4))
+    optimizer = kind([param], lr=0.5)
+    tapped = Tapped(optimizer, [param], COORDINATES)
+    param.grad = torch.arange(1.0, 5.0)
+    if zero is not None:
+        param.grad[zero] = 0.0
+    optimizer.step()
+    (found,) = tapped.readings
+    return found
+
+
+def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -> None:
+    found = reading()
+    assert found.values.tolist() == [1.0, 3.0, 4.0]
+    assert found.moves is not None
+    assert found.moves.start.tolist() == [1.0, 1.0, 1.0]
+    assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
+    assert found.moves.outside is None  # nothing was watched before
+    said = (found.replaced, found.unclear, found.at_cut, found.raw)
+    assert said == (False, False, False, False)
+    assert (found.factor, found.used, found.dead) == (None, None, None)
+
+
+def test_entries_that_were_zero_when_they_were_read_are_told() -> None:
+    found = reading(zero=2)
+    assert found.dead is not None
+    assert found.dead.tolist() == [False, True, False]
+
+
+def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear() -> None:
+    found = reading(Doubles)
+    assert found.unclear
+    assert found.used is not None
+    assert found.used.tolist() == [2.0, 6.0, 8.0]
+    assert found.values.tolist() == [1.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["values", "replaced"])
+def test_a_reading_is_not_changed_once_it_is_made(name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        setattr(reading(), name, None)
+
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]
 
@@ -416,3 +492,376 @@ def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
     optimizer.step()
     assert readings[0].values.tolist() == [0.25, 3.0, 4.0]
     assert float(params[0].detach()) == 0.75
+
+
+# --- The gradient beside its clipped sum, of real steps of Opacus' optimizers.
+
+# Opacus and torch remark on secure mode and hooks in every training.
+
+COORDINATES_OF_NOISE_READING = {0: np.array([0, 5, 11]), 1: np.array([1])}
+
+
+def gradients_noise_reading(params: Any) -> list[torch.Tensor | None]:
+    return [p.grad for p in params]
+
+
+def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
+    """A private optimizer as it is when its inner step starts; it takes none."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    more = {"criterion": nn.CrossEntropyLoss()} if mode == "ghost" else {}
+    made = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(torch.zeros(8, 4)), 8),
+        noise_multiplier=sigma,
+        max_grad_norm=0.7,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+        **more,
+        **settings,
+    )
+    private, optimizer = made[0], made[1]
+    criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
+    loss = criterion(private(torch.randn(8, 4)), torch.arange(8) % 3)
+    loss.backward()
+    optimizer.pre_step()
+    return optimizer
+
+
+def reading_noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
+    found = read_noise(
+        optimizer.params,
+        gradients_noise_reading(optimizer.params),
+        COORDINATES_OF_NOISE_READING,
+        **{"sums": True, "norm": True, **wanted},
+    )
+    assert found is not None
+    return found
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) -> None:
+    optimizer = stepped(mode=mode)
+    found = reading_noise_reading(optimizer)
+    assert found.sums is not None
+    np.testing.assert_allclose(8 * found.released, found.sums, rtol=1e-5)
+    assert np.abs(found.sums).max() > 0.01
+    whole = torch.cat([p.summed_grad.flatten() for p in optimizer.params])
+    assert found.sum_norm == pytest.approx(float(whole.norm()), rel=1e-6)
+    assert found.sum_norm <= 8 * 0.7
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_entries_are_those_of_the_coordinates() -> None:
+    optimizer = stepped(1.0)
+    found = reading_noise_reading(optimizer)
+    grads = [p.grad.flatten().double().numpy() for p in optimizer.params]
+    expected = np.concatenate([grads[0][[0, 5, 11]], grads[1][[1]]])
+    np.testing.assert_array_equal(found.released, expected)
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_left_is_the_noise() -> None:
+    generator = torch.Generator().manual_seed(7)
+    noisy, plain = (
+        reading_noise_reading(stepped(2.0, noise_generator=generator)),
+        reading_noise_reading(stepped(0.0)),
+    )
+    again = torch.Generator().manual_seed(7)
+    weight = torch.normal(0, 2.0 * 0.7, (3, 4), generator=again).flatten()[[0, 5, 11]]
+    bias = torch.normal(0, 2.0 * 0.7, (3,), generator=again)[[1]]
+    assert noisy.sums is not None
+    assert plain.sums is not None
+    np.testing.assert_allclose(noisy.sums, plain.sums, rtol=1e-6)
+    noise = 8 * noisy.released - noisy.sums
+    np.testing.assert_allclose(noise, torch.cat([weight, bias]).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
+def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
+    optimizer = stepped(1.0)
+    expected = reading_noise_reading(optimizer)
+    for p in (optimizer.params[j] for j in strided):
+        p.grad = torch.stack([p.grad, p.grad], dim=-1)[..., 0]
+        p.summed_grad = torch.stack([p.summed_grad, p.summed_grad], dim=-1)[..., 0]
+        assert not p.grad.is_contiguous()
+    found = reading_noise_reading(optimizer)
+    np.testing.assert_array_equal(found.released, expected.released)
+    assert found.sums is not None
+    np.testing.assert_array_equal(found.sums, expected.sums)
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensors_of_several_precisions_are_read_as_well() -> None:
+    optimizer = stepped(1.0)
+    expected = reading_noise_reading(optimizer)
+    optimizer.params[0].summed_grad = optimizer.params[0].summed_grad.double()
+    assert reading_noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
+    optimizer = stepped(1.0)
+    for p in optimizer.params:
+        p.grad = p.summed_grad.view_as(p)
+    found = reading_noise_reading(optimizer)
+    assert found.sums is None
+    assert found.sum_norm is None
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_not_wanted_is_not_read() -> None:
+    optimizer = stepped(1.0)
+    assert reading_noise_reading(optimizer, norm=False).sum_norm is None
+    assert reading_noise_reading(optimizer, sums=False).sums is None
+
+
+@pytest.mark.filterwarnings("default")
+def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
+    optimizer = stepped(1.0)
+    optimizer.params[1].grad = None
+    assert (
+        read_noise(
+            optimizer.params,
+            gradients_noise_reading(optimizer.params),
+            COORDINATES_OF_NOISE_READING,
+            sums=True,
+            norm=True,
+        )
+        is None
+    )
+    net = nn.Linear(4, 3).to(torch.bfloat16)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    params = list(net.parameters())
+    assert (
+        read_noise(
+            params,
+            gradients_noise_reading(params),
+            COORDINATES_OF_NOISE_READING,
+            sums=False,
+            norm=False,
+        )
+        is None
+    )
+
+
+# ------------------------------------------------------------------ whole tensors
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("small", [True, False])
+def test_whole_tensors_are_read_beside_their_sums(
+    small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(gradient_tap, "_SMALL", 0)
+        monkeypatch.setattr(gradient_tap, "_AT_ONCE", 5)
+    optimizer = stepped(sigma=1.0)
+    params = optimizer.params
+    divisor = float(optimizer.expected_batch_size)
+    read = read_tensors(params, gradients_noise_reading(params), divisor, block=True)
+    assert read is not None
+    assert read.entries.tolist() == [12.0, 3.0]
+    rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
+    assert read.noise == pytest.approx([float(r @ r) for r in rest], rel=1e-5)
+    released = [float((divisor * p.grad).square().sum()) for p in params]
+    assert read.released == pytest.approx(released, rel=1e-5)
+    # Of three entries the first and the last.
+    expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
+    assert read.block == pytest.approx(expected, abs=1e-5)
+    unasked = read_tensors(params, gradients_noise_reading(params), divisor, block=False)
+    assert unasked is not None
+    assert unasked.block is None
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_tap, "BLOCK", 8)
+    params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
+    for p in params:
+        p.summed_grad = torch.zeros_like(p)
+        p.grad = torch.arange(float(p.numel())).view_as(p)
+    read = read_tensors(params, gradients_noise_reading(params), 2.0, block=True)
+    assert read is not None
+    assert read.block is not None
+    assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
+
+
+@pytest.mark.filterwarnings("default")
+def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
+    param = nn.Parameter(torch.zeros(4))
+    param.grad = torch.ones(4)
+    assert read_tensors([param], [param.grad], 1.0, block=True) is None
+    assert read_tensors([param], [None], 1.0, block=True) is None
+    low = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    low.grad, low.summed_grad = torch.ones_like(low), torch.zeros_like(low)
+    assert read_tensors([low], [low.grad], 1.0, block=True) is None
+    assert read_tensors([], [], 1.0, block=True) is None
+
+
+# --- Entries are written through numpy's view of a tensor, or by torch where there is none.
+
+SHAPES_OF_TENSOR_VIEWS = [(2, 3), (), (4,)]
+DIRECTIONS = [
+    Direction((Part(0, np.array([1, 5]), np.array([0.5, -0.5])),)),
+    Direction((Part(1, np.array([0]), np.array([1.0])), Part(0, np.array([5]), np.array([2.0])))),
+]
+# float32 has a view, the others go by torch.
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
+    tensor = torch.zeros(2, 3)
+    view = numpy_view(tensor)
+    assert view is not None
+    view[4] = 7.0
+    assert tensor[1, 1] == 7.0
+    assert numpy_view(tensor.t()) is None
+    assert numpy_view(tensor.half()) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) -> None:
+    tensors = [torch.ones(shape, dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    if strided:
+        tensors[0] = torch.ones(3, 2, dtype=dtype).t()
+    add_along(tensors, DIRECTIONS, np.array([4.0, -2.0]))
+    assert tensors[0].tolist() == [[1.0, 3.0, 1.0], [1.0, 1.0, -5.0]]
+    assert (float(tensors[1]), tensors[2].tolist()) == (-1.0, [1.0] * 4)
+    add_along([None, tensors[1], None], DIRECTIONS, np.array([4.0, -2.0]))
+    assert float(tensors[1]) == -3.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype) -> None:
+    buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    for buffer in buffers:
+        buffer[0] = 1.0
+    write_rows(buffers, DIRECTIONS, 10.0)
+    assert buffers[0][0].tolist() == [[1.0] * 3] * 2
+    assert buffers[0][1].tolist() == [[0.0, 5.0, 0.0], [0.0, 0.0, -5.0]]
+    assert buffers[0][2].tolist() == [[0.0] * 3, [0.0, 0.0, 20.0]]
+    assert buffers[1].tolist() == [1.0, 0.0, 10.0]
+    assert not buffers[2][1:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_entries_come_in_the_order_of_the_coordinates_from_any_memory(dtype: torch.dtype) -> None:
+    tensors = [torch.arange(6.0).reshape(2, 3).to(dtype), torch.arange(6.0).reshape(2, 3).t()]
+    coordinates = {1: np.array([1, 4]), 0: np.array([5])}
+    read = entries_at([tensors[1], tensors[0]], coordinates)
+    assert (read.dtype, read.tolist()) == (np.float64, [3.0, 2.0, 5.0])
+
+
+INDEX = {0: np.arange(0, 40), 1: np.array([0, 2])}
+
+
+def params() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(8, 10)), nn.Parameter(torch.randn(3))]
+
+
+def read(weights: list[nn.Parameter]) -> np.ndarray:
+    pairs = zip(weights, INDEX.values(), strict=True)
+    flat = [w.detach().flatten().double().numpy()[i] for w, i in pairs]
+    return np.concatenate(flat)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: bool) -> None:
+    weights = params()
+    if not contiguous:
+        weights[0] = nn.Parameter(torch.randn(10, 8).t())
+    watch = WeightWatch(weights, INDEX)
+    first = read(weights)
+    watch.start()
+    with torch.no_grad():
+        weights[0] += 1.0
+    moves = watch.end()
+    assert moves.outside is None
+    assert moves.start == pytest.approx(first)
+    assert moves.update == pytest.approx(read(weights) - first)
+    with torch.no_grad():
+        weights[1] -= 0.5
+    watch.start()
+    outside = watch.end().outside
+    assert outside[:40] == pytest.approx(0.0)
+    assert outside[40:] == pytest.approx(-0.5)
+
+
+def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between() -> None:
+    watch = WeightWatch(params(), INDEX)
+    seen = []
+    for _ in range(140):
+        watch.start()
+        seen.append(watch.end())
+    assert all(moves is not None for moves in seen[:100])
+    assert [i for i, moves in enumerate(seen[100:], 100) if moves] == [104, 112, 120, 128, 136]
+    assert all(moves.outside is None for moves in seen[100:] if moves)
+
+
+# --- Weights that change behind an update's end are seen, whichever way they are changed.
+
+
+def made(dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Linear, WeightFingerprint]:
+    net = torch.nn.Linear(40, 30).to(dtype)
+    return net, WeightFingerprint(list(net.parameters()))
+
+
+def step(net: torch.nn.Linear, mark: WeightFingerprint) -> None:
+    mark.start()
+    with torch.no_grad():
+        net.weight.add_(0.1)
+    mark.end()
+
+
+def test_updates_are_no_changes() -> None:
+    net, mark = made()
+    for _ in range(5):
+        step(net, mark)
+    assert (mark.within, mark.between) == (0, 0)
+
+
+@pytest.mark.parametrize("change", ["data", "in place", "another tensor"])
+def test_a_change_is_seen_within_an_epoch_and_between_two(change: str) -> None:
+    net, mark = made()
+    step(net, mark)
+    for epoch in (False, True):
+        if epoch:
+            mark.start_epoch()
+        with torch.no_grad():
+            match change:
+                case "data":
+                    net.weight.data.mul_(0.5)
+                case "in place":
+                    net.weight.mul_(0.5)
+                case _:
+                    net.weight.data = net.weight.data * 0.5
+        step(net, mark)
+    assert (mark.within, mark.between) == (1, 1)
+
+
+def test_weights_that_are_put_back_have_not_changed() -> None:
+    net, mark = made()
+    step(net, mark)
+    kept = net.weight.detach().clone()
+    net.weight.data.zero_()
+    net.weight.data.copy_(kept)
+    step(net, mark)
+    assert mark.within == 0
+
+
+def test_what_numpy_cannot_see_is_seen_by_the_number_of_changes() -> None:
+    net, mark = made(torch.bfloat16)
+    step(net, mark)
+    step(net, mark)
+    assert mark.within == 0
+    with torch.no_grad():
+        net.weight.add_(0.25)
+    step(net, mark)
+    assert mark.within == 1

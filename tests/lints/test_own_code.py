@@ -15,10 +15,73 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.lints.own_code import OwnCode
+from lightning_audit.lints.own_code import MOST_LINES, OwnCode, of_class, of_methods, of_optimizer
 from lightning_audit.results.audit_report import CheckResult
 
-HERE = f"{Path(__file__).relative_to(REPOSITORY)}:"
+# --- Places of the user's code have file, lines, name, and the first lines of their source.
+
+HERE = str(Path(__file__).relative_to(REPOSITORY))
+
+
+class Overrides(DPOptimizer):
+    """Of the user."""
+
+    def add_noise(self) -> None:
+        super().add_noise()
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Plain(DPOptimizer):
+    """Of the user, with nothing of its own."""
+
+
+def made(kind: type[DPOptimizer]) -> DPOptimizer:
+    return kind.__new__(kind)
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+def test_a_method_has_its_lines_and_its_source_without_indentation() -> None:
+    (place,) = of_methods(made(Overrides), "add_noise", "clip_and_accumulate")
+    first = line_of("def add_noise")
+    assert (place.file, place.line, place.end_line) == (HERE, first, first + 1)
+    assert place.name == "Overrides.add_noise"
+    assert place.source == "def add_noise(self) -> None:\n    super().add_noise()"
+
+
+def test_a_finding_names_its_methods_else_any_of_the_step_else_the_class() -> None:
+    def names(kind: type[DPOptimizer], *methods: str) -> list[str]:
+        return [place.name for place in of_optimizer(made(kind), *methods)]
+
+    assert names(Overrides, "add_noise") == ["Overrides.add_noise"]
+    assert names(Overrides, "scale_grad") == ["Overrides.add_noise", "Overrides.step"]
+    assert names(Plain, "add_noise") == ["Plain"]
+    assert names(DPOptimizer, "add_noise") == []
+
+
+def test_long_code_and_long_lines_are_cut(tmp_path: Path, monkeypatch: Any) -> None:
+    file = tmp_path / "users_own.py"
+    body = "".join(f"    x{n} = '{'a' * 300}'\n" for n in range(30))
+    file.write_text(f"class Long:\n{body}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import users_own  # type: ignore[import-not-found]
+
+    (place,) = of_class(users_own.Long)
+    assert (place.file, place.line, place.end_line) == ("users_own.py", 1, 31)
+    lines = place.source.splitlines()
+    assert len(lines) == MOST_LINES
+    assert max(map(len, lines)) == 160
+
+
+# --- Findings point to the user's own classes and methods, and to no library's.
+
+AT = f"{Path(__file__).relative_to(REPOSITORY)}:"
 
 
 class OwnOptimizer(DPOptimizer):
@@ -61,11 +124,6 @@ class Inherits(Lit):
     """With nothing of its own."""
 
 
-def line_of(text: str) -> int:
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
-
-
 def trainer(
     optimizer: type | None = None, sampler: Any = None, callbacks: tuple[Any, ...] = ()
 ) -> Any:
@@ -88,14 +146,14 @@ def test_each_finding_is_of_the_code_that_may_cause_it() -> None:
     own, step = line_of("class OwnOptimizer"), line_of("def training_step")
     hook = line_of("def configure_gradient_clipping")
     expected = {
-        "noise": f"OwnOptimizer at {HERE}{own}, Lit.configure_gradient_clipping at {HERE}{hook}",
-        "replay.clipping": f"OwnOptimizer at {HERE}{own}, Lit.configure_gradient_clipping at "
-        f"{HERE}{hook}, Lit.training_step at {HERE}{step}",
-        "coupling": f"layer `net.layers.1` of Net at {HERE}{line_of('class Net')}, "
-        f"Lit.training_step at {HERE}{step}",
-        "accounting": f"Lit.configure_optimizers at {HERE}{line_of('def configure_optimizers')}",
-        "sampling.not_poisson": f"OwnSampler at {HERE}{line_of('class OwnSampler')}, "
-        f"Lit.train_dataloader at {HERE}{line_of('def train_dataloader')}",
+        "noise": f"OwnOptimizer at {AT}{own}, Lit.configure_gradient_clipping at {AT}{hook}",
+        "replay.clipping": f"OwnOptimizer at {AT}{own}, Lit.configure_gradient_clipping at "
+        f"{AT}{hook}, Lit.training_step at {AT}{step}",
+        "coupling": f"layer `net.layers.1` of Net at {AT}{line_of('class Net')}, "
+        f"Lit.training_step at {AT}{step}",
+        "accounting": f"Lit.configure_optimizers at {AT}{line_of('def configure_optimizers')}",
+        "sampling.not_poisson": f"OwnSampler at {AT}{line_of('class OwnSampler')}, "
+        f"Lit.train_dataloader at {AT}{line_of('def train_dataloader')}",
         "unsynchronised": "",
     }
     for finding, told in expected.items():
@@ -139,7 +197,7 @@ def test_what_was_typed_in_has_no_place_and_raises_nothing(tmp_path: Path) -> No
 def test_only_what_is_found_has_a_place_and_only_advice_alone_repeats_it(status: Any) -> None:
     check = CheckResult("finite", "mechanism", status, "it is not", "look")
     (found,) = OwnCode(trainer(), Lit()).located([check])
-    place = f"Lit.training_step at {HERE}{line_of('def training_step')}"
+    place = f"Lit.training_step at {AT}{line_of('def training_step')}"
     if status in ("ok", "not_run"):
         assert found == check
     else:

@@ -4,19 +4,85 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from driven_trainings import digits, linear, sgd
+from scipy import stats
 from simulated_shadows import simulated
 from stages import most_failures, staged
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many import (
     Challenges,
+    DPSGDMany,
+    LogitMargin,
+    Mislabeled,
     Shadows,
     challenge_audit,
     challenge_points,
     challenges_of,
+    folds_p_value,
+    opacus_training,
+    worst_case_start,
+    worst_of,
 )
+from lightning_audit.many.challenges import paid_significance, trainings_for_worst_of
+from lightning_audit.many.verdict import promise_of
+from lightning_audit.many.worlds import worlds_of
 from lightning_audit.stats._arguments import ConfusionCounts
-from lightning_audit.stats.tradeoff import GaussianTradeoff
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
+
+# --- Selection finds the records that models give away, by models that did not fit the attack.
+
+SHIFT = np.where(np.isin(np.arange(40), [3, 17, 29]), [[4.0]], 0.0)[0]
+
+
+@pytest.mark.parametrize("by", ["separation", "accuracy"])
+@pytest.mark.parametrize("failed", [(), (0, 7)])
+def test_the_records_that_are_given_away_are_found(by, failed):
+    made = simulated(32, 40, SHIFT, np.random.default_rng(1), pairs=True, failed=failed)
+    assert set(challenge_points(made, 3, by).tolist()) == {3, 17, 29}
+
+
+def raw(scores, membership, targets):
+    return targets
+
+
+def test_separation_decides_between_equal_accuracies_then_the_index():
+    membership = np.tile([[True], [False]], (4, 5))
+    size = np.array([0.5, 2.0, 1.0, 2.0, 0.1])
+    spread = np.tile([0.9, 0.9, 1.1, 1.1], 2)[:, None]  # scores differ a little in each group
+    scores = np.where(membership, size, -size) + 0.01 * spread
+    scores[:, 4] *= -1  # wrong in each model
+    made = Shadows(scores, membership, np.arange(8), pairs=True)
+    assert challenge_points(made, 5, "accuracy", raw).tolist() == [1, 3, 2, 0, 4]
+
+
+def test_an_attack_scores_only_models_that_it_was_not_fitted_on():
+    made = simulated(16, 6, 1.0, np.random.default_rng(2))
+    seen = []
+
+    def attack(scores, membership, targets):
+        seen.append((scores, targets))
+        assert not np.isin(targets, scores).any()
+        return targets
+
+    challenge_points(made, 2, "separation", attack)
+    assert len(seen) == 2
+    assert np.array_equal(np.concatenate([targets for _, targets in seen[::-1]]), made.scores)
+
+
+def test_what_cannot_be_selected_is_refused():
+    made = simulated(8, 5, 0.0, np.random.default_rng(0), pairs=True)
+    with pytest.raises(BadArgument, match="count=6 is larger than the number of records"):
+        challenge_points(made, 6)
+    with pytest.raises(ValueError, match="by="):
+        challenge_points(made, 1, "luck")
+    broken = simulated(8, 5, 0.0, np.random.default_rng(0), failed=range(7))
+    with pytest.raises(BadArgument, match="1 models that did not fail"):
+        challenge_points(broken, 1)
+
+
+# --- Targets are scored by what is fitted on other models; bounds hold apart or paid, not without.
 
 MADE = simulated(48, 6, 3.0, np.random.default_rng(0), failed=[41])
 FITTED, TARGETS = MADE.split(2, 1)
@@ -168,3 +234,143 @@ def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, 
         assert wrong > 0.2 * runs  # .64 = 1 - .95^20 if each bound were exact
     else:
         assert wrong <= most_failures(runs, 0.05, 1000)
+
+
+# --- What the worst of several points costs, and p-values of several points and folds.
+
+POINTS_OF_SELECTION_PRICE = (1, 10, 100, 1000)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "significance", "trainings"),
+    [
+        (8.0, 0.05, [14, 24, 34, 44]),
+        (8.0, 0.001, [31, 41, 51, 62]),
+        (4.0, 0.05, [8, 14, 20, 26]),
+    ],
+)
+def test_paying_costs_the_logarithm_of_the_number_of_points(epsilon, significance, trainings):
+    claim = GaussianTradeoff(float(gaussian_mu(epsilon, 1e-5)))
+    error = promise_of(claim).least_error
+    needed = [
+        trainings_for_worst_of(error, significance, points) for points in POINTS_OF_SELECTION_PRICE
+    ]
+    assert needed == trainings
+    # The exact binomial test of the worst point refutes after that many guesses, not one less.
+    for points, count in zip(POINTS_OF_SELECTION_PRICE, needed, strict=True):
+        level = paid_significance(significance, points)
+        assert (1 - error) ** count <= level < (1 - error) ** (count - 1)
+
+
+def test_a_smaller_claim_is_refuted_sooner():
+    errors = [promise_of(GaussianTradeoff(mu)).least_error for mu in (0.5, 1.0, 2.0)]
+    needed = [trainings_for_worst_of(error, 0.05, 10) for error in errors]
+    assert needed == sorted(needed)
+
+
+def test_p_values_of_points_and_folds():
+    assert worst_of([0.2, 0.001, 0.7]) == pytest.approx(0.003)
+    assert worst_of([0.5, 0.9]) == 1.0
+    assert worst_of(0.01, points=30) == pytest.approx(0.3)
+    assert folds_p_value([0.03]) == pytest.approx(0.03)
+    assert folds_p_value([0.4, 0.03]) == pytest.approx(0.06)
+    assert folds_p_value([0.5, 0.01, 0.02]) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("combine", [worst_of, folds_p_value])
+@pytest.mark.parametrize("values", [[], [0.2, 1.5], [-0.1], [float("nan")]])
+def test_what_is_no_p_value_is_refused(combine, values):
+    with pytest.raises(ValueError, match="p_values"):
+        combine(values)
+
+
+def test_fewer_points_than_p_values_are_refused():
+    with pytest.raises(ValueError, match="points=1 is smaller"):
+        worst_of([0.1, 0.2], points=1)
+    with pytest.raises(ValueError, match="points=0"):
+        paid_significance(0.05, 0)
+
+
+@pytest.mark.parametrize("combine", [worst_of, folds_p_value])
+@pytest.mark.parametrize("correlation", [-0.2, 0.0, 0.9])
+@pytest.mark.parametrize("runs", staged(quick=[1000], nightly=[100_000]))
+def test_combined_p_values_hold_their_level_for_dependent_tests(combine, correlation, runs):
+    rng = np.random.default_rng(0)
+    cover = np.full((5, 5), correlation) + (1 - correlation) * np.eye(5)
+    p_values = stats.norm.sf(rng.multivariate_normal(np.zeros(5), cover, runs))
+    wrong = sum(combine(row) <= 0.05 for row in p_values)
+    assert wrong <= most_failures(runs, 0.05, 100_000)
+    assert np.mean(p_values.min(axis=1) <= 0.05) > 0.05  # the smallest of five does not
+
+
+# --- Trainings that start at a model fitted to other records give a canary away more.
+
+INPUTS, TARGETS_OF_WORST_START = digits(160)
+DATA, OTHERS = (
+    (INPUTS[:60], TARGETS_OF_WORST_START[:60]),
+    (INPUTS[60:], TARGETS_OF_WORST_START[60:]),
+)
+
+
+def start(steps=100):
+    return worst_case_start(linear, OTHERS, steps=steps, learning_rate=1.0, batch_size=50)
+
+
+@pytest.mark.training
+def test_it_is_fitted_to_the_other_records_and_depends_on_the_seed_alone():
+    model = start()
+    right = (model(OTHERS[0]).argmax(1) == OTHERS[1]).float().mean()
+    assert right > 0.9
+    assert torch.equal(model.weight, start().weight)
+    other = worst_case_start(linear, OTHERS, steps=100, learning_rate=1.0, seed=1)
+    assert not torch.equal(model.weight, other.weight)
+
+
+@pytest.mark.training
+def test_trainings_of_opacus_start_there():
+    model = start(5)
+    train = opacus_training(
+        lambda: model,
+        sgd,
+        noise_multiplier=0.0,
+        max_grad_norm=1e-6,
+        sample_rate=1.0,
+        expected_batch_size=60,
+        steps=1,
+    )
+    assert torch.allclose(train(DATA, 0).weight, model.weight, atol=1e-4)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [({"steps": 0}, "steps=0"), ({"learning_rate": 0.0}, "learning"), ({"batch_size": 0}, "batch")],
+)
+def test_arguments_out_of_range_are_refused(settings, match):
+    with pytest.raises(ValueError, match=match):
+        worst_case_start(linear, OTHERS, **{"steps": 1, "learning_rate": 1.0, **settings})
+
+
+@pytest.mark.training
+@pytest.mark.heavy
+def test_a_mislabeled_record_is_distinguished_better_from_the_worst_start():
+    worlds = worlds_of(DATA, Mislabeled(), "add_remove")
+    sets = [worlds.of((0,)), worlds.of((1,))]
+
+    def separation(model):
+        train = DPSGDMany(
+            model,
+            noise_multiplier=6.0,
+            max_grad_norm=1.0,
+            sample_rate=1.0,
+            expected_batch_size=60,
+            steps=100,
+            learning_rate=0.5,
+        )
+        out, inside = (
+            [LogitMargin()(made, worlds.records[0]) for made in train.many([data] * 150, seeds)]
+            for data, seeds in zip(sets, (range(150), range(150, 300)), strict=True)
+        )
+        return (np.mean(inside) - np.mean(out)) / np.sqrt(0.5 * (np.var(inside) + np.var(out)))
+
+    assert separation(start(1000)) > separation(linear) + 0.2  # standard error .11 each

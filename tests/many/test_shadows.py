@@ -2,12 +2,163 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
+from driven_trainings import digits, linear
 from simulated_shadows import simulated
+from torch.utils.data import Dataset, TensorDataset
 
 from lightning_audit._validate import BadArgument
-from lightning_audit.many import Shadows
+from lightning_audit.many import (
+    DPSGDMany,
+    LogitMargin,
+    Shadows,
+    StoreError,
+    ThisProcess,
+    shadow_models,
+)
+from lightning_audit.many.shadows import Halves, Subsets
+from lightning_audit.many.store import Plan
+
+# --- Halves are fair coins of each record, opposite in the second model of a pair.
+
+
+def test_each_record_is_in_one_model_of_each_pair_and_first_models_are_independent():
+    plan = Halves(3, 100, 20, 50)
+    coins = np.array([t.coins for block in plan.blocks() for t in block])
+    assert coins.shape == (100, 50)
+    assert (coins[::2] + coins[1::2] == 1).all()
+    independent = Plan(3, 100, 20, 50)
+    assert [plan.training(n) for n in range(0, 100, 2)] == [
+        independent.training(n) for n in range(0, 100, 2)
+    ]
+    assert len({plan.training(n).seed for n in range(100)}) == 100
+    assert abs(coins[::2].mean() - 0.5) < 3 * 0.5 / np.sqrt(2500)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), index
+
+
+INPUTS, TARGETS = torch.arange(4.0)[:, None], torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (INPUTS, TARGETS),
+        (INPUTS.numpy(), TARGETS.numpy()),
+        TensorDataset(INPUTS, TARGETS),
+        list(zip(INPUTS, TARGETS, strict=True)),
+        Rows(),
+    ],
+    ids=["tensors", "arrays", "TensorDataset", "list", "Dataset"],
+)
+def test_a_half_has_its_records_in_the_form_of_the_data(data):
+    subsets = Subsets(data)
+    half = subsets.of((0, 1, 0, 1))
+    if isinstance(data, tuple):
+        half = list(zip(*half, strict=True))
+    else:
+        assert not isinstance(half, tuple)
+    assert len(half) == 2
+    assert [int(half[i][1]) for i in range(2)] == [1, 3]
+    assert [int(target) for _, target in subsets.records] == [0, 1, 2, 3]
+
+
+def test_one_record_has_no_halves():
+    with pytest.raises(BadArgument, match="at least two"):
+        Subsets((INPUTS[:1], TARGETS[:1]))
+
+
+# --- Shadow models are trained on their halves, stored, continued, and failures are kept.
+
+DATA = digits(20)
+TRAIN = DPSGDMany(
+    linear,
+    noise_multiplier=0.0,
+    max_grad_norm=math.inf,
+    sample_rate=1.0,
+    expected_batch_size=10,
+    steps=3,
+    learning_rate=1.0,
+)
+
+
+def made(models=4, **settings):
+    return shadow_models(TRAIN, DATA, models=models, engine=ThisProcess(), **settings)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("pairs", [True, False])
+def test_scores_are_those_of_models_that_are_trained_on_their_half(pairs):
+    found = made(pairs=pairs)
+    assert found.pairs is pairs
+    assert not found.failed.any()
+    assert bool((found.membership[0] == ~found.membership[1]).all()) is pairs
+    for scores, inside, seed in zip(found.scores, found.membership, found.seeds, strict=True):
+        rows = torch.as_tensor(inside)
+        model = TRAIN((DATA[0][rows], DATA[1][rows]), int(seed))
+        wanted = [LogitMargin()(model, record) for record in zip(*DATA, strict=True)]
+        assert np.allclose(scores, wanted, atol=1e-5)
+    assert found.scores[found.membership].mean() > found.scores[~found.membership].mean()
+
+
+@pytest.mark.training
+def test_the_same_call_continues_a_store_with_more_models(tmp_path, capsys):
+    first, more = made(4, store=tmp_path), made(6, store=tmp_path)
+    assert np.array_equal(more.scores[:4], first.scores)
+    assert np.array_equal(more.membership[:4], first.membership)
+    assert "6 of 6 trainings have ended" in capsys.readouterr().err
+    with pytest.raises(StoreError, match="another halves"):
+        made(6, store=tmp_path, pairs=False)
+    with pytest.raises(StoreError, match="another seed"):
+        made(6, store=tmp_path, seed=1)
+
+
+@pytest.mark.training
+def test_a_failed_training_has_no_scores_and_the_others_are_kept(capsys):
+    def train(dataset, seed):
+        if int(dataset[1][0]) == 0:  # the first record is a member
+            raise RuntimeError("diverged")
+        return np.arange(20.0)
+
+    found = shadow_models(train, DATA, models=6, engine=ThisProcess(), identity="fails")
+    assert np.array_equal(found.failed, found.membership[:, 0])
+    assert (found.scores[~found.failed] == np.arange(20.0)).all()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"models": 5}, "models=5 must be even"),
+        ({"models": 0}, "models=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"on_failure": "ignore"}, "on_failure"),
+        ({"limit": 0.0}, "limit"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(settings, match):
+    with pytest.raises(ValueError, match=match):
+        made(**{"models": 4, **settings})
+
+
+@pytest.mark.training
+def test_a_data_set_without_a_known_form_is_refused():
+    with pytest.raises(BadArgument, match="dataset=5"):
+        shadow_models(TRAIN, 5, models=4)
+
+
+# --- Groups of shadow models share no model, and no pair is divided.
 
 MADE = simulated(16, 5, 0.0, np.random.default_rng(0), pairs=True, failed=[3])
 

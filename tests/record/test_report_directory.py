@@ -1,17 +1,214 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_audit.record.report_directory import (
+    LOCK_NAME,
+    MARK_NAME,
     REPORT_NAME,
     all_beside,
+    claim,
+    lock_of,
     put_back,
     set_aside,
     trainings_in,
 )
+
+
+def test_a_directory_is_one_claims_at_a_time(tmp_path: Path) -> None:
+    base = tmp_path / "a" / "b"
+    first, second, third = (claim(base) for _ in range(3))
+    places = [lock.directory for lock in (first, second, third)]
+    assert places == [base, base / "run-2", base / "run-3"]
+    assert all(lock.holds and lock.by_lock for lock in (first, second, third))
+    second.release()
+    assert not second.holds
+    assert claim(base).directory == base / "run-2"
+    first.release()
+    first.release()
+    assert claim(base).directory == base
+
+
+def test_a_claim_that_is_forgotten_is_let_go(tmp_path: Path) -> None:
+    claim(tmp_path)
+    lock = claim(tmp_path)
+    assert lock.directory == tmp_path
+    assert lock_of(tmp_path) is None
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from lightning_audit.record.report_directory import claim
+lock = claim(Path(sys.argv[1]))
+print(lock.directory, flush=True)
+time.sleep(100)
+"""
+
+
+def test_another_processs_claim_ends_when_it_is_killed(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == str(tmp_path)
+    lock = claim(tmp_path)
+    assert lock.directory == tmp_path / "run-2"
+    lock.release()
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    other.stdout.close()
+    assert claim(tmp_path).directory == tmp_path
+
+
+def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path: Path) -> None:
+    lock = claim(tmp_path)
+    read, write = os.pipe()
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        lock.release()
+        os.write(tell, b"x")
+        os.read(read, 1)  # until the parent has looked
+        os._exit(0)
+    os.close(read)
+    os.read(told, 1)  # until the child has let go
+    held = lock_of(tmp_path) is None
+    lock.release()
+    freed = lock_of(tmp_path)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert held
+    assert freed is not None
+
+
+def test_who_made_a_directory_anew_has_it(tmp_path: Path) -> None:
+    lock = claim(tmp_path / "audit")
+    (tmp_path / "audit").rename(tmp_path / "moved")
+    assert not lock.holds
+    other = claim(tmp_path / "audit")
+    assert other.directory == tmp_path / "audit"
+    assert other.holds
+    assert not lock.holds
+
+
+def test_a_claim_whose_directory_is_gone_leaves_nothing_open(tmp_path: Path) -> None:
+    lock = claim(tmp_path / "audit")
+    before = len(os.listdir("/dev/fd"))
+    shutil.rmtree(tmp_path / "audit")
+    lock.release()
+    assert len(os.listdir("/dev/fd")) == before - 1
+
+
+def test_a_file_or_a_link_beside_is_passed_over(tmp_path: Path) -> None:
+    first = claim(tmp_path)
+    (tmp_path / "run-2").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run-3").symlink_to(tmp_path / "elsewhere")
+    assert claim(tmp_path).directory == tmp_path / "run-4"
+    assert first.directory == tmp_path
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_what_is_no_directory_cannot_be_claimed(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "place"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(tmp_path / "nothing")
+    with pytest.raises(OSError, match="place"):
+        claim(place)
+
+
+def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / LOCK_NAME).symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match=r"\.lock"):
+        claim(tmp_path / "audit")
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.fixture(params=[errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def _no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system as Lustre is without its option: stood in for, since none can be had here."""
+
+    def flock(*_: Any) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("_no_locks")
+def test_without_locks_a_directory_is_held_by_a_file_that_is_made_exclusively(
+    tmp_path: Path,
+) -> None:
+    first, second = claim(tmp_path), claim(tmp_path)
+    assert [lock.directory for lock in (first, second)] == [tmp_path, tmp_path / "run-2"]
+    assert not first.by_lock
+    assert first.holds
+    assert (tmp_path / MARK_NAME).exists()
+    first.release()
+    assert not (tmp_path / MARK_NAME).exists()
+    assert not first.holds
+    again = claim(tmp_path)
+    assert again.directory == tmp_path
+    (tmp_path / MARK_NAME).unlink()
+    (tmp_path / MARK_NAME).touch()  # another training's, after the directory was cleared
+    assert not again.holds
+    again.release()
+    assert (tmp_path / MARK_NAME).exists()
+
+
+@pytest.mark.usefixtures("_no_locks")
+def test_a_mark_that_a_killed_training_left_keeps_its_directory(tmp_path: Path) -> None:
+    (tmp_path / MARK_NAME).touch()
+    assert claim(tmp_path).directory == tmp_path / "run-2"
+
+
+CLAIMS = """
+import sys, time
+from pathlib import Path
+from lightning_audit.record.report_directory import claim
+sys.stdin.readline()
+lock = claim(Path(sys.argv[1]))
+print(lock.directory, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_processes_that_claim_at_once_have_a_directory_each(tmp_path: Path) -> None:
+    base = tmp_path / "audit"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMS, str(base)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    for process in started:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    places = [process.stdout.readline().strip() for process in started if process.stdout]
+    for process in started:
+        process.communicate("end\n")
+        assert process.returncode == 0
+    expected = [base, *(base / f"run-{number}" for number in range(2, 7))]
+    assert sorted(places) == sorted(map(str, expected))
 
 
 def training(directory: Path, *names: str) -> Path:

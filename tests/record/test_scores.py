@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from made_report import made_report
 from stages import staged
 
-from lightning_audit.record.scores import CanaryScores, ScoresError
+from lightning_audit.record.scores import CanaryScores, FoundScores, ScoresError, read_score_npz
 from lightning_audit.stats import membership
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
@@ -25,13 +26,113 @@ from lightning_audit.stats.one_run_bounds import (
 )
 from lightning_audit.stats.thresholds import Fixed, Grid, Maximum, MultiSplit, Simultaneous, Split
 
-CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
-
 
 @pytest.fixture
 def groups() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
+
+
+def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
+    path = tmp_path / "scores.csv"
+    rows = [(x, 1) for x in groups[0]] + [(x, 0) for x in groups[1]]
+    lines = [f'"{i}, named",{member},{float(score)!r}' for i, (score, member) in enumerate(rows)]
+    path.write_text("\n".join(["\ufeffname, in ,score", *lines]) + "\n\n", encoding="utf-8")
+    scores = CanaryScores.load(path)
+    assert (scores.in_scores == groups[0]).all()
+    assert (scores.out_scores == groups[1]).all()
+    assert scores.threshold == Split()
+
+
+def test_csv_says_who_was_in_in_words_as_well(tmp_path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text("score,in\n1.5,True\n-2,False\n3, true\n0,FALSE\n4,1\n5,0.0\n")
+    scores = CanaryScores.load(path)
+    assert scores.in_scores.tolist() == [1.5, 3.0, 4.0]
+    assert scores.out_scores.tolist() == [-2.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("score,label\n1,1\n", r"columns \['score', 'label'\]; the first line must name"),
+        ("", r"columns \[\]; the first line"),
+        ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
+        ("score,in\n1\n", "cannot read .* as .csv"),
+        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds in=2, must be 1 or 0 \(1 of 2\)"),
+        ("score,in\nnan,1\n0,0\n", r"line 2 of .* holds score=nan, which is no .*\(1 of 2\)"),
+        ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
+        ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
+        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
+        ("score,in\n1,True\n0,False\n0,2\n", r"line 4 of .* holds in=2, must be 1 or 0"),
+        ("score,in\n1,True\n0,No\n", "cannot read .* as .csv .*No"),
+    ],
+)
+def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:
+    (tmp_path / "scores.csv").write_text(text)
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores.load(tmp_path / "scores.csv")
+
+
+def test_a_csv_without_rows_holds_no_scores(tmp_path) -> None:
+    (tmp_path / "scores.csv").write_text("score,in\n")
+    assert len(CanaryScores.from_csv(tmp_path / "scores.csv").in_scores) == 0
+
+
+OBSERVATIONS: dict[str, Any] = {
+    "header": json.dumps({"coin_probability": 0.25}),
+    # Planned and entered, dropped, entered in an earlier part, not planned.
+    "canaries": np.array([1, 2, 3, 0], dtype="u1"),
+    "coins": np.array([[1, 0], [1, 0], [0, 1], [1, 1]], dtype="u1"),
+    "readings": np.array([[1.5, 0.25], [9.0, 9.0], [np.nan, 2.0], [8.0, 8.0]]),
+}
+
+
+def read(directory: Path, **arrays: Any) -> FoundScores:
+    np.savez(directory / "o.npz", **arrays)
+    return read_score_npz(directory / "o.npz", 1000)
+
+
+def test_readings_are_those_of_steps_whose_canaries_went_in(tmp_path: Path) -> None:
+    found = read(tmp_path, **OBSERVATIONS)
+    assert (found.in_scores.tolist(), found.out_scores.tolist()) == ([1.5, 2.0], [0.25])
+    assert (found.coin_probability, found.dropped, found.steps) == (0.25, 1, 2)
+
+
+def test_an_archive_without_a_header_has_coins_of_an_unknown_probability(tmp_path: Path) -> None:
+    arrays = {name: value for name, value in OBSERVATIONS.items() if name != "header"}
+    assert read(tmp_path, **arrays).coin_probability is None
+
+
+def test_scores_come_before_observations_and_have_no_steps(tmp_path: Path) -> None:
+    found = read(tmp_path, scores_in=np.ones(2), scores_out=np.zeros(3), **OBSERVATIONS)
+    assert (len(found.in_scores), len(found.out_scores), found.steps) == (2, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"header": "[1]"}, r"header=\[1\] must be a JSON object"),
+        ({"header": "{}"}, r"coin_probability=None must be in \(0, 1\)"),
+        ({"header": '{"coin_probability": 2}'}, r"coin_probability=2 must be in \(0, 1\)"),
+        ({"canaries": np.array([1, 2, 4, 0])}, r"canaries holds 4, must hold \(0, 1, 2, 3\) only"),
+        ({"coins": OBSERVATIONS["coins"] + 1}, r"coins holds 2, must hold \(0, 1\) only"),
+        ({"coins": OBSERVATIONS["coins"][:, :1]}, r"coins \(4, 1\) and readings \(4, 2\)"),
+    ],
+)
+def test_observations_that_contradict_themselves_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ScoresError, match=message):
+        read(tmp_path, **{**OBSERVATIONS, **changes})
+
+
+def test_other_arrays_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ScoresError, match=r"holds \['losses'\]; it must hold the arrays scores_in"):
+        read(tmp_path, losses=np.ones(3))
+
+
+CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lightning_audit.checks.check import REGISTRY, Check, Evidence
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
+from lightning_audit.checks.probes import Witnesses, WitnessReducer
+from lightning_audit.checks.replay import COUPLING
 from lightning_audit.record.report_directory import (
     ARCHIVE_NAME,
     FIGURE_NAME,
@@ -21,10 +31,245 @@ from lightning_audit.record.report_directory import (
 from lightning_audit.record.store import (
     FLUSH_EVERY,
     INJECTED,
+    EarlierSegments,
+    Kept,
     ObservationStore,
     RecordHeader,
     read_observations,
+    restore,
+    snapshot,
 )
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.sequential import PredictableCentre
+
+# --- Verdicts of checks that restart survive a resume; of their numbers powers of ten do.
+
+SIGNIFICANCE = 1e-3
+LEVEL = -math.log(NOISE_ENTRIES.share * SIGNIFICANCE)
+
+
+def entries(log_e: float, significance: float = SIGNIFICANCE, **numbers: float) -> CheckResult:
+    """Result of `noise.entries` with a log e-value that the test was given at step 9."""
+    test = Evidence(NOISE_ENTRIES.name, significance, NOISE_ENTRIES.share)
+    if log_e >= 0.0:
+        test.update(log_e, 9)
+    return NOISE_ENTRIES.result(test, NOISE_ENTRIES.fine, "quiet entries", "look", numbers)
+
+
+def resumed(*checks: CheckResult, significance: float = SIGNIFICANCE) -> EarlierSegments:
+    """The segment behind one in which the checks of the run had these results."""
+    state = EarlierSegments().state([list(checks)], [significance])
+    after = EarlierSegments()
+    after.load(json.loads(json.dumps(state)), 40)
+    return after
+
+
+def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence() -> None:
+    after = resumed(entries(LEVEL + 3.0, quietest=0.123456))
+    (found,) = after.joined(-1, [entries(0.0)], SIGNIFICANCE)
+    assert (found.status, found.message) == ("violated", "quiet entries")
+    assert found.evidence["quietest"] == 0.12
+    assert found.evidence["violated_at_step"] == 9
+    (again,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
+    assert again.status == "violated"
+    assert [check.name for check in after.joined(-1, [], SIGNIFICANCE)] == [NOISE_ENTRIES.name]
+
+
+def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = Check("made.up", "nothing", wrong=lambda seen: False, private=True)
+    with monkeypatch.context() as installed:
+        installed.setitem(REGISTRY, outside.name, outside)
+        state = EarlierSegments().state([[outside.not_run("nothing")]], [SIGNIFICANCE])
+    with pytest.raises(
+        ValueError, match=r"had other checks \(made\.up\); resume with the packages"
+    ):
+        EarlierSegments().load(state, 40)
+
+
+def test_of_what_was_not_found_a_power_of_ten_is_left() -> None:
+    after = resumed(entries(5.0, quietest=0.5))
+    (found,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
+    assert (found.status, found.log_e_value) == ("ok", pytest.approx(2 * math.log(10.0)))
+    assert "quietest" not in found.evidence
+
+
+def test_the_same_state_whatever_the_numbers_below_a_power_of_ten() -> None:
+    states = [
+        EarlierSegments().state([[entries(log_e, quietest=q)]], [SIGNIFICANCE])
+        for log_e, q in ((2.5, 0.1), (4.5, 0.7))
+    ]
+    assert states[0] == states[1]
+
+
+def test_a_check_of_releases_is_in_no_state() -> None:
+    test = Evidence(NOISE.name, SIGNIFICANCE, NOISE.share)
+    result = NOISE.result(test, "fine", "wrong", "look", {})
+    assert resumed(result).joined(-1, [], SIGNIFICANCE) == []
+
+
+def test_another_significance_judges_earlier_segments_by_their_powers_of_ten() -> None:
+    after = resumed(entries(LEVEL - 2.0))
+    (found,) = after.joined(-1, [entries(0.0, 0.5)], 0.5)
+    assert found.status == "violated"
+    assert "before step 41" in found.message
+    assert found.evidence["violated_at_step"] == 40
+    (kept,) = resumed(entries(LEVEL + 1.0)).joined(-1, [entries(0.0, 1e-60)], 1e-60)
+    assert kept.status == "ok"
+
+
+def test_a_check_without_e_value_keeps_what_it_found() -> None:
+    wrong = COUPLING.judged({"replays": 1, "change": 0.5, "step": 3}, "", "depends", "look")
+    fine = COUPLING.judged({"replays": 1, "change": None, "step": None}, COUPLING.fine, "", "")
+    assert wrong.status == "violated"
+    for now in (fine, COUPLING.not_run("not asked")):
+        (found,) = resumed(wrong).joined(-1, [now], SIGNIFICANCE)
+        assert found.status == "violated"
+    (found,) = resumed(fine).joined(-1, [COUPLING.not_run("not asked")], SIGNIFICANCE)
+    assert found.status == "ok"
+
+
+def test_what_was_undecided_is_decided_again() -> None:
+    unsure = entries(LEVEL + 1.0).__class__(
+        NOISE_ENTRIES.name, "mechanism", "undecided", "not certain", log_e_value=LEVEL + 1.0,
+        share=NOISE_ENTRIES.share, evidence={"violated_at_step": 9},
+    )  # fmt: skip
+    (found,) = resumed(unsure).joined(-1, [entries(0.0)], SIGNIFICANCE)
+    assert found.status == "violated"
+
+
+def test_segments_are_counted_in_every_test_that_restarts_and_in_the_note() -> None:
+    after = resumed()
+    tests = [REGISTRY[name].test(SIGNIFICANCE) for name in (NOISE.name, NOISE_ENTRIES.name)]
+    after.number(tests)
+    assert [test.segment for test in tests] == [0, 2]
+    assert after.note.startswith("the training was resumed once")
+    assert EarlierSegments().note == ""
+
+
+class Part(Kept):
+    KEPT: ClassVar[tuple[str, ...]] = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.private = 1.0
+
+
+class Whole(Kept):
+    KEPT: ClassVar[tuple[str, ...]] = ("past", "part", "names")
+
+    def __init__(self) -> None:
+        self.past: np.ndarray | None = None
+        self.part = Part()
+        self.names = ["a"]
+
+
+def test_declared_attributes_come_back_and_no_others() -> None:
+    one, other = Whole(), Whole()
+    one.past, one.part.count, one.part.private = np.arange(3.0), 7, 5.0
+    one.names.append("b")
+    state = one.state()
+    one.past[0] = 9.0
+    one.names.append("c")
+    part = other.part
+    other.load(state)
+    assert other.past is not None
+    assert other.past.tolist() == [0.0, 1.0, 2.0]
+    assert (other.part.count, other.part.private, other.names) == (7, 1.0, ["a", "b"])
+    assert other.part is part
+    assert "5.0" not in repr(state)
+
+
+def test_a_state_without_an_attribute_is_an_error() -> None:
+    state = Whole().state()
+    del state["part"]
+    with pytest.raises(KeyError, match="part"):
+        Whole().load(state)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.tuples(st.integers(), st.text()), inner)
+    ),
+)
+
+
+@given(plain)
+def test_plain_values_come_back_equal(value: object) -> None:
+    data = json.loads(json.dumps(snapshot(value)))
+    assert restore(data) == value
+    assert type(restore(data)) is type(value)
+
+
+def test_arrays_and_numpy_numbers_come_back_equal_and_are_copies() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    back = restore(snapshot({"a": array, "b": np.float64(0.1), "c": np.int64(3)}))
+    np.testing.assert_array_equal(back["a"], array)
+    assert (back["b"], back["c"]) == (0.1, 3)
+    back["a"][0, 0] = 7.0
+    assert array[0, 0] == 0.0
+
+
+def test_objects_go_on_where_they_stopped() -> None:
+    centre = PredictableCentre((2,))
+    centre.update(np.array([1.0, 2.0]))
+    back = restore(snapshot(centre))
+    for one in (centre, back):
+        one.update(np.array([3.0, -1.0]))
+    np.testing.assert_array_equal(back.value, centre.value)
+
+
+def test_frozen_dataclasses_come_back_equal() -> None:
+    header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
+    assert restore(snapshot(header)) == header
+
+
+def test_every_part_of_an_audit_can_be_kept() -> None:
+    header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
+    snapshot(AuditMonitor(header, 1e-3))
+    snapshot(WitnessReducer(Witnesses({0: np.arange(3), 1: np.arange(4)})))
+
+
+def test_foreign_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"numpy\.random.*Generator cannot be part of a snapshot"):
+        snapshot([np.random.default_rng(0)])
+
+
+def test_what_would_come_back_as_another_type_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"collections\.Counter cannot be part of a snapshot"):
+        snapshot({"steps": Counter(a=1)})
+
+
+def test_a_class_that_no_resume_would_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local:
+        """A statistic whose class is defined in a function."""
+
+    local = Check("a.local", "nothing", each=True, reads="steps", init=lambda *_: Local())
+    monkeypatch.setitem(REGISTRY, local.name, local)
+    with pytest.raises(TypeError, match=r"Local cannot be part.*at the top of its module"):
+        snapshot([Local()])
+
+
+@pytest.mark.parametrize("name", ["os:system", "lightning_audit.nothing:A", "lightning_audit:b"])
+def test_classes_of_other_packages_or_versions_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="resume with the version that wrote it"):
+        restore({"object": name, "state": {}})
+
+
+def test_a_class_that_a_module_only_imports_is_refused() -> None:
+    place = "lightning_audit.record.store:Path"
+    with pytest.raises(ValueError, match="resume with the version that wrote it"):
+        restore({"object": place, "state": {}})
+
+
+def test_data_that_are_no_snapshot_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"keys \['x'\] are no part of a snapshot"):
+        restore({"x": 1})
+
 
 HEADER = RecordHeader(
     canaries=("Dirac(weight)", "Spread(2 tensors)"),
@@ -34,7 +279,7 @@ HEADER = RecordHeader(
 )
 
 
-def entries(count: int) -> np.ndarray:
+def entries_store(count: int) -> np.ndarray:
     """Entries in which every byte of every column has something to lose."""
     rng = np.random.default_rng(1)
     made = np.zeros(count, dtype=HEADER.dtype)
@@ -50,7 +295,7 @@ def entries(count: int) -> np.ndarray:
 
 def written(directory: Path, count: int, *, archive: bool = False) -> Path:
     store = ObservationStore(directory, HEADER)
-    for entry in entries(count):
+    for entry in entries_store(count):
         store.append(entry)
     store.close(archive=archive)
     return directory / RECORD_NAME
@@ -61,7 +306,7 @@ def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
     header, read = read_observations(written(tmp_path, count))
     assert header == HEADER
     assert read.dtype == HEADER.dtype
-    assert read.tobytes() == entries(count).tobytes()
+    assert read.tobytes() == entries_store(count).tobytes()
 
 
 def test_coins_that_are_not_fair_are_kept(tmp_path: Path) -> None:
@@ -85,17 +330,17 @@ def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path: Path
     data, size = path.read_bytes(), HEADER.dtype.itemsize
     for cut in range(1, size + 1):
         path.write_bytes(data[:-cut])
-        assert read_observations(path)[1].tobytes() == entries(3)[:2].tobytes()
+        assert read_observations(path)[1].tobytes() == entries_store(3)[:2].tobytes()
 
 
 def test_a_record_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     store = ObservationStore(tmp_path, HEADER)
     path = tmp_path / RECORD_NAME
     assert len(read_observations(path)[1]) == 0
-    for entry in entries(5):
+    for entry in entries_store(5):
         store.append(entry)
     store.flush()
-    assert read_observations(path)[1].tobytes() == entries(5).tobytes()
+    assert read_observations(path)[1].tobytes() == entries_store(5).tobytes()
     store.close(archive=False)
 
 
@@ -195,7 +440,7 @@ def test_the_archive_holds_the_same_columns(tmp_path: Path) -> None:
     with np.load(tmp_path / ARCHIVE_NAME) as archive:
         assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
         for name in HEADER.dtype.names or ():
-            assert archive[name].tobytes() == entries(6)[name].tobytes()
+            assert archive[name].tobytes() == entries_store(6)[name].tobytes()
             assert archive[name].dtype == HEADER.dtype[name].base
         header = json.loads(str(archive["header"]))
     assert header == json.loads(json.dumps(dataclasses.asdict(HEADER)))
@@ -255,7 +500,7 @@ def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ going on after a stop
 
 
-ALL = entries(9)
+ALL = entries_store(9)
 
 
 def stopped(directory: Path, count: int, run: str = "mine") -> Path:

@@ -2,21 +2,411 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import multiprocessing
+import os
 import random
-from collections import deque
+import secrets
+import socket
+import sqlite3
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
+from lightning_audit.hooks.boundary import FailedElsewhere
+from lightning_audit.replay.examiner import in_a_fork
+from lightning_audit.replay.training_state import (
+    CannotKeep,
+    GlobalGenerators,
+    OwnEntropy,
+    TrainingState,
+    left_behind,
+    refill,
+    refill_dict,
+    room_for,
+    same_bits,
+    set_atoms,
+    set_slot,
+    training_thread,
+)
+
+# --- What a step leaves behind is copied by name.
 
 
-class Counter:
+def test_parameters_buffers_and_the_optimizers_state_are_copied() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.125)
+    net(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
+    found = left_behind(net, optimizer)
+    assert found["lr of group 0"].item() == 0.125
+    assert {"parameters of 0.weight", "buffers of 1.running_mean"} <= set(found)
+    assert {"optimizer state exp_avg of 0.weight", "optimizer state step of 0.bias"} <= set(found)
+    weights = found["parameters of 0.weight"]
+    with torch.no_grad():
+        net[0].weight += 1.0
+    assert not torch.equal(weights, net[0].weight.double().flatten())
+
+
+# --- A thread is harmless only if it runs nothing but the standard library or a known helper.
+
+
+@contextmanager
+def thread(work: Callable[..., Any], held: Any, *args: Any) -> Iterator[None]:
+    """A thread that runs something."""
+    runs = threading.Thread(target=work, args=args, name="other", daemon=True)
+    runs.start()
+    time.sleep(0.1)
+    try:
+        yield
+    finally:
+        held.set() if isinstance(held, threading.Event) else held.put(None)
+        runs.join()
+
+
+def waits(event: threading.Event) -> None:
+    event.wait()
+
+
+def draws(event: threading.Event) -> None:
+    while not event.is_set():
+        torch.rand(1000)
+
+
+def test_alone_no_other_thread_may_train() -> None:
+    assert training_thread() == ""
+
+
+@pytest.mark.parametrize("work", [waits, draws])
+def test_a_thread_with_code_of_its_own_may_train(work: Callable[..., Any]) -> None:
+    event = threading.Event()
+    with thread(work, event, event):
+        assert training_thread() == "other"
+    assert training_thread() == ""
+
+
+@pytest.mark.parametrize("made", [threading.Event, Queue])
+def test_a_thread_of_the_standard_library_is_harmless(made: Callable[[], Any]) -> None:
+    held = made()
+    with thread(held.wait if isinstance(held, threading.Event) else held.get, held):
+        assert training_thread() == ""
+
+
+def test_an_idle_worker_is_harmless_and_a_busy_one_is_not() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        time.sleep(0.1)
+        assert training_thread() == ""
+        done = threading.Event()
+        pool.submit(draws, done)
+        time.sleep(0.1)
+        assert training_thread() != ""
+        done.set()
+
+
+def test_a_function_in_c_has_no_frame_and_may_train() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(time.sleep, 0.5)
+        time.sleep(0.1)
+        assert training_thread() != ""
+
+
+def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
+    from tqdm import TMonitor, tqdm
+
+    monitor = TMonitor(tqdm, 10)
+    loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)  # type: ignore[arg-type,var-annotated]
+    list(loader)
+    time.sleep(0.1)
+    assert threading.active_count() > 1
+    assert training_thread() == ""
+    monitor.exit()
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_the_thread_of_lightnings_progress_bar_is_harmless(package: str) -> None:
+    progress = importlib.import_module(f"{package}.callbacks.progress.rich_progress")
+    bar = progress.CustomProgress(console=Console(file=io.StringIO()))
+    bar.start()
+    try:
+        for _ in range(50):  # it sleeps, or draws
+            bar.soft_refresh()
+            assert threading.active_count() > 1
+            assert training_thread() == ""
+            time.sleep(0.002)
+    finally:
+        bar.stop()
+
+
+# --- Within a replay the system's entropy repeats, for the replaying thread alone.
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "os.urandom": lambda: os.urandom(16),
+    "secrets": lambda: secrets.token_hex(),
+    "SystemRandom": lambda: random.SystemRandom().random(),
+    "default_rng": lambda: np.random.default_rng().random(),
+    "SeedSequence": lambda: np.random.SeedSequence().entropy,
+    "uuid": lambda: str(uuid.uuid4()),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source: str) -> None:
+    entropy, draw = OwnEntropy(), SOURCES[source]
+    seen = []
+    for seed in (1, 1, 2):
+        with entropy:
+            entropy.seed(seed)
+            before = entropy.mark()
+            seen.append(draw())
+            assert entropy.mark() != before
+    assert seen[0] == seen[1] != seen[2]
+    assert draw() not in seen
+
+
+def test_another_thread_reads_the_systems_own_entropy() -> None:
+    entropy, seen = OwnEntropy(), list[bytes]()
+    for _ in range(2):
+        with entropy:
+            entropy.seed(1)
+            thread = threading.Thread(target=lambda: seen.append(os.urandom(16)))
+            thread.start()
+            thread.join()
+    assert seen[0] != seen[1]
+
+
+def test_what_os_urandom_was_before_is_put_back_after_an_exception() -> None:
+    theirs = os.urandom, random._urandom
+    with pytest.raises(RuntimeError), OwnEntropy():
+        raise RuntimeError
+    assert (os.urandom, random._urandom) == theirs
+
+
+# --- A process that keeps to itself reads what it could, and changes nothing outside of itself.
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    return in_a_fork(lambda beat: work(), 10.0)
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b", "ab", "a+b"])
+def test_a_file_keeps_its_position_and_content(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    with path.open(mode, buffering=0) as file:
+        file.seek(4)
+
+        def work() -> tuple[int, bytes, int]:
+            first = file.tell()
+            read = file.read(3) if file.readable() else b""
+            if file.writable():
+                file.write(b"more")
+            return first, read, file.tell()
+
+        first, read, last = apart(work)
+        assert first == 4
+        assert read == (b"456" if file.readable() else b"")
+        assert last > first
+        assert file.tell() == 4
+    assert path.read_bytes() == b"0123456789"
+
+
+def test_shared_memory_is_read_and_stays(tmp_path: Path) -> None:
+    tensor = torch.arange(4.0).share_memory_()
+    number = multiprocessing.Value("i", 7)
+
+    def work() -> tuple[list[float], int]:
+        tensor.add_(1.0)
+        with number.get_lock():
+            number.value += 1
+        return tensor.tolist(), number.value
+
+    assert apart(work) == ([1.0, 2.0, 3.0, 4.0], 8)
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert number.value == 7
+
+
+def test_pipes_and_sockets_lead_nowhere() -> None:
+    ends, sockets = os.pipe(), socket.socketpair()
+
+    def work() -> bytes:
+        os.write(ends[1], b"out")
+        os.write(sockets[0].fileno(), b"out")
+        return os.read(ends[0], 3)
+
+    os.write(ends[1], b"in")
+    assert apart(work) == b""
+    os.set_blocking(ends[0], False)
+    assert os.read(ends[0], 10) == b"in"
+    sockets[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        sockets[1].recv(3)
+    for end in (*ends, *(each.detach() for each in sockets)):
+        os.close(end)
+
+
+@pytest.mark.parametrize("name", ["write", "touch", "remove", "rename", "mkdir", "run", "connect"])
+def test_what_reaches_out_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "there").write_text("1")
+
+    def work() -> None:
+        match name:
+            case "write":
+                (tmp_path / "new").write_text("x")
+            case "touch":
+                (tmp_path / "new").touch()
+            case "remove":
+                (tmp_path / "there").unlink()
+            case "rename":
+                (tmp_path / "there").rename(tmp_path / "new")
+            case "mkdir":
+                (tmp_path / "new").mkdir()
+            case "run":
+                subprocess.run(["touch", str(tmp_path / "new")], check=True)
+            case "connect":
+                sqlite3.connect(tmp_path / "new")
+
+    with pytest.raises(FailedElsewhere, match="ReachesOut in"):
+        apart(work)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_what_stays_inside_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("1")
+
+    def work() -> str:
+        sqlite3.connect(":memory:").close()
+        with open(os.devnull, "w") as file:
+            file.write("x")
+        return (tmp_path / "there").read_text()
+
+    assert apart(work) == "1"
+
+
+def test_what_is_printed_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+    apart(lambda: os.write(1, b"words"))
+    assert capfd.readouterr().out == ""
+
+
+# --- Containers are put back as they were, whatever their methods do.
+
+
+class Upper(dict[str, int]):
+    """Keeps its keys in capitals, and counts how often it was written to."""
+
+    written = 0
+
+    def __setitem__(self, key: str, value: int) -> None:
+        self.written += 1
+        super().__setitem__(key.upper(), value)
+
+    def clear(self) -> None:
+        raise RuntimeError("never empty")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Counter("abracadabra"),
+        lambda: OrderedDict([("b", 1), ("a", 2)]),
+        lambda: defaultdict(int, {"x": 3}),
+        lambda: {"plain": 1},
+        lambda: Upper({"low": 1}),
+    ],
+)
+def test_a_dictionary_of_any_kind_is_what_it_was(make: Any) -> None:
+    held, before = make(), make()
+    keys, values = list(held), list(held.values())
+    dict.__setitem__(held, "new", 7) if isinstance(held, Upper) else held.update({"new": 7})
+    first = keys[0]
+    held.move_to_end(first) if isinstance(held, OrderedDict) else held.pop(first)
+    refill_dict(held, keys, values)
+    assert held == before
+    assert list(held) == list(before)
+    assert type(held) is type(before)
+    assert not isinstance(held, Upper) or held.written == 0
+
+
+def test_an_ordered_dictionary_can_be_used_on() -> None:
+    held = OrderedDict([("b", 1), ("a", 2)])
+    keys, values = list(held), list(held.values())
+    held["c"] = 3
+    refill_dict(held, keys, values)
+    held.move_to_end("b")
+    held["d"] = 4
+    assert list(held) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("make", [lambda: [1, 2], lambda: deque([1, 2], 3), lambda: {1, 2}])
+def test_a_container_is_what_it_was(make: Any) -> None:
+    held, items = make(), list(make())
+    held.clear()
+    refill(held, items)
+    assert held == make()
+
+
+def test_attributes_and_slots_have_their_values_back() -> None:
+    class Owner:
+        number, name = 1, "a"
+
+    put_back = set_atoms(dict(vars(Owner)), Owner)
+    Owner.number, Owner.name = 2, "b"
+    put_back()
+    assert (Owner.number, Owner.name) == (1, "a")
+    set_slot(Owner, "number", 5)
+    assert Owner.number == 5
+
+
+def test_bits_are_compared_and_not_values_alone() -> None:
+    import torch
+
+    assert same_bits(torch.ones(2), torch.ones(2))
+    assert not same_bits(torch.ones(2), torch.ones(3))
+    assert not same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(1), np.random.random, random.random], ids=["torch", "numpy", "own"]
+)
+@pytest.mark.parametrize("when", ["before a replay", "behind it", "never"])
+def test_global_generators_that_another_thread_moved_are_left_alone(
+    draw: Callable[[], object], when: str
+) -> None:
+    generators = GlobalGenerators()
+    before = repr(GlobalGenerators._states())
+    if when == "before a replay":
+        draw()
+    generators.look()
+    draw()  # of the replay
+    generators.leave()
+    if when == "behind it":
+        draw()
+    now = repr(GlobalGenerators._states())
+    generators.put_back()
+    assert generators.shared == (when != "never")
+    assert repr(GlobalGenerators._states()) == (before if when == "never" else now)
+
+
+# --- Whatever a step changes is put back, to the bit.
+
+
+class CounterTrainingState:
     seen: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
@@ -36,7 +426,7 @@ class Training(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        self.counter, self.slotted, self.kept = Counter(), Slotted(), deque([1, 2])
+        self.counter, self.slotted, self.kept = CounterTrainingState(), Slotted(), deque([1, 2])
         self.generator = torch.Generator().manual_seed(1)
         self.numpy, self.python = np.random.default_rng(1), random.Random(1)
         self.array, self.nothing = np.zeros(3), float("nan")
@@ -91,7 +481,7 @@ def everything(module: Training, optimizer: torch.optim.Optimizer) -> str:
 @pytest.fixture
 def training() -> tuple[Training, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    Counter.seen.clear()
+    CounterTrainingState.seen.clear()
     module = Training()
     return module, torch.optim.Adam(module.parameters())
 

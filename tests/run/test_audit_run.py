@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
+import torch
+from stages import staged
+from torch.utils.data import DataLoader
 from training_support import PrivateModule, assert_no_hooks_left, fit, trainer_for
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.testing import trainings
 from lightning_audit.testing.faulty import ClosureRunsAgain, NoNoise
+from lightning_audit.testing.trainings import HandWritten, SplitBatches, Training, random_data
+
+# --- What belongs to an audited training: its own steps, and nothing of trials and validations.
 
 
 @pytest.mark.parametrize("kind", [None, ClosureRunsAgain, NoNoise])
@@ -71,3 +80,250 @@ def test_validate_and_test_are_not_audited(tmp_path: Path) -> None:
     trainer_for(tmp_path, audit, max_steps=1).test(Tested(), verbose=False)
     assert audit.report is None
     assert not (tmp_path / "audit").exists()
+
+
+# --- Real trainings: what the ledger finds, and what it lets be.
+
+
+def trained(
+    folder: Path, kind: type, module: Any = None, ckpt: Path | None = None, **trainer: Any
+) -> AuditReport:
+    torch.manual_seed(0)
+    made = type(kind.__name__, (kind, pl.LightningModule), {})() if module is None else module
+    audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, bounds=[])
+    given = {"max_steps": 30, "max_epochs": -1, **trainer}
+    pl.Trainer(
+        callbacks=[audit],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        **given,
+    ).fit(made, ckpt_path=ckpt)
+    assert audit.report is not None
+    return audit.report
+
+
+def check(report: AuditReport, name: str) -> CheckResult:
+    return next(found for found in report.checks if found.name == name)
+
+
+class Small(Training):
+    """Sixty records, of which batches are often alike or empty."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data = random_data(records=60)
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, batch_size=1)
+
+
+class Workers(Training):
+    """Batches that workers load ahead."""
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, 16, num_workers=2, prefetch_factor=4)
+
+
+class Unfollowed(Training):
+    """A hook that nobody can read."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.step_hook = _Slotted(optimizer.step_hook)
+        return optimizer
+
+
+class _Slotted:
+    __slots__ = ("own",)
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __call__(self, optimizer: Any) -> None:
+        self.own(optimizer)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    staged(
+        quick=[(Training, 140), (trainings.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]
+    ),
+)
+def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
+    report = trained(tmp_path, kind, max_steps=steps)
+    names = ("ledger.draws", "ledger.steps", "ledger.records", "ledger.accountant", "accounting")
+    assert {check(report, name).status for name in names} == {"ok"}
+    assert check(report, "ledger.accountant").evidence["told"] == steps
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.heavy
+def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
+    report = trained(tmp_path, Training, max_steps=100, limit_train_batches=20)
+    assert check(report, "ledger.draws").status == "ok"
+    assert check(report, "ledger.accountant").evidence["missing"] == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
+    report = trained(tmp_path, Unfollowed)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("cannot be identified" in blocker for blocker in report.verdict.pass_blockers)
+    assert check(report, "ledger.accountant").status == "not_run"
+
+
+@pytest.mark.filterwarnings("default")
+def test_data_that_cannot_be_compared_end_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> int:
+        raise RuntimeError("of no shape")
+
+    monkeypatch.setattr("lightning_audit.run.audit_run.repeated_contents", fails)
+    report = trained(tmp_path, Training)
+    assert report.steps == 30
+    assert "ledger.records" not in {found.name for found in report.checks}
+
+
+@pytest.mark.filterwarnings("default")
+def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
+    module = type("Twin", (Training, pl.LightningModule), {})()
+    for tensor in module.data.tensors:
+        tensor[5] = tensor[4]
+    report = trained(tmp_path, Training, module)
+    assert any("holds records with equal contents" in note for note in report.notes)
+    assert not [found for found in report.checks if found.status == "violated"]
+
+
+class Views(Small):
+    """Each record has two rows, one for each of its views."""
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        x, y = batch
+        return super().training_step((torch.cat([x, -x]), torch.cat([y, y])), 0)
+
+
+class LeavesOut(Small):
+    """The first record of each batch is left out."""
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        return super().training_step([part[1:] for part in batch], 0)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Views, "clipped more gradients"), (LeavesOut, "clipped fewer gradients")]
+)
+def test_rows_that_are_not_the_records_are_a_note(tmp_path: Path, kind: type, said: str) -> None:
+    module = type(kind.__name__, (kind, pl.LightningModule), {})()
+    notes = " ".join(trained(tmp_path, kind, module).notes)
+    assert said in notes
+    assert notes.count("gradients than their batch") == 1
+
+
+class HeldBack(Training):
+    """Every sixth batch is swapped on its way for the one before it, by its owner's hook."""
+
+    before: Any = None
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.number = getattr(self, "number", 0) + 1
+        given, self.before = self.before if self.number % 6 == 0 else batch, batch
+        return given
+
+
+class FillsUp(Training):
+    """An eighth of the rows of a batch, and five more, come in the next one again."""
+
+    rest: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        kept = [part[: 5 + len(part) // 8] for part in batch]
+        rows = batch if self.rest is None else [*map(torch.cat, zip(batch, self.rest, strict=True))]
+        self.rest = kept
+        return super().training_step(rows, batch_idx)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path: Path) -> None:
+    found = check(trained(tmp_path, HeldBack, max_steps=20), "ledger.steps")
+    assert (found.status, found.evidence["again"]) == ("violated", 3)
+
+
+@pytest.mark.filterwarnings("default")
+def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -> None:
+    report = trained(tmp_path, FillsUp, max_steps=60)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    said = [b for b in report.verdict.pass_blockers if "the sample rate allows" in b]
+    assert len(said) == 1
+    assert "PrivacyClaim(sample_rate=...)" in said[0]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "trainer"),
+    [
+        (SplitBatches, {}),
+        (HandWritten, {}),
+        (Small, {"max_steps": 120}),
+    ],
+)
+def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(
+    tmp_path: Path, kind: type, trainer: dict[str, Any]
+) -> None:
+    report = trained(tmp_path, kind, **trainer)
+    assert "gradients than their batch" not in " ".join(report.notes)
+    assert "the sample rate allows" not in " ".join(report.verdict.pass_blockers)
+
+
+class Remembers(Training):
+    """Looks at a batch of before beside each step, and trains on the one that was drawn."""
+
+    kept: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.kept = self.kept or batch
+        with torch.no_grad():
+            self.forward(self.kept[0])
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
+    report = trained(tmp_path, trainings.KeptBatches, max_steps=20)
+    found = check(report, "ledger.steps")
+    assert found.status == "violated"
+    assert (found.evidence["recognised"], found.evidence["stale"]) == (20, 5)
+    assert report.verdict.root.name == "several_steps_on_one_batch"
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
+@pytest.mark.usefixtures("all_numbers")
+def test_every_step_of_a_correct_training_is_recognised_once(
+    tmp_path: Path, examinations: int
+) -> None:
+    torch.manual_seed(0)
+    made = type("Correct", (Remembers, pl.LightningModule), {})()
+    audit = PrivacyAudit(
+        report_dir=tmp_path, on_violation="warn", seed=0, bounds=[], examinations=examinations
+    )
+    pl.Trainer(
+        callbacks=[audit],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        max_steps=110,
+        max_epochs=-1,
+    ).fit(made)
+    evidence = check(audit.report, "ledger.steps").evidence
+    # Of a batch of fewer than eight records nothing is told; the last ten are not looked at.
+    assert 90 <= evidence["recognised"] <= 100
+    assert evidence["stale"] == 0

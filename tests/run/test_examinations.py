@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
+from collections.abc import Iterator
 from multiprocessing import cpu_count, get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +16,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten
+from hidden_state import KINDS, Counting, close_files
 from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
 from stages import staged
 from torch import nn
 from torch.nn import functional
@@ -30,10 +35,12 @@ from lightning_audit.run.facts import RunCourse
 from lightning_audit.session.planner import Ranks
 from lightning_audit.testing.trainings import ClipByThreeNorm, FirstRowNotClipped
 
+# --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
+
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _one_seed() -> None:
     torch.manual_seed(0)
 
@@ -57,6 +64,7 @@ class OwnClipping(ClipByThreeNorm):
     """Of the user."""
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
     module = private(optimizer_class=OwnClipping)
     report = violation(tmp_path, module, audit(), max_steps=4)
@@ -65,6 +73,7 @@ def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
     assert f"see {code[0]}" in describe(report.verdict)
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:
     report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
     assert report.verdict.faults[0].name == "one_record_moves_too_much"
@@ -72,6 +81,7 @@ def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None
     assert "replay.clipping" in report.verdict.faults[0].consequences
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
     module = private(optimizer_class=FirstRowNotClipped)
     allowed = audit(allow=["replay.sensitivity", "replay.clipping"])
@@ -79,6 +89,7 @@ def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
     assert status(report, "replay.sensitivity") == "allowed"
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_sizes_have_two_digits(tmp_path: Path) -> None:
     report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
     size = check(report, "replay.sensitivity").evidence["size"]
@@ -89,6 +100,7 @@ def test_sizes_have_two_digits(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what a pass says
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
@@ -99,6 +111,7 @@ def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
@@ -109,6 +122,7 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     assert {status(report, name) for name in NAMES} == {"not_run"}
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(("steps", "blocked"), [(1, True), (40, False)])
 def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, blocked: bool
@@ -125,6 +139,7 @@ def _burn() -> None:
         sum(range(1000))
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path: Path) -> None:
     def trained(folder: str) -> AuditReport:
@@ -147,12 +162,14 @@ def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path
     assert quiet.verdict == busy.verdict
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(), max_steps=4)
     for name in (*NAMES, "coupling"):
         assert check(report, name).evidence == {}
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:
     class Logs(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -224,6 +241,7 @@ def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Ten
     return module, drawn.state, own.report
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(
     "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
 )
@@ -253,6 +271,7 @@ def test_examinations_leave_the_training_as_it_would_be(
     assert found == own
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
     def made() -> ByHand:
@@ -268,6 +287,7 @@ def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path)
         assert torch.equal(mine, its)
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
     def files(examinations: int) -> tuple[list[str], str]:
         torch.manual_seed(0)
@@ -300,6 +320,7 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ when
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.filterwarnings("ignore:You're resuming")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
@@ -319,6 +340,7 @@ def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
     assert check(again.report, "replay.sensitivity").evidence["examined"] == 1
 
 
+@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_trial_examines_its_step(tmp_path: Path) -> None:
     own = audit(examinations="auto")
@@ -326,6 +348,7 @@ def test_a_trial_examines_its_step(tmp_path: Path) -> None:
     assert check(own.report, "replay.sensitivity").evidence["examined"] == 1
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> None:
     class Once(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -342,12 +365,14 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> N
     assert "out of step" not in message
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
     told = {check(report, name).message for name in NAMES}
     assert told == {"not asked: several private optimizers step together"}
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_several_processes_are_not_examined_by_name() -> None:
     course = RunCourse()
     optimizers: Any = SimpleNamespace(sessions=[])
@@ -358,6 +383,7 @@ def test_several_processes_are_not_examined_by_name() -> None:
     }
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
     class Halves(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -369,14 +395,170 @@ def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
     assert check(own.report, "replay.release").evidence["between_epochs"] == 2
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_a_claim_about_replaced_records_is_asked_of_replaced_records(tmp_path: Path) -> None:
     claim = PrivacyClaim(adjacency="replace_one")
     report = fit(tmp_path, private(), audit(claim=claim, on_violation="warn"), max_steps=2)
     assert status(report, "replay.sensitivity") == "ok"
 
 
+@pytest.mark.usefixtures("_one_seed")
 def test_a_report_that_is_read_back_agrees_with_itself(tmp_path: Path) -> None:
     violation(tmp_path, private(optimizer_class=ClipByThreeNorm), audit(), max_steps=4)
     path = tmp_path / "audit" / "report.json"
     assert json.loads(path.read_text())["settings"]["examinations"] == 1
     assert AuditReport.load(path).verdict.outcome == "VIOLATION"
+
+
+# --- No examination changes a training, whatever its step depends on.
+
+#: Kinds that are the same in each replay; with the others the step gives other bits each time.
+STEADY = {"global variable", "file that is written"}
+
+
+@pytest.fixture
+def _closed() -> Iterator[None]:
+    yield
+    close_files()
+
+
+def trained_examinations_hidden_state(
+    folder: Path, kind: str, examinations: int
+) -> tuple[list[Any], Any]:
+    """Everything that a training leaves, and its report."""
+    folder.mkdir()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    module = Counting(KINDS[kind](folder))
+    audit = PrivacyAudit(seed=1, examinations=examinations, on_violation="warn")
+    trainer_for(folder, audit, max_steps=8).fit(module)
+    left = [module.losses, module.count(), torch.get_rng_state().tolist(), random.getstate()]
+    left += [np.random.get_state()[1].tolist(), [p.tolist() for p in module.parameters()]]
+    return left, audit.report
+
+
+def reasons(report: Any) -> set[str]:
+    return {c.message for c in report.checks if c.name.startswith("replay") and c.message}
+
+
+@pytest.mark.usefixtures("_closed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_ends_as_it_would_without_examinations(tmp_path: Path, kind: str) -> None:
+    without, _ = trained_examinations_hidden_state(tmp_path / "without", kind, 0)
+    examined, report = trained_examinations_hidden_state(tmp_path / "with", kind, 2)
+    assert examined == without
+    assert report.verdict.outcome != "VIOLATION"
+    assert {text.startswith("not asked: ") for text in reasons(report)} == {kind not in STEADY}
+
+
+@pytest.mark.usefixtures("_closed")
+@pytest.mark.parametrize("kind", ["ContextVar", "mutable default"])
+def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    _, report = trained_examinations_hidden_state(tmp_path / "with", kind, 3)
+    assert all("gives other bits" in text for text in reasons(report))
+    assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
+
+
+@pytest.mark.usefixtures("_closed")
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_correct_training_is_examined_with_a_fork_and_without(
+    tmp_path: Path, fork: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not fork:
+        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    without, _ = trained_examinations_hidden_state(tmp_path / "without", "global variable", 0)
+    examined, report = trained_examinations_hidden_state(tmp_path / "with", "global variable", 2)
+    assert examined == without
+    assert not any(text.startswith("not asked: ") for text in reasons(report))
+    assert report.examination_cost["first"] > 0.0
+
+
+# --- Two trainings in two threads of a process: no examination of one disturbs the other.
+
+NOISE: list[bytes] = []
+
+
+class Recorded(DPOptimizer):
+    """Keeps its noise."""
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        NOISE.append((self.params[0].grad - self.params[0].summed_grad).numpy().tobytes())
+
+
+def audited(folder: Path, **kwargs: Any) -> Any:
+    audit = PrivacyAudit(seed=1, on_violation="warn", **{"examinations": 3, **kwargs})
+    trainer_for(folder, audit, max_steps=60).fit(PrivateModule(mlp(64), dataset=digits()))
+    return audit.report
+
+
+def together(*trainings: Any) -> list[Any]:
+    """What trainings in a thread each return."""
+    found: list[Any] = [None] * len(trainings)
+
+    def run(place: int) -> None:
+        found[place] = trainings[place]()
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(trainings))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def messages(report: Any) -> set[str]:
+    return {c.message for c in report.checks if c.name.startswith("replay")}
+
+
+def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path: Path) -> None:
+    NOISE.clear()
+
+    def plain() -> None:
+        module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=Recorded)
+        trainer_for(tmp_path / "plain", max_steps=100).fit(module)
+
+    torch.manual_seed(0)
+    report, _ = together(lambda: audited(tmp_path / "audited"), plain)
+    assert len(NOISE) == len(set(NOISE)) == 100
+    assert report.verdict.outcome != "VIOLATION"
+    assert all("may train or draw random numbers" in text for text in messages(report))
+
+
+def test_two_audited_trainings_do_not_accuse_each_other(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reports = together(*(lambda k=k: audited(tmp_path / str(k)) for k in range(2)))
+    assert [report.verdict.outcome == "VIOLATION" for report in reports] == [False, False]
+
+
+def test_an_examination_waits_for_another_one(tmp_path: Path) -> None:
+    with examiner._ONE_AT_A_TIME:
+        report = audited(tmp_path)
+    assert messages(report) == {"not asked: another examination is under way in this process"}
+
+
+def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examiner, "training_thread", lambda: "")
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(0.001):
+            torch.rand(1)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        report = audited(tmp_path)
+    finally:
+        ended.set()
+        thread.join()
+    assert all("another thread drew from the global generators" in m for m in messages(report))
+    assert sum("they were not restored" in note for note in report.notes) == 1
+    assert report.verdict.outcome != "VIOLATION"

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from bare_session import BareSession
+from bare_session import BareByHand, BareSession
+from opacus import GradSampleModule
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from torch import nn
 
-from lightning_audit.canaries import Dirac
+from lightning_audit import PrivacyAudit
+from lightning_audit.canaries import Dirac, Mislabeled
 from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.session.audit_session import AuditSession, begin_session
+from lightning_audit.session.planner import Ranks
+from lightning_audit.session.reading import HandWrittenReading, PrivateReading
+from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+# --- A session reads its canaries, leaves none, and goes on with another optimizer or after a stop.
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("announced", [True, False])
 def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bool) -> None:
     bare = BareSession()
@@ -25,6 +38,7 @@ def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bo
         torch.testing.assert_close(old, new.detach(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop() -> None:
     whole, first, second = BareSession(), BareSession(), BareSession()
     whole.train(12, announced=False)
@@ -39,6 +53,7 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
     assert second.session.releases.late == whole.session.releases.late == 12
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     bare = BareSession()
     state = bare.session.state()
@@ -48,12 +63,14 @@ def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     assert state["releases"]["late"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_another_runs_canaries_are_refused() -> None:
     state = BareSession().session.state()
     with pytest.raises(ValueError, match="resume with the same canaries, num_canaries and preci"):
         BareSession(canaries=(Dirac(),)).session.load(state)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
     bare, other = BareSession(), BareSession()
     bare.train(3)
@@ -65,3 +82,84 @@ def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
     bare.session.detach()
     bare.train(3)
     assert bare.session.recorder.steps == 6
+
+
+# --- Which parts a session is made of, and that the seed decides where canaries and witnesses lie.
+
+
+def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any) -> AuditSession:
+    """A session over one linear layer, with no record."""
+    net = GradSampleModule(nn.Linear(4, 3))
+    more = {}
+    if kind is AdaClipDPOptimizer:
+        more = {
+            "target_unclipped_quantile": 0.5,
+            "clipbound_learning_rate": 0.2,
+            "max_clipbound": 10.0,
+            "min_clipbound": 0.1,
+            "unclipped_num_std": 2.0,
+        }
+    plain = torch.optim.SGD(net.parameters(), lr=1.0)
+    optimizer = kind(plain, noise_multiplier=1.0, max_grad_norm=2.0, expected_batch_size=4, **more)
+    audit = PrivacyAudit(seed=0, **{"canaries": [Dirac()], **arguments})
+    rng = np.random.default_rng(seed)
+    return begin_session(
+        OpacusStep(optimizer, {}), audit.config, rng, lambda batches: None, None, Ranks()
+    )
+
+
+def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over() -> None:
+    private, by_hand = BareSession().session, BareByHand().session
+    assert isinstance(private.source, GradientRows)
+    assert isinstance(private.way, PrivateReading)
+    assert isinstance(by_hand.source, HandedRows)
+    assert isinstance(by_hand.way, HandWrittenReading)
+
+
+@pytest.mark.parametrize("made", [begun, lambda **a: BareByHand(**a).session])
+def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made: Any) -> None:
+    plain = made()
+    session = made(canaries=[Mislabeled(sampling_rate=0.25)])
+    assert isinstance(session.source, InputSample)
+    assert type(session.way) is type(plain.way)
+    header = session.recorder.header
+    assert header.canaries == ("Mislabeled(input, sampling_rate=0.25)",)
+    assert header.coin_probability == 0.25
+    # No coordinate is the canary's own, so that each of a small net's is a witness.
+    assert header.witnesses == tuple(p.numel() for p in session.step.params)
+
+
+def test_one_seed_gives_one_placement_and_one_sequence_of_coins() -> None:
+    one, same, other = (begun(seed, canaries=[Dirac()] * 2) for seed in (1, 1, 2))
+    flips = []
+    for session in (one, same, other):
+        plans = [session.planner.flip(session.planner._last_claim) for _ in range(16)]
+        flips.append([plan.coins.tolist() for plan in plans])
+        assert all(plan.located is not None for plan in plans)
+    assert flips[0] == flips[1] != flips[2]
+    for tensor, index in one.planner.coordinates.by_tensor.items():
+        assert index.tolist() == same.planner.coordinates.by_tensor[tensor].tolist()
+
+
+def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_without() -> None:
+    assert begun().store is None
+    headers: list[RecordHeader] = []
+    bare = BareSession()
+    session = begin_session(
+        bare.session.step,
+        bare.session.planner.config,
+        np.random.default_rng(1),
+        lambda batches: None,
+        headers.append,  # gives None: the record cannot be opened
+        Ranks(),
+        signal=1.5,
+    )
+    assert headers == [session.recorder.header]
+    assert headers[0].signal == 1.5
+    assert session.store is None
+
+
+def test_an_input_canary_is_refused_where_clipping_adapts() -> None:
+    with pytest.raises(UnauditableTraining, match=r"cannot be taken out again under adaptive"):
+        begun(kind=AdaClipDPOptimizer, canaries=[Mislabeled()])
+    assert isinstance(begun(kind=AdaClipDPOptimizer).source, GradientRows)

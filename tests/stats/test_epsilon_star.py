@@ -1,19 +1,32 @@
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
-from scipy import stats
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import special, stats
 
 from lightning_audit.stats.epsilon_star import (
     Empirical,
+    EpsilonStar,
     GaussianMixture,
+    LogitScale,
     Method,
     Parametric,
+    PermutationNull,
     epsilon_star,
+    epsilon_star_null,
     epsilon_star_of_distributions,
+    fit,
+    kolmogorov_smirnov,
+    pareto_front,
 )
+from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
@@ -218,3 +231,551 @@ def test_other_bad_arguments_are_named() -> None:
         epsilon_star_of_distributions(stats.norm(0), gaussian(1), 0, clip=0.1)
     with pytest.raises(ValueError, match="must have finite quantiles"):
         epsilon_star_of_distributions(stats.norm(math.nan), stats.norm(math.nan), 0, clip=0.1)
+
+
+METHODS = [Empirical(clip=1e-3), Parametric(clip=1e-6)]
+
+
+def null(train, population, method: Method, permutations: int = 99, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return epsilon_star_null(train, population, 1e-5, method, permutations=permutations, rng=rng)
+
+
+@pytest.mark.parametrize("method", [*METHODS, Empirical(clip=0), Parametric(1e-3)])
+def test_the_p_value_is_that_of_all_deals(method: Method) -> None:
+    """Of 126 deals of nine losses, with ties, the share with a value at least as large."""
+    losses = np.array([0.1, 0.4, 0.4, 0.5, 1.1, 1.3, 1.3, 1.3, 2.0])
+    train, population = losses[[0, 1, 2, 5]], losses[[3, 4, 6, 7, 8]]
+    value = epsilon_star(train, population, 1e-5, method).value
+    deals = [list(deal) for deal in itertools.combinations(range(9), 4)]
+    dealt = [
+        epsilon_star(losses[deal], np.delete(losses, deal), 1e-5, method).value for deal in deals
+    ]
+    exact = np.mean(np.array(dealt) >= value * (1 - 1e-9))
+    found = null(train, population, method, permutations=500)
+    assert found.value == pytest.approx(value, rel=1e-12)
+    # Four standard errors.
+    assert found.p_value == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 500))
+    assert min(dealt) - 1e-9 <= found.median <= found.quantile_95 <= max(dealt) + 1e-9
+    assert found.quantile_95 == pytest.approx(np.quantile(dealt, 0.95), abs=0.3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_leakage_has_the_smallest_p_value_there_is(method: Method) -> None:
+    rng = np.random.default_rng(1)
+    found = null(rng.gamma(5, size=800), rng.gamma(10, size=500), method)
+    assert found.p_value == 1 / 100
+    assert found.value > found.quantile_95 > found.median > 0
+    assert found.permutations == 99
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_identical_sides_have_the_p_value_one(method: Method) -> None:
+    losses = np.random.default_rng(1).gamma(5, size=100)
+    found = null(losses, losses, method, permutations=19)
+    assert (found.value, found.p_value) == (0, 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_generator_alone_decides_the_deals(method: Method) -> None:
+    rng = np.random.default_rng(2)
+    train, population = rng.gamma(5, size=50), rng.gamma(5, size=70)
+    state = np.random.get_state()[1].tolist()
+    assert null(train, population, method, 9) == null(train, population, method, 9)
+    assert null(train, population, method, 9) != null(train, population, method, 9, seed=3)
+    assert np.random.get_state()[1].tolist() == state
+    # It is the caller's: a second call goes on where the first one ended.
+    first = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
+    again = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
+    assert first.median != again.median
+
+
+def test_constant_losses_have_the_p_value_one() -> None:
+    assert null([1.0] * 5, [1.0] * 3, Empirical(1e-3), 19) == PermutationNull(0, 1, 0, 0, 19)
+
+
+def test_a_deal_that_has_no_fit_counts_as_large() -> None:
+    found = null([1.0, 1.0, 2.0], [1.0, 1.0, 3.0], Parametric(1e-6), 199)
+    # Both large losses on one side: the other side is constant, in 2 of 5 deals.
+    assert found.p_value > 0.35
+    assert found.quantile_95 == math.inf
+
+
+@pytest.mark.parametrize("permutations", [0, -1, 1.5, True, math.nan])
+def test_a_number_of_permutations_that_is_none_is_named(permutations) -> None:
+    with pytest.raises(ValueError, match=r"permutations=.* must be a whole number >= 1; 999 are"):
+        null([1.0, 2.0], [1.0, 3.0], Empirical(0.1), permutations)
+
+
+def test_other_bad_arguments_are_named_epsilon_star_null() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(TypeError, match=r"rng=0 must be a numpy\.random\.Generator"):
+        epsilon_star_null([1.0], [2.0], 0.0, Empirical(0.1), permutations=9, rng=0)
+    with pytest.raises(TypeError, match="method=None must be Empirical"):
+        null([1.0], [2.0], None)
+    with pytest.raises(ValueError, match="losses_train holds nan"):
+        null([math.nan], [2.0], Empirical(0.1))
+    with pytest.raises(ValueError, match=r"losses_population=\[\] must hold"):
+        null([1.0], [], Empirical(0.1))
+    with pytest.raises(ValueError, match="losses_train has 1 losses"):
+        null([1.0], [2.0, 3.0], Parametric(0.1))
+    with pytest.raises(ValueError, match="delta=1 must be"):
+        epsilon_star_null([1.0], [2.0], 1, Empirical(0.1), permutations=9, rng=rng)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("method", "n", "m", "runs", "permutations"),
+    [
+        (Empirical(clip=1e-3), 200, 200, 1500, 39),
+        (Empirical(clip=0), 50, 300, 1500, 39),
+        (Parametric(clip=1e-6), 100, 200, 150, 19),
+    ],
+)
+def test_without_leakage_the_p_value_has_its_level(method, n, m, runs, permutations) -> None:
+    """Levels 1/20 to 1/2; losses with ties, so that the p-value may be larger than needed."""
+    rng = np.random.default_rng(7)
+    p_values = []
+    for _ in range(runs):
+        losses = rng.gamma(2, size=n + m).round(2)
+        found = epsilon_star_null(
+            losses[:n], losses[n:], 1e-5, method, permutations=permutations, rng=rng
+        )
+        p_values.append(found.p_value)
+    for level in (0.05, 0.1, 0.25, 0.5):
+        rejected = int(np.count_nonzero(np.array(p_values) <= level + 1e-9))
+        assert stats.binom.sf(rejected - 1, runs, level) > 1e-4
+        # Equal values cost some of the level, not most of it.
+        assert stats.binom.cdf(rejected, runs, level * 0.6) > 1e-4
+
+
+def two_gaussians(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Three tenths of N(-2, 0.5), the rest N(1, 1)."""
+    first = rng.random(n) < 0.3
+    return np.where(first, rng.normal(-2, 0.5, n), rng.normal(1, 1, n))
+
+
+def log_likelihood(values: np.ndarray, mixture: GaussianMixture) -> float:
+    parts = zip(mixture.weights, mixture.means, mixture.stds, strict=True)
+    return float(np.log(sum(w * stats.norm.pdf(values, m, s) for w, m, s in parts)).mean())
+
+
+def test_the_scale_is_the_negative_logit_of_the_paper() -> None:
+    losses = np.array([0.2, 0.5, 3.0, 7.0])
+    scale = LogitScale.of(losses)
+    p = np.exp(-((losses - 0.2) / 6.8 + 1))
+    assert scale.forward(losses) == pytest.approx(-np.log(p / (1 - p)), rel=1e-12)
+    assert [scale.backward(y) for y in scale.forward(losses)] == pytest.approx(losses, rel=1e-12)
+    assert scale.backward(-3.0) < 0.2 < 7.0 < scale.backward(3.0)
+
+
+def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values() -> None:
+    values = np.array([1.0, 2.0, 4.0])
+    fitted = fit("losses_train", values, 1)
+    assert fitted.means == pytest.approx([7 / 3])
+    assert fitted.stds == pytest.approx([math.sqrt(7 / 3)])
+
+
+# More than 8192 values are fitted in groups.
+@pytest.mark.parametrize("n", [8000, 100_000])
+def test_a_mixture_is_found_again(n: int) -> None:
+    values = two_gaussians(np.random.default_rng(0), n)
+    fitted = fit("losses_train", values, 2)
+    error = 5 / math.sqrt(n)
+    assert fitted.weights == pytest.approx([0.3, 0.7], abs=error)
+    assert fitted.means == pytest.approx([-2, 1], abs=2 * error)
+    assert fitted.stds == pytest.approx([0.5, 1], abs=2 * error)
+    truth = GaussianMixture((0.3, 0.7), (-2.0, 1.0), (0.5, 1.0))
+    assert log_likelihood(values, fitted) >= log_likelihood(values, truth)
+
+
+def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = two_gaussians(np.random.default_rng(1), 30_000)
+    grouped = fit("losses_train", values, 2)
+    monkeypatch.setattr("lightning_audit.stats.epsilon_star._GROUPS", 10**6)
+    exact = fit("losses_train", values, 2)
+    assert grouped != exact
+    for name in ("weights", "means", "stds"):
+        assert getattr(grouped, name) == pytest.approx(getattr(exact, name), abs=1e-4)
+
+
+def test_a_component_does_not_shrink_onto_equal_losses() -> None:
+    values = np.concatenate([np.full(500, 0.25), np.random.default_rng(0).normal(size=500)])
+    fitted = fit("losses_train", values, 5)
+    assert min(fitted.stds) == pytest.approx(1e-3 * values.std())
+    assert sum(fitted.weights) == pytest.approx(1)
+
+
+def test_more_components_fit_better() -> None:
+    rng = np.random.default_rng(2)
+    train, population = np.exp(0.2 * two_gaussians(rng, 3000)), rng.gamma(5, 0.3, 3000)
+    one, two, five = (
+        epsilon_star(train, population, 1e-5, Parametric(1e-3, k)).fit for k in (1, 2, 5)
+    )
+    assert one.ks_train > 5 * two.ks_train > 5 * five.ks_train / 1.5
+    assert one.p_train < 1e-6
+    assert two.p_train > 0.05
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000])
+def test_the_distance_and_its_p_value_are_those_of_kolmogorov_and_smirnov(n: int) -> None:
+    values = np.random.default_rng(4).normal(0.1, 1, n)
+    peer = stats.kstest(values, stats.norm(0, 1).cdf, method="asymp")
+    fitted = GaussianMixture((1.0,), (0.0,), (1.0,))
+    assert kolmogorov_smirnov(values, fitted) == pytest.approx((peer.statistic, peer.pvalue))
+
+
+def test_mixtures_have_the_distribution_function_of_their_parts() -> None:
+    mixture = GaussianMixture((0.25, 0.75), (-1.0, 3.0), (2.0, 0.5))
+    x = np.array([[-60.0, -1.0], [2.0, 4.5]])
+    cdf = 0.25 * stats.norm.cdf(x, -1, 2) + 0.75 * stats.norm.cdf(x, 3, 0.5)
+    assert np.exp(mixture.logcdf(x)) == pytest.approx(cdf, rel=1e-9)
+    assert np.exp(mixture.logsf(x)) == pytest.approx(1 - cdf, rel=1e-9)
+    # Far out only the logarithm is left.
+    assert mixture.logsf(200.0) == pytest.approx(math.log(0.25) + stats.norm.logsf(200, -1, 2))
+
+
+@pytest.mark.parametrize(
+    ("weights", "means", "stds", "message"),
+    [
+        ((), (), (), "0, 0 and 0 elements, must have equally many each, at least 1"),
+        ((1.0,), (0.0, 1.0), (1.0,), "1, 2 and 1 elements"),
+        ((0.5, 0.6), (0.0, 1.0), (1.0, 1.0), r"weights=\(0.5, 0.6\) must be > 0 with the sum 1"),
+        ((1.5, -0.5), (0.0, 1.0), (1.0, 1.0), r"weights=.* must be > 0"),
+        ((math.nan,), (0.0,), (1.0,), r"weights=\(nan,\) must be"),
+        ((1.0,), (math.inf,), (1.0,), r"means=\(inf,\) must be finite"),
+        ((1.0,), (0.0,), (0.0,), r"stds=\(0.0,\) must be finite numbers > 0"),
+        ((1.0,), (0.0,), (math.nan,), r"stds=\(nan,\) must be"),
+    ],
+)
+def test_a_mixture_that_is_none_is_named(weights, means, stds, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        GaussianMixture(weights, means, stds)
+
+
+@pytest.mark.heavy
+def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say() -> None:
+    """The fit follows the losses: the p-values are too large, so that a small one counts."""
+    rng = np.random.default_rng(5)
+    p_values = []
+    for _ in range(2000):
+        values = rng.normal(size=200)
+        p_values.append(kolmogorov_smirnov(values, fit("losses_train", values, 1))[1])
+    assert np.mean(np.array(p_values) <= 0.2) < 0.02
+
+
+# --- Epsilon* of known distributions: the paper's numbers, other forms, and the search for it.
+
+deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
+
+
+# Two Gaussians, training losses N(0, 1) and population N(3, 1).
+@pytest.mark.parametrize(
+    ("delta", "clip", "expected"),
+    [
+        (0, 1e-3, 6.1400),
+        (0, 1e-4, 7.7667),
+        (0, 1e-5, 9.2394),
+        (0, 1e-6, 10.5907),
+        (0, 1e-9, 14.1227),
+        (0, 1e-12, 17.1246),
+        (0, 0, math.inf),
+        (1e-5, 1e-3, 6.1400),
+        (1e-5, 1e-4, 7.7666),
+        (1e-5, 1e-5, 9.2393),
+        (1e-5, 1e-6, 10.5905),
+        (1e-5, 1e-9, 14.1154),
+        (1e-5, 1e-12, 16.6698),
+        (1e-5, 0, 16.6755),
+    ],
+)
+def test_known_gaussians_have_the_reference_values(
+    delta: float, clip: float, expected: float
+) -> None:
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(3), delta, clip=clip)
+    # The reference is a maximum over a fixed grid: it may be short by one unit.
+    assert expected - 6e-5 <= star.value <= expected + 1.1e-4
+    if delta == 0 < clip:
+        exact = special.log_ndtr(3 + special.ndtri(clip)) - math.log(clip)
+        assert star.value == pytest.approx(exact, rel=1e-9)
+        assert star.at_clip
+    if max(delta, clip) > 0:
+        scipy = epsilon_star_of_distributions(stats.norm(0, 1), stats.norm(3, 1), delta, clip=clip)
+        assert scipy.value == pytest.approx(star.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: float) -> None:
+    """The likelihood ratio is monotone in the loss, so that thresholds are the best regions."""
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(mu), delta, clip=0)
+    t = np.linspace(-12, 12, 200_001)
+    ratio = (special.ndtr(t) - delta) / special.ndtr(t - mu)
+    assert star.value == pytest.approx(math.log(ratio.max()), abs=1e-7)
+    assert star.value == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-9)
+    assert not star.at_clip
+
+
+@given(
+    st.lists(st.floats(-3, 3), min_size=2, max_size=4),
+    st.lists(st.floats(0.2, 3), min_size=2, max_size=4),
+    deltas,
+    st.sampled_from([1e-6, 1e-2]),
+)
+def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
+    k = min(len(means), len(stds))
+    train = GaussianMixture((1 / k,) * k, tuple(means[:k]), tuple(stds[:k]))
+    population = gaussian(0.5, 1.5)
+    star = epsilon_star_of_distributions(train, population, delta, clip=clip)
+    t = np.linspace(-20, 20, 20_001)
+    tpr, fnr = (
+        sum(special.ndtr(sign * (t - m) / s) / k for m, s in zip(means, stds, strict=False))
+        for sign in (1, -1)
+    )
+    fpr, tnr = special.ndtr((t - 0.5) / 1.5), special.ndtr(-(t - 0.5) / 1.5)
+    best = 1.0
+    for top, below in ((tpr, fpr), (fpr, tpr), (fnr, tnr), (tnr, fnr)):
+        best = max(best, ((top - delta) / np.maximum(below, clip)).max())
+    assert math.log(best) - 1e-9 <= star.value <= math.log(best) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "clip"), [(0.014, 1.51, 0.05), (0.019, 2.1, 0.05), (0.009, 2.63, 0.01)]
+)
+def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip) -> None:
+    """The population is wide: the upper tail's maximum is the larger one by what the mean adds."""
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(mean, std), 0, clip=clip)
+    t = -special.ndtri(clip)
+    assert star.value == pytest.approx(special.log_ndtr((mean - t) / std) - math.log(clip))
+    assert star.inequality == "population_above"
+    assert star.threshold == pytest.approx(t, rel=1e-9)
+
+
+def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> None:
+    assert epsilon_star_of_distributions(gaussian(0), gaussian(0), 0, clip=0).value == 0
+    star = epsilon_star_of_distributions(gaussian(0, 1), gaussian(0, 1.01), 0, clip=0)
+    assert star.value == math.inf
+    assert star.at_clip
+    train = GaussianMixture((0.5, 0.5), (0.0, 1.0), (2.0, 1.0))
+    population = GaussianMixture((0.25, 0.75), (0.0, 1.0), (2.0, 1.0))
+    star = epsilon_star_of_distributions(train, population, 0, clip=0)
+    assert star.value == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
+    train, population = stats.uniform(0, 1), stats.uniform(2, 1)
+    with np.errstate(divide="ignore"):
+        star = epsilon_star_of_distributions(train, population, 0.1, clip=0)
+        clipped = epsilon_star_of_distributions(train, population, 0.1, clip=1e-4)
+    assert star.value == math.inf
+    assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
+
+
+models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12)
+
+
+def beaten(model: tuple[int, int], by: tuple[float, float]) -> bool:
+    return by[0] <= model[0] and by[1] >= model[1] and tuple(by) != tuple(model)
+
+
+@given(models)
+def test_the_front_is_what_no_model_beats(models) -> None:
+    front = {models[i] for i in pareto_front(*np.array(models).T)}
+    assert front == {m for m in models if not any(beaten(m, other) for other in models)}
+
+
+@given(models)
+def test_the_convex_front_is_what_no_mixture_of_two_beats(models) -> None:
+    found = pareto_front(*np.array(models).T, convex=True)
+    points = np.array(models, dtype=float)
+    for i, model in enumerate(models):
+        weights = np.linspace(0, 1, 841)[:, None, None, None]
+        mixtures = weights * points[:, None] + (1 - weights) * points
+        better = (mixtures[..., 0] <= model[0] + 1e-9) & (mixtures[..., 1] >= model[1] + 1e-3)
+        if i in found:
+            assert not better.any()
+        elif not any(beaten(model, other) for other in models):
+            # Left out of the plain front by a mixture, or equal to a model on it.
+            equal = (mixtures[..., 0] <= model[0] + 1e-9) & (mixtures[..., 1] >= model[1] - 1e-9)
+            assert equal.any()
+
+
+@given(models, st.booleans())
+def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex) -> None:
+    cost, benefit = np.array(models, dtype=float).T
+    front = pareto_front(cost, benefit, convex=convex)
+    turned = len(models) - 1 - pareto_front(3 * cost[::-1] - 1, 2 * benefit[::-1], convex=convex)
+    assert [models[i] for i in front] == [models[i] for i in turned]
+    assert np.all(np.diff(cost[front]) > 0)
+    assert np.all(np.diff(benefit[front]) > 0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "benefit", "message"),
+    [
+        ([], [], r"cost=\[\] must be finite numbers"),
+        ([1.0], [np.nan], "benefit=.*nan.* must be finite numbers"),
+        ([np.inf], [1.0], "cost=.*inf.* must be finite"),
+        ([1.0, 2.0], [1.0], "cost has 2 elements and benefit 1, must have equally many"),
+    ],
+)
+def test_bad_models_are_named(cost, benefit, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        pareto_front(cost, benefit)
+
+
+# --- The empirical Epsilon*: against counting, and its invariances.
+
+
+def empirical(train, population, delta: float = 0.0, clip: float = 0.0) -> EpsilonStar:
+    return epsilon_star(train, population, delta, Empirical(clip))
+
+
+def naive_ratios(train, population, delta: float, clip: float) -> dict[tuple[float, str], tuple]:
+    """Numerator and denominator of every inequality at every loss, by counting."""
+    least_train, least_population = max(clip, 1 / len(train)), max(clip, 1 / len(population))
+    found = {}
+    for t in {*train, *population}:
+        tpr = sum(loss <= t for loss in train) / len(train)
+        fpr = sum(loss <= t for loss in population) / len(population)
+        fnr = sum(loss > t for loss in train) / len(train)
+        tnr = sum(loss > t for loss in population) / len(population)
+        found[t, "train_below"] = tpr - delta, max(fpr, least_population)
+        found[t, "population_above"] = tnr - delta, max(fnr, least_train)
+        found[t, "population_below"] = fpr - delta, max(tpr, least_train)
+        found[t, "train_above"] = fnr - delta, max(tnr, least_population)
+    return found
+
+
+def paper_value(train, population, delta: float, clip: float) -> float:
+    """Thresholds with a rate outside of [clip, 1 - clip] are dropped, as published."""
+    best = 1.0
+    for t in {*train, *population}:
+        tpr = sum(loss <= t for loss in train) / len(train)
+        fpr = sum(loss <= t for loss in population) / len(population)
+        if not (clip <= fpr <= 1 - clip and clip <= tpr <= 1 - clip) or {0, 1} & {fpr, tpr}:
+            continue
+        best = max(best, (tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
+        best = max(best, (fpr - delta) / tpr, (1 - tpr - delta) / (1 - fpr))
+    return math.log(best)
+
+
+few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
+whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
+clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
+
+
+@given(few, few, deltas, clips)
+def test_the_empirical_value_is_the_largest_of_all_thresholds(
+    train: list[float], population: list[float], delta: float, clip: float
+) -> None:
+    star = empirical(train, population, delta, clip)
+    ratios = naive_ratios(train, population, delta, clip)
+    best = max(top / below for top, below in ratios.values())
+    assert star.value == pytest.approx(math.log(max(best, 1)), abs=1e-12)
+    if star.value == 0:
+        assert (star.threshold, star.fpr, star.fnr, star.inequality) == (None,) * 4
+        assert not star.at_clip
+        return
+    top, below = ratios[star.threshold, star.inequality]
+    assert math.log(top / below) == pytest.approx(star.value, abs=1e-12)
+    assert star.fpr == pytest.approx(np.mean(np.array(population) <= star.threshold))
+    assert star.fnr == pytest.approx(np.mean(np.array(train) > star.threshold))
+    sizes = {"train_below": population, "train_above": population}
+    assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
+
+
+@given(whole, whole, deltas, clips)
+def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip) -> None:
+    least = paper_value(train, population, delta, clip)
+    assert empirical(train, population, delta, clip).value >= least - 1e-12
+
+
+def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> None:
+    train, population = np.arange(200.0), 500 + np.arange(400.0)
+    star = empirical(train, population)
+    assert star.value == pytest.approx(math.log(400))
+    assert (star.threshold, star.fpr, star.fnr, star.at_clip) == (199.0, 0.0, 0.0, True)
+    assert empirical(train, population, 0.1, 0.01).value == pytest.approx(math.log(0.9 / 0.01))
+    assert paper_value(train, population, 0, 1e-3) == 0
+
+
+TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
+
+
+@given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
+def test_increasing_transforms_leave_the_empirical_value(
+    train, population, delta, clip, transform
+) -> None:
+    before = empirical(train, population, delta, clip)
+    after = empirical(transform(np.array(train)), transform(np.array(population)), delta, clip)
+    at = None if before.threshold is None else float(transform(before.threshold))
+    assert after == dataclasses.replace(before, threshold=at)
+
+
+@given(whole, whole, deltas, clips)
+def test_decreasing_transforms_and_exchanged_sides_leave_the_empirical_value(
+    train, population, delta, clip
+) -> None:
+    value = empirical(train, population, delta, clip).value
+    turned = empirical(-np.array(train), -np.array(population), delta, clip)
+    assert turned.value == value
+    assert empirical(population, train, delta, clip).value == value
+
+
+@given(whole, deltas, clips, st.randoms())
+def test_identical_sides_read_zero(losses, delta, clip, random) -> None:
+    shuffled = random.sample(losses, len(losses))
+    assert empirical(losses, shuffled, delta, clip).value == 0
+    if len(set(losses)) > 1:
+        assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
+
+
+@given(whole, whole, deltas, clips, st.integers(1, 5))
+def test_training_losses_that_are_lower_still_raise_it(
+    train, population, delta, clip, shift
+) -> None:
+    before = empirical(train, population, delta, clip)
+    assume(before.inequality in ("train_below", "population_above"))
+    after = empirical(np.array(train) - shift, population, delta, clip)
+    assert after.value >= before.value
+
+
+@given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))
+def test_more_delta_or_clip_never_raises_it(train, population, pair) -> None:
+    less, more = pair
+    assert empirical(train, population, more, less).value <= (
+        empirical(train, population, less, less).value
+    )
+    assert empirical(train, population, less, more).value <= (
+        empirical(train, population, less, less).value
+    )
+    known = GaussianMixture((1.0,), (0.0,), (1.0,)), GaussianMixture((1.0,), (1.5,), (2.0,))
+    values = [
+        epsilon_star_of_distributions(*known, delta, clip=clip).value
+        for delta, clip in ((less, less), (more, less), (more, more))
+    ]
+    assert sorted(values, reverse=True) == values
+
+
+def test_constant_losses_tell_nothing() -> None:
+    star = empirical([0.7] * 30, [0.7] * 7, 1e-5, 1e-3)
+    assert star == EpsilonStar(0.0, None, None, None, None, False, 1e-5, 1e-3)
+
+
+def test_a_million_losses_a_side_take_linear_memory() -> None:
+    rng = np.random.default_rng(0)
+    train, population = rng.gamma(5, size=10**6), rng.gamma(5.5, size=10**6)
+    star = empirical(train, population, 1e-5, 1e-3)
+    known = stats.gamma(5), stats.gamma(5.5)
+    truth = epsilon_star_of_distributions(*known, 1e-5, clip=1e-3).value
+    assert star.value == pytest.approx(truth, abs=0.15)
+    peaks = []
+    for n in (10**4, 10**5):
+        tracemalloc.start()
+        empirical(train[:n], population[:n], 1e-5, 1e-3)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 11 * peaks[0]

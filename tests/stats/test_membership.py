@@ -1,5 +1,3 @@
-"""Epsilon* of known distributions: the paper's numbers, other forms, and the search for it."""
-
 from __future__ import annotations
 
 import math
@@ -8,116 +6,289 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import special, stats
 
-from lightning_audit.stats.epsilon_star import GaussianMixture, epsilon_star_of_distributions
-from lightning_audit.stats.tradeoff import gaussian_epsilon
-
-
-def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
-    return GaussianMixture((1.0,), (mean,), (std,))
-
-
-deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
-
-
-# Two Gaussians, training losses N(0, 1) and population N(3, 1).
-@pytest.mark.parametrize(
-    ("delta", "clip", "expected"),
-    [
-        (0, 1e-3, 6.1400),
-        (0, 1e-4, 7.7667),
-        (0, 1e-5, 9.2394),
-        (0, 1e-6, 10.5907),
-        (0, 1e-9, 14.1227),
-        (0, 1e-12, 17.1246),
-        (0, 0, math.inf),
-        (1e-5, 1e-3, 6.1400),
-        (1e-5, 1e-4, 7.7666),
-        (1e-5, 1e-5, 9.2393),
-        (1e-5, 1e-6, 10.5905),
-        (1e-5, 1e-9, 14.1154),
-        (1e-5, 1e-12, 16.6698),
-        (1e-5, 0, 16.6755),
-    ],
+from lightning_audit.stats.counts import epsilon_at_rates
+from lightning_audit.stats.membership import (
+    Challenges,
+    auroc,
+    measure_attack,
+    measure_cross_fed,
+    normal_ratio_p_value,
+    roc_curve,
+    tpr_at_fpr,
+    tpr_at_fpr_lower,
+    tradeoff_upper,
 )
-def test_known_gaussians_have_the_reference_values(
-    delta: float, clip: float, expected: float
-) -> None:
-    star = epsilon_star_of_distributions(gaussian(0), gaussian(3), delta, clip=clip)
-    # The reference is a maximum over a fixed grid: it may be short by one unit.
-    assert expected - 6e-5 <= star.value <= expected + 1.1e-4
-    if delta == 0 < clip:
-        exact = special.log_ndtr(3 + special.ndtri(clip)) - math.log(clip)
-        assert star.value == pytest.approx(exact, rel=1e-9)
-        assert star.at_clip
-    if max(delta, clip) > 0:
-        scipy = epsilon_star_of_distributions(stats.norm(0, 1), stats.norm(3, 1), delta, clip=clip)
-        assert scipy.value == pytest.approx(star.value, rel=1e-9)
+from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
-def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: float) -> None:
-    """The likelihood ratio is monotone in the loss, so that thresholds are the best regions."""
-    star = epsilon_star_of_distributions(gaussian(0), gaussian(mu), delta, clip=0)
-    t = np.linspace(-12, 12, 200_001)
-    ratio = (special.ndtr(t) - delta) / special.ndtr(t - mu)
-    assert star.value == pytest.approx(math.log(ratio.max()), abs=1e-7)
-    assert star.value == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-9)
-    assert not star.at_clip
+def as_published(loss: float, out: np.ndarray, inside: np.ndarray, alpha: float) -> bool:
+    """Algorithm 3, with the R of appendix D and its third case."""
+    m0, v0, m1, v1 = out.mean(), out.var(ddof=1), inside.mean(), inside.var(ddof=1)
+    if v0 == v1:
+        return bool(np.sign(m1 - m0) * (loss - m0) / np.sqrt(v0) > stats.norm.isf(alpha))
+    big_r = (m0 / v0 - m1 / v1) / (1 / v1 - 1 / v0)
+    shape = ((m0 + big_r) / np.sqrt(v0)) ** 2
+    if v0 > v1:
+        return bool((loss + big_r) ** 2 <= v0 * stats.ncx2.ppf(alpha, 1, shape))
+    return bool((loss + big_r) ** 2 >= v0 * stats.ncx2.isf(alpha, 1, shape))
+
+
+@pytest.mark.parametrize(("std_in", "mean_in"), [(0.5, 0.3), (2.0, 0.3), (1.3, -1.0), (0.8, 0.0)])
+def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in) -> None:
+    rng = np.random.default_rng(int(10 * std_in))
+    out, inside = rng.normal(1, 1, 40), rng.normal(mean_in, std_in, 40)
+    for alpha in (0.02, 0.1, 0.5, 0.9):
+        fp = sum(as_published(out[i], np.delete(out, i), inside, alpha) for i in range(40))
+        tp = sum(as_published(inside[i], out, np.delete(inside, i), alpha) for i in range(40))
+        found = measure_cross_fed(out, inside, alpha)
+        assert (int(found.fp), int(found.fn)) == (fp, 40 - tp)
+
+
+def test_independent_challenges_are_counted_as_published() -> None:
+    rng = np.random.default_rng(3)
+    draws = [rng.normal(mean, std, (30, 8)) for mean, std in [(1, 1), (0, 0.7), (1, 1), (0, 0.7)]]
+    losses = rng.normal(1, 1, 30), rng.normal(0, 0.7, 30)
+    found = measure_attack(
+        Challenges(losses[0], draws[0], draws[1]), Challenges(losses[1], draws[2], draws[3]), 0.2
+    )
+    fp = sum(as_published(losses[0][i], draws[0][i], draws[1][i], 0.2) for i in range(30))
+    tp = sum(as_published(losses[1][i], draws[2][i], draws[3][i], 0.2) for i in range(30))
+    assert (int(found.fp), int(found.tp), int(found.n_in), int(found.n_out)) == (fp, tp, 30, 30)
 
 
 @given(
-    st.lists(st.floats(-3, 3), min_size=2, max_size=4),
-    st.lists(st.floats(0.2, 3), min_size=2, max_size=4),
-    deltas,
-    st.sampled_from([1e-6, 1e-2]),
+    st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(-3, 3), st.floats(0.05, 0.95)
 )
-def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
-    k = min(len(means), len(stds))
-    train = GaussianMixture((1 / k,) * k, tuple(means[:k]), tuple(stds[:k]))
-    population = gaussian(0.5, 1.5)
-    star = epsilon_star_of_distributions(train, population, delta, clip=clip)
-    t = np.linspace(-20, 20, 20_001)
-    tpr, fnr = (
-        sum(special.ndtr(sign * (t - m) / s) / k for m, s in zip(means, stds, strict=False))
-        for sign in (1, -1)
+def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, other, alpha) -> None:
+    s0, m1, s1 = 1.5, m0 + shift, 1.5 * scale
+    grid = np.linspace(m0 - 8 * s0, m0 + 8 * s0, 4001)
+    p = normal_ratio_p_value(grid, m0, s0, m1, s1)
+    in_region = p <= alpha
+    cell = grid[1] - grid[0]
+    size = np.sum(stats.norm.pdf(grid, m0, s0)[in_region]) * cell
+    if np.any(p < 1):
+        assert size == pytest.approx(alpha, abs=5e-3) or shift == 0
+    ratio = stats.norm.logpdf(grid, m1, s1) - stats.norm.logpdf(grid, m0, s0)
+    # Neyman and Pearson: the region holds the largest ratios.
+    if in_region.any() and not in_region.all():
+        assert ratio[in_region].min() >= ratio[~in_region].max() - 1e-6 * np.ptp(ratio)
+
+
+def test_nearly_equal_spreads_approach_the_third_case() -> None:
+    z = np.linspace(-3, 3, 61)
+    equal = normal_ratio_p_value(z, 0.0, 1.0, -0.7, 1.0)
+    assert equal == pytest.approx(stats.norm.cdf(z), rel=1e-12)
+    for scale in (1 + 1e-9, 1 - 1e-9, 1 + 1e-15, 1 - 1e-15):
+        assert normal_ratio_p_value(z, 0.0, 1.0, -0.7, scale) == pytest.approx(equal, rel=1e-6)
+
+
+def test_equal_distributions_tell_nothing() -> None:
+    assert normal_ratio_p_value([-5.0, 0.0, 5.0], 1.0, 2.0, 1.0, 2.0).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_small_p_values_keep_their_digits() -> None:
+    p = normal_ratio_p_value(20.0, 0.0, 1.0, 30.0, 0.999999)
+    assert p == pytest.approx(stats.norm.sf(20.0), rel=1e-6)
+
+
+@given(st.floats(-50, 50), st.floats(0.01, 100))
+def test_the_unit_of_the_losses_does_not_matter(shift, factor) -> None:
+    rng = np.random.default_rng(0)
+    out, inside = rng.normal(1, 1, 20), rng.normal(0, 0.5, 20)
+    levels = np.linspace(0.05, 0.95, 19)
+    plain = measure_cross_fed(out, inside, levels)
+    assert measure_cross_fed(shift + factor * out, shift + factor * inside, levels) == plain
+
+
+def test_more_false_positives_are_allowed_for_fewer_misses() -> None:
+    rng = np.random.default_rng(1)
+    counts = measure_cross_fed(rng.normal(1, 1, 60), rng.normal(0, 1, 60), np.linspace(0.01, 0.99))
+    assert np.all(np.diff(counts.fp) >= 0)
+    assert np.all(np.diff(counts.fn) <= 0)
+
+
+def test_an_outlier_leaves_the_spread_of_the_others() -> None:
+    rng = np.random.default_rng(2)
+    out = np.append(rng.normal(0, 1e-6, 20), 1e6)
+    inside = rng.normal(-1e-6, 1e-6, 21)
+    p = normal_ratio_p_value(
+        out[-1], out[:-1].mean(), out[:-1].std(ddof=1), inside.mean(), inside.std(ddof=1)
     )
-    fpr, tnr = special.ndtr((t - 0.5) / 1.5), special.ndtr(-(t - 0.5) / 1.5)
-    best = 1.0
-    for top, below in ((tpr, fpr), (fpr, tpr), (fnr, tnr), (tnr, fnr)):
-        best = max(best, ((top - delta) / np.maximum(below, clip)).max())
-    assert math.log(best) - 1e-9 <= star.value <= math.log(best) + 0.02
+    alone = measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99)))
+    assert int(alone.fp) >= 1
+
+
+def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
+    rng = np.random.default_rng(4)
+    fp = 0
+    for _ in range(300):
+        fp += int(measure_cross_fed(rng.normal(0, 1, 200), rng.normal(-1, 2, 200), 0.1).fp)
+    # Cross-fed decisions agree more than independent ones: a wide interval.
+    assert fp / 60_000 == pytest.approx(0.1, abs=0.004)
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "clip"), [(0.014, 1.51, 0.05), (0.019, 2.1, 0.05), (0.009, 2.63, 0.01)]
+    ("out", "inside", "alpha", "message"),
+    [
+        ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
+        ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
+        (
+            [1.0, np.nan, 3.0],
+            [1.0, 2.0, 3.0],
+            0.1,
+            r"losses_out holds nan or infinity.*1 of 3, the first at index 1",
+        ),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
+        ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
+    ],
 )
-def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip) -> None:
-    """The population is wide: the upper tail's maximum is the larger one by what the mean adds."""
-    star = epsilon_star_of_distributions(gaussian(0), gaussian(mean, std), 0, clip=clip)
-    t = -special.ndtri(clip)
-    assert star.value == pytest.approx(special.log_ndtr((mean - t) / std) - math.log(clip))
-    assert star.inequality == "population_above"
-    assert star.threshold == pytest.approx(t, rel=1e-9)
+def test_bad_losses_are_named(out, inside, alpha, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_cross_fed(out, inside, alpha)
 
 
-def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> None:
-    assert epsilon_star_of_distributions(gaussian(0), gaussian(0), 0, clip=0).value == 0
-    star = epsilon_star_of_distributions(gaussian(0, 1), gaussian(0, 1.01), 0, clip=0)
-    assert star.value == math.inf
-    assert star.at_clip
-    train = GaussianMixture((0.5, 0.5), (0.0, 1.0), (2.0, 1.0))
-    population = GaussianMixture((0.25, 0.75), (0.0, 1.0), (2.0, 1.0))
-    star = epsilon_star_of_distributions(train, population, 0, clip=0)
-    assert star.value == pytest.approx(math.log(2), abs=1e-6)
+@pytest.mark.parametrize(
+    ("shadows", "message"),
+    [
+        (np.ones((2, 1)), "inside.shadows_out has 1 shadow models, must have at least 2"),
+        (np.ones((3, 4)), r"inside.shadows_out has shape \(3, 4\) for losses of shape \(2,\)"),
+    ],
+)
+def test_bad_shadows_are_named(shadows, message) -> None:
+    good = np.array([[1.0, 2.0], [3.0, 5.0]])
+    with pytest.raises(ValueError, match=message):
+        measure_attack(
+            Challenges([1.0, 2.0], good, good), Challenges([1.0, 2.0], shadows, good), 0.1
+        )
 
 
-def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
-    train, population = stats.uniform(0, 1), stats.uniform(2, 1)
-    with np.errstate(divide="ignore"):
-        star = epsilon_star_of_distributions(train, population, 0.1, clip=0)
-        clipped = epsilon_star_of_distributions(train, population, 0.1, clip=1e-4)
-    assert star.value == math.inf
-    assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
+scores = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, math.inf]), min_size=1, max_size=12)
+
+
+@given(scores, scores)
+def test_area_is_the_share_of_pairs_in_the_right_order(inside, outside) -> None:
+    pairs = [(x > y) + 0.5 * (x == y) for x in inside for y in outside]
+    assert auroc(inside, outside) == pytest.approx(np.mean(pairs), abs=1e-15)
+    assert auroc(outside, inside) == pytest.approx(1 - np.mean(pairs), abs=1e-15)
+
+
+@given(scores, scores)
+def test_area_is_that_under_the_curve_and_mann_whitneys_statistic(inside, outside) -> None:
+    curve = roc_curve(inside, outside)
+    area = np.sum(np.diff(curve.fpr) * (curve.tpr[1:] + curve.tpr[:-1]) / 2)
+    assert auroc(inside, outside) == pytest.approx(area, abs=1e-12)
+    if np.isfinite([*inside, *outside]).all():
+        u = stats.mannwhitneyu(inside, outside, method="asymptotic").statistic
+        assert auroc(inside, outside) == pytest.approx(u / (len(inside) * len(outside)))
+
+
+@given(scores, scores)
+def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
+    curve = roc_curve(inside, outside)
+    points = list(zip(curve.fpr, curve.tpr, strict=True))
+    assert (np.diff(curve.fpr) >= 0).all()
+    assert (np.diff(curve.tpr) >= 0).all()
+    assert points[0] == (0.0, 0.0)
+    assert points[-1] == (1.0, 1.0)
+    for t, point in zip(curve.thresholds, points, strict=True):
+        assert point == (np.mean(np.array(outside) > t), np.mean(np.array(inside) > t))
+
+
+@given(scores, scores, st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 0.7, 1.0]))
+def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr) -> None:
+    curve = roc_curve(inside, outside)
+    expected = curve.tpr[curve.fpr <= fpr + 1e-12].max()
+    assert tpr_at_fpr(inside, outside, fpr) == expected
+
+
+def test_a_product_that_rounds_down_costs_no_score() -> None:
+    outside, inside = np.arange(100.0), [70.5]
+    assert 0.29 * 100 < 29
+    assert tpr_at_fpr(inside, outside, 0.29) == 1.0
+    assert tpr_at_fpr(inside, outside, 0.28) == 0.0
+
+
+def test_constant_scores_tell_nothing() -> None:
+    same = [3.0] * 50
+    assert auroc(same, same) == 0.5
+    assert tpr_at_fpr(same, same, 0.9) == 0.0
+    assert tpr_at_fpr_lower(same, same, 0.9, 0.05) == 0.0
+    assert tradeoff_upper(same, same, 0.05).epsilon_at(1e-5) == 0.0
+
+
+def gaussian(n: int, mu: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([seed, n])
+    return mu + rng.standard_normal(n), rng.standard_normal(n)
+
+
+def test_lower_rate_lies_below_the_observed_one_and_nears_it() -> None:
+    rates = []
+    for n in (100, 1000, 30_000):
+        groups = gaussian(n, 2.0, 0)
+        rates.append((tpr_at_fpr(*groups, 0.05), tpr_at_fpr_lower(*groups, 0.05, 0.05)))
+    assert all(lower < seen for seen, lower in rates)
+    truth = special.ndtr(2 + special.ndtri(0.05))
+    assert rates[2] == pytest.approx((truth, truth), abs=0.04)
+    assert tpr_at_fpr_lower([1.0] * 9, [0.0] * 9, 0.01, 0.05) == 0.0  # nothing limits a rate to .01
+    assert tpr_at_fpr_lower([1.0] * 9, [0.0] * 9, 1.0, 0.05) == 1.0
+
+
+@pytest.mark.parametrize("band", ["berk_jones", "dkw"])
+def test_trade_off_bound_is_the_polygon_below_the_bands_points(band) -> None:
+    from lightning_audit.stats.thresholds import simultaneous_upper_limits
+
+    inside, outside = gaussian(60, 2.0, 1)
+    f = tradeoff_upper(inside, outside, 0.05, band)
+    limits = simultaneous_upper_limits(60, 0.025, band)
+    found = 0.0
+    for t in np.concatenate([inside, outside]):
+        fnr, fpr = limits[np.sum(inside <= t)], limits[np.sum(outside > t)]
+        assert f(fpr) <= fnr + 1e-12
+        assert f(fnr) <= fpr + 1e-12
+        if fnr + fpr < 1:
+            found = max(found, epsilon_at_rates(fnr, fpr, 1e-3))
+    assert f.epsilon_at(1e-3) == pytest.approx(found, rel=1e-9)
+
+
+def test_some_thresholds_say_as_much_as_all_of_them() -> None:
+    from lightning_audit.stats import membership
+
+    groups = gaussian(30_000, 2.0, 2)
+    fewer = tradeoff_upper(*groups, 0.05).epsilon_at(np.array([1e-5, 1e-2, 0.3]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "_MOST", 10**6)
+        every = tradeoff_upper(*groups, 0.05).epsilon_at(np.array([1e-5, 1e-2, 0.3]))
+    assert (fewer <= every + 1e-12).all()
+    assert fewer == pytest.approx(every, rel=0.02)
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: auroc([], [1.0]), "scores_in is empty"),
+    (lambda: roc_curve([1.0], []), "scores_out is empty"),
+    (lambda: auroc([math.nan], [1.0]), "scores_in holds nan"),
+    (lambda: auroc([[1.0]], [1.0]), "scores_in has shape"),
+    (lambda: tpr_at_fpr([1.0], [1.0], 1.5), r"fpr=1\.5 must be in \(0, 1\]"),
+    (lambda: tpr_at_fpr_lower([1.0], [1.0], 0.1, 0.0), r"significance=0\.0"),
+    (lambda: tradeoff_upper([1.0], [1.0], 0.05, "ks"), "band='ks' must be one of"),
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mu", [0.0, 1.5])
+@pytest.mark.parametrize("n", [200, 12_000])
+def test_bounds_hold_at_all_rates_and_deltas_together(n: int, mu: float) -> None:
+    deltas, rates = np.logspace(-6, -0.5, 8), np.array([0.01, 0.1, 0.3])
+    truth = gaussian_epsilon(mu, deltas)
+    tpr = 1 - GaussianTradeoff(mu)(rates)
+    missed, repetitions = np.zeros(2), 1000 if n == 200 else 200
+    for seed in range(repetitions):
+        groups = gaussian(n, mu, seed)
+        missed[0] += np.any(tradeoff_upper(*groups, 0.05).epsilon_at(deltas) > truth + 1e-9)
+        lower = np.array([tpr_at_fpr_lower(*groups, rate, 0.05) for rate in rates])
+        missed[1] += np.any(lower > tpr)
+    print(f"\nn={n} mu={mu} missed {missed / repetitions}")
+    assert (missed / repetitions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)).all()

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
-from refused_calls import refused_changes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refused_calls import refusals, refused_changes
+from scipy import optimize, stats
 
-from lightning_audit.stats.gaussian import mu_white_box_from_scores
+from lightning_audit.stats.divergences import gaussian_pair_epsilon
+from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores, mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.one_run import (
     default_guesses,
@@ -17,12 +22,211 @@ from lightning_audit.stats.one_run import (
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_METHODS,
     ONE_RUN_NAMES,
+    epsilon_gaussian_pair,
     epsilon_gaussian_pair_from_scores,
     named_one_run_bound,
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
-DELTA, LEVEL = 1e-4, 0.03
+DELTA = 1e-5
+
+
+def naive(inside: np.ndarray, outside: np.ndarray, delta: float, significance: float) -> float:
+    """Least epsilon of the region, on a grid of ratios and next to its best; tests written out."""
+    level = 1 - math.sqrt(1 - significance)
+    n1, n0 = len(inside), len(outside)
+    nu = n1 + n0 - 2
+    seen = np.var(inside, ddof=1) / np.var(outside, ddof=1)
+    low, high = (seen / stats.f.ppf(p, n1 - 1, n0 - 1) for p in (1 - level / 2, level / 2))
+
+    def epsilon_at(log_r: float) -> float:
+        # The group that was in, rescaled, has the variance of the other.
+        r = math.exp(log_r)
+        squares = np.sum((inside - inside.mean()) ** 2) / r**2
+        squares += np.sum((outside - outside.mean()) ** 2)
+        error = math.sqrt(r**2 / n1 + 1 / n0)
+        t = (inside.mean() - outside.mean()) / math.sqrt(squares / nu) / error
+        d = 0.0
+        if stats.t.sf(t, nu) < level:
+            above = optimize.brentq(lambda x: stats.nct.sf(t, nu, x) - level, 0.0, t, xtol=1e-10)
+            d = error * above
+        return gaussian_pair_epsilon(d, r, 0.0, 1.0, delta)
+
+    grid = np.linspace(math.log(low), math.log(high), 101) / 2
+    values = [epsilon_at(x) for x in grid]
+    best = int(np.argmin(values))
+    around = grid[max(best - 1, 0)], grid[min(best + 1, 100)]
+    near = optimize.minimize_scalar(
+        epsilon_at, bounds=around, method="bounded", options={"xatol": 1e-7}
+    )
+    return min(near.fun, *values)
+
+
+@pytest.mark.parametrize(
+    ("n_in", "n_out", "mu", "r", "delta", "significance"),
+    [
+        (30, 20, 1.5, 1.0, 1e-5, 0.05),
+        (40, 60, 1.5, 1.4, 1e-5, 0.05),
+        (60, 40, 2.0, 0.6, 1e-3, 0.1),
+        (5, 5, 4.0, 1.0, 0.1, 0.1),
+        (50, 50, 0.0, 3.0, 1e-5, 0.01),
+        (50, 50, 0.0, 0.2, 0.3, 0.05),
+    ],
+)
+def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, significance) -> None:
+    rng = np.random.default_rng(7)
+    inside, outside = mu + r * rng.standard_normal(n_in), rng.standard_normal(n_out)
+    bound = epsilon_gaussian_pair_from_scores(inside, outside, delta, significance)
+    least = naive(inside, outside, delta, significance)
+    assert least > 0.05
+    assert 0.9998 * least - 1e-5 <= bound <= least * (1 + 1e-9)
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(2, 200),
+    st.integers(2, 200),
+    st.floats(-1.0, 6.0),
+    st.floats(0.2, 5.0),
+    st.sampled_from([1e-9, 1e-5, 0.01, 0.5]),
+    st.sampled_from([1e-3, 0.05, 0.3]),
+)
+def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(
+    n_in, n_out, difference, r, delta, significance
+) -> None:
+    statistics = (n_in, n_out, difference, r * r * (n_in - 1), n_out - 1.0)
+    bound = epsilon_gaussian_pair(*statistics, delta, significance)
+    assert bound >= 0.0
+    # The observed pair itself is inside: its t is above every limit.
+    if significance <= 0.05:
+        observed = gaussian_pair_epsilon(max(difference, 0.0), r, 0.0, 1.0, delta)
+        assert bound <= observed * (1 + 1e-9) + 1e-9
+    surer = epsilon_gaussian_pair(*statistics, delta, 0.5 * significance)
+    assert surer <= bound * (1 + 3e-4) + 1e-5
+    stricter = epsilon_gaussian_pair(*statistics, 0.5 * delta, significance)
+    assert stricter >= bound * (1 - 3e-4) - 1e-5
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(-100, 100).map(lambda p: 10.0**p))
+def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale) -> None:
+    rng = np.random.default_rng(seed)
+    inside, outside = 2.0 + 1.5 * rng.standard_normal(40), rng.standard_normal(50)
+    bound = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
+    moved = ((offset + inside) * scale, (offset + outside) * scale)
+    assert epsilon_gaussian_pair_from_scores(*moved, DELTA, 0.05) == pytest.approx(bound, rel=3e-4)
+
+
+def test_bound_nears_epsilon_with_many_canaries() -> None:
+    for r in (0.8, 1.0, 1.5):
+        truth = gaussian_pair_epsilon(1.0, r, 0.0, 1.0, DELTA)
+        for n, least in ((50, 0.1), (500, 0.5), (500_000, 0.98)):
+            bound = epsilon_gaussian_pair(n, n, 1.0, r * r * (n - 1), n - 1.0, DELTA, 0.05)
+            assert least * truth < bound < truth
+
+
+def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal() -> None:
+    rng = np.random.default_rng(3)
+    pairs = [(1.0 + rng.standard_normal(500), rng.standard_normal(500)) for _ in range(20)]
+    bounds = [epsilon_gaussian_pair_from_scores(*pair, DELTA, 0.05) for pair in pairs]
+    known = [gaussian_epsilon(mu_noncentral_t_from_scores(*pair, 0.05), DELTA) for pair in pairs]
+    white_box = [gaussian_epsilon(mu_white_box_from_scores(*pair, 0.05), DELTA) for pair in pairs]
+    assert np.median(bounds) > 0.9 * np.median(known)
+    assert np.median(bounds) > np.median(white_box)
+
+
+def test_few_canaries_prove_nothing() -> None:
+    assert epsilon_gaussian_pair(1, 9, 5.0, 0.0, 1.0, DELTA, 0.05) == 0.0
+    assert epsilon_gaussian_pair_from_scores([], [1.0, 2.0], DELTA, 0.05) == 0.0
+    assert epsilon_gaussian_pair_from_scores([3.0], [1.0, 2.0], DELTA, 0.05) == 0.0
+    assert epsilon_gaussian_pair_from_scores([2.9, 3.0], [1.0, 2.0], DELTA, 0.05) == 0.0
+
+
+def test_a_delta_that_is_enough_for_the_whole_region_proves_nothing() -> None:
+    assert epsilon_gaussian_pair(80, 171, -0.8, 4.4 * 79, 170.0, 0.5, 1e-3) == 0.0
+    assert epsilon_gaussian_pair(2, 2, 0.5, 1.0, 1.0, 0.999, 0.05) == 0.0
+
+
+def test_a_million_scores_on_either_side_give_a_bound_near_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = 1.0 + 1.1 * rng.standard_normal(10**6), rng.standard_normal(10**6)
+    bound = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
+    truth = gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, DELTA)
+    assert 0.98 * truth < bound < truth
+
+
+of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
+    (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
+    (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
+    (
+        lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05),
+        "squares_out=inf must be a",
+    ),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
+    (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
+    (lambda: of_scores([[1.0]], [0.0], DELTA, 0.05), "scores_in has shape"),
+    (lambda: of_scores([1.0, 2.0], [0.1, 0.1, 0.1], DELTA, 0.05), r"scores_out holds 0\.1 only"),
+)
+
+
+def missed(n: int, mu: float, r: float, repetitions: int) -> float:
+    """Share of runs in which the bound exceeds the exactly known epsilon."""
+    rng = np.random.default_rng([n, round(10 * mu), round(10 * r)])
+    truth = gaussian_pair_epsilon(mu, r, 0.0, 1.0, DELTA)
+    count = 0
+    for _ in range(repetitions):
+        inside, outside = mu + r * rng.standard_normal(n), rng.standard_normal(n)
+        count += epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05) > truth
+    return count / repetitions
+
+
+@pytest.mark.parametrize(("n", "mu", "r"), [(30, 0.0, 1.0), (300, 1.0, 1.0), (30, 0.0, 2.0)])
+def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r) -> None:
+    assert missed(n, mu, r, 60) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
+
+
+@pytest.mark.heavy
+@pytest.mark.heavy_one_in(9)
+@pytest.mark.parametrize("n", [4, 30, 300])
+@pytest.mark.parametrize(("mu", "r"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.7)])
+def test_bound_fails_no_more_often_than_it_says(n, mu, r) -> None:
+    share = missed(n, mu, r, 250)
+    print(f"\nn={n} mu={mu} r={r}: missed {share}")
+    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 250)
+
+
+#: What the data give along 300 directions, with no leakage.
+NOT_ALIKE = {
+    "three at 10 noises": np.where(np.arange(300) < 3, 10.0, 0.0),
+    "three far out": np.where(np.arange(300) < 3, 1e4, 0.0),
+    "heavy": np.geomspace(0.01, 1e3, 300),
+}
+
+
+def exceeds_nothing(data: np.ndarray, repetitions: int) -> tuple[float, float]:
+    """Shares of runs without leakage in which this bound and that of the white box are not 0."""
+    rng, found = np.random.default_rng(0), np.zeros(2)
+    for _ in range(repetitions):
+        coins = rng.random(len(data)) < 0.5
+        z = data + rng.standard_normal(len(data))
+        found[0] += epsilon_gaussian_pair_from_scores(z[coins], z[~coins], DELTA, 0.05) > 0
+        found[1] += mu_white_box_from_scores(z[coins], z[~coins], 0.05) > 0
+    return tuple(found / repetitions)
+
+
+@pytest.mark.parametrize("name", list(NOT_ALIKE))
+def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name) -> None:
+    this, white_box = exceeds_nothing(NOT_ALIKE[name], 40)
+    print(f"\n{name}: without leakage positive {this}, white box {white_box}")
+    assert this > 0.2
+    assert white_box < 0.1
+
+
+DELTA_OF_ONE_RUN_BOUNDS, LEVEL = 1e-4, 0.03
 RNG = np.random.default_rng(5)
 SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
 GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
@@ -32,18 +236,22 @@ def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | 
     """Epsilon, and mu where the method bounds it."""
     match name:
         case "one_run":
-            found = epsilon_one_run_from_scores(*SCORES, DELTA, LEVEL, guesses=guesses)
+            found = epsilon_one_run_from_scores(
+                *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, guesses=guesses
+            )
             return found.value, None
         case "one_run_fdp":
-            found = epsilon_one_run_fdp_from_scores(*SCORES, DELTA, LEVEL, guesses=guesses)
+            found = epsilon_one_run_fdp_from_scores(
+                *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, guesses=guesses
+            )
             return found.value, None
         case "one_run_mu":
             mu = mu_one_run_from_scores(*SCORES, LEVEL, guesses=guesses).value
         case "gaussian_pair":
-            return epsilon_gaussian_pair_from_scores(*SCORES, DELTA, LEVEL), None
+            return epsilon_gaussian_pair_from_scores(*SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL), None
         case _:
             mu = mu_white_box_from_scores(*SCORES, LEVEL)
-    return float(gaussian_epsilon(mu, DELTA)), mu
+    return float(gaussian_epsilon(mu, DELTA_OF_ONE_RUN_BOUNDS)), mu
 
 
 def alike(default: NamedBound, given: NamedBound) -> bool:
@@ -58,12 +266,12 @@ def test_no_name_is_also_that_of_a_bound_with_a_threshold() -> None:
 
 @pytest.mark.parametrize("name", ONE_RUN_NAMES)
 def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL)
+    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
     assert (bound.epsilon_lower, bound.mu_lower) == direct(name)
     assert bound.epsilon_lower > 0.3
     assert (bound.method, bound.delta, bound.significance, bound.valid) == (
         name,
-        DELTA,
+        DELTA_OF_ONE_RUN_BOUNDS,
         LEVEL,
         name != "gaussian_pair",
     )
@@ -74,13 +282,13 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60])
+    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
     assert bound.epsilon_lower == direct(name, [60])[0]
     assert (bound.guesses, bound.rule) == (60, "60 guesses, half in and half out")
     order = np.sort(np.concatenate(SCORES))
     right = int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
     assert bound.correct == right
-    paid = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60, 700])
+    paid = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60, 700])
     assert paid.epsilon_lower < bound.epsilon_lower
     assert paid.rule == (
         "the best of 700 and 60 guesses, half in and half out, each at its share of the "
@@ -90,8 +298,8 @@ def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> Non
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_guesses_that_are_not_given_are_the_default_ones(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL)
-    given = named_one_run_bound(name, *SCORES, DELTA, LEVEL, default_guesses(750))
+    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
+    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, default_guesses(750))
     assert alike(bound, given)
     assert bound.guesses in default_guesses(750)
     assert bound.rule is not None
@@ -103,8 +311,8 @@ def test_numbers_that_are_given_are_assumed_to_be_chosen_before_the_scores_were_
     name: str,
 ) -> None:
     chosen = "the numbers of guesses were chosen before the scores were seen, which cannot be "
-    given = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60])
-    default = named_one_run_bound(name, *SCORES, DELTA, LEVEL)
+    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
+    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
     assert [text for text in given.assumptions if text.startswith(chosen)]
     assert given.assumptions[:-1] == default.assumptions == ONE_RUN_METHODS[name].assumptions
     assert given.rule is not None
@@ -120,7 +328,7 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
         coins = rng.random(200) < 0.5
         sides = scores[coins], scores[~coins]
         found = [
-            epsilon_one_run_from_scores(*sides, DELTA, 0.05, guesses=[n]).value
+            epsilon_one_run_from_scores(*sides, DELTA_OF_ONE_RUN_BOUNDS, 0.05, guesses=[n]).value
             for n in range(10, 200, 10)
         ]
         above["given"] += found[9] > 0
@@ -135,36 +343,40 @@ def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(
     name: str, canaries: int, words: str
 ) -> None:
     scores = [1.0] * (canaries // 2), [0.0] * (canaries // 2)
-    bound = named_one_run_bound(name, *scores, DELTA, LEVEL)
+    bound = named_one_run_bound(name, *scores, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
     assert bound.epsilon_lower == 0.0
     assert bound.rule == words
 
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str) -> None:
-    whole = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60])
-    more = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60], unscored=10**5)
+    whole = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
+    more = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60], unscored=10**5)
     assert more.epsilon_lower < whole.epsilon_lower
     assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
     # Nobody guessed them, and still so many guesses were announced.
-    few = named_one_run_bound(name, [1.0] * 15, [0.0] * 15, DELTA, LEVEL, [40], unscored=10)
+    few = named_one_run_bound(
+        name, [1.0] * 15, [0.0] * 15, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [40], unscored=10
+    )
     crossed = [1.0] * 15 + [0.0] * 5, [0.0] * 15 + [1.0] * 5
-    wrong = named_one_run_bound(name, *crossed, DELTA, LEVEL, [40])
+    wrong = named_one_run_bound(name, *crossed, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [40])
     assert 0 < few.epsilon_lower == wrong.epsilon_lower
-    default = named_one_run_bound(name, *SCORES, DELTA, LEVEL, unscored=250)
-    given = named_one_run_bound(name, *SCORES, DELTA, LEVEL, default_guesses(1000), unscored=250)
+    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, unscored=250)
+    given = named_one_run_bound(
+        name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, default_guesses(1000), unscored=250
+    )
     assert alike(default, given)
 
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_the_largest_alone_are_guessed_where_that_is_asked_for(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60], sides="in")
+    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60], sides="in")
     assert bound.rule == "60 guesses, all in"
     assert bound.correct == int((SCORES[0] >= np.sort(np.concatenate(SCORES))[-60]).sum())
     assert bound.epsilon_lower != direct(name, [60])[0]
-    default = named_one_run_bound(name, *SCORES, DELTA, LEVEL, sides="in")
+    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, sides="in")
     numbers = default_guesses(750, "in")
-    given = named_one_run_bound(name, *SCORES, DELTA, LEVEL, numbers, sides="in")
+    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, numbers, sides="in")
     assert alike(default, given)
 
 
@@ -181,7 +393,7 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
         "method": "one_run",
         "scores_in": SCORES[0],
         "scores_out": SCORES[1],
-        "delta": DELTA,
+        "delta": DELTA_OF_ONE_RUN_BOUNDS,
         "significance": LEVEL,
     },
     (

@@ -1,14 +1,41 @@
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
+from admitted_course import AdmittedCourse
 from coin_steps import RATIOS, simulated_steps
+from refused_calls import refusals
+from scipy import special, stats
+from stages import most_failures, staged
 
+from lightning_audit.checks.check import shares
+from lightning_audit.checks.noise import PooledSums
+from lightning_audit.checks.probes import Witnesses, WitnessReducer
+from lightning_audit.stats import sequential
+from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_log_e
 from lightning_audit.stats.canary_bets import CoinBet, LeakageBet, SignalBet
-from lightning_audit.stats.sequential import PredictableCentre, is_look, log_mean_exp
+from lightning_audit.stats.gaussian import mu_noncentral_t
+from lightning_audit.stats.noise_tests import noise_log_e
+from lightning_audit.stats.sequential import (
+    SHARE_STAKES,
+    STEP_STAKES,
+    PredictableCentre,
+    SingleStepBet,
+    TwoGroups,
+    further_trainings,
+    is_look,
+    log_e_of_whole_shares,
+    log_mean_exp,
+    share_error_upper,
+    share_log_e,
+)
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 
 def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
@@ -78,3 +105,804 @@ def test_log_mean_exp_does_not_overflow() -> None:
 def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later() -> None:
     looks = [seen for seen in range(1, 151) if is_look(seen)]
     assert looks == [*range(1, 101), 110, 120, 130, 140, 150]
+
+
+# --- What looking again and again costs, and how soon each test finds a violation: references.
+
+CLAIMED = gaussian_mu(1.27, 1e-5)
+CANARIES = 8
+
+
+def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarray, ...]:
+    """Errors in either world at c/2, sums and squares of the noise, after each 50 observations."""
+    rate = float(special.ndtr(-CLAIMED / 2))
+    errors = np.cumsum(rng.binomial(50, rate, (2, runs, looks)), axis=-1)
+    sums = np.cumsum(math.sqrt(50) * rng.standard_normal((2, runs, looks)), axis=-1)
+    # Of a block of 50: the squares within it, and its own sum.
+    squares = rng.chisquare(49, (2, runs, looks)) + np.diff(sums, axis=-1, prepend=0.0) ** 2 / 50
+    return errors, sums, np.cumsum(squares, axis=-1)
+
+
+@pytest.mark.heavy
+def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() -> None:
+    runs, looks = 1000, 100
+    rng = np.random.default_rng(0)
+    errors, sums, squares = at_looks(rng, runs, looks)
+    n = np.broadcast_to(50 * np.arange(1, looks + 1), (runs, looks))
+    within = (squares - sums**2 / n).sum(axis=0)
+    limit = mu_noncentral_t(n, n, CLAIMED + (sums[1] - sums[0]) / n, within, 0.05)
+    alarmed = float(np.mean((limit > CLAIMED).any(axis=1)))
+    assert alarmed == pytest.approx(0.310, abs=0.06)  # published from as many runs
+    corner = -special.ndtri(clopper_pearson_upper(errors, n, 0.025)).sum(axis=0)
+    # The union bound over two rates leaves room for a hundred looks: luck, and not a guarantee.
+    assert np.mean((corner > CLAIMED).any(axis=1)) == pytest.approx(0.029, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n", "noncentral_t", "pooled", "corner"),
+    [
+        (1000, 0.47, 0.34, 0.03),
+        (2500, 0.78, 0.63, 0.18),
+        (4000, 0.93, 0.80, 0.42),
+        (8000, 1.0, 0.97, 0.77),
+    ],
+)
+def test_one_look_powers(n: int, noncentral_t: float, pooled: float, corner: float) -> None:
+    mu, runs = gaussian_mu(1.57, 1e-5), 20_000
+    rate = special.ndtr(-mu / 2)
+    rng = np.random.default_rng(n)
+    gap = mu + math.sqrt(2 / n) * rng.standard_normal(4000)
+    limit = mu_noncentral_t(n, n, gap, rng.chisquare(2 * n - 2, 4000), 0.05)
+    assert np.mean(limit > CLAIMED) == pytest.approx(noncentral_t, abs=0.03)
+    errors = np.random.default_rng(n).binomial(2 * n, rate, runs)
+    limit = -2 * special.ndtri(clopper_pearson_upper(errors, 2 * n, 0.05))
+    assert np.mean(limit > CLAIMED) == pytest.approx(pooled, abs=0.03)
+    errors = np.random.default_rng(n).binomial(n, rate, (2, runs))
+    limit = -special.ndtri(clopper_pearson_upper(errors, n, 0.025)).sum(axis=0)
+    # Published from few runs: at 4,000 it is .387.
+    assert np.mean(limit > CLAIMED) == pytest.approx(corner, abs=0.04)
+
+
+def medians(noise: float, shift: float, steps: int) -> list[float]:
+    """Median observations a world until bets refuse the claim, at .05 and at 1e-3."""
+    sigma, runs, levels = 1 / CLAIMED, 200, (0.05, 1e-3)
+    rng = np.random.default_rng([round(100 * noise), round(100 * shift)])
+    course = AdmittedCourse((runs, CANARIES))
+    first = np.full((len(levels), runs), np.inf)
+    for step in range(1, steps + 1):
+        coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
+        readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
+        course.update(coins, readings, sigma)
+        for row, level in zip(first, levels, strict=True):
+            row[course.refused(level) & np.isinf(row)] = step * CANARIES / 2
+    return [float(found) for found in np.median(first, axis=1)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("noise", "shift", "published"),
+    # Published for pairs of observations, looking every 10 (50 for noise x0.8), from 200 runs or
+    # fewer; None where it was not published.
+    [
+        (0.5, 1.0, (240, 495)),
+        (1.0, 2.0, (245, 520)),
+        (0.8, 1.0, (3075, None)),
+    ],
+)
+def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(
+    noise: float, shift: float, published: tuple[float | None, ...]
+) -> None:
+    found = medians(noise, shift, 1300 if noise == 0.8 else 220)
+    print(f"\nnoise x{noise}, shift x{shift}: {found}")
+    for median, expected in zip(found, published, strict=True):
+        if expected is not None:
+            # Four fifths of the wealth are on bets for an end, which prove the most near the claim,
+            # where the published bet, of every size, has all of it. Where twice the claim leaks
+            # this costs up to two thirds more observations, and `noise` has found it long before.
+            assert median <= (1.2 if noise == 0.8 else 1.75) * expected
+
+
+def test_wealth_is_that_of_a_plain_loop() -> None:
+    rng = np.random.default_rng(0)
+    bet = SingleStepBet()
+    wealth = np.ones(len(STEP_STAKES))
+    for log_e in rng.normal(-0.5, 1.0, 50):
+        bet.update(log_e)
+        wealth *= 1.0 + STEP_STAKES * (np.exp(log_e) - 1.0)
+    assert float(bet.log_e) == pytest.approx(np.log(wealth.mean()), rel=1e-12)
+
+
+def test_a_factor_averages_to_one_where_the_steps_do() -> None:
+    # Two equally likely e-values of mean one.
+    after = []
+    for log_e in (np.log(0.2), np.log(1.8)):
+        bet = SingleStepBet()
+        bet.update(log_e)
+        after.append(np.exp(float(bet.log_e)))
+    assert np.mean(after) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_an_enormous_step_neither_overflows_nor_is_lost() -> None:
+    bet = SingleStepBet()
+    for _ in range(1000):
+        bet.update(-3.0)
+    bet.update(900.0)
+    assert 800.0 < float(bet.log_e) < 900.0
+    assert np.isfinite(bet.log_e)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("data", [0.0, 0.9])
+@pytest.mark.heavy_one_in(4)
+def test_correct_runs_are_not_accused(data: float) -> None:
+    """20,000 runs of 100 steps, 64 witnesses in each of 6 tensors, data that follow the past."""
+    rng = np.random.default_rng(1)
+    runs, tensors, witnesses = 20_000, 6, 64
+    highest = np.zeros(runs)
+    bet = SingleStepBet((runs,))
+    mean = np.zeros((runs, tensors))
+    for _ in range(100):
+        # The sum of squares of normals around a common data term, by its mean and its spread.
+        mean = data * mean + rng.standard_normal((runs, tensors)) / np.sqrt(witnesses)
+        squares = witnesses * mean**2 + rng.chisquare(witnesses - 1, (runs, tensors))
+        together = noise_log_e(tensors * witnesses, squares.sum(-1))
+        each = log_mean_exp(noise_log_e(witnesses, squares))
+        bet.update(log_mean_exp(np.stack([together, each], axis=-1)))
+        highest = np.maximum(highest, bet.log_e)
+    alarms = np.mean(highest >= np.log(20.0))
+    assert alarms <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
+
+
+def test_one_step_without_noise_among_hundreds_is_seen() -> None:
+    rng = np.random.default_rng(2)
+    bet = SingleStepBet((20,))
+    for step in range(400):
+        x = rng.standard_normal((20, 384)) * (0.05 if step == 250 else 1.0)
+        bet.update(noise_log_e(np.full(20, 384.0), np.sum(x * x, axis=-1)))
+    assert np.all(bet.log_e > np.log(1e4))
+
+
+# --- False alarms of every test by simulation, on correct runs with data terms made to mislead.
+
+RUNS, STEPS, BATCH = 20_000, 100, 2_500
+#: A tenth of a batch's time shows what is wrong by a half.
+FEW = 1_000
+CANARIES_OF_SEQUENTIAL_VALIDITY, TENSORS, EACH, LAGS = 8, 2, 4, 4
+#: Of the default mix.
+KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+SIGNIFICANCE = 0.05
+
+sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
+
+
+def batches(runs: int) -> list[int]:
+    """Sizes of the batches in which so many runs are simulated."""
+    return [min(BATCH, runs)] * math.ceil(runs / BATCH)
+
+
+def most(runs: int) -> int:
+    return most_failures(runs, SIGNIFICANCE, RUNS)
+
+
+def quick_log_mean_exp(values: Any, axis: int = -1) -> np.ndarray:
+    """`log_mean_exp` at a fourth of the time: column by column, without infinities."""
+    array = np.asarray(values, dtype=float)
+    columns = [array.take(i, axis=axis) for i in range(array.shape[axis])]
+    top = functools.reduce(np.maximum, columns)
+    return top + np.log(sum(np.exp(column - top) for column in columns) / len(columns))
+
+
+@pytest.fixture
+def quick_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequential, "log_mean_exp", quick_log_mean_exp)
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+def test_quick_mean_is_the_mean() -> None:
+    values = 300 * np.random.default_rng(0).standard_normal((50, 4, 8))
+    assert quick_log_mean_exp(values) == pytest.approx(log_mean_exp(values), rel=1e-13)
+
+
+# ------------------------------------------------------------------ data terms
+
+
+@dataclass
+class Past:
+    """What the data term of a step may depend on: everything but the step's coins and noise."""
+
+    rng: np.random.Generator
+    sigma: float
+    shape: tuple[int, ...]
+    residuals: list[np.ndarray] = field(default_factory=list)
+    #: Ins minus outs so far, one number a run.
+    surplus: np.ndarray | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def total(self) -> np.ndarray:
+        return sum(self.residuals, np.zeros(self.shape))
+
+
+def nothing(past: Past) -> np.ndarray:
+    return np.zeros(past.shape)
+
+
+def offset(past: Past) -> np.ndarray:
+    return past.memory.setdefault("offset", 1.5 * past.sigma * past.rng.standard_normal(past.shape))
+
+
+def drift(past: Past) -> np.ndarray:
+    last = past.residuals[-5:]
+    return 0.9 * np.mean(last, axis=0) if last else np.zeros(past.shape)
+
+
+def walk(past: Past) -> np.ndarray:
+    """The last residual again: differences at lag one are pure noise."""
+    return past.residuals[-1] if past.residuals else np.zeros(past.shape)
+
+
+def centre(past: Past) -> np.ndarray:
+    """The tests' own centre: what is left of a residual is pure noise."""
+    return past.total() / (len(past.residuals) + PredictableCentre.PRIOR)
+
+
+def descent(past: Past) -> np.ndarray:
+    return -0.3 * past.total()
+
+
+def sinusoid(past: Past) -> np.ndarray:
+    t = len(past.residuals)
+    return np.full(past.shape, 0.03 * t * past.sigma * math.sin(t / 5))
+
+
+def heavy_tails(past: Past) -> np.ndarray:
+    own = past.rng.standard_t(3, past.shape)
+    shared = past.rng.standard_t(3, (past.shape[0], *(1 for _ in past.shape[1:])))
+    return 3 * past.sigma / math.sqrt(3) * (own + shared) / math.sqrt(2)
+
+
+def loud_then_quiet(past: Past) -> np.ndarray:
+    loud = len(past.residuals) < 30
+    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
+
+
+def quiet_then_loud(past: Past) -> np.ndarray:
+    loud = len(past.residuals) >= 30
+    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
+
+
+def against_the_coins(past: Past) -> np.ndarray:
+    """A level that steps down once more canaries were in, and up once more were out."""
+    surplus = np.zeros(past.shape[0]) if past.surplus is None else past.surplus
+    level = -3 * past.sigma * np.sign(surplus)
+    return np.broadcast_to(level.reshape(-1, *(1 for _ in past.shape[1:])), past.shape)
+
+
+def two_values(past: Past) -> np.ndarray:
+    """Far apart compared with the noise: the coins may split them exactly."""
+    return 100 * past.sigma * past.rng.integers(0, 2, past.shape)
+
+
+def three_values_in_common(past: Past) -> np.ndarray:
+    one = past.rng.integers(-1, 2, (past.shape[0], *(1 for _ in past.shape[1:])))
+    return np.broadcast_to(40 * past.sigma * one, past.shape)
+
+
+def rare_and_skewed(past: Past) -> np.ndarray:
+    return 50 * past.sigma * (past.rng.random(past.shape) < 0.02)
+
+
+def parity(past: Past) -> np.ndarray:
+    return np.full(past.shape, 30 * past.sigma * (len(past.residuals) % 2))
+
+
+def follows(past: Past) -> np.ndarray:
+    """One of two values, by what the residuals of the past add up to."""
+    return -20 * past.sigma * np.sign(past.total())
+
+
+def echoes(past: Past) -> np.ndarray:
+    """Half a signal up or down, by the sign of the last residual: as small as the coin."""
+    return 0.5 * np.sign(walk(past))
+
+
+DATA_TERMS: dict[str, Callable[[Past], np.ndarray]] = {
+    "nothing": nothing,
+    "offset": offset,
+    "drift": drift,
+    "walk": walk,
+    "centre": centre,
+    "descent": descent,
+    "sinusoid": sinusoid,
+    "heavy tails": heavy_tails,
+    "loud then quiet": loud_then_quiet,
+    "quiet then loud": quiet_then_loud,
+    "against the coins": against_the_coins,
+    "decaying noise": nothing,
+    "two values": two_values,
+    "three values in common": three_values_in_common,
+    "rare and skewed": rare_and_skewed,
+    "parity": parity,
+    "follows": follows,
+    "echoes": echoes,
+}
+
+
+def multipliers(term: str, sigma: float) -> list[float]:
+    if term == "decaying noise":
+        return [max(sigma * 0.98**t, 0.3 * sigma) for t in range(STEPS)]
+    return [sigma] * STEPS
+
+
+# ------------------------------------------------------------------ the checks, for many runs
+
+
+class ManyPooled:
+    """`checks.noise_size.PooledSums`, for many runs at once."""
+
+    def __init__(self, runs: int, counts: np.ndarray) -> None:
+        self._counts = counts
+        self._count = 0.0
+        self._squares = np.zeros((runs, len(counts)))
+        self._pooled = np.zeros((2, runs))
+        self._recent = np.ones((runs, len(counts)))
+
+    def update(self, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen = self._recent < 1.0
+        self._pooled += (chosen * self._counts).sum(axis=-1), (chosen * squares).sum(axis=-1)
+        self._count += 1
+        self._squares += squares
+        self._recent = 0.9 * self._recent + 0.1 * np.minimum(squares / self._counts, 2.0)
+        units = quick_log_mean_exp(noise_log_e(self._count * self._counts, self._squares))
+        return noise_log_e(*self._pooled), units
+
+
+class ManyWitnesses:
+    """`checks.witnesses.WitnessReducer` and the checks it feeds, for many runs at once.
+
+    Every tensor has ``EACH`` coordinates, the same flat ones, so tensors are partners.
+    """
+
+    def __init__(self, runs: int) -> None:
+        shape = (runs, TENSORS, EACH)
+        self._centre = PredictableCentre(shape)
+        self._variance = np.ones((runs, TENSORS))
+        self._pooled = ManyPooled(runs, np.full(TENSORS, float(EACH)))
+        self._lag = np.zeros((2, runs, LAGS))
+        self._broadcast, self._pair = np.zeros((2, runs)), np.zeros((2, runs))
+        self._past: list[np.ndarray] = []
+
+    def update(self, readings: np.ndarray, sigma: float) -> dict[str, np.ndarray]:
+        residual = (readings - self._centre.value) / sigma
+        squares = (residual**2).sum(axis=-1)
+        pooled, units = self._pooled.update(squares)
+        quietest = self._variance.min(axis=-1, keepdims=True)
+        use = self._variance < np.maximum(1.25, 1.05 * quietest)
+        use &= bool(self._past)  # nothing is known of a tensor at the first step
+        for lag, past in enumerate(reversed(self._past[-LAGS:])):
+            gap = ((past - readings) / sigma * use[..., None]) ** 2
+            self._lag[0, :, lag] += EACH * use.sum(axis=-1)
+            self._lag[1, :, lag] += gap.sum(axis=(-1, -2))
+        self._within_step(residual, use)
+        self._past = [*self._past[-LAGS + 1 :], readings]
+        self._centre.update(readings)
+        self._variance = 0.9 * self._variance + 0.1 * np.minimum(squares / EACH, 4.0)
+        return {
+            "noise": pooled,
+            "noise.tensor": units,
+            "reuse.lag": quick_log_mean_exp(noise_log_e(*self._lag)),
+            "reuse.broadcast": noise_log_e(*self._broadcast),
+            "reuse.pair": noise_log_e(*self._pair),
+        }
+
+    def _within_step(self, residual: np.ndarray, use: np.ndarray) -> None:
+        flat = residual.reshape(len(residual), -1)
+        mask = np.repeat(use, EACH, axis=-1).astype(float)
+        number, total = np.cumsum(mask, axis=-1), np.cumsum(flat * mask, axis=-1)
+        later = mask[:, 1:] * (number[:, :-1] > 0)
+        gap = (flat[:, 1:] - total[:, :-1] / np.maximum(number[:, :-1], 1)) * later
+        self._broadcast += later.sum(axis=-1), (gap**2).sum(axis=-1)
+        both = use[:, 1:] & use[:, :-1]
+        gaps = ((residual[:, 1:] - residual[:, :-1]) ** 2).sum(axis=-1) * both
+        self._pair += EACH * both.sum(axis=-1), gaps.sum(axis=-1)
+
+
+class ManyCanaries:
+    """The checks that see canaries, for many runs at once."""
+
+    def __init__(self, runs: int, sigma: float) -> None:
+        shape = (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)
+        self._centre = PredictableCentre(shape)
+        self._pooled = ManyPooled(runs, np.ones(CANARIES_OF_SEQUENTIAL_VALIDITY))
+        self.coin = CoinBet(shape, initial_scale=sigma, groups=KINDS)
+        self.leakage = AdmittedCourse(shape, planned=STEPS)
+        self.signal = SignalBet(shape, np.array([1.0]), sigma)
+
+    def update(self, coins: np.ndarray, readings: np.ndarray, sigma: float) -> dict[str, Any]:
+        residual = readings - coins
+        pooled, units = self._pooled.update(((residual - self._centre.value) / sigma) ** 2)
+        self._centre.update(residual)
+        self.coin.update(coins, readings)
+        self.leakage.update(coins, readings, sigma)
+        self.signal.update(coins, readings)
+        return {
+            "noise.canary": quick_log_mean_exp(np.stack([pooled, units], axis=-1)),
+            "sensitivity": self.coin.log_e,
+            "epsilon": self.leakage.log_e,
+            "bound on the signal": self.signal.log_e[..., 0],
+        }
+
+
+def correct_run(
+    rng: np.random.Generator, runs: int, term: str, sigma: float
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
+    """Coins, canary readings, witness readings and noise multiplier, step by step."""
+    canaries = Past(rng, sigma, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY))
+    witnesses = Past(rng, sigma, (runs, TENSORS, EACH))
+    for now in multipliers(term, sigma):
+        coins = rng.integers(0, 2, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)).astype(float)
+        for past in (canaries, witnesses):
+            noise = now * rng.standard_normal(past.shape)
+            past.residuals.append(DATA_TERMS[term](past) + noise)
+        yield coins, canaries.residuals[-1] + coins, witnesses.residuals[-1], now
+        signs = (2 * coins - 1).sum(axis=-1)
+        canaries.surplus = signs if canaries.surplus is None else canaries.surplus + signs
+
+
+#: Tests of the record; those of the sampler are in `test_batch_bets.py`, those of the noise itself
+#: in `tests/checks/test_noise_channel.py`, `test_noise_entries.py` and those of their bets.
+ELSEWHERE = {
+    *("reuse.recurrence", "reuse.forecast", "reuse.entries", "noise.shape", "noise.entries"),
+    *("noise.whole", "batch_normalised"),
+}
+SHARES = shares()
+OF_STEPS = [n for n in SHARES if not n.startswith("sampling.") and n not in ELSEWHERE]
+
+
+#: Not of the verdict: rejected signals are a bound.
+BOUND = "bound on the signal"
+#: Of a run's verdict.
+VERDICT = 1e-3
+
+
+def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], dict[str, int]]:
+    """Correct runs of so many in which each test alarms, and any at its share.
+
+    At .05 each, the union at the shares of .05; and each at its share of the verdict's level.
+    """
+    alone: dict[str, int] = dict.fromkeys([*OF_STEPS, BOUND, "union"], 0)
+    shared: dict[str, int] = dict.fromkeys([*OF_STEPS, "union"], 0)
+    for batch, size in enumerate(batches(runs)):
+        rng = np.random.default_rng([list(DATA_TERMS).index(term), round(10 * sigma), batch])
+        canary = ManyCanaries(size, sigma)
+        witness = ManyWitnesses(size)
+        highest = {name: np.zeros(size) for name in (*OF_STEPS, BOUND)}
+        for coins, readings, seen, now in correct_run(rng, size, term, sigma):
+            log_e = canary.update(coins, readings, now) | witness.update(seen, now)
+            for name, values in log_e.items():
+                highest[name] = np.maximum(highest[name], values)
+        for name, values in highest.items():
+            alone[name] += int(np.sum(values >= -math.log(SIGNIFICANCE)))
+        for counts, level in ((alone, SIGNIFICANCE), (shared, VERDICT)):
+            alarms = {name: highest[name] >= -math.log(SHARES[name] * level) for name in OF_STEPS}
+            counts["union"] += int(np.any(list(alarms.values()), axis=0).sum())
+        for name, found in alarms.items():
+            shared[name] += int(found.sum())
+    return alone, shared
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+@sizes
+@pytest.mark.parametrize("sigma", [0.7, 3.0])
+@pytest.mark.parametrize("term", list(DATA_TERMS))
+@pytest.mark.heavy_one_in(6)
+def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
+    term: str, sigma: float, runs: int, record_property: Callable[[str, object], None]
+) -> None:
+    alone, shared = false_alarms(runs, term, sigma)
+    rates = {name: number / runs for name, number in alone.items()}
+    record_property("rates", rates)
+    print(f"\n{term} sigma={sigma}", rates, {k: n for k, n in shared.items() if n})  # with -rP
+    assert set(rates) == {*OF_STEPS, BOUND, "union"}
+    assert {name: number for name, number in alone.items() if number > most(runs)} == {}
+    levels = {name: SHARES.get(name, 1.0) * VERDICT for name in shared}
+    highest = {name: stats.binom.isf(1e-5, runs, level) for name, level in levels.items()}
+    assert {name: number for name, number in shared.items() if number > highest[name]} == {}
+
+
+# ------------------------------------------------------------------ the twins are the checks
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
+    index = {j: np.arange(EACH, dtype=np.int64) for j in range(TENSORS)}
+    rng = np.random.default_rng(0)
+    many, reducer = ManyWitnesses(2), WitnessReducer(Witnesses(index), lags=LAGS)
+    lags, pair, broadcast = np.zeros((2, LAGS)), np.zeros(2), np.zeros(2)
+    pooled = PooledSums(TENSORS)
+    for t in range(40):
+        # A tensor that is loud for a while, so that the choice of quiet ones matters.
+        loud = np.array([[1.0], [4.0 if 10 < t < 20 else 1.0]])
+        readings = loud * rng.standard_normal((2, TENSORS, EACH))
+        log_e = many.update(readings, 1.3)
+        sums = reducer.reduce(readings[1].ravel(), 1.3)
+        lags += sums["lag_count"], sums["lag_squares"]
+        pair += sums["pair_count"], sums["pair_squares"]
+        broadcast += sums["broadcast_count"], sums["broadcast_squares"]
+        pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
+        assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
+        units = float(log_mean_exp(pooled.unit_log_e))
+        assert log_e["noise.tensor"][1] == pytest.approx(units)
+        assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
+        assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
+        assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
+
+
+# ------------------------------------------------------------------ coverage of the bound
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+@sizes
+@pytest.mark.parametrize("sigma", [0.7, 3.0])
+@pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
+@pytest.mark.heavy_one_in(6)
+def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
+    true_ratio: float, sigma: float, term: str, runs: int
+) -> None:
+    missed = 0
+    for batch, size in enumerate(batches(runs)):
+        rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
+        course, refused = (
+            AdmittedCourse((size, CANARIES_OF_SEQUENTIAL_VALIDITY)),
+            np.zeros(size, dtype=bool),
+        )
+        for coins, readings, _, now in correct_run(rng, size, term, sigma):
+            shifted = readings + (true_ratio - 1) * coins
+            course.update(coins, shifted, now, mu=true_ratio / now)
+            refused |= course.refused(SIGNIFICANCE)
+        missed += int(refused.sum())
+    print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / runs}")
+    assert missed <= most(runs)
+
+
+def laplace(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
+    return coins + rng.laplace(size=coins.shape)
+
+
+def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
+    truthful = rng.random(coins.shape) < math.e / (1 + math.e)
+    return np.where(truthful, coins, 1 - coins)
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+@sizes
+@pytest.mark.parametrize(
+    ("mechanism", "mu"),
+    # The balanced point of the trade-off curve: error rates exp(-1/2)/2 and 1/(1 + e).
+    [(laplace, 1.0301), (randomized_response, 1.2320)],
+)
+@pytest.mark.parametrize("canaries", [1, CANARIES_OF_SEQUENTIAL_VALIDITY])
+def test_lower_ratio_covers_that_of_mechanisms_that_are_not_gaussian(
+    mechanism: Callable[[np.random.Generator, np.ndarray], np.ndarray],
+    mu: float,
+    canaries: int,
+    runs: int,
+) -> None:
+    missed, positive = 0, 0
+    for batch, size in enumerate(batches(runs)):
+        rng = np.random.default_rng([canaries, batch])
+        course, refused = AdmittedCourse((size, canaries)), np.zeros(size, dtype=bool)
+        for _ in range(STEPS):
+            coins = rng.integers(0, 2, (size, canaries)).astype(float)
+            course.update(coins, mechanism(rng, coins), 1.0, mu=mu + 1e-4)
+            refused |= course.refused(SIGNIFICANCE)
+        looks, claims = [(STEPS, course.bet.growth)], [(1.0, 1.0, STEPS)]
+        (lower,) = course.bet.ratios(SIGNIFICANCE, looks, claims)
+        missed += int(refused.sum())
+        positive += int(np.sum(lower > 0))
+    print(f"\n{mechanism.__name__} k={canaries}: missed {missed / runs}, positive {positive}")
+    assert missed <= most(runs)
+    if canaries == CANARIES_OF_SEQUENTIAL_VALIDITY:
+        assert positive > 0.9 * runs  # the bound says something
+
+
+# ------------------------------------------------------------------ detection
+
+
+def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> float:
+    first: np.ndarray | None = None
+    for step, log_e in enumerate(log_e_of_steps, start=1):
+        if first is None:
+            first = np.full(len(log_e), np.inf)
+        first[(log_e >= -math.log(significance)) & np.isinf(first)] = step
+    assert first is not None
+    return float(np.median(first))
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("noise", "shift", "test", "steps"),
+    # Reference medians at 1e-3: observations a world, two worlds, eight canaries a step;
+    # it looked every 10 observations (50 for noise x0.8), so one more look is granted.
+    [
+        (0.5, 1.0, "noise.canary", (20 + 10) * 2 / 8),
+        (0.8, 1.0, "noise.canary", (125 + 50) * 2 / 8),
+        (1.0, 2.0, "sensitivity", (300 + 10) * 2 / 8),
+    ],
+)
+def test_violations_on_canaries_are_flagged_within_the_published_steps(
+    noise: float, shift: float, test: str, steps: float
+) -> None:
+    sigma, runs = 3.0023, 2000
+    rng = np.random.default_rng(0)
+    canary = ManyCanaries(runs, sigma)
+
+    def looks() -> Iterator[np.ndarray]:
+        for _ in range(math.ceil(1.5 * steps)):
+            coins = rng.integers(0, 2, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)).astype(float)
+            readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
+            yield canary.update(coins, readings, sigma)[test]
+
+    median = median_step(looks(), 1e-3)
+    print(f"\nnoise x{noise} shift x{shift}: {test} at {median} of {steps}")
+    assert median <= steps
+
+
+@pytest.mark.usefixtures("quick_means")
+@pytest.mark.heavy
+@pytest.mark.parametrize("sigma", [0.7, 3.0])
+@pytest.mark.parametrize(
+    ("fault", "test", "steps"),
+    [("same", "reuse.lag", 6), ("lag 3", "reuse.lag", 9), ("broadcast", "reuse.broadcast", 2)],
+)
+def test_reused_noise_is_flagged_within_the_published_steps(
+    fault: str, test: str, steps: float, sigma: float
+) -> None:
+    # 32 tensors of 4 would need real tensors: here 2 of 4, so a tenth of 1e-3 takes a step more.
+    runs, rng = 2000, np.random.default_rng(1)
+    witness = ManyWitnesses(runs)
+    stock = sigma * rng.standard_normal((3, runs, TENSORS, EACH))
+
+    def looks() -> Iterator[np.ndarray]:
+        for t in range(30):
+            if fault == "broadcast":
+                noise = np.broadcast_to(
+                    sigma * rng.standard_normal((runs, 1, 1)), (runs, TENSORS, EACH)
+                )
+            else:
+                noise = stock[0 if fault == "same" else t % 3]
+            data = 0.1 * sigma * rng.standard_normal((runs, TENSORS, EACH))
+            yield witness.update(noise + data, sigma)[test]
+
+    median = median_step(looks(), SHARES[test] * 1e-3)
+    print(f"\n{fault} sigma={sigma}: {test} at {median}")
+    assert median <= steps
+
+
+# --- Bets on shares of right guesses, against recipe R6 of the lab, naive twins and simulations.
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.76, {10: 0.3185, 30: 0.9791, 100: 1.2717, 300: 1.3644}),
+        (1.0, {10: 1.2937, 30: 2.6208, 100: 3.7760, 300: 4.6575}),
+    ],
+)
+def test_the_product_of_shares_gives_the_bounds_of_the_lab(
+    share: float, expected: dict[int, float]
+) -> None:
+    for trainings, mu in expected.items():
+        rate = float(special.ndtr(-mu / 2))  # the claim that is just rejected at 0.05
+        values = share_log_e([share] * trainings, rate, [np.inf])
+        assert values[-1] == pytest.approx(math.log(20), abs=5e-3)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.45])
+def test_log_e_is_the_mean_of_products(rate: float) -> None:
+    right = np.random.default_rng(0).random(12)
+    wealth = [
+        math.prod(
+            w / (1 - rate) if np.isinf(k) else (1 + k * w) / (1 + k * (1 - rate)) for w in right
+        )
+        for k in SHARE_STAKES
+    ]
+    assert share_log_e(right, rate)[-1] == pytest.approx(math.log(np.mean(wealth)), abs=1e-12)
+
+
+def test_whole_shares_are_counts_in_any_order() -> None:
+    right = np.repeat([1.0, 0.0], [40, 3])
+    for order in (right, right[::-1]):
+        assert share_log_e(order, 0.3)[-1] == pytest.approx(
+            float(log_e_of_whole_shares(3, 43, 0.3)), abs=1e-12
+        )
+    assert float(log_e_of_whole_shares(0, 0, 0.3)) == pytest.approx(0)
+
+
+def test_it_loses_little_against_the_bet_on_single_guesses() -> None:
+    for errors, n, rate in ((5, 100, 0.2), (240, 1000, 0.3), (0, 40, 0.2)):
+        counted = float(error_rate_log_e(errors, n, rate))
+        assert float(log_e_of_whole_shares(errors, n, rate)) > 0.75 * counted - 1.5
+
+
+def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
+    right = np.random.default_rng(1).beta(8, 3, 60)
+    upper = share_error_upper(right, 0.05)
+    assert share_log_e(right, upper)[-1] == pytest.approx(math.log(20), abs=1e-6)
+    assert upper > 1 - right.mean()
+    assert share_error_upper([], 0.05) == 1.0
+
+
+def test_further_trainings_like_those_so_far_refute() -> None:
+    right = np.full(40, 0.75)
+    more = further_trainings(right, 0.3, 1e-3)
+    assert more is not None
+    assert share_log_e(np.full(40 + more, 0.75), 0.3)[-1] >= math.log(1e3)
+    assert further_trainings(np.full(400, 0.75), 0.3, 1e-3) == 0
+    assert further_trainings(np.full(40, 0.5), 0.3, 1e-3) is None
+    assert further_trainings([], 0.3, 1e-3) is None
+
+
+@pytest.mark.parametrize("dependence", [0.0, 0.7, 1.0])
+def test_it_seldom_refutes_a_true_claim_if_coins_of_a_training_depend(dependence: float) -> None:
+    # By simulation. All canaries of a training err together with this probability.
+    runs, rng, rate = 400, np.random.default_rng(2), 0.3
+    shape = (runs, 150, 8)
+    wrong = rng.random(shape) < rate
+    together = rng.random(shape[:2]) < dependence
+    wrong = np.where(together[..., None], wrong[..., :1], wrong)
+    failures = sum(share_log_e(1 - row.mean(axis=1), rate).max() >= math.log(20) for row in wrong)
+    assert failures <= most_failures(runs, 0.05, 4000)
+
+
+test_bad_arguments_are_refused = refusals(
+    (lambda: share_log_e([1.2], 0.3), "right="),
+    (lambda: share_log_e([float("nan")], 0.3), "right="),
+    (lambda: share_log_e([[0.5]], 0.3), "right="),
+    (lambda: share_log_e([0.5], 1.0), "rate=1.0"),
+    (lambda: share_error_upper([0.5], 0.0), "significance=0.0"),
+    (lambda: further_trainings([0.5], 0.3, 2.0), "significance=2.0"),
+)
+
+
+# --- Statistics of the readings with and without the canary: against plain sums over all of them.
+
+
+def test_statistics_are_those_of_all_centred_readings_together() -> None:
+    groups, centre, rows, sides = TwoGroups(3), PredictableCentre((3,)), [], []
+    for coins, readings in simulated_steps(0, 40, 3):
+        rows.append((readings - centre.value) / 1.5)
+        sides.append(coins)
+        centre.update(readings - coins)
+        groups.update(coins, readings, 1.5)
+    x, inside = np.concatenate(rows), np.concatenate(sides) > 0.5
+    n_in, n_out, difference, within = groups.statistics
+    assert (n_in, n_out) == (inside.sum(), (~inside).sum())
+    assert difference == pytest.approx(x[inside].mean() - x[~inside].mean(), abs=1e-12)
+    left = sum(((side - side.mean()) ** 2).sum() for side in (x[inside], x[~inside]))
+    assert within == pytest.approx(left, rel=1e-10)
+
+
+def test_steps_from_another_noise_multiplier_on_are_left_out() -> None:
+    groups = TwoGroups(2)
+    first, *others = simulated_steps(1, 5, 2)
+    groups.update(*first, 1.5)
+    before = groups.statistics
+    for sigma, step in zip((1.4, 1.5, 1.5, 1.5), others, strict=True):
+        groups.update(*step, sigma)
+    assert groups.frozen
+    assert groups.noise_multiplier == 1.5
+    assert groups.statistics == before
+
+
+def test_readings_that_agree_have_no_spread_below_zero() -> None:
+    groups = TwoGroups(1)
+    groups.update(np.array([1.0]), np.array([0.3]), 1.0)
+    assert groups.statistics == (1, 0, 0.3, 0.0)
+    assert TwoGroups(1).statistics == (0, 0, 0.0, 0.0)

@@ -1,0 +1,466 @@
+"""`trainer.fit` again: the same training goes on with its audit, another one starts anew."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from own_samplers import OwnPoisson, OwnSampling, OwnSizes
+from pytorch_lightning.plugins.precision import MixedPrecision
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from resume_support import RESUMING, StepwiseModule, StopAt, checkpoint_at, saver
+from torch import nn
+from torch.utils.data import DataLoader
+from training_support import (
+    PrivateModule,
+    assert_no_hooks_left,
+    fit,
+    report_in,
+    status,
+    trainer_for,
+)
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit.callbacks.trainer import refuse_trainer, show_batches
+from lightning_audit.canaries import Dirac
+from lightning_audit.hooks.sampler_tap import WatchedSampler
+from lightning_audit.record.store import RECORD_NAME, read_observations
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.testing.faulty import HalfNoise
+
+# --- `trainer.fit` again: the same training goes on with its audit, another one starts anew.
+
+
+def steps_on_disk(directory: Path) -> list[int]:
+    return read_observations(directory / "audit" / RECORD_NAME)[1]["step"].tolist()
+
+
+def as_on_disk(report: AuditReport) -> AuditReport:
+    return AuditReport.from_json(report.to_json())
+
+
+def report_file(directory: Path) -> bytes:
+    return (directory / "audit" / "report.json").read_bytes()
+
+
+# ------------------------------------------------------------------ more epochs
+
+
+@RESUMING
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", [StepwiseModule, HandWritten])
+def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
+    tmp_path: Path, kind: type[pl.LightningModule]
+) -> None:
+    claim = CLAIM if kind is HandWritten else None
+    audit, module = PrivacyAudit(seed=1, claim=claim), kind()
+    trainer = trainer_for(tmp_path, audit, max_epochs=1, limit_train_batches=32)
+    trainer.fit(module)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module)
+    report = report_in(tmp_path)
+    assert (report.steps, report.verdict.outcome) == (96, "PASS")
+    assert steps_on_disk(tmp_path) == list(range(96))
+    assert not any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
+    assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
+    assert not (tmp_path / "audit" / "previous-1").exists()
+    assert as_on_disk(audit.report) == report
+    assert_no_hooks_left(module)
+
+
+@RESUMING
+@pytest.mark.heavy
+@pytest.mark.whole_report
+def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    # Each fit is examined anew, at other steps: `test_a_resumed_training_is_examined_anew`.
+    audits = [PrivacyAudit(seed=1, examinations=0) for _ in (whole, parts)]
+    trainer_for(whole, audits[0], max_epochs=3).fit(StepwiseModule())
+    module = StepwiseModule()
+    trainer = trainer_for(parts, audits[1], max_epochs=1)
+    trainer.fit(module)
+    for epochs in (2, 3):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module)
+    one, other = report_in(whole), report_in(parts)
+    evidence = [{c.name: c.log_e_value for c in report.checks} for report in (one, other)]
+    evidence[1].pop("reuse.resume", None)
+    assert evidence[0] == evidence[1]
+    assert one.bounds == other.bounds
+    assert one.verdict == other.verdict
+
+
+@RESUMING
+def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> None:
+    module = StepwiseModule(optimizer_class=HalfNoise)
+    audit = PrivacyAudit(seed=1)
+    trainer = trainer_for(tmp_path, audit, max_epochs=1)
+    with pytest.raises(PrivacyViolation):
+        trainer.fit(module)
+    trainer.fit_loop.max_epochs = 2
+    module.optimizer_class = None  # the noise is mended, and what it released is out
+    with pytest.raises(PrivacyViolation):
+        trainer.fit(module)
+    assert 1 <= report_in(tmp_path).steps < 20
+
+
+@RESUMING
+def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
+    stop, module = StopAt(20), StepwiseModule()
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), stop, max_epochs=2)
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.fit(module)
+    stop.step = -1
+    trainer.fit(module)
+    report = report_in(tmp_path)
+    assert report.complete
+    assert report.steps == trainer.global_step
+    assert steps_on_disk(tmp_path) == list(range(report.steps))
+    assert report.verdict.outcome == "PASS"
+
+
+# ------------------------------------------------------------------ nothing left
+
+
+@RESUMING
+@pytest.mark.parametrize("kind", [None, HalfNoise])
+def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path, kind: Any) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    module = StepwiseModule(optimizer_class=kind)
+    trainer = trainer_for(tmp_path, audit, max_epochs=2)
+    trainer.fit(module)
+    before, report = report_file(tmp_path), audit.report
+    for _ in range(2):
+        trainer.fit(module)
+        assert report_file(tmp_path) == before
+        assert audit.report == report
+    assert steps_on_disk(tmp_path) == list(range(report.steps))
+    assert not (tmp_path / "audit" / "previous-1").exists()
+    assert_no_hooks_left(module)
+
+
+@RESUMING
+def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Path) -> None:
+    module = StepwiseModule(optimizer_class=HalfNoise)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=1)
+    for _ in range(2):
+        with pytest.raises(PrivacyViolation):
+            trainer.fit(module)
+    assert report_in(tmp_path).steps == 1
+
+
+@RESUMING
+def test_a_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
+    module = StepwiseModule(optimizer_class=HalfNoise)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
+    for _ in range(2):
+        with pytest.raises(PrivacyViolation):
+            trainer.fit(module)
+    assert report_in(tmp_path).steps < 20
+
+
+@RESUMING
+@pytest.mark.heavy
+def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: Path) -> None:
+    module = StepwiseModule()
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
+    trainer.fit(module)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    first = report_in(tmp_path)
+    audit = PrivacyAudit(seed=1)
+    trainer_for(tmp_path, audit, max_epochs=2).fit(
+        StepwiseModule(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    again = report_in(tmp_path)
+    assert (again.steps, again.verdict) == (first.steps, first.verdict)
+    assert again.epsilon_spent == first.epsilon_spent
+    # Only a training that was resumed has a check of noise that starts again.
+    assert {c.name: c.log_e_value for c in again.checks if c.name != "reuse.resume"} == {
+        c.name: c.log_e_value for c in first.checks
+    }
+    assert steps_on_disk(tmp_path) == list(range(64))
+    assert as_on_disk(audit.report) == again
+
+
+# ------------------------------------------------------------------ checkpoints, in one process
+
+
+@RESUMING
+@pytest.mark.heavy
+def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path: Path) -> None:
+    saved, module = tmp_path / "saved", StepwiseModule()
+    trainer = trainer_for(
+        tmp_path,
+        PrivacyAudit(seed=1),
+        saver(saved, epoch_end=True),
+        max_epochs=2,
+        enable_checkpointing=True,
+    )
+    trainer.fit(module)
+    trainer.fit_loop.max_epochs = 3
+    torch.manual_seed(11)  # the module's own seed of step 63 would draw that step's batch twice
+    trainer.fit(module, ckpt_path=checkpoint_at(saved, 32), weights_only=True)
+    report = report_in(tmp_path)
+    assert (report.steps, report.verdict.outcome) == (96, "PASS")
+    assert steps_on_disk(tmp_path) == list(range(96))
+
+
+@RESUMING
+def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path: Path) -> None:
+    plain, module = trainer_for(tmp_path / "plain", max_epochs=2), StepwiseModule()
+    plain.fit(module)
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    module = StepwiseModule()
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
+    trainer.fit(module)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, ckpt_path=tmp_path / "plain.ckpt", weights_only=True)
+    verdict = report_in(tmp_path).verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert "without this audit's state" in verdict.pass_blockers[0]
+
+
+# ------------------------------------------------------------------ another training
+
+
+@RESUMING
+def test_a_new_trainer_starts_anew(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    trainer_for(tmp_path, audit, max_epochs=1).fit(StepwiseModule())
+    trainer_for(tmp_path, audit, max_steps=8).fit(StepwiseModule())
+    assert report_in(tmp_path).steps == 8
+    assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
+
+
+@RESUMING
+def test_a_loop_that_starts_again_starts_the_audit_anew(tmp_path: Path) -> None:
+    audit, module = PrivacyAudit(seed=1), StepwiseModule()
+    trainer = trainer_for(tmp_path, audit, max_epochs=1)
+    trainer.fit(module)
+    trainer.fit_loop = type(trainer.fit_loop)(trainer, max_epochs=1)
+    trainer.fit(module)
+    assert report_in(tmp_path).steps == 32
+    assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
+
+
+@RESUMING
+def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_steps(
+    tmp_path: Path,
+) -> None:
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
+    trainer.fit(StepwiseModule())
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(StepwiseModule())
+    report = report_in(tmp_path)
+    assert report.steps == 64
+    assert report.verdict.outcome == "INCONCLUSIVE"
+
+
+# ------------------------------------------------------------------ copies
+
+
+def copies(audit: PrivacyAudit) -> list[PrivacyAudit]:
+    return [copy.deepcopy(audit), pickle.loads(pickle.dumps(audit)), copy.copy(audit)]
+
+
+@RESUMING
+@pytest.mark.heavy
+def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    trainer_for(tmp_path, audit, max_epochs=2).fit(PrivateModule())
+    for twin in copies(audit):
+        assert twin.report == audit.report
+        assert twin.report.steps == 64
+        trainer_for(tmp_path / "twin", twin, max_steps=8).fit(PrivateModule())
+        assert report_in(tmp_path / "twin").steps == 8
+    assert audit.report.steps == 64
+
+
+@RESUMING
+def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path: Path) -> None:
+    found = PrivacyAudit(seed=1)
+    with pytest.raises(PrivacyViolation) as raised:
+        trainer_for(tmp_path / "a", found, max_epochs=1).fit(
+            PrivateModule(optimizer_class=HalfNoise)
+        )
+    broken = PrivacyAudit(seed=1)
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer_for(tmp_path / "b", broken, StopAt(5), max_epochs=1).fit(PrivateModule())
+    refused = PrivacyAudit(canaries=[Dirac(tensor="nowhere")])
+    with pytest.raises(ValueError, match="nowhere"):
+        trainer_for(tmp_path / "c", refused, max_epochs=1).fit(PrivateModule())
+    for audit in (found, broken, refused):
+        assert {repr(twin.report) for twin in copies(audit)} == {repr(audit.report)}
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert repr(error.report) == repr(found.report)
+
+
+@RESUMING
+@pytest.mark.heavy
+def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1, claim=CLAIM)
+    trainer_for(tmp_path, audit, max_steps=8).fit(HandWritten())
+    spawn = {"strategy": "ddp_spawn", "use_distributed_sampler": False}
+    trainer_for(tmp_path, audit, max_steps=12, **spawn).fit(HandWritten())
+    assert report_in(tmp_path).steps == 12
+
+
+@RESUMING
+def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path: Path) -> None:
+    class Copies(pl.Callback):
+        taken: list[PrivacyAudit]
+
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.taken = copies(audit)
+
+    audit, watcher = PrivacyAudit(seed=1), Copies()
+    trainer_for(tmp_path, audit, watcher, max_epochs=3, limit_train_batches=32).fit(PrivateModule())
+    assert [twin.report.steps for twin in watcher.taken] in ([96] * 3, [64] * 3)
+    assert audit.report.verdict.outcome == "PASS"
+    assert steps_on_disk(tmp_path) == list(range(96))
+
+
+# --- Methods of a strategy are stood in for while a training is audited, and put back.
+
+
+class Strategy:
+    """Doubles its batch; None for none."""
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Any:
+        return None if batch is None else 2 * batch
+
+
+# ------------------------------------------------------------------ batches
+
+
+def trainer_of(strategy: Strategy) -> Any:
+    precision = SimpleNamespace(train_step_context=contextlib.nullcontext)
+    return SimpleNamespace(strategy=strategy, precision_plugin=precision)
+
+
+def run_of(**calls: Any) -> Any:
+    """As much of a run as sees batches; it changes none of them unless told so."""
+    nothing = {
+        "admit": lambda batch, module: batch,
+        "skipped": lambda: None,
+    }
+    return SimpleNamespace(**(nothing | calls))
+
+
+def module_of(*, automatic: bool = True) -> Any:
+    module: Any = nn.Linear(1, 1)
+    module.automatic_optimization = automatic
+    return module
+
+
+def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
+    strategy = Strategy()
+    run = run_of(admit=lambda batch, module: batch + 1)
+    hook = show_batches(trainer_of(strategy), module_of(), run)
+    assert strategy.training_step(3, 0) == 8
+    hook.remove()
+    assert strategy.training_step(3, 0) == 6
+    assert "training_step" not in vars(strategy)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic: bool) -> None:
+    strategy, skipped = Strategy(), []
+    run = run_of(skipped=lambda: skipped.append(1))
+    show_batches(trainer_of(strategy), module_of(automatic=automatic), run)
+    assert strategy.training_step(None, 0) is None
+    assert len(skipped) == automatic
+
+
+def test_a_refusal_is_lightnings_own_exception() -> None:
+    def refuse(*args: Any) -> Any:
+        raise UnauditableTraining("batches of this kind cannot be audited")
+
+    strategy = Strategy()
+    show_batches(trainer_of(strategy), module_of(), run_of(admit=refuse))
+    with pytest.raises(MisconfigurationException, match="cannot be audited"):
+        strategy.training_step(1, 0)
+
+
+def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    def weights(*callbacks: pl.Callback) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = OwnSampling(OwnPoisson())
+        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
+        return torch.cat([p.detach().flatten() for p in module.net.parameters()])
+
+    assert torch.allclose(weights(), weights(PrivacyAudit(seed=1)), rtol=0, atol=1e-5)
+
+
+def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
+    class Validated(OwnSampling):
+        def val_dataloader(self) -> Any:
+            self.val = DataLoader(self.dataset, batch_sampler=OwnSizes())
+            return self.val
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            loaders = {"train": getattr(self, "loader", None), "val": self.val}
+            self.watched = {k: type(x.batch_sampler) for k, x in loaders.items() if x}
+
+    module = Validated(OwnPoisson())
+    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    assert module.watched == {"train": WatchedSampler, "val": OwnSizes}
+    assert status(report, "sampling.not_poisson") == "ok"
+
+
+# --- Trainers that cannot be audited are refused before the first step, with what to change.
+
+
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("16-mixed", {"plugins": [MixedPrecision("16-mixed", device="cpu")]}),
+        ("16-true", {"precision": "16-true"}),
+    ],
+)
+def test_half_precision_is_refused(tmp_path, precision: str, options: dict[str, Any]) -> None:
+    with pytest.raises(MisconfigurationException, match=f"precision='{precision}'") as raised:
+        refuse_trainer(trainer_for(tmp_path, **options), audits=1)
+    assert "'32-true' or 'bf16-mixed'" in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:You passed `Trainer")
+def test_what_lightning_makes_of_half_precision_on_a_cpu_is_not_refused(tmp_path) -> None:
+    trainer = trainer_for(tmp_path, precision="16-mixed")
+    assert trainer.precision == "bf16-mixed"
+    refuse_trainer(trainer, audits=1)
+
+
+def test_an_ordinary_trainer_with_one_audit_is_not_refused_and_with_two_it_is(tmp_path) -> None:
+    trainer = trainer_for(tmp_path, precision="bf16-mixed")
+    refuse_trainer(trainer, audits=1)
+    with pytest.raises(MisconfigurationException, match=r"has 2 PrivacyAudit callbacks.*Keep one"):
+        refuse_trainer(trainer, audits=2)
+
+
+class _Trainer(SimpleNamespace):
+    """As much of a Trainer of two processes as is looked at before any is started."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy=strategy, world_size=2, precision="32-true")
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
+def test_a_strategy_that_shards_parameters_is_refused_with_advice(kind: type) -> None:
+    with pytest.raises(MisconfigurationException, match=r"shards the parameters.*strategy='ddp'"):
+        refuse_trainer(_Trainer(kind()), audits=1)
+
+
+def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"2 processes.*strategy='ddp'"):
+        refuse_trainer(_Trainer(object()), audits=1)
+    refuse_trainer(_Trainer(DDPStrategy()), audits=1)

@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from declared import fault_of
+from named_faults import check, faults_of, names
+from noise_steps import noise_step
+from simulated_record import (
+    OVERSIZE,
+    PER_TENSOR,
+    TENSORS,
+    by_name,
+    header,
+    monitor_of,
+    simulate,
+    verdict_of,
+    violated,
+)
+from training_support import PrivateModule, digits, mlp, status, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.checks.check import Case, Check, entailed, group
+from lightning_audit.checks.noise import NOISE
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep, Witnesses, WitnessReducer
+from lightning_audit.checks.randomness import (
+    COMPARED,
+    NOISE_RESTARTED,
+    NOISE_SHARED,
+    RECURRENCE,
+    REUSE_BROADCAST,
+    REUSE_ENTRIES,
+    REUSE_FORECAST,
+    REUSE_LAG,
+    REUSE_PAIR,
+    NoiseForecast,
+    NoiseRestart,
+    ReuseCheck,
+    reuse_is_seen,
+)
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence import FORECAST_LAGS
+from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
+
+
+def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> CheckResult:
+    """Result for noise that takes so much of what it was so many steps before."""
+    rng, check = np.random.default_rng(0), NoiseForecast(1e-3)
+    rows = rng.normal(size=(steps, 256))
+    for step in range(steps):
+        if step >= lag:
+            rows[step] = part * rows[step - lag] + np.sqrt(1 - part**2) * rows[step]
+        if step % every == 0:
+            check.update(noise_step(rows[step], step))
+    return check.result("")
+
+
+def test_new_noise_is_left_alone() -> None:
+    result = found(0.0)
+    assert result.status == "ok"
+    assert result.share == REUSE_FORECAST.share
+
+
+@pytest.mark.parametrize(
+    ("part", "lag", "words"),
+    [
+        (0.5, 1, "is 0.5 times the noise of the step before, and leaves 7"),
+        (-0.6, 1, "times the noise of the step before, and leaves 6"),
+        (-0.5, FORECAST_LAGS, "times the noise of 16 steps before"),
+    ],
+)
+def test_noise_that_depends_on_the_past_is_told_with_how_it_does(
+    part: float, lag: int, words: str
+) -> None:
+    result = found(part, lag)
+    assert result.status == "violated"
+    assert words in result.message
+    assert result.evidence["lag"] == lag
+    assert result.evidence["coefficient"] == pytest.approx(part, abs=0.05)
+    assert [rule.name for rule in REUSE_FORECAST.faults if rule.applies(result.evidence)] == [
+        "noise_correlated_over_steps"
+    ]
+
+
+def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
+    check, rng = NoiseForecast(1e-3), np.random.default_rng(1)
+    for step in range(30):
+        check.update(noise_step(0.4 * rng.normal(size=256), step))
+    result = check.result("")
+    assert result.status == "violated"
+    assert not any(rule.applies(result.evidence) for rule in REUSE_FORECAST.faults)
+
+
+def test_steps_that_lie_too_far_apart_are_not_compared() -> None:
+    result = found(0.5, every=FORECAST_LAGS + 1, steps=100)
+    assert result.status == "not_run"
+    assert result.message == f"not tested: {REUSE_FORECAST.needs}"
+    assert NoiseForecast(1e-3).result("it is hidden").message == "not tested: it is hidden"
+
+
+ENTRIES = 256
+
+
+def segments(
+    seed: int, *, again: bool, alone: bool = True, data: float = 0.5, at: int = 40
+) -> NoiseRestart:
+    """The first segment, then a resumed one at a step, whose noise may start again."""
+    first, rng = NoiseRestart(0.05), np.random.default_rng(seed)
+    # The data of two early steps resemble each other.
+    common = data * rng.normal(size=ENTRIES)
+    noise = [rng.normal(size=ENTRIES) for _ in range(COMPARED)]
+
+    def take(check: NoiseRestart, drawn: FloatArray, step: int) -> None:
+        released = common + 0.3 * data * rng.normal(size=ENTRIES) + drawn
+        seen = NoiseSeen(released, None, 1.0)
+        check.update(NoiseStep(step, seen, drawn if alone else None))
+
+    for step, drawn in enumerate(noise):
+        take(first, drawn, step)
+    then = NoiseRestart(0.05)
+    then.resume(first.first, at)
+    for step, drawn in enumerate(noise):
+        take(then, drawn if again else rng.normal(size=ENTRIES), at + step)
+    return then
+
+
+def status_noise_restart(check: NoiseRestart) -> str:
+    assert check.resumed
+    return check.result("").status
+
+
+@pytest.mark.parametrize(
+    ("alone", "data"), [(True, 0.1), (True, 1.0), (True, 3.0), (False, 0.1), (False, 1.0)]
+)
+def test_noise_that_starts_again_is_found_by_what_the_first_steps_released(
+    alone: bool, data: float
+) -> None:
+    assert status_noise_restart(segments(0, again=True, alone=alone, data=data)) == "violated"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool) -> None:
+    sizes = [0.1, 1.0, 3.0]
+    found = [
+        status_noise_restart(segments(seed, again=False, alone=alone, data=sizes[seed % 3]))
+        == "violated"
+        for seed in range(300)
+    ]
+    assert sum(found) == 0  # its share of .05 is 1e-4
+
+
+def test_a_training_that_was_never_resumed_has_no_such_check() -> None:
+    assert not NoiseRestart(0.05).resumed
+
+
+def test_where_the_first_steps_were_not_read_it_has_not_run() -> None:
+    check = NoiseRestart(0.05)
+    check.resume({}, 40)
+    check.update(noise_step(np.zeros(4), 40))
+    assert status_noise_restart(check) == "not_run"
+
+
+# --- What is said of a resume that repeats the noise can be done, and then nothing is found.
+
+
+class Resumable(PrivateModule):
+    """Private before a checkpoint is loaded, whose names are those of the private net."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(64), dataset=digits())
+        self._private = super().configure_optimizers()
+
+    def configure_optimizers(self) -> Any:
+        return self._private
+
+
+class KeepsState(Resumable):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        torch.set_rng_state(checkpoint["rng"])
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "seed", "found"),
+    [(Resumable, 1, "violated"), (Resumable, 2, "ok"), (KeepsState, 1, "ok")],
+    ids=["the same seed", "another seed", "the state is kept"],
+)
+def test_a_seed_before_a_resume_repeats_the_noise_unless_it_is_another_or_the_state_is_kept(
+    tmp_path: Path, kind: type[Resumable], seed: int, found: str
+) -> None:
+    for number, seeded in enumerate((1, seed), 1):
+        pl.seed_everything(seeded)
+        module, audit = kind(), PrivacyAudit(seed=3, on_violation="warn", examinations=0)
+        trainer = trainer_for(tmp_path, audit, max_steps=12 * number)
+        trainer.fit(module, ckpt_path=tmp_path / "a.ckpt" if number > 1 else None)
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert status(audit.report, "reuse.resume") == found
+    if found == "violated":
+        (fault,) = (f for f in audit.report.verdict.faults if f.name == "noise_restarted")
+        assert "leave seed_everything out there, give it a different seed" in fault.look_at
+        assert "secure_mode=True" in fault.look_at
+
+
+REUSE = {"reuse.lag", "reuse.broadcast", "reuse.pair"}
+
+
+@pytest.mark.parametrize("data", [0.0, 0.3, 3.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_fresh_noise_is_not_flagged(seed: int, data: float) -> None:
+    assert not violated(monitor_of(simulate(80, seed=seed, data=data))) & REUSE
+
+
+@pytest.mark.parametrize(
+    ("reuse", "check", "steps", "fault"),
+    [
+        ("same", "reuse.lag", 6, "noise re-used: the same noise is added at every step"),
+        ("lag 10", "reuse.lag", 16, "noise re-used: the same noise is added every 10 steps"),
+        ("broadcast", "reuse.broadcast", 2, "noise re-used: one noise value is shared by all"),
+        ("pair", "reuse.pair", 2, "noise re-used: one noise key is used for several tensors"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_reused_noise_is_flagged_within_the_published_steps_and_named(
+    reuse: str, check: str, steps: int, fault: str, seed: int
+) -> None:
+    record = simulate(60, seed=seed, reuse=reuse, data=0.1)
+    found = by_name(monitor_of(record))[check]
+    assert found.status == "violated"
+    assert found.evidence["violated_at_step"] < steps
+    verdict = verdict_of(record)
+    assert verdict.fault.startswith(fault)
+    assert found.advice.startswith("look for")
+
+
+def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:
+    monitor = monitor_of(simulate(60, reuse="lag 4"))
+    assert monitor.reuse.lag == 4
+    assert "as if the noise recurred every 4 steps" in by_name(monitor)["reuse.lag"].message
+
+
+@pytest.mark.parametrize(
+    ("means", "lag"),
+    [
+        ([2.0, 0.3, 0.04, 0.05], 3),  # far below the others: within sqrt(0.04) = 0.2
+        ([2.0, 0.19, 0.04, 0.05], 2),
+        ([2.0, 0.49, 0.26, 2.0], 2),  # up to 0.5 at most, though sqrt(0.26) is more
+        ([2.0, 0.51, 0.26, 2.0], 3),
+        ([1.9, 0.67, 0.55, 2.0], 3),  # within a fifth of the smallest, where that is more
+        ([1.9, 0.65, 0.55, 2.0], 2),
+        ([0.0, 0.0, 0.0, 0.0], 1),
+    ],
+)
+def test_lag_is_the_first_that_reads_about_as_little_as_any(means: list[float], lag: int) -> None:
+    made = header(lags=len(means))
+    check, entry = ReuseCheck(made, 1e-3), np.zeros(1, dtype=made.dtype)
+    entry["lag_count"], entry["lag_squares"] = 10.0, 10.0 * np.array(means)
+    check.update(entry[0])
+    assert check.lag == lag
+
+
+def test_small_noise_is_not_taken_for_reused_noise() -> None:
+    assert verdict_of(simulate(60, noise=0.5)).fault.startswith("noise scale too small")
+
+
+def test_lag_beyond_those_looked_for_is_not_flagged() -> None:
+    assert "reuse.lag" not in violated(monitor_of(simulate(60, reuse="lag 17")))
+
+
+def test_same_noise_is_flagged_although_one_tensors_data_dominate() -> None:
+    assert "reuse.lag" in violated(monitor_of(simulate(60, reuse="same", data=[6.0, 0.1, 0.1])))
+
+
+def test_same_noise_is_flagged_while_the_noise_multiplier_decays() -> None:
+    record = simulate(60, reuse="lag 2", sigma=np.geomspace(1.0, 0.9, 60))
+    assert "reuse.lag" in violated(monitor_of(record))
+
+
+# ------------------------------------------------------------------ the reducer
+
+
+def two_tensors() -> WitnessReducer:
+    flat = np.arange(4, dtype=np.int64)
+    return WitnessReducer(Witnesses({0: flat, 1: flat + 2}), lags=3)
+
+
+def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
+    rng, reducer = np.random.default_rng(0), two_tensors()
+    past: list[np.ndarray] = []
+    for step in range(12):
+        x, sigma = 0.5 * rng.standard_normal(8), 1.5 - 0.05 * step  # quiet: every tensor counts
+        sums = reducer.reduce(x, sigma)
+        centre = sum(past) / (len(past) + 10) if past else np.zeros(8)
+        r = (x - centre) / sigma
+        assert sums["tensor_squares"] == pytest.approx([r[:4] @ r[:4], r[4:] @ r[4:]])
+        known = step > 0  # of the tensors: none is used before it was heard
+        broadcast = known * sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
+        assert sums["broadcast_count"] == 7 * known
+        assert sums["broadcast_squares"] == pytest.approx(broadcast)
+        # Flat coordinates 2 and 3 are in both tensors.
+        pair = known * ((r[4] - r[2]) ** 2 + (r[5] - r[3]) ** 2)
+        assert (sums["pair_count"], sums["pair_squares"]) == (2 * known, pytest.approx(pair))
+        for lag in (1, 2, 3):
+            seen = len(past) >= lag
+            gap = (x - past[-lag]) / sigma if seen else np.zeros(8)
+            assert sums["lag_count"][lag - 1] == 8 * seen
+            assert sums["lag_squares"][lag - 1] == pytest.approx(gap @ gap)
+        past.append(x)
+
+
+def test_loud_tensor_is_left_out_from_the_step_after_it_is_heard() -> None:
+    reducer = two_tensors()
+    loud = np.concatenate([np.ones(4), np.full(4, 9.0)])
+    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 0  # nothing is known of them
+    assert reducer.reduce(loud, 1.0)["broadcast_count"] == 7
+    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 3
+
+
+def test_single_witness_has_no_partner_and_no_neighbour() -> None:
+    reducer = WitnessReducer(Witnesses({0: np.zeros(1, dtype=np.int64)}), lags=2)
+    sums = reducer.reduce(np.ones(1), 1.0)
+    assert sums["broadcast_count"] == sums["pair_count"] == 0
+    assert (sums["lag_count"] == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_non_finite_step_does_not_spoil_the_witnesses_of_later_steps(value: float) -> None:
+    rng = np.random.default_rng(0)
+    reducer = WitnessReducer(
+        Witnesses({j: np.arange(PER_TENSOR, dtype=np.int64) for j in range(len(TENSORS))}), lags=3
+    )
+    shape = PER_TENSOR * len(TENSORS)
+    reducer.reduce(rng.standard_normal(shape), 1.0)
+    reducer.reduce(np.full(shape, value), 1.0)
+    for _ in range(5):
+        later = reducer.reduce(rng.standard_normal(shape), 1.0)
+    assert np.isfinite(later["tensor_squares"]).all()
+    assert np.isfinite(later["lag_squares"]).all()
+
+
+BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST, REUSE_ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("check", "evidence", "fault"),
+    [
+        (NOISE_SHARED, {"shared": False}, None),
+        (NOISE_SHARED, {"shared": True}, "noise_shared_by_optimizers"),
+    ],
+)
+def test_a_generator_that_is_seen_again_is_a_fault_for_certain(
+    check: Check, evidence: dict[str, Any], fault: str | None
+) -> None:
+    assert fault_of(check, evidence) == fault
+    assert check.share == 0
+    assert all(rule.rank < 0 for rule in check.faults)
+
+
+def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_tested() -> None:
+    assert set(group("reuse")) == {check.name for check in BY_E_VALUE}
+    needs = {check.needs for check in BY_E_VALUE}
+    assert len(needs) == len(BY_E_VALUE)
+    for one in BY_E_VALUE:
+        assert one.doubtful
+        assert one.size_of is None
+        silent = check.result(check.test(1e-3), "", "", "", {})
+        assert silent.message == f"not tested: {check.needs}"
+
+
+def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> None:
+    (rule,) = NOISE_RESTARTED.faults
+    assert rule.rank < 0
+    assert set(entailed(rule)) == {REUSE_LAG.name, RECURRENCE.name}
+
+
+@pytest.mark.parametrize("check", [REUSE_FORECAST, REUSE_ENTRIES])
+def test_noise_that_others_tell_is_a_fault_and_explains_what_else_is_used_again(
+    check: Check,
+) -> None:
+    (rule,) = check.faults
+    assert rule.applies({"left": 0.84})
+    assert not rule.applies({"left": 0.99})  # the noise is small as a whole
+    assert {*group("reuse"), *group("channel")} <= set(entailed(rule))
+    assert rule.rank > 0  # what is told by several checks comes first
+
+
+@pytest.mark.parametrize("lag", [5, 16])
+def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag: int) -> None:
+    monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.7, reuse=f"lag {lag}"))
+    found = [check for check in monitor.results() if check.status == "violated"]
+    assert likely_faults(found, monitor, OVERSIZE)[0].finding == "reuse.lag"
+    assert not loses_no_privacy(found, monitor)
+
+
+def test_evidence_of_a_cycle_is_its_length() -> None:
+    fault = faults_of(simulate(80, reuse="lag 5", data=0.1))[0]
+    assert fault.evidence["lag"] == 5
+    assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
+    # A lag of 5 shows from the sixth step on.
+    assert fault.place.step is not None
+    assert 5 <= fault.place.step < 16
+
+
+def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> None:
+    seen = check("batch_normalised")
+    faults = faults_of(simulate(80, reuse="broadcast", data=0.1), seen)
+    assert names(faults) == ["one_value_for_all_coordinates"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
+)
+def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
+    difference: float, expected: list[str]
+) -> None:
+    seen = check("reuse.recurrence", difference_ratio=difference)
+    assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
+
+
+@pytest.mark.parametrize(
+    ("reuse", "expected"),
+    [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
+)
+def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
+    reuse: str, expected: list[str]
+) -> None:
+    """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
+    seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
+    assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
+
+
+@pytest.mark.parametrize(
+    ("alike_at", "expected"),
+    [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
+)
+def test_steps_without_noise_are_not_taken_for_few_seeds(
+    alike_at: int, expected: list[str]
+) -> None:
+    found = [
+        check("noise.step", violated_at_step=150),
+        check("reuse.recurrence", violated_at_step=alike_at),
+    ]
+    assert names(likely_faults(found, monitor_of(simulate(20)), OVERSIZE)) == expected
+
+
+def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
+    seen = check("reuse.recurrence")
+    assert names(faults_of(simulate(80, noise=0.0, data=0.05), seen))[0] == "no_noise"
+    assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "ratio", "difference", "expected"),
+    [
+        (0.8, 1.0, 0.45, "noise_correlated_over_steps"),
+        (0.98, 1.0, 0.1, "same_noise_at_every_step"),
+        # Beside data a coefficient is smaller than the part that comes back.
+        (0.8, 1.15, 0.4, "same_noise_at_every_step"),
+    ],
+)
+def test_a_part_of_earlier_noise_is_told_from_all_of_it(
+    coefficient: float, ratio: float, difference: float, expected: str
+) -> None:
+    seen = [
+        check("reuse.recurrence", difference_ratio=difference),
+        check("reuse.forecast", lag=1, coefficient=coefficient, left=0.4, ratio=ratio),
+    ]
+    assert names(faults_of(simulate(80, reuse="same"), *seen))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"), [(0.45, "noise_correlated_over_steps"), (0.01, "few_seeds")]
+)
+def test_steps_that_resemble_each_other_in_part_are_not_taken_for_few_seeds(
+    difference: float, expected: str
+) -> None:
+    seen = [
+        check("reuse.recurrence", difference_ratio=difference),
+        check("reuse.forecast", lag=1, coefficient=0.5, left=0.7, ratio=1.0),
+    ]
+    assert names(faults_of(simulate(80), *seen)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("distances", "name", "sentence"),
+    [
+        ([40, 40, 40], "noise_in_a_cycle", "the same noise is added again after 40 steps"),
+        ([40], "few_seeds", "the noise of an earlier step comes back"),
+        ([40, 7, 40], "few_seeds", "the noise comes back at irregular steps"),
+    ],
+)
+def test_noise_that_comes_back_is_named_by_the_distances_at_which_it_does(
+    distances: list[int], name: str, sentence: str
+) -> None:
+    found = check("reuse.recurrence", difference_ratio=0.001, distances=distances)
+    (fault,) = faults_of(simulate(80), found)
+    assert fault.name == name
+    assert sentence in fault.sentence
+
+
+@pytest.mark.parametrize(("noise", "reuse", "seen"), [(0.4, "", False), (0.4, "same", True)])
+def test_noise_that_is_small_without_the_data_is_not_taken_for_noise_that_comes_back(
+    noise: float, reuse: str, seen: bool
+) -> None:
+    monitor = monitor_of(simulate(20, noise=noise, reuse=reuse))
+    monitor.witness_noise.pooled = NOISE.test(1e-3)  # as under loud data that stay the same
+    small = check("noise.whole", flagged=[], tensors=3, added_ratio=noise)
+    lag = check("reuse.lag", violated_at_step=1)
+    for others, expected in (([small], seen), ([], True)):
+        case = Case({c.name: c for c in [lag, *others]}, monitor, OVERSIZE)
+        assert reuse_is_seen(case, monitor, "reuse.lag") == expected

@@ -1,0 +1,191 @@
+"""What examinations came to: counts where all is right, two digits where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from declared import fault_of
+
+from lightning_audit.checks.check import Check, entailed, group
+from lightning_audit.checks.replay import (
+    COUPLING,
+    REPLAY_CHECKS,
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+    Answer,
+    Coupling,
+    ExaminationLog,
+    tolerance_of,
+)
+from lightning_audit.checks.replay_findings import NONE_LEFT, Finding
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
+
+# --- A record's gradient that changes beside others is a violation, and what is right is not told.
+
+
+def changed(size: float) -> Answer:
+    return Answer(1, (Finding("a record among others", size, 0.01),))
+
+
+def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
+    seen = Coupling()
+    for step, answer in ((0, Answer(1)), (8, changed(0.3)), (16, changed(0.5))):
+        seen.take(step, answer)
+    result = seen.result()
+    assert (result.status, seen.step, seen.replays) == ("violated", 8, 3)
+    assert result.evidence["change"] == 0.3
+    assert "in step 9 a record's gradient changed by 0.3 of its norm" in result.message
+
+
+def test_where_nothing_changed_nothing_measured_is_told() -> None:
+    seen = Coupling()
+    seen.take(0, Answer(1))
+    assert seen.result().status == "ok"
+    assert seen.result().evidence == {"replays": 1, "change": None, "step": None}
+
+
+def test_low_precision_rounds_more() -> None:
+    assert tolerance_of(low_precision=True) > tolerance_of(low_precision=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "off", "message"),
+    [
+        ("", "", "not asked: no step was examined"),
+        ("", "examinations=0", "not asked: examinations=0"),
+        ("the batch cannot be copied", "", "not asked: the batch cannot be copied"),
+    ],
+)
+def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message: str) -> None:
+    result = Coupling(reason=reason).result(off)
+    assert result.status == "not_run"
+    assert result.message == message
+
+
+# --- What examinations came to: counts where all is right, two digits where something is wrong.
+
+FAR = Finding("without the first record", 3.14159, 1.0)
+
+
+def result(log: ExaminationLog, name: str):
+    return next(found for found in log.results(0.05) if found.name == name)
+
+
+def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
+    log = ExaminationLog(off="examinations=0")
+    assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
+    for found in log.results(0.05):
+        assert found.status == "not_run"
+        assert found.message == "not asked: examinations=0"
+        assert not found.evidence
+
+
+def test_counts_add_up_over_examinations() -> None:
+    log = ExaminationLog()
+    log.take(0, {"replay.sensitivity": Answer(5), "replay.clipping": Answer(7)})
+    log.take(9, {"replay.sensitivity": Answer(6)})
+    evidence = result(log, "replay.sensitivity").evidence
+    assert evidence == {"examined": 2, "asked": 11, "findings": 0}
+    assert log.asked("replay.clipping") == 7
+
+
+def test_a_finding_has_the_first_step_and_two_digits() -> None:
+    log = ExaminationLog()
+    log.take(4, {"replay.sensitivity": Answer(5, (Finding("x", 2.0, 1.0), FAR))})
+    log.take(8, {"replay.sensitivity": Answer(5, (Finding("y", 99.0, 1.0),))})
+    found = result(log, "replay.sensitivity")
+    assert found.status == "violated"
+    assert (found.evidence["step"], found.evidence["size"]) == (4, 3.1)
+    assert "without the first record: 3.1 C, at most 1 C is allowed" in found.message
+    assert "3.14159" not in json.dumps(dict(found.evidence)) + found.message
+    assert log.found
+
+
+@pytest.mark.parametrize(("fine_before", "kind"), [(False, "none"), (True, "")])
+def test_what_is_done_instead_of_clipping_is_not_known_where_earlier_steps_were_right(
+    fine_before: bool, kind: str
+) -> None:
+    log = ExaminationLog()
+    if fine_before:
+        log.take(0, {"replay.clipping": Answer(8)})
+    log.take(9, {"replay.clipping": Answer(8, (FAR,), kind="none")})
+    assert result(log, "replay.clipping").evidence["kind"] == kind
+
+
+def test_a_size_without_end_has_none() -> None:
+    log = ExaminationLog()
+    log.take(0, {"replay.clipping": Answer(1, (Finding("norm 1e5 C", math.inf, 1.0),))})
+    found = result(log, "replay.clipping")
+    assert found.evidence["size"] is None
+    assert "not finite" in found.message
+    json.dumps(dict(found.evidence), allow_nan=False)
+
+
+def test_a_reason_stays_with_its_question() -> None:
+    log = ExaminationLog()
+    log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
+    assert result(log, "replay.release").message == "not asked: too small"
+    assert result(log, "replay.clipping").status == "ok"
+
+
+def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen() -> None:
+    log = ExaminationLog(between_epochs=2)
+    log.take(3, {"replay.clipping": Answer(5, (FAR,))})
+    again = ExaminationLog()
+    again.load(json.loads(json.dumps(log.state())))
+    assert result(again, "replay.clipping").status == "not_run"
+    assert (again.steps, again.between_epochs) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (Answer(7), "nothing found, 7 asked"),
+        (Answer(reason="too small"), "not asked: too small"),
+        (Answer(7, (FAR,)), "1 of 7: without the first record: 3.1 C, at most 1 C is allowed"),
+        (Answer(2, (Finding("buffers", 0.5, 0.0),)), "1 of 2: buffers"),
+    ],
+)
+def test_a_line_says_what_came_of_a_question(answer: Answer, line: str) -> None:
+    assert answer.describe() == line
+
+
+ALL = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
+
+
+@pytest.mark.parametrize(
+    ("check", "fault"),
+    [
+        (REPLAY_SENSITIVITY, "one_record_moves_too_much"),
+        (REPLAY_CLIPPING, "some_gradients_not_clipped"),
+        (REPLAY_RELEASE, "more_than_the_release"),
+    ],
+)
+def test_one_finding_is_a_fault_and_none_however_often_asked_is_fine(
+    check: Check, fault: str
+) -> None:
+    assert fault_of(check, {"findings": 1, "asked": 200}) == fault
+    assert fault_of(check, {"findings": 0, "asked": 200}) is None
+
+
+def test_they_are_a_group_of_certainties_that_cost_no_significance() -> None:
+    assert set(group("replay")) == {check.name for check in ALL}
+    assert all(check.always and not check.share and not check.doubtful for check in ALL)
+
+
+def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
+    (rule,) = COUPLING.faults
+    assert set(group("replay")) <= set(entailed(rule))
+
+
+@pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
+def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
+    assert check.blocks is not None
+    blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
+    assert blocker.startswith(f"{check.name}: not examined yet")
+    assert "10 more steps" in blocker
+    assert not check.blocks(check.not_run("not asked: examinations=0"))
+    assert not check.blocks(check.not_run("not asked: no per-sample gradients are formed"))

@@ -1,0 +1,592 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from checked_reports import checked, hostile, of_every_outcome, unreadable, violated, with_status
+from junitparser import Error, Failure, JUnitXml, Skipped
+from made_report import made_report
+from markdown_it import MarkdownIt
+from places import REPOSITORY
+
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.cli.formats import (
+    FORMAT_VERSION,
+    MARKER,
+    MOST,
+    MOST_BYTES,
+    SEVERITIES,
+    Checked,
+    Remark,
+    as_github,
+    as_json_summary,
+    as_junit,
+    as_lines,
+    as_markdown,
+    as_sarif,
+    counts,
+    epsilons,
+    exit_code,
+    findings_of,
+    named,
+    number,
+    proved,
+    severity_of,
+)
+from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.results.report_details import CodePlace, places_in
+
+
+def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted() -> None:
+    every = of_every_outcome()
+    assert [one.outcome for one in every] == ["PASS", "VIOLATION", "INCONCLUSIVE", "INCONCLUSIVE"]
+    assert exit_code(every) == 1
+    assert exit_code(every[2:]) == exit_code([every[0], every[3]]) == 2
+    assert exit_code(every[:1]) == 0
+    assert counts(every) == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "remark", "expected"),
+    [
+        ("PASS", "VIOLATION", "VIOLATION"),
+        ("PASS", "INCONCLUSIVE", "INCONCLUSIVE"),
+        ("INCONCLUSIVE", "VIOLATION", "VIOLATION"),
+        ("VIOLATION", "INCONCLUSIVE", "VIOLATION"),
+    ],
+)
+def test_a_remark_makes_an_outcome_worse_and_never_better(
+    verdict: Outcome, remark: Outcome, expected: Outcome
+) -> None:
+    one = checked(made_report(verdict), "lit", Remark("max-epsilon", remark, "a sentence"))
+    assert one.outcome == expected
+    assert ("a sentence" in one.reasons) == (remark == expected)
+
+
+def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() -> None:
+    assert checked(violated()).reasons == ["Too little noise is added (noise)"]
+    assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
+    assert unreadable().reasons == ["the report is not complete JSON"]
+    assert checked(made_report()).reasons == []
+    report = violated()
+    verdict = dataclasses.replace(report.verdict, faults=(), fault="", summary="noise: seen")
+    assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]
+
+
+def test_a_training_has_the_same_name_in_every_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for clone in ("one", "two/deeper"):
+        root = tmp_path / clone
+        (root / ".git").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path if clone == "one" else root)
+        paths = [root / "runs" / name / "audit" / "report.json" for name in ("a", "b")]
+        found.append([rest for _, *rest in named(list(map(str, paths)))])
+    assert found[0] == found[1]
+    assert found[0][0] == ["runs/a", "runs/a/audit/report.json"]
+
+
+def test_names_of_different_reports_differ(tmp_path: Path) -> None:
+    outside = ["a/x/y/audit/report.json", "b/x/y/audit/report.json", "b/x/y/report.json"]
+    paths = [str(tmp_path / path) for path in outside]
+    names = [name for _, name, _ in named([*paths, "b/x.json", "b/x/report.json"])]
+    assert len(set(names)) == len(names) == 5
+    assert all(str(tmp_path) not in name for name in names)
+
+
+def test_known_epsilons_are_shown_in_three_digits() -> None:
+    shown = epsilons(made_report(spent=3.14159))
+    assert shown == "epsilon proved >= 1.5, spent 3.14, claimed 8"
+    assert epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
+
+
+def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy() -> None:
+    assert proved(made_report(proved=0.0)) == proved(made_report(proved=None)) == "-"
+    assert proved(made_report(proved=1.5)) == number(1.5) == "1.5"
+
+
+def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> None:
+    (found,) = findings_of(violated())
+    assert (found.check, found.title) == ("noise", "Too little noise is added")
+    assert [(p.name, p.file, p.line) for p in found.places] == [
+        ("Half.add_noise", "src/half.py", 41),
+        ("Lit.training_step", "src/model.py", 7),
+    ]
+    assert found.look_at == "compare the standard deviations"
+    assert found.explains == ("noise.step",)
+    assert found.fails
+
+
+def test_without_a_fault_a_finding_has_the_texts_of_its_check() -> None:
+    (found,) = findings_of(with_status("sensitivity", "undecided"))
+    known = REGISTRY["sensitivity"]
+    assert (found.title, found.look_at) == (known.failed_title, known.look_at)
+
+
+@pytest.mark.parametrize("status", ["allowed", "warned"])
+def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status: str) -> None:
+    (found,) = findings_of(with_status("sensitivity", status))
+    assert not found.fails
+
+
+def test_a_pass_has_no_finding() -> None:
+    assert findings_of(made_report()) == []
+
+
+def test_the_severities_are_three_and_every_check_has_one() -> None:
+    found = {name: severity_of(check) for name, check in REGISTRY.items()}
+    assert set(found.values()) == set(SEVERITIES) == {"critical", "theoretical", "negligible"}
+    assert {name for name, severity in found.items() if severity == "negligible"} == {
+        name for name, check in REGISTRY.items() if check.warns
+    }
+    assert found["noise"] == found["epsilon"] == "critical"
+    assert found["accounting"] == "theoretical"
+    assert severity_of(REGISTRY["noise"], "undecided") == "theoretical"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [("/etc/passwd", 3), ("../../x.py", 3), ("a/..\\b.py", 3), ("c:x.py", 3), ("a.py", 0), ("", 1)],
+)
+def test_a_place_outside_of_the_repository_is_no_location(file: str, line: int) -> None:
+    report: AuditReport = violated()
+    fault = report.verdict.faults[0]
+    place = dataclasses.replace(fault.place, code=(CodePlace(file, line, line, "f"),))
+    faults = (dataclasses.replace(fault, place=place),)
+    verdict = dataclasses.replace(report.verdict, faults=faults)
+    (found,) = findings_of(dataclasses.replace(report, verdict=verdict))
+    assert found.places == ()
+
+
+_COMMAND = re.compile(r"::(\w+) (.*?)::(.*)")
+_CODES = {"%0A": "\n", "%0D": "\r", "%3A": ":", "%2C": ",", "%25": "%"}
+
+
+@pytest.fixture
+def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    return tmp_path / "summary.md"
+
+
+def decoded(text: str) -> str:
+    return re.sub("%(0A|0D|3A|2C|25)", lambda found: _CODES[found[0]], text)
+
+
+def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
+    """The workflow commands of an output, as the runner of GitHub reads them."""
+    found = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("::"):
+            match = _COMMAND.fullmatch(line.lstrip())
+            assert match, line
+            level, parts, message = match.groups()
+            properties = dict(part.split("=", 1) for part in parts.split(","))
+            shown = {name: decoded(value) for name, value in properties.items()}
+            found.append((level, shown, decoded(message)))
+    return found
+
+
+@pytest.mark.usefixtures("summary")
+def test_each_finding_is_annotated_at_its_place() -> None:
+    found = commands(as_github(of_every_outcome()))
+    assert [level for level, *_ in found] == ["error"] * 3
+    _, where, message = found[0]
+    assert where == {
+        "title": "Too little noise is added (half)",
+        "file": "src/half.py",
+        "line": "41",
+    }
+    assert message.startswith("noise, critical: ")
+    assert found[1][1]["title"] == "Privacy audit of short: INCONCLUSIVE"
+    assert found[2][2] == "the report is not complete JSON"
+
+
+@pytest.mark.usefixtures("summary")
+def test_what_is_allowed_is_a_notice_and_a_pass_has_none() -> None:
+    allowed = with_status("sensitivity", "allowed")
+    ((level, *_),) = commands(as_github([checked(allowed), checked(made_report(), "fine")]))
+    assert level == "notice"
+
+
+@pytest.mark.usefixtures("summary")
+def test_of_many_findings_ten_are_annotated_errors_first() -> None:
+    allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
+    found = commands(as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))]))
+    assert len(found) == MOST == 10
+    assert {level for level, *_ in found} == {"error"}
+    assert found[-1][2] == "7 more findings"
+
+
+@pytest.mark.usefixtures("summary")
+def test_the_lines_of_the_text_follow() -> None:
+    assert "x half   VIOLATION" in as_github(of_every_outcome())
+
+
+@pytest.mark.usefixtures("summary")
+def test_the_step_summary_is_the_markdown_and_is_appended(summary: Path) -> None:
+    summary.write_text("before\n", encoding="utf-8")
+    as_github(of_every_outcome())
+    expected = "before\n" + as_markdown(of_every_outcome()) + "\n"
+    assert summary.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.usefixtures("summary")
+def test_outside_of_a_job_no_summary_is_written(
+    summary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    assert commands(as_github(of_every_outcome()))
+    assert not summary.exists()
+
+
+@pytest.mark.usefixtures("summary")
+def test_a_summary_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    with pytest.raises(IsADirectoryError):
+        as_github(of_every_outcome())
+
+
+@pytest.mark.usefixtures("summary")
+def test_foreign_text_begins_no_command() -> None:
+    text = as_github(hostile())
+    assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
+    assert all("::" not in line[2:].split("::", 1)[0] for line in text.splitlines())
+    after = "\n".join(line for line in text.splitlines() if not line.startswith("::"))
+    assert "::" not in after
+    assert "##[" not in after
+
+
+def test_the_document_has_the_outcome_and_each_report_with_its_findings() -> None:
+    data = json.loads(as_json_summary(of_every_outcome()))
+    assert (data["format_version"], data["outcome"], data["exit_code"]) == (
+        FORMAT_VERSION,
+        "VIOLATION",
+        1,
+    )
+    assert data["counts"] == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
+    fine, half, short, cut = data["reports"]
+    assert [one["exit_code"] for one in data["reports"]] == [0, 1, 2, 2]
+    assert (fine["epsilon_lower"], fine["epsilon_spent"], fine["findings"]) == (1.5, 3.0, [])
+    (found,) = half["findings"]
+    assert (found["check"], found["severity"], found["explains"]) == (
+        "noise",
+        "critical",
+        ["noise.step"],
+    )
+    assert found["code"][0] == {"name": "Half.add_noise", "file": "src/half.py", "line": 41}
+    assert short["reasons"] == ["the canary was taken out"]
+    assert cut["gate"][0]["rule"] == "unreadable"
+    assert "epsilon_spent" not in cut
+
+
+def test_an_infinite_epsilon_and_foreign_text_are_valid_json() -> None:
+    one = of_every_outcome()[0]
+    infinite = type(one)(one.path, one.training, one.place, made_report(spent=float("inf")))
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    text = as_json_summary([infinite, *hostile()])
+    data = json.loads(text.encode(), parse_constant=refuse)
+    assert data["reports"][0]["epsilon_spent"] == "inf"
+
+
+def read(every: list[Checked]) -> dict[str, Any]:
+    """The suites as junitparser reads them, by name."""
+    return {suite.name: suite for suite in JUnitXml.fromstring(as_junit(every).encode())}
+
+
+def results(suite: Any, kind: type) -> dict[str, Any]:
+    return {case.name: one for case in suite for one in case.result if isinstance(one, kind)}
+
+
+def test_each_training_is_a_suite_and_each_check_a_case() -> None:
+    suites = read(of_every_outcome())
+    assert list(suites) == ["fine", "half", "short", "cut"]
+    fine = suites["fine"]
+    report = made_report()
+    assert fine.tests == len(list(fine)) == len(report.checks)
+    assert (fine.failures, fine.errors) == (0, 0)
+    assert fine.skipped == sum(check.status == "not_run" for check in report.checks)
+    names = [(case.classname, case.name) for suite in suites.values() for case in suite]
+    assert len(set(names)) == len(names)
+
+
+def test_a_finding_fails_and_what_follows_from_it_is_skipped() -> None:
+    half = read(of_every_outcome())["half"]
+    assert (half.failures, half.errors) == (1, 0)
+    (failure,) = results(half, Failure).values()
+    assert (failure.type, failure.message) == ("noise", "Too little noise is added")
+    assert "Code: Half.add_noise at src/half.py:41" in failure.text
+    skipped = [one.message for one in results(half, Skipped).values()]
+    assert skipped.count("follows from noise") == 1
+    assert half.skipped == len(skipped)
+
+
+def test_inconclusive_and_unreadable_are_errors() -> None:
+    suites = read(of_every_outcome())
+    for name, kind in (("short", "INCONCLUSIVE"), ("cut", "unreadable")):
+        (error,) = results(suites[name], Error).values()
+        assert (suites[name].errors, suites[name].failures, error.type) == (1, 0, kind)
+    assert results(suites["short"], Error)["verdict"].message == "the canary was taken out"
+
+
+def test_the_lines_of_a_refusal_are_message_and_text() -> None:
+    (suite,) = read([unreadable("cut", "it contradicts itself:\n  steps is 7")]).values()
+    (error,) = results(suite, Error).values()
+    assert (error.message, error.text) == ("it contradicts itself:", "  steps is 7")
+
+
+def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:
+    every = [checked(with_status("sensitivity", name), name) for name in ("undecided", "allowed")]
+    undecided, allowed = read(every).values()
+    assert (undecided.errors, undecided.failures) == (1, 0)
+    assert (allowed.errors, allowed.failures) == (0, 0)
+    assert sum("allowed: " in (case.system_out or "") for case in allowed) == 1
+
+
+def test_an_exceeded_budget_is_a_failure() -> None:
+    remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
+    (suite,) = read([checked(made_report(), "lit", remark)]).values()
+    (failure,) = results(suite, Failure).values()
+    assert (failure.type, failure.message) == ("max-epsilon", "epsilon spent 3")
+
+
+def test_sums_of_the_file_are_those_of_its_suites() -> None:
+    xml = JUnitXml.fromstring(as_junit(of_every_outcome()).encode())
+    suites = list(xml)
+    for name in ("tests", "failures", "errors", "skipped"):
+        assert getattr(xml, name) == sum(getattr(suite, name) for suite in suites) > 0
+
+
+def test_foreign_text_is_escaped() -> None:
+    suites = list(JUnitXml.fromstring(as_junit(hostile()).encode()))
+    assert len(suites) == 2
+    assert "<script>alert(1)</script>" in suites[1].name
+
+
+def test_each_report_has_a_line_and_the_worst_is_named_last() -> None:
+    assert as_lines(of_every_outcome()).splitlines() == [
+        "  fine   PASS          epsilon proved >= 1.5, spent 3, claimed 8",
+        "x half   VIOLATION     Too little noise is added (noise)",
+        "? short  INCONCLUSIVE  the canary was taken out",
+        "? cut    INCONCLUSIVE  the report is not complete JSON",
+        "",
+        "VIOLATION is the worst verdict of 4 trainings: half/report.json",
+    ]
+
+
+def test_a_line_has_the_reason_of_the_gate() -> None:
+    remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
+    lines = as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
+    assert "--max-epsilon 2: epsilon spent 3" in lines.splitlines()[0]
+
+
+def test_text_of_a_report_makes_no_line_of_its_own() -> None:
+    lines = as_lines(hostile())
+    assert len(lines.splitlines()) == len(hostile()) + 2
+    assert lines.replace("\n", "").isprintable()
+
+
+#: Tags that the page itself uses.
+TAGS = {"details", "/details", "summary", "/summary", "b", "/b"}
+
+
+def tokens(text: str) -> list[Any]:
+    """The tokens of a Markdown parser with the tables of GitHub, inner ones too."""
+    found = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    return [inner for token in found for inner in (token, *(token.children or []))]
+
+
+def cells(text: str) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for token, after in zip(found := tokens(text), found[1:], strict=False):
+        if token.type == "tr_open":
+            rows.append([])
+        if token.type in ("td_open", "th_open"):
+            rows[-1].append(after.content)
+    return rows
+
+
+def test_the_worst_training_is_the_first_row_of_the_table() -> None:
+    head, *rows = cells(as_markdown(of_every_outcome()))
+    assert head[:3] == ["training", "verdict", "proved ≥"]
+    assert [row[0] for row in rows] == ["half", "short", "cut", "fine"]
+    assert rows[0] == ["half", "❌ VIOLATION", "1.5", "3", "8", "100"]
+    assert rows[2][2:] == ["-"] * 4
+
+
+def test_the_headline_has_outcome_number_and_reason() -> None:
+    first, second, *_ = as_markdown(of_every_outcome()).splitlines()
+    assert first == MARKER
+    reason = "Too little noise is added (noise)"
+    assert second == f"### ❌ Privacy audit: VIOLATION (1 of 4 trainings): {reason}"
+    remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
+    second = as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
+    assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
+
+
+def test_the_lines_of_a_refusal_are_one_paragraph() -> None:
+    text = as_markdown([unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")])
+    assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
+    assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
+
+
+def test_a_finding_has_severity_place_and_what_to_look_at() -> None:
+    text = as_markdown([checked(violated())])
+    assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
+    lists = [token.content for token in tokens(text) if token.type == "inline"]
+    assert "**Severity:** critical: the guarantee is void" in lists
+    assert "**Code:** Half.add_noise at src/half.py:41" in lists
+    assert "**First seen:** after 8 of 100 steps" in lists
+
+
+def test_foreign_text_makes_no_tag_link_mention_or_cell() -> None:
+    text = as_markdown(hostile())
+    found = tokens(text)
+    html = " ".join(token.content for token in found if token.type.startswith("html_"))
+    tags = {tag.split()[0] for tag in re.findall(r"<([^>]+)>", html.replace(MARKER, ""))}
+    assert tags <= TAGS
+    assert not {"link_open", "code_inline", "image", "fence"} & {token.type for token in found}
+    assert "@" not in text
+    assert {len(row) for row in cells(text)} == {6}
+    assert text.replace("\n", "").isprintable()
+
+
+def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_left_out() -> None:
+    report = violated()
+    long = "🙂" * 10_000
+    checks = tuple(dataclasses.replace(c, message=long) for c in report.checks)
+    every = [checked(dataclasses.replace(report, checks=checks), f"{i}") for i in range(700)]
+    text = as_markdown(every)
+    assert 0.9 * MOST_BYTES < len(text.encode()) < MOST_BYTES < 2**20
+    shown = text.count("<details>")
+    assert f"{700 - shown} more sections are left out." in text
+    assert "200 more reports are left out." in text
+
+
+#: The schema of OASIS, which is no part of the repository.
+SCHEMA = REPOSITORY.parent / "shared" / "reference" / "sarif-schema-2.1.0.json"
+
+
+def run_of(every: list[Checked]) -> dict[str, Any]:
+    (run,) = json.loads(as_sarif(every))["runs"]
+    return run
+
+
+def results_sarif(every: list[Checked]) -> list[dict[str, Any]]:
+    return list(run_of(every)["results"])
+
+
+def uri(result: dict[str, Any]) -> str:
+    return str(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
+
+
+def every_status() -> list[Checked]:
+    statuses = ("violated", "undecided", "allowed", "warned")
+    return [checked(with_status("sensitivity", status), status) for status in statuses]
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason=f"the schema of SARIF 2.1.0 is not at {SCHEMA}")
+@pytest.mark.parametrize("every", [of_every_outcome, hostile, every_status, list])
+def test_the_document_is_valid_against_the_schema(every: Any) -> None:
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    data = json.loads(as_sarif(every()))
+    assert [error.message for error in validator.iter_errors(data)] == []
+    data["runs"][0]["results"] = [{"ruleId": 1}]
+    assert list(validator.iter_errors(data))
+
+
+def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> None:
+    run = run_of(of_every_outcome())
+    found = run["results"][0]
+    assert (found["ruleId"], found["level"], found["kind"]) == ("noise", "error", "fail")
+    assert uri(found) == "src/half.py"
+    assert found["locations"][0]["physicalLocation"]["region"] == {"startLine": 41}
+    assert found["relatedLocations"][0]["logicalLocations"][0]["fullyQualifiedName"] == (
+        "Lit.training_step"
+    )
+    rule = run["tool"]["driver"]["rules"][found["ruleIndex"]]
+    assert rule["id"] == "noise"
+    assert rule["fullDescription"]["text"] == REGISTRY["noise"].meaning
+    assert rule["properties"]["security-severity"] == "9.0"
+    assert "security" in rule["properties"]["tags"]  # without it GitHub ignores the severity
+
+
+def test_every_location_is_relative_to_the_repository() -> None:
+    for result in results_sarif([*of_every_outcome(), *hostile()]):
+        for location in (*result["locations"], *result["relatedLocations"]):
+            artifact = location["physicalLocation"]["artifactLocation"]
+            assert not artifact["uri"].startswith(("/", "file:", ".."))
+            assert artifact["uriBaseId"] == "%SRCROOT%"
+
+
+def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() -> None:
+    def prints(*every: Checked) -> list[str]:
+        return [
+            one["partialFingerprints"]["checkAndTraining/v1"] for one in results_sarif([*every])
+        ]
+
+    first = violated()
+    fault = first.verdict.faults[0]
+    moved = dataclasses.replace(
+        fault.place, code=places_in("Half.add_noise at src/half.py:99"), step=3
+    )
+    verdict = dataclasses.replace(
+        first.verdict, faults=(dataclasses.replace(fault, place=moved),), fault=""
+    )
+    checks = tuple(dataclasses.replace(c, message="7 of 9") for c in first.checks)
+    later = dataclasses.replace(first, verdict=verdict, checks=checks, steps=7, created="later")
+    assert prints(checked(first)) == prints(checked(later))
+    assert prints(checked(first)) != prints(checked(first, "another"))
+    every = prints(*of_every_outcome(), checked(with_status("sensitivity", "violated")))
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "severity", "suppressed"),
+    [
+        ("violated", "error", "critical", False),
+        ("undecided", "warning", "theoretical", False),
+        ("allowed", "error", "critical", True),
+        ("warned", "note", "negligible", False),
+    ],
+)
+def test_the_severity_is_one_of_three_words_and_what_is_allowed_is_suppressed(
+    status: str, level: str, severity: str, suppressed: bool
+) -> None:
+    (found,) = results_sarif([checked(with_status("sensitivity", status))])
+    assert (found["level"], found["properties"]["severity"]) == (level, severity)
+    assert ("suppressions" in found) == suppressed
+
+
+def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run() -> None:
+    run = run_of(of_every_outcome())
+    by_rule = {result["ruleId"]: result for result in run["results"]}
+    assert (by_rule["gate.verdict"]["kind"], by_rule["gate.verdict"]["level"]) == ("open", "none")
+    assert by_rule["gate.unreadable"]["level"] == "error"
+    (invocation,) = run["invocations"]
+    assert invocation["executionSuccessful"] is False
+    (notification,) = invocation["toolExecutionNotifications"]
+    assert notification["message"]["text"] == "the report is not complete JSON"
+    assert run_of([checked(made_report())])["invocations"][0]["executionSuccessful"] is True
+
+
+def test_an_exceeded_budget_is_a_result_of_its_own() -> None:
+    remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
+    (found,) = results_sarif([checked(made_report(), "lit", remark)])
+    assert (found["ruleId"], found["message"]["text"]) == ("gate.max-epsilon", "epsilon spent 3")
+    assert uri(found) == "lit/report.json"
+
+
+def test_a_pass_has_no_result() -> None:
+    assert results_sarif([checked(made_report())]) == []

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import readme_rows
+from checks_page import PAGE, markdown
+from checks_table import table
+from disclosure_page import PAGE as DISCLOSURE_PAGE
+from disclosure_page import markdown as markdown_of_disclosure_page
+from faults_page import PAGE as FAULTS_PAGE
+from faults_page import markdown as markdown_of_faults_page
+from literature import CHOICES, EACH, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
+from readme_rows import PARTS, README, REPOSITORY, costs, made, shown, topics
+from selftest_page import PAGE as SELFTEST_PAGE
+from selftest_page import Compared, needed_by
+from selftest_page import markdown as markdown_of_selftest_page
+from shares_table import PAGE as SHARES_PAGE
+from shares_table import shown as shown_of_shares_table
+from shares_table import table as table_of_shares_table
+
+from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check, share, shares
+from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.stats.named_bounds import named_bound
+from lightning_audit.stats.tradeoff import gaussian_epsilon
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.selftest import planned
+from lightning_audit.testing.selftest_pool import Result
+
+
+def test_docs_page_is_made_of_the_registry() -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown(), "run `python docs/build/checks_page.py`"
+
+
+def test_each_check_has_a_row_below_its_topic() -> None:
+    _, *sections, findings = markdown().split("\n## ")
+    assert findings.startswith("All findings\n")
+    assert [section.split("\n")[0] for section in sections] == list(QUESTIONS)
+    for check in REGISTRY.values():
+        having = [
+            section for section in sections if f"| `{check.name}` | {check.title} " in section
+        ]
+        assert [section.split("\n")[0] for section in having] == [check.topic]
+
+
+def test_a_check_of_another_package_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
+    *_, others, findings = markdown().split("\n## ")
+    assert others.startswith("Other packages\n")
+    assert "| `made.up` | made.up | made.up | nothing that exists |  |\n" in others
+    assert "| `made.up` | nothing that exists |\n" in findings
+
+
+def test_the_docs_page_ends_with_the_table_of_the_registry() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.endswith(f"\n\n{table()}"), "run `python docs/build/checks_page.py`"
+
+
+def test_a_check_that_is_added_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
+    assert "| `made.up` | nothing that exists |\n" in table()
+
+
+def test_the_page_is_made_of_the_registry() -> None:
+    assert DISCLOSURE_PAGE.read_text(encoding="utf-8") == markdown_of_disclosure_page(), (
+        "run `python docs/build/disclosure_page.py`"
+    )
+
+
+def test_a_private_check_that_is_added_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = Check("made.up", "nothing", weight=100, private=True, fine="fine", public=("rate",))
+    monkeypatch.setitem(REGISTRY, "made.up", added)
+    assert "| `made.up` | `log_e_value`: coarse | `rate` |\n" in markdown_of_disclosure_page()
+
+
+def test_every_field_of_a_report_has_a_row() -> None:
+    names = {field.name for field in dataclasses.fields(AuditReport)}
+    named = {"record", "other_records", "complete", "schema_version"}  # names and constants
+    assert [
+        name for name in sorted(names - named) if f"`{name}`" not in markdown_of_disclosure_page()
+    ] == []
+
+
+def test_docs_page_is_made_of_the_registry_faults_page() -> None:
+    assert FAULTS_PAGE.read_text(encoding="utf-8") == markdown_of_faults_page(), (
+        "run `python docs/build/faults_page.py`"
+    )
+
+
+HEADER = RecordHeader(("Dirac", "Spread"), ("weight",), (4,), 2)
+DELTA = 1e-5
+
+
+def record(steps: int, shift: float, noise: float = 1.0, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    entries = np.zeros(steps, dtype=HEADER.dtype)
+    entries["canaries"] = INJECTED
+    entries["noise_multiplier"] = 1.0
+    entries["coins"] = rng.integers(0, 2, (steps, 2))
+    entries["readings"] = shift * entries["coins"] + noise * rng.standard_normal((steps, 2))
+    return entries
+
+
+# ------------------------------------------------------------------ the search
+
+
+def test_the_search_is_that_of_looking_at_everything_from_every_look_on() -> None:
+    rng = np.random.default_rng(0)
+    for steps in range(1, 120):
+        holds = dict.fromkeys(range(1, steps + 1), False)
+        holds |= {n: bool(rng.random() < 0.8) for n in holds}
+        seen = list(looks(steps))
+        brute = [n for n in seen if all(holds[later] for later in seen if later >= n)]
+        assert holds_from(steps, holds.__getitem__) == (brute[0] if brute else None)
+
+
+def test_what_holds_for_good_is_found_at_once_or_a_tenth_later() -> None:
+    for steps in (1, 7, EACH, 300):
+        for first in range(1, steps + 1):
+            found = holds_from(steps, lambda n, first=first: n >= first)
+            assert found is not None
+            assert first <= found <= first * (1.0 if first <= EACH else 1.1)
+
+
+def test_the_search_finds_nothing_where_nothing_holds_at_the_end() -> None:
+    assert holds_from(100, lambda n: n < 100) is None
+    assert holds_from(0, lambda n: True) is None
+
+
+def test_the_last_step_is_looked_at_and_no_look_is_repeated() -> None:
+    for steps in range(1, 400):
+        seen = list(looks(steps))
+        assert seen[-1] == steps
+        assert seen == sorted(set(seen))
+
+
+# ------------------------------------------------------------------ the bounds
+
+
+def brute(entries: np.ndarray, method: str, choice: str) -> int | None:
+    """Every look, with scores gathered one by one."""
+    above = {}
+    for n in looks(len(entries)):
+        inside, outside = [], []
+        for entry in entries[:n]:
+            if entry["canaries"] != INJECTED:
+                continue
+            for coin, reading in zip(entry["coins"], entry["readings"], strict=True):
+                if np.isfinite(reading):
+                    (inside if coin else outside).append(reading)
+        above[n] = False
+        if inside and outside:
+            bound = named_bound(method, inside, outside, DELTA, SIGNIFICANCE, CHOICES[choice])
+            sigma = min(entry["noise_multiplier"] for entry in entries[:n])
+            above[n] = bound.epsilon_lower > gaussian_epsilon(1.0 / sigma, DELTA)
+    return next((n for n in above if all(above[later] for later in above if later >= n)), None)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.one_in(4)
+def test_steps_are_those_of_a_loop_over_all_observations(method: str, choice: str) -> None:
+    entries = record(60, shift=3.0, noise=0.5)
+    entries["canaries"][::7] = NOT_PLANNED
+    entries["canaries"][1::7] = DROPPED
+    entries["readings"][5, 0] = np.nan
+    entries["noise_multiplier"][30:] = 0.7
+    assert steps_needed(HEADER, entries, DELTA)[method][choice] == brute(entries, method, choice)
+
+
+def test_a_large_shift_is_seen_by_every_bound_on_mu_and_by_none_of_a_correct_mechanism() -> None:
+    broken = steps_needed(HEADER, record(100, shift=10.0), DELTA)
+    sound = steps_needed(HEADER, record(100, shift=1.0), DELTA)
+    for method in ("fdp_cp", "fdp_pooled_cp", "fdp_bayes"):
+        first = broken[method]["fixed"]
+        assert first is not None
+        assert first < 40
+        assert sound[method]["fixed"] is None
+
+
+def test_observations_that_say_nothing_refute_nothing() -> None:
+    nothing = {method: dict.fromkeys(CHOICES) for method in METHODS}
+    replaced = record(30, shift=10.0)
+    replaced["readings"] = np.nan
+    without = record(30, shift=10.0)
+    without["canaries"] = NOT_PLANNED
+    for entries in (replaced, without, record(0, shift=10.0)):
+        assert steps_needed(HEADER, entries, DELTA) == nothing
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_readme_is_what_registry_and_docs_say(name: str) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert shown(text, name) == PARTS[name](), "run `python docs/build/readme_rows.py`"
+
+
+def test_what_is_made_replaces_the_parts_alone() -> None:
+    text = README.read_text(encoding="utf-8")
+    for name in PARTS:
+        changed = text.replace(shown(text, name), "old\n")
+        assert changed != text
+        assert made(changed) == text
+
+
+def test_the_topics_are_six_with_their_questions_and_titles_of_their_own_checks() -> None:
+    _, _, *rows = topics().splitlines()
+    assert len(rows) == len(QUESTIONS) == 6
+    for row, (topic, question) in zip(rows, QUESTIONS.items(), strict=True):
+        assert row.startswith(f"| {topic} | {question} | ")
+        titles = row.split(" | ")[2].removesuffix(" |").split("; ")
+        assert len(titles) >= 2
+        assert set(titles) <= {c.failed_title for c in REGISTRY.values() if c.topic == topic}
+
+
+def test_a_run_costs_its_steps_and_its_first_examination(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "| training | without an audit | audited, without the first examination | the first |"
+    row = "| a net, 9 steps (needs `x`) | 10.0 s | 1.25 | 2.5 s |"
+    (tmp_path / "benchmarks.md").write_text(f"{head}\n|---|---|---|---|\n{row}\n\nMore.\n")
+    monkeypatch.setattr(readme_rows, "DOCS", tmp_path)
+    assert costs().splitlines()[2:] == ["| a net, 9 steps | 10.0 s | 15.0 s | 1.5 |"]
+
+
+def test_every_run_of_the_benchmarks_is_shown() -> None:
+    page = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = page.split("audited, without the first examination")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == len(costs().splitlines()) - 2 > 0
+
+
+# --- Pages that are made of the selftest are those that their builders make.
+
+NEEDED = {"fdp_cp": {"fixed": 10, "maximum": 5}, "katz": {"fixed": None, "maximum": 7}}
+FOUND = Compared(
+    "fault",
+    "half_noise",
+    "Opacus",
+    "found",
+    20,
+    outcome="VIOLATION",
+    finding="noise",
+    named=True,
+    flagged_at=3,
+    needed=NEEDED,
+)
+HEALTHY = Compared("healthy", "healthy", "Opacus", "not accused", 100, needed=NEEDED)
+CRASHED = Result("fault", "no_noise", "Opacus", "crashed", 20, error="ValueError: a pity")
+
+
+def test_the_page_shows_every_result_and_what_is_wrong_in_each_fault() -> None:
+    page = markdown_of_selftest_page([FOUND, CRASHED, HEALTHY], 1.0, 2)
+    row = "| `half_noise` | Opacus | found | `noise` | yes | VIOLATION | 3 of 20 | 10 / 5 | - |"
+    assert row in page
+    assert "| healthy | Opacus | not accused |" in page
+    assert f"| `half_noise` | {FAULTS['half_noise'].wrong} |" in page
+    assert "the audit accuses 0." in page
+    assert "`fdp_cp` 1 / 1, `fdp_pooled_cp` 0 / 0" in page
+
+
+def test_a_bound_that_is_never_above_the_claim_is_a_dash() -> None:
+    assert [needed_by(FOUND, name) for name in ("katz", "eps_cp")] == ["- / 7", "-"]
+    assert needed_by(CRASHED, "katz") == "-"
+
+
+def test_the_docs_page_has_every_row_that_is_trained() -> None:
+    page = SELFTEST_PAGE.read_text(encoding="utf-8")
+    for row in planned():
+        name = "healthy" if row.healthy else f"`{row.fault.name}`"
+        assert f"\n| {name} | {row.configuration} |" in page, (
+            "run `python docs/build/selftest_page.py`"
+        )
+
+
+def test_the_shares_that_the_page_shows_are_those_of_the_registry() -> None:
+    text = SHARES_PAGE.read_text(encoding="utf-8")
+    assert shown_of_shares_table(text) == table_of_shares_table(), (
+        "run `python docs/build/shares_table.py`"
+    )
+
+
+def test_the_table_has_every_share_once() -> None:
+    rows = [line.strip("| \n").split(" | ") for line in table_of_shares_table().splitlines()[2:]]
+    named = [name for _, names in rows for name in names.split(", ")]
+    assert sorted(named) == sorted(f"`{name}`" for name in (*shares(), *shares(warns=True)))
+    told = math.fsum(float(share) * (names.count(",") + 1) for share, names in rows[:-1])
+    assert told == pytest.approx(math.fsum(shares().values()), rel=1e-3)
+
+
+def test_a_check_that_is_added_has_its_share_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing", weight=7))
+    assert f"| {share(REGISTRY['made.up']):.3g} | `made.up` |\n" in table_of_shares_table()

@@ -1,0 +1,709 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus import PrivacyEngine, optimizers
+from opacus.grad_sample.utils import wrap_model
+from opacus.optimizers import DPOptimizer
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from small_nets import Factor, Tied
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
+from lightning_audit.canaries.gradient import place
+from lightning_audit.dpsgd.opacus import (
+    OpacusStep,
+    accountant_link,
+    all_finite,
+    draw_places,
+    hook_is_unread,
+    innermost,
+    not_finite,
+    private_optimizer,
+    refuse_unsupported,
+    waiting_not_finite,
+)
+from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.layout import Direction, Part
+
+
+def hand_made() -> DPOptimizer:
+    plain = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1)
+    return DPOptimizer(plain, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=8)
+
+
+def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
+    engine = PrivacyEngine(accountant=accountant)
+    data = TensorDataset(torch.zeros(40, 4), torch.zeros(40))
+    model = nn.Linear(4, 2)
+    _, optimizer, _ = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=8),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    return engine, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
+@pytest.mark.parametrize("accountant", ["rdp", "gdp", "prv"])
+def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant: str) -> None:
+    engine, optimizer = engine_optimizer(accountant)
+    link = accountant_link(optimizer)
+    assert link is not None
+    assert link.accountant is engine.accountant
+    assert link.sample_rate == pytest.approx(8 / 40)
+
+
+class HookObject:
+    def __call__(self, optimizer: DPOptimizer) -> None:
+        raise AssertionError("reading a hook must not call it")
+
+
+def foreign_hooks() -> Iterator[Callable[..., None]]:
+    sample_rate = 0.25
+    yield lambda optimizer: None
+    yield lambda optimizer: print(sample_rate)
+    yield functools.partial(print, sample_rate)
+    yield HookObject()
+    yield HookObject().__call__
+
+
+@pytest.mark.parametrize("hook", list(foreign_hooks()), ids=range(5))
+def test_a_foreign_hook_has_no_accountant(hook: Callable[..., None]) -> None:
+    optimizer = hand_made()
+    optimizer.attach_step_hook(hook)
+    assert accountant_link(optimizer) is None
+
+
+def test_a_hand_made_optimizer_has_no_accountant() -> None:
+    assert accountant_link(hand_made()) is None
+
+
+class Holds:
+    """Calls a hook that it holds."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self.hook = hook
+
+    def __call__(self, optimizer: DPOptimizer) -> None:
+        self.hook(optimizer)
+
+    def tell(self, optimizer: DPOptimizer) -> None:
+        self.hook(optimizer)
+
+
+def deeper(hook: Callable[..., None]) -> Callable[..., None]:
+    return lambda optimizer: hook(optimizer)
+
+
+WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "lambda": deeper,
+    "lambda of a lambda": lambda hook: deeper(deeper(hook)),
+    "partial": lambda hook: functools.partial(lambda own, optimizer: own(optimizer), hook),
+    "object": Holds,
+    "method": lambda hook: Holds(hook).tell,
+    "default": lambda hook: lambda optimizer, own=hook: own(optimizer),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.parametrize("way", WRAPPED)
+def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
+    engine, optimizer = engine_optimizer("prv")
+    optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
+    link = accountant_link(optimizer)
+    assert link is not None
+    assert link.accountant is engine.accountant
+    assert link.sample_rate == pytest.approx(8 / 40)
+    assert not hook_is_unread(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
+    engine, optimizer = engine_optimizer("prv")
+    accountant = engine.accountant
+    optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=1.0, sample_rate=0.125))
+    link = accountant_link(optimizer)
+    assert link is not None
+    assert link.sample_rate is None
+    optimizer.step_hook(optimizer)
+    assert link.sample_rate == 0.125
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+def test_of_two_accountants_none_is_chosen() -> None:
+    (_, one), (_, other) = engine_optimizer("prv"), engine_optimizer("prv")
+    first, second = one.step_hook, other.step_hook
+    one.attach_step_hook(lambda optimizer: (first(optimizer), second(optimizer)))
+    assert accountant_link(one) is None
+    assert hook_is_unread(one)
+    assert not hook_is_unread(hand_made())
+
+
+def rows(*lost: int, count: int = 3, value: float = torch.nan) -> torch.Tensor:
+    made = torch.ones(count, 2, 2)
+    made[list(lost), 1, 0] = value
+    return made
+
+
+def params(*held: object) -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.zeros(2, 2)) for _ in held]
+    for param, samples in zip(made, held, strict=True):
+        param.grad_sample = samples
+    return made
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value: float) -> None:
+    found = not_finite([rows(0, value=value), rows(2, value=value), torch.ones(3)])
+    assert found is not None
+    assert found.tolist() == [True, False, True]
+    assert not_finite([rows(), rows(count=4)]) is None
+    assert not_finite([]) is None
+
+
+def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> None:
+    last = rows(1, 2)
+    held = params([rows(0), last], [rows(), rows()])
+    found = waiting_not_finite(held, {})
+    assert found is not None
+    assert found.tolist() == [True, False, False, False, True, True]
+    other = held[1].grad_sample[1]
+    found = waiting_not_finite(held, {id(last): 1, id(other): 1})
+    assert found is not None
+    assert found.tolist() == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("held", [(rows(), None), (rows(), rows(count=4))])
+def test_nothing_is_told_where_the_samples_of_a_step_are_not_known(held: tuple[object]) -> None:
+    assert waiting_not_finite(params(*held), {}) is None
+
+
+def test_a_missing_tensor_is_no_loss() -> None:
+    assert all_finite([None, torch.ones(2)])
+    assert not all_finite([None, torch.tensor([1.0, torch.inf])])
+
+
+MODES = ["hooks", "functorch"]
+C = 0.7
+SETTINGS: dict[str, Any] = {
+    "noise_multiplier": 0.0,
+    "max_grad_norm": C,
+    "expected_batch_size": 8,
+    "loss_reduction": "sum",
+}
+
+
+def conv_net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3)
+    )
+
+
+def images(rows: int = 5) -> torch.Tensor:
+    return torch.randn(rows, 2, 3, 3, generator=torch.Generator().manual_seed(rows))
+
+
+def private(
+    model: nn.Module, mode: str = "hooks", inner: str = "SGD", **changes: Any
+) -> tuple[nn.Module, DPOptimizer]:
+    wrapped = wrap_model(model, grad_sample_mode=mode, loss_reduction="sum")
+    plain = getattr(torch.optim, inner)(wrapped.parameters(), lr=0.1)
+    return wrapped, DPOptimizer(plain, **{**SETTINGS, **changes})
+
+
+def backward(model: nn.Module, batch: torch.Tensor) -> None:
+    model(batch).pow(2).sum().backward()
+
+
+def adapter(model: nn.Module, optimizer: DPOptimizer) -> OpacusStep:
+    return OpacusStep(optimizer, {id(p): name for name, p in model.named_parameters()})
+
+
+def directions_over(step: OpacusStep, seed: int = 0) -> list[Direction]:
+    rng = np.random.default_rng(seed)
+    canaries = [Dirac(), Spread(), BlockPair(), Dirac(tensor="last_bias"), Random()]
+    return place(canaries, step.layout, rng).draw(rng)
+
+
+def as_tensors(direction: Direction, step: OpacusStep) -> list[torch.Tensor]:
+    """The direction in the parameters' shapes, by plain loops over flat coordinates."""
+    tensors = [torch.zeros(p.numel(), dtype=torch.float64) for p in step.params]
+    for part in direction.parts:
+        for index, value in zip(part.index.tolist(), part.value.tolist(), strict=True):
+            tensors[part.tensor][index] += value
+    return [t.reshape(p.shape) for t, p in zip(tensors, step.params, strict=True)]
+
+
+def added_by(directions: list[Direction], step: OpacusStep) -> list[torch.Tensor]:
+    return [sum(parts) for parts in zip(*(as_tensors(d, step) for d in directions), strict=True)]
+
+
+def clipped_sums(optimizer: DPOptimizer) -> list[torch.Tensor]:
+    optimizer.step()
+    return [p.summed_grad.double() for p in optimizer.params]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
+    model, optimizer = private(conv_net(), mode)
+    backward(model, images())
+    step = adapter(model, optimizer)
+    before = [p.grad_sample.clone() for p in step.params]
+    directions = directions_over(step)
+    step.inject(directions, 1000 * C)
+    for param, samples in zip(step.params, before, strict=True):
+        assert param.grad_sample.shape == (5 + len(directions), *param.shape)
+        assert torch.equal(param.grad_sample[:5], samples)
+        assert param.grad_sample.dtype == samples.dtype
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) -> None:
+    model, optimizer = private(conv_net(), mode)
+    backward(model, images())
+    step = adapter(model, optimizer)
+    assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
+    directions = directions_over(step)
+    step.inject(directions, 1000 * C)
+    for row, direction in enumerate(directions):
+        rows = [p.grad_sample[5 + row].double() for p in step.params]
+        for got, expected in zip(rows, as_tensors(direction, step), strict=True):
+            torch.testing.assert_close(got, 1000 * C * expected, rtol=1e-6, atol=0)
+        norm = sum(float(r.pow(2).sum()) for r in rows) ** 0.5
+        assert norm == pytest.approx(1000 * C, rel=1e-6)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("index", [0, 1, 7, 13, 23])
+def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    assert step.layout[0].shape == (3, 2, 2, 2)
+    step.inject([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
+    row = step.params[0].grad_sample[-1].flatten()
+    assert row.nonzero().flatten().tolist() == [index]
+    assert float(row[index]) == 3.0
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize(
+    ("net", "batch", "mode"),
+    [*((conv_net, images(), mode) for mode in MODES), (Tied, torch.ones(6, 4).cumsum(0), "hooks")],
+    ids=[*MODES, "tied"],
+)
+def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum(
+    net: Callable[[], nn.Module], batch: torch.Tensor, mode: str
+) -> None:
+    sums = []
+    for inject in (False, True):
+        torch.manual_seed(2)
+        model, optimizer = private(net(), mode)
+        backward(model, batch)
+        step = adapter(model, optimizer)
+        directions = directions_over(step)
+        if inject:
+            step.inject(directions, 1000 * C)
+            assert step.batch_size() == len(batch) + len(directions)
+        sums.append(clipped_sums(optimizer))
+    for without, with_canaries, added in zip(*sums, added_by(directions, step), strict=True):
+        torch.testing.assert_close(with_canaries - without, C * added, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("part", [0, 1, -1])
+def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
+    model, optimizer = private(conv_net())
+    for _ in range(3):
+        backward(model, images())
+    step = adapter(model, optimizer)
+    directions = directions_over(step)
+    step.inject(directions, 1000 * C, part)
+    for param in step.params:
+        sizes = [5, 5, 5]
+        sizes[part] += len(directions)
+        assert [len(rows) for rows in param.grad_sample] == sizes
+    assert optimizer.accumulated_iterations == 3
+    step.withdraw()
+    assert all(len(rows) == 5 for param in step.params for rows in param.grad_sample)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
+    torch.manual_seed(1)
+    model, optimizer = private(nn.Linear(4, 3), mode)
+    backward(model, torch.zeros(0, 4))
+    step = adapter(model, optimizer)
+    assert step.batch_size() == 0
+    directions = directions_over(step)
+    step.inject(directions, 1000 * C)
+    sums = clipped_sums(optimizer)
+    expected = added_by(directions, step)
+    for got, added in zip(sums, expected, strict=True):
+        torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_no_direction_changes_no_value() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    before = [p.grad_sample.clone() for p in optimizer.params]
+    adapter(model, optimizer).inject([], 1000 * C)
+    assert all(map(torch.equal, before, [p.grad_sample for p in optimizer.params]))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str) -> None:
+    model, optimizer = private(conv_net(), mode)
+    backward(model, images(5))
+    backward(model, images(4))
+    step = adapter(model, optimizer)
+    assert (optimizer.accumulated_iterations, step.batch_size()) == (2, 9)
+    directions = directions_over(step)
+    first = [p.grad_sample[0] for p in step.params]
+    step.inject(directions, C)
+    assert optimizer.accumulated_iterations == 2
+    assert step.batch_size() == 9 + len(directions)
+    for param, earlier in zip(step.params, first, strict=True):
+        assert param.grad_sample[0] is earlier
+        assert [len(batch) for batch in param.grad_sample] == [5, 4 + len(directions)]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("inject", [False, True])
+def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject: bool) -> None:
+    model, optimizer = private(conv_net())
+    for _ in range(batches):
+        backward(model, images())
+    step = adapter(model, optimizer)
+    if inject:
+        step.inject(directions_over(step), C)
+    optimizer.step()  # and no zero_grad after it
+    if batches == 2:  # the guard stops at the first; the last one, which grows, must have it too
+        for param in step.params:
+            param.grad_sample = param.grad_sample[1:]
+    if inject:
+        step.inject(directions_over(step), C)
+    # On the per-sample gradients themselves: the sum is guarded a second time, after noise.
+    with pytest.raises(ValueError, match="Gradients haven't been cleared"):
+        optimizer.clip_and_accumulate()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
+    model, optimizer = private(conv_net())
+    step = adapter(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model, images())
+        step.inject(directions_over(step), C)
+        assert step.batch_size() == 10
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_parameter_without_samples_is_an_error_that_changes_nothing(
+    absent: str, batches: int
+) -> None:
+    model, optimizer = private(conv_net())
+    for _ in range(batches):
+        backward(model, images())
+    step = adapter(model, optimizer)
+    directions = directions_over(step)
+    *others, last = step.params
+    if absent == "deleted":
+        del last.grad_sample
+    else:
+        last.grad_sample = None if absent == "none" else []
+
+    def held(param: Any) -> list[torch.Tensor]:
+        return param.grad_sample if isinstance(param.grad_sample, list) else [param.grad_sample]
+
+    before = [list(held(p)) for p in others]
+    copies = [[t.clone() for t in tensors] for tensors in before]
+    with pytest.raises(ValueError, match=r"5\.bias holds no per-sample gradients"):
+        step.inject(directions, C)
+    for param, tensors, values in zip(others, before, copies, strict=True):
+        assert all(a is b for a, b in zip(held(param), tensors, strict=True))
+        assert all(map(torch.equal, tensors, values))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize(
+    ("reduction", "batches", "scale"), [("mean", 1, 8.0), ("mean", 2, 16.0), ("sum", 2, 1.0)]
+)
+def test_the_claim_reads_the_scale_off_the_loss_reduction(
+    reduction: str, batches: int, scale: float
+) -> None:
+    model, optimizer = private(conv_net(), noise_multiplier=1.5, loss_reduction=reduction)
+    for _ in range(batches):
+        backward(model, images())
+    assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale, batches)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
+@pytest.mark.usefixtures("process_group")
+def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> None:
+    model = wrap_model(conv_net(), grad_sample_mode="hooks")
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    changes = {"loss_reduction": reduction, "expected_batch_size": 4.0}
+    optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
+    optimizer.world_size = 3
+    assert OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
+    claim = step.claim()
+    assert claim == StepClaim(3.0, 0.25, 1.0)
+    assert all(type(v) is float for v in (claim.max_grad_norm, claim.noise_multiplier))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_the_claimed_scale_is_what_the_sum_is_divided_by() -> None:
+    model, optimizer = private(conv_net(), loss_reduction="mean")
+    backward(model, images(5))
+    backward(model, images(4))
+    scale = adapter(model, optimizer).claim().scale
+    optimizer.step()
+    for param in optimizer.params:
+        torch.testing.assert_close(param.grad * scale, param.summed_grad)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_batch_size_is_none_without_samples() -> None:
+    model, optimizer = private(conv_net())
+    step = adapter(model, optimizer)
+    assert step.batch_size() is None
+    backward(model, images(3))
+    assert step.batch_size() == 3
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_only_the_last_physical_batch_ends_a_logical_one() -> None:
+    model, optimizer = private(conv_net())
+    step = adapter(model, optimizer)
+    assert step.final_step_of_batch()
+    optimizer.signal_skip_step(do_skip=True)
+    optimizer.signal_skip_step(do_skip=False)
+    seen = []
+    for _ in range(2):
+        backward(model, images())
+        seen.append((step.final_step_of_batch(), step.final_step_of_batch()))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert seen == [(False, False), (True, True)]  # asking twice takes nothing off the queue
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_frozen_parameters_are_not_in_the_layout() -> None:
+    net = conv_net()
+    net[0].weight.requires_grad_(False)
+    net[3].bias.requires_grad_(False)
+    model, optimizer = private(net)
+    backward(model, images())
+    step = adapter(model, optimizer)
+    assert [slot.name for slot in step.layout] == ["0.bias", "3.weight", "5.weight", "5.bias"]
+    step.inject(directions_over(step), C)
+    optimizer.step()
+    assert net[0].weight.grad is None
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
+    torch.manual_seed(2)
+    model, optimizer = private(nn.Sequential(nn.Linear(3, 2), Factor()), "functorch")
+    backward(model, torch.randn(6, 3))
+    step = adapter(model, optimizer)
+    assert step.layout[2].shape == ()
+    step.inject([Direction((Part(2, np.array([0]), np.ones(1)),))], 5.0)
+    assert step.params[2].grad_sample.shape == (7,)
+    assert float(step.params[2].grad_sample[-1]) == 5.0
+    assert not step.params[0].grad_sample[-1].any()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_a_parameter_unknown_to_the_module_is_numbered() -> None:
+    _, optimizer = private(nn.Linear(3, 2))
+    assert [s.name for s in OpacusStep(optimizer, {}).layout] == ["parameter_0", "parameter_1"]
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.usefixtures("process_group")
+def test_sharded_parameters_are_refused_with_advice() -> None:
+    model = wrap_model(nn.Linear(3, 2), grad_sample_mode="hooks")
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optimizers.FSDPOptimizerFastGradientClipping(plain, **SETTINGS)
+    told = r"FSDP\w+ cannot be audited.*train with.*strategy='ddp' and grad_sample_mode='ghost'"
+    for ask in (refuse_unsupported, lambda refused: OpacusStep(refused, {})):
+        with pytest.raises(UnsupportedOptimizer, match=told):
+            ask(optimizer)
+
+
+class FaultyOptimizer(DPOptimizer):
+    def add_noise(self) -> None:
+        """A user's own subclass is what an audit is for."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("kind", [DPOptimizer, FaultyOptimizer])
+def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind: type[DPOptimizer]) -> None:
+    plain = torch.optim.Adam(nn.Linear(3, 2).parameters())
+    refuse_unsupported(kind(plain, **SETTINGS))
+    assert len(OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
+    _, optimizer = private(nn.Linear(3, 2))
+    plain = optimizer.original_optimizer
+    assert innermost(plain) is plain
+    assert innermost(optimizer) is plain
+    assert innermost(LightningOptimizer(optimizer)) is plain
+    assert innermost(LightningOptimizer(plain)) is plain
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() -> None:
+    _, optimizer = private(nn.Linear(3, 2))
+    assert private_optimizer(optimizer) is optimizer
+    assert private_optimizer(LightningOptimizer(optimizer)) is optimizer
+    assert private_optimizer(optimizer.original_optimizer) is None
+    assert private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_rounding(
+    mode: str,
+) -> None:
+    sums = []
+    for seed in (None, 0):
+        torch.manual_seed(2)
+        model, optimizer = private(conv_net(), mode)
+        backward(model, images())
+        step = adapter(model, optimizer)
+        rows = [p.grad_sample.clone() for p in step.params]
+        directions = directions_over(step)
+        step.row_seed = None if seed is None else (seed,)
+        step.inject(directions, 1000 * C)
+        moved = [i for i in range(5) if not torch.equal(step.params[0].grad_sample[i], rows[0][i])]
+        drawn = draw_places(step.row_seed, 5, len(directions))
+        assert sorted(moved) == sorted(drawn.tolist())
+        lost = step.lost_rows()
+        assert lost is not None
+        assert lost.tolist() == [False] * 5
+        sums.append(clipped_sums(optimizer))
+    for behind, among in zip(*sums, strict=True):
+        torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    step.params[0].grad_sample[3] = torch.nan
+    step.row_seed = (4,)
+    step.inject(directions_over(step), C)
+    lost = step.lost_rows()
+    assert lost is not None
+    assert lost.tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    before = [p.grad_sample.clone() for p in step.params]
+    step.row_seed = (3,)
+    step.inject(directions_over(step), 1000 * C)
+    step.withdraw()
+    assert all(map(torch.equal, before, [p.grad_sample for p in step.params]))

@@ -1,0 +1,517 @@
+"""What runs in a fork gives its result, and changes nothing here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_step import PlainStep, examined
+from torch import nn
+from torch.nn import functional
+from training_matrix import ROWS
+from training_support import trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.hooks.boundary import FailedElsewhere
+from lightning_audit.replay import clipping, examiner, noise, records
+from lightning_audit.replay.examiner import (
+    FIRST_REPLAYS,
+    LATER_SHARE,
+    LEAST_RECORDS,
+    NEVER,
+    QUESTIONS,
+    Examined,
+    ForkFailed,
+    Schedule,
+    examine_step,
+    in_a_fork,
+    may_fork,
+)
+from lightning_audit.replay.training_state import CannotSeparate
+from lightning_audit.run import examinations
+
+# --- Steps are examined at once, then rarer, and no longer than the training can spare.
+
+#: In replayed steps.
+USUAL = {"a": 1.0, "b": 2.0, "c": 3.0}
+QUESTIONS_OF_EXAMINATION_SCHEDULE = list(USUAL)
+
+
+def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
+    """The steps of examinations that cost nothing."""
+    found = []
+    while (due := schedule.due) <= last:
+        names = schedule.next_questions(float(due))
+        schedule.note(due, names, 0.0, float(due))
+        found.append(due)
+    return found
+
+
+def test_none_are_made_where_none_are_wanted() -> None:
+    assert Schedule(0, 1, USUAL).due == NEVER
+
+
+@given(count=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
+    schedule = Schedule(count, seed, USUAL)
+    assert schedule.budget(0.0) is None
+    found = steps_of(schedule, NEVER - 1)
+    assert len(found) == count
+    assert found[0] == 1
+    assert found == sorted(set(found))
+    assert found[2:] == [] or found[2] <= 9
+
+
+@given(seed=st.integers(0, 1000))
+def test_later_ones_are_rarer(seed: int) -> None:
+    found = steps_of(Schedule("auto", seed, USUAL), 100_000)
+    assert found[0] == 1
+    assert sum(step <= 1000 for step in found) > sum(step > 99_000 for step in found)
+
+
+def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    assert schedule.budget(0.0) == FIRST_REPLAYS
+    asked = []
+    for step in range(4):
+        names = schedule.next_questions(float(step))
+        asked.append(names)
+        schedule.note(step + 1, names, 0.0, float(step))
+    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["a"], ["b"], ["c"]]
+
+
+def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
+    schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
+    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, now, replayed=3)
+    for step in range(2, 5000):
+        now += 1.0
+        if step < schedule.due:
+            continue
+        names = schedule.next_questions(now)
+        if names:
+            spent += USUAL[names[0]]
+            left = schedule.budget(now)
+            assert left is not None
+            assert left >= USUAL[names[0]]
+            schedule.note(step, names, USUAL[names[0]], now)
+        else:
+            schedule.postpone(step)
+        assert spent <= LATER_SHARE * now + 1e-9
+    assert spent > 10.0
+
+
+def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30, late=["c"])
+    assert 1 < schedule.due <= 11
+    assert schedule.next_questions(0.0) == ["c"]
+    assert schedule.budget(0.0) == FIRST_REPLAYS
+    schedule.note(schedule.due, ["c"], 3.0, 0.0)
+    assert schedule.next_questions(0.05 / LATER_SHARE) == []
+    assert schedule.next_questions(0.11 / LATER_SHARE) == ["a"]
+
+
+def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    asked = []
+    for _ in range(3):
+        asked.append(schedule.next_questions(0.0))
+        schedule.note(schedule.due, asked[-1], 0.3, 0.0, replayed=3, unanswered=["b", "c"])
+    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["b", "c"], ["b", "c"]]
+    assert schedule.next_questions(0.0) == []
+
+
+@given(seed=st.integers(0, 1000), clock=st.floats(1e-3, 1e3))
+def test_questions_with_no_answer_are_asked_at_the_same_steps_on_every_machine(
+    seed: int, clock: float
+) -> None:
+    def steps(factor: float) -> list[tuple[int, list[str]]]:
+        schedule, found = Schedule("auto", seed, USUAL), []
+        for late in (["b", "c"], ["c"], []):
+            due, names = schedule.due, schedule.next_questions(factor * schedule.due)
+            schedule.note(due, names, factor, factor * due, replayed=80, late=late)
+            found.append((due, names))
+        return found
+
+    assert steps(clock) == steps(1.0)
+
+
+def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    asked = []
+    while names := schedule.next_questions(0.0):
+        asked.append(names)
+        schedule.note(schedule.due, names, 0.3, 0.0, replayed=3, late=["c"])
+    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, *4 * [["c"]]]
+
+
+def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30)
+    schedule.note(2, ["a"], 0.5, 1.0, late=["a"])
+    # Half a second was spent, and twice as much is needed.
+    assert schedule.next_questions(1.49 / LATER_SHARE) == []
+    assert schedule.next_questions(1.51 / LATER_SHARE) == ["a"]
+
+
+@pytest.mark.parametrize("wanted", ["auto", 3])
+def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
+    schedule = Schedule(wanted, 0, USUAL)
+    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 0.3, 0.0, replayed=3)
+    schedule.due = 500
+    schedule.hasten("b")
+    assert schedule.due == 1
+    assert schedule.next_questions(0.0) == (
+        ["b"] if wanted == "auto" else QUESTIONS_OF_EXAMINATION_SCHEDULE
+    )
+
+
+# --- What runs in a fork gives its result, and changes nothing here.
+
+Beat = Callable[[], None]
+#: Processes that were there before the test.
+others: set[str] = set()
+
+
+def children() -> set[str]:
+    return {
+        child
+        for task in Path("/proc/self/task").glob("*/children")
+        for child in task.read_text().split()
+    }
+
+
+@pytest.fixture
+def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that earlier tests left, such as the tracker of multiprocessing."""
+    monkeypatch.setattr(sys.modules[__name__], "others", children())
+
+
+def no_children() -> bool:
+    return children() <= others
+
+
+@pytest.mark.usefixtures("_others")
+def test_a_result_comes_back_and_nothing_is_changed() -> None:
+    held = torch.zeros(1000)
+
+    def work(beat: Beat) -> torch.Tensor:
+        beat()
+        torch.manual_seed(1)
+        return held.add_(1.0)
+
+    before = torch.get_rng_state()
+    assert torch.equal(in_a_fork(work, 10.0), torch.ones(1000))
+    assert not held.any()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert no_children()
+
+
+@pytest.mark.usefixtures("_others")
+def test_a_large_result_comes_back() -> None:
+    assert len(in_a_fork(lambda beat: bytes(2**24), 10.0)) == 2**24
+
+
+@pytest.mark.usefixtures("_others")
+def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        weights = torch.randn(500, 500, requires_grad=True)
+
+        def work(_: Beat = lambda: None) -> float:
+            torch.set_num_threads(4)  # the user's own wish is not granted
+            return float((weights @ weights).square().sum().backward() is None)
+
+        work()
+        assert in_a_fork(work, 20.0) == 1.0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _hangs(beat: Beat) -> None:
+    beat()
+    time.sleep(60.0)
+
+
+def _killed(beat: Beat) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raises(beat: Beat) -> None:
+    raise ValueError("wrong")
+
+
+def _exits(beat: Beat) -> None:
+    raise SystemExit(3)
+
+
+def _crashes(beat: Beat) -> None:
+    signal.raise_signal(signal.SIGSEGV)
+
+
+def _cannot_be_sent(beat: Beat) -> Any:
+    return lambda: None
+
+
+@pytest.mark.usefixtures("_others")
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (_hangs, "no replay ended within 1 s"),
+        (_raises, "ValueError in"),
+        (_exits, "SystemExit in"),
+        (_crashes, "ended by signal 11"),
+        (_killed, "ReachesOut in"),
+        (_cannot_be_sent, r"Error in replay\.examiner\.send"),
+    ],
+)
+def test_what_gives_no_result_says_why_and_leaves_no_process(
+    work: Callable[[Beat], Any], why: str
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises((ForkFailed, FailedElsewhere), match=why):
+        in_a_fork(work, 1.0)
+    assert time.monotonic() - begun < 10.0
+    assert no_children()
+
+
+@pytest.mark.usefixtures("_others")
+def test_an_interrupted_training_ends_the_fork() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_a_fork(_hangs, 30.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert no_children()
+
+
+@pytest.mark.usefixtures("_others")
+def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert in_a_fork(lambda beat: 3, 10.0) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_others")
+def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        file.write("once")
+        in_a_fork(lambda beat: None, 10.0)
+    assert (tmp_path / "log").read_text() == "once"
+
+
+@pytest.mark.usefixtures("_others")
+def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = os.fork
+
+    def warns() -> int:
+        warnings.warn("fork among threads", DeprecationWarning, stacklevel=2)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", warns)
+    assert in_a_fork(lambda beat: 1, 10.0) == 1
+
+
+@pytest.mark.usefixtures("_others")
+def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
+    shared = torch.zeros(10).share_memory_()
+    with pytest.raises(CannotSeparate, match="shared memory"):
+        in_a_fork(lambda beat: shared.add_(1.0), 10.0)
+    assert not shared.any()
+
+
+@pytest.mark.usefixtures("_others")
+def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_fork([torch.zeros(1)])
+    assert not may_fork([torch.zeros(1, device="meta")])
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert not may_fork([torch.zeros(1)])
+
+
+# --- Every question is asked of a net of any size, within the replays of a first examination.
+
+# Opacus and torch remark on loaders and hooks in every training.
+
+
+class OverTheBatch(nn.Module):
+    """Batch normalisation without buffers, which Opacus lets pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, None, None, training=True)
+
+
+class Busy(PlainStep):
+    """A step that takes its time on a whole batch, and none on a few records."""
+
+    def take(self, batches: Sequence[Any]) -> None:
+        end = time.thread_time() + 0.02 * any(len(x) > 6 for x, _ in batches)
+        while time.thread_time() < end:
+            """Compute."""
+        super().take(batches)
+
+
+def net(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 40), *more, nn.ReLU(), nn.Linear(40, 3))
+
+
+@pytest.fixture
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The net of 403 weights is larger than what is kept of any net."""
+    monkeypatch.setattr(clipping, "_ENTRIES", 400)
+    monkeypatch.setattr(noise, "_ENTRIES", 400)
+    monkeypatch.setattr(noise, "_LOOKED_AT_SOON", 100)
+    monkeypatch.setattr(records, "_ENTRIES", 800)
+    monkeypatch.setattr(records, "_LEAST_ENTRIES", 50)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("budget", [FIRST_REPLAYS, None])
+def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> None:
+    found = examined(PlainStep(net=net()), budget=budget, trials=8)
+    assert {name: answer.reason for name, answer in found.answers.items()} == dict.fromkeys(
+        QUESTIONS, ""
+    )
+    assert not any(answer.findings for answer in found.answers.values())
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("_large")
+def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> None:
+    user = PlainStep(net=net(OverTheBatch()))
+    (finding,) = examined(user, names=["coupling"]).answers["coupling"].findings
+    assert finding.size > 0.1
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_examination_is_stated_in_times_of_the_step_on_the_users_own_batch() -> None:
+    found = examined(Busy(), budget=FIRST_REPLAYS, trials=8)
+    assert 10 < found.step_times < found.steps
+
+
+def first_examination(folder: Path, row: Any) -> tuple[int, dict[str, str]]:
+    """Replays of the first examination of a training of the matrix, and what was not asked."""
+    counts: list[int] = []
+
+    def counted(*given: Any, **named: Any) -> Examined:
+        found = examine_step(*given, **named)
+        counts.append(found.steps)
+        return found
+
+    torch.manual_seed(0)
+    audit = PrivacyAudit(**{**row.audit, "seed": 1, "on_violation": "warn", "examinations": "auto"})
+    arguments = {**row.trainer, "max_steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examinations, "examine_step", counted)
+        trainer_for(folder, audit, **arguments).fit(row.module())
+    assert audit.report is not None
+    replayed = [
+        c for c in audit.report.checks if c.name.startswith("replay") or c.name == "coupling"
+    ]
+    return counts[0], {check.name: check.message for check in replayed}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("row", ROWS[::6], ids=lambda row: row.name)
+def test_a_first_examination_makes_at_most_eighty_replays(tmp_path: Path, row: Any) -> None:
+    assert 10 < first_examination(tmp_path, row)[0] <= FIRST_REPLAYS == 80
+
+
+class Slow:
+    """A clock of a machine that is busy with other programs: each look is a minute later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 60.0
+        return self.now
+
+    thread_time = perf_counter
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_busy_machine_asks_what_a_quiet_one_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = first_examination(tmp_path / "quiet", ROWS[0])
+    for module in (examinations, examiner):
+        monkeypatch.setattr(module, "time", Slow())
+    assert first_examination(tmp_path / "busy", ROWS[0]) == quiet
+    assert quiet[0] > 40
+
+
+# --- Nothing that goes wrong in an examination is raised, and the user's own code is named.
+
+
+def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:
+    user, other = PlainStep(), PlainStep()
+    found = examined(user)
+    torch.manual_seed(5)
+    other.take([tuple(part[:8] for part in other.data)])
+    for mine, its in zip(user.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    assert {name for name, answer in found.answers.items() if answer.asked} == set(QUESTIONS)
+    assert not any(answer.findings for answer in found.answers.values())
+    assert found.seconds > 0.0
+    assert found.step_times > 1.0
+
+
+def test_some_questions_may_be_asked_alone() -> None:
+    assert set(examined(PlainStep(), names=["replay.release"]).answers) == {"replay.release"}
+
+
+def test_what_has_no_replays_asks_nothing_and_says_so() -> None:
+    found = examined(PlainStep(), budget=0)
+    assert "no replays were left" in found.answers["replay.clipping"].reason
+
+
+def test_a_batch_that_is_too_small_is_not_asked() -> None:
+    answers = examined(PlainStep(), records=LEAST_RECORDS - 1).answers
+    assert {answer.reason for answer in answers.values()} == {"the batch is too small"}
+
+
+def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
+    user = PlainStep()
+    user.held = [SimpleNamespace(stream=iter([1]))]
+    before = [p.detach().clone() for p in user.module.parameters()]
+    answers = examined(user).answers
+    assert all("holds an iterator" in answer.reason for answer in answers.values())
+    assert not all(map(torch.equal, before, user.module.parameters()))  # its own step alone
+
+
+@pytest.mark.parametrize("when", ["a replay", "the state"])
+def test_exceptions_are_recorded(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = PlainStep()
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("out of order")
+
+    take, calls = user.take, iter([True])
+    if when == "a replay":
+        monkeypatch.setattr(user, "take", lambda b: take(b) if next(calls, False) else fail())
+    else:
+        monkeypatch.setattr(PlainStep, "roots", fail)
+    answers = examined(user).answers
+    assert all("RuntimeError" in answer.reason for answer in answers.values())
+    assert not any("out of order" in answer.reason for answer in answers.values())

@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus import GradSampleModule, PrivacyEngine
+from opacus.grad_sample import GradSampleHooks
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from lightning_audit import Examination
+from lightning_audit.checks.replay import Answer
+from lightning_audit.replay.clipping import CraftedGradients, Trial, own_direction, undisturbed
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faulty import ClipAfterAverage, ClipAtTwice
+from lightning_audit.testing.trainings import (
+    ChangedAfterStep,
+    Configured,
+    DeepTraining,
+    GhostInParts,
+    PhysicalBatches,
+    SplitBatches,
+    Training,
+    ViewsClippedApart,
+)
+
+
+class BatchesOf8(Training):
+    size = 8
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, self.size)
+
+
+class BatchesOf100(BatchesOf8):
+    size = 100
+
+
+class WithMomentum(Training):
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9),
+            data_loader=self.plain_loader(),
+            **self.settings,
+        )
+        return self.plant(optimizer)
+
+
+class AddedUp(Configured):
+    """The Trainer adds up the gradients of four batches."""
+
+    engine_arguments: ClassVar[dict[str, Any]] = {"poisson_sampling": False}
+
+
+class ClipSum(DPOptimizer):
+    """Clips the sum of the batch at five times the norm."""
+
+    def clip_and_accumulate(self) -> None:
+        sums = [g.sum(0) for g in self.grad_samples]
+        norm = torch.stack([each.norm() for each in sums]).norm()
+        for p, each in zip(self.params, sums, strict=True):
+            p.summed_grad = each * (5.0 * self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+class ClipAtThreeHalves(ClipAtTwice):
+    def clip_and_accumulate(self) -> None:
+        stated = self.max_grad_norm
+        self.max_grad_norm = 1.5 * stated
+        DPOptimizer.clip_and_accumulate(self)
+        self.max_grad_norm = stated
+
+
+class LargestPasses(DPOptimizer):
+    """The largest gradient of a batch is not clipped."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1)
+        norms = rows.norm(dim=1)
+        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors[norms.argmax()] = 1.0
+        for p, g in zip(self.params, self.grad_samples, strict=True):
+            p.summed_grad = torch.einsum("i,i...", factors, g)
+
+
+def asked(
+    optimizer: type[DPOptimizer] | None,
+    training: type[Training],
+    settings: dict[str, float],
+    question: str = "replay.clipping",
+) -> Answer:
+    fault = Fault("made", "", "", "sensitivity", "made", optimizer=optimizer, training=training)
+    module = dataclasses.replace(fault, settings=settings).module(pl.LightningModule)
+    examination = Examination()
+    torch.manual_seed(0)
+    pl.Trainer(
+        max_steps=3,
+        accumulate_grad_batches=4 if training is AddedUp else 1,
+        callbacks=[examination],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module)
+    return examination.answers[question]
+
+
+@pytest.mark.parametrize("training", [Training, BatchesOf8, BatchesOf100, WithMomentum])
+@pytest.mark.parametrize("optimizer", [ClipAfterAverage, ClipSum])
+def test_gradients_that_are_clipped_together_are_told_by_that(
+    optimizer: type[DPOptimizer], training: type[Training]
+) -> None:
+    assert asked(optimizer, training, {}).kind == "sum"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("no_clipping", "none"),
+        ("clip_at_twice", "norm"),
+        ("clip_per_tensor", "tensors"),
+        ("norm_misses_biases", "some"),
+        ("clip_by_median_norm", "batch"),
+    ],
+)
+@pytest.mark.parametrize("training", [BatchesOf8, DeepTraining])
+def test_other_ways_to_clip_are_told_from_each_other(
+    name: str, kind: str, training: type[Training]
+) -> None:
+    assert asked(FAULTS[name].optimizer, training, {}).kind == kind
+
+
+def test_a_norm_that_is_a_little_too_large_is_told() -> None:
+    answer = asked(ClipAtThreeHalves, Training, {"max_grad_norm": 0.3})
+    assert answer.kind == "norm"
+
+
+@pytest.mark.parametrize("name", ["first_row_not_clipped", "two_clipped_together", ""])
+def test_what_depends_on_the_place_or_on_single_others_has_no_kind(name: str) -> None:
+    optimizer = FAULTS[name].optimizer if name else LargestPasses
+    answer = asked(optimizer, Training, {})
+    assert answer.findings
+    assert answer.kind == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "kind"),
+    [
+        ("no_clipping", SplitBatches, "none"),
+        ("clip_at_twice", SplitBatches, "norm"),
+        ("clip_at_twice", AddedUp, "norm"),
+        ("clip_per_tensor", SplitBatches, "tensors"),
+        ("clip_by_median_norm", SplitBatches, "batch"),
+        ("parts_are_added_again", SplitBatches, "parts"),
+        ("parts_are_added_again", PhysicalBatches, "parts"),
+        ("parts_share_memory", GhostInParts, "parts"),
+        ("views_clipped_apart", ViewsClippedApart, "rows"),
+        ("first_row_not_clipped", SplitBatches, ""),
+        ("two_clipped_together", SplitBatches, ""),
+        ("first_row_not_clipped", PhysicalBatches, ""),
+    ],
+)
+def test_why_a_record_moves_too_much_is_told_in_parts_of_a_batch_too(
+    name: str, training: type[Training], kind: str
+) -> None:
+    # Lightning divides the loss by the number of batches that it adds up.
+    settings = {"max_grad_norm": 0.2} if training is AddedUp else {}
+    answer = asked(FAULTS[name].optimizer, training, settings, "replay.sensitivity")
+    assert answer.findings
+    # Crafted gradients name it where they are asked of a part.
+    assert answer.kind == kind
+
+
+@pytest.mark.parametrize("training", [SplitBatches, PhysicalBatches, GhostInParts, AddedUp])
+def test_correct_steps_in_parts_have_no_kind(training: type[Training]) -> None:
+    answer = asked(None, training, {}, "replay.sensitivity")
+    assert answer.asked
+    assert not answer.findings
+    assert answer.kind == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "kind"),
+    [
+        ("divides_by_realised_batch", Training, "divisor"),
+        ("divides_by_realised_batch", WithMomentum, "divisor"),
+        ("divides_by_realised_batch", SplitBatches, "divisor"),
+        ("divides_by_realised_batch", PhysicalBatches, "divisor"),
+        ("momentum_of_raw_gradients", Training, ""),
+        ("learning_rate_by_raw_norm", Training, ""),
+        ("changed_after_step", ChangedAfterStep, ""),
+    ],
+)
+def test_a_divisor_that_is_a_number_of_records_is_told_from_other_uses_of_them(
+    name: str, training: type[Training], kind: str
+) -> None:
+    answer = asked(FAULTS[name].optimizer, training, {}, "replay.release")
+    assert answer.findings
+    assert answer.kind == kind
+
+
+def test_a_correct_step_has_no_kind() -> None:
+    answer = asked(None, WithMomentum, {})
+    assert answer.asked
+    assert not answer.findings
+    assert answer.kind == ""
+
+
+# --- Crafted gradients have the norms and places that their names say.
+
+SIZES = (24, 6, 12, 2)
+
+
+@pytest.fixture(scope="module")
+def trials() -> list[Trial]:
+    return list(CraftedGradients(SIZES, batch=16, seed=1).trials())
+
+
+def only(trial: Trial) -> torch.Tensor:
+    """The gradient that is left out, and zeros."""
+    rows = torch.zeros_like(trial.rows)
+    rows[trial.left_out] = trial.rows[trial.left_out]
+    return rows
+
+
+def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_their_order(
+    trials: list[Trial],
+) -> None:
+    for trial in trials:
+        kept = [row for j, row in enumerate(trial.rows) if j != trial.left_out % len(trial.rows)]
+        assert torch.equal(trial.neighbour, torch.stack(kept))
+        assert torch.equal(trial.rows - trial.with_zeros, only(trial))
+
+
+def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
+    named = [trial for trial in trials if ", norm " in trial.name or trial.name.startswith("norm ")]
+    assert len(named) >= 10
+    for trial in named:
+        stated = float(trial.name.split("norm ")[1].split()[0])
+        norm = float(trial.rows[trial.left_out].norm())
+        assert norm == pytest.approx(stated)
+
+
+def test_norms_go_from_half_the_clipping_norm_to_a_hundred_thousand_times_it(
+    trials: list[Trial],
+) -> None:
+    norms = [float(trial.rows[trial.left_out].norm()) for trial in trials]
+    assert min(norms) <= 0.5
+    assert max(norms) >= 1e5
+
+
+def test_first_middle_and_last_place_are_all_left_out(trials: list[Trial]) -> None:
+    whole = {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
+    assert {0, 8, 15} <= whole
+
+
+def test_batches_are_of_two_of_the_usual_and_of_more_than_twice_the_usual_size(
+    trials: list[Trial],
+) -> None:
+    assert {len(trial.rows) for trial in trials} == {2, 16, 34}
+    assert {len(trial.neighbour) for trial in trials} == {1, 15, 33}
+
+
+def test_one_gradient_outweighs_all_others_and_one_is_alone(trials: list[Trial]) -> None:
+    named = {trial.name: trial for trial in trials}
+    against = named["against all others, which it outweighs"]
+    one, others = against.rows[against.left_out], against.neighbour.sum(0)
+    assert torch.cosine_similarity(one, others, dim=0) == pytest.approx(-1.0)
+    assert one.norm() > 10 * others.norm()
+    assert not named["norm 1e+03 C, alone"].neighbour.any()
+
+
+def test_each_tensor_has_a_gradient_of_its_own(trials: list[Trial]) -> None:
+    ends = list(itertools.accumulate(SIZES))
+    alone = set()
+    for trial in trials:
+        where = trial.rows[trial.left_out].nonzero().flatten()
+        owners = {next(j for j, end in enumerate(ends) if int(i) < end) for i in where}
+        alone |= owners if len(owners) == 1 else set()
+    assert alone == set(range(len(SIZES)))
+
+
+def test_families_take_turns(trials: list[Trial]) -> None:
+    first = [trial.name for trial in trials[:4]]
+    assert first[0].startswith("norm ")
+    assert first[1].startswith("the same in all entries")
+    assert first[2].startswith("one of equal ones")
+    assert first[3].startswith("one of two")
+
+
+def test_large_models_have_fewer_gradients_at_once() -> None:
+    crafted = CraftedGradients([3_000_000], batch=512, seed=0)
+    assert len(next(iter(crafted.trials())).rows) <= 8
+
+
+def test_one_seed_gives_one_set() -> None:
+    one, other = (list(CraftedGradients(SIZES, 4, seed=3).trials()) for _ in range(2))
+    assert all(torch.equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))
+
+
+# --- The gradient of one sample comes without a trace in the training.
+
+
+class _Module(pl.LightningModule):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.logged: list[str] = []
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        self.logged.append(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.net(x)
+        self.log("mean", outputs.mean())
+        random.random()
+        np.random.rand()
+        return outputs
+
+
+def _net(**kwargs: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _data(n: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 4, generator=generator), torch.arange(n) % 3
+
+
+def _loss(module: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
+    x, y = _data()
+    return functional.cross_entropy(module(x[rows]), y[rows])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_generators_logs_and_gradients_are_untouched() -> None:
+    module = _Module(GradSampleModule(_net()))
+    params = list(module.parameters())
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    with torch.no_grad(), undisturbed(module):
+        own_direction(_loss(module), params)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])
+    assert module.logged == []
+    assert "log" not in vars(module)
+    for p in params:
+        assert p.grad is None
+        assert p.grad_sample is None
+        assert not p._forward_counter
+    module(_data()[0])
+    assert module.logged == ["mean"]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    hooked = GradSampleModule(net) if wrapped else net
+    hooks = hooked if wrapped else GradSampleHooks(net)
+    module = _Module(hooked)
+    with pytest.raises(ZeroDivisionError), undisturbed(module):
+        _ = 1 / 0
+    assert hooks.hooks_enabled
+    with undisturbed(module):
+        assert not hooks.hooks_enabled
+        direction = own_direction(_loss(module, slice(5, 6)), list(net.parameters()))
+    _loss(module).backward()
+    assert direction is not None
+    for p, part in zip(net.parameters(), direction.parts, strict=True):
+        assert torch.allclose(p.grad_sample[-1], direction.norm * part, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_another_thread_that_trains_draws_no_number_twice() -> None:
+    module, ended = _Module(_net()), threading.Event()
+    other = threading.Thread(target=lambda: ended.wait(), name="study")
+    other.start()
+    try:
+        with undisturbed(module):
+            theirs = torch.rand(1)  # as the other thread draws it meanwhile
+        assert torch.rand(1) != theirs
+    finally:
+        ended.set()
+        other.join()
+    with undisturbed(module):
+        own = torch.rand(1)
+    assert torch.rand(1) == own
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_running_statistics_are_put_back() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with undisturbed(net):
+        _loss(net)
+        assert int(net[1].num_batches_tracked) == 1
+    assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
+    net = nn.Linear(4, 3)
+    params = [*net.parameters(), nn.Parameter(torch.ones(2))]  # the last takes no part
+    direction = own_direction(_loss(net), params)
+    assert direction is not None
+    unit = torch.cat([part.flatten() for part in direction.parts])
+    assert float(unit.norm()) == pytest.approx(1.0)
+    assert np.isnan(direction.product([p.grad for p in params]))
+    for p in params:
+        p.grad = torch.randn_like(p)
+    flat = torch.cat([p.grad.flatten() for p in params])
+    assert direction.product([p.grad for p in params]) == pytest.approx(
+        float(unit @ flat), abs=1e-6
+    )
+    direction.take_out([p.grad for p in params], 0.25)
+    left = torch.cat([p.grad.flatten() for p in params])
+    assert torch.allclose(left, flat - 0.25 * unit)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
+def test_a_gradient_without_direction_gives_none(factor: float) -> None:
+    net = nn.Linear(4, 3)
+    assert own_direction(_loss(net) * factor, list(net.parameters())) is None

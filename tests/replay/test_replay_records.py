@@ -1,0 +1,617 @@
+"""Examinations show that gradients depend on other records, and accuse no sound net."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_written_support import CLAIM, HandWritten, OneByOne
+from opacus import GradSampleModule
+from opacus.layers import DPLSTM
+from opacus.optimizers import DPOptimizer
+from plain_step import PlainStep
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader
+from training_support import (
+    ManualModule,
+    PrivateModule,
+    digits,
+    fit,
+    mlp,
+    status,
+    trainer_for,
+    violation,
+)
+
+from lightning_audit import AuditReport, Examination, PrivacyAudit
+from lightning_audit.replay.records import (
+    Judged,
+    examine_independence,
+    hands_all_over,
+    is_noise,
+    judge,
+    largest_change,
+    made_up_records,
+    tolerance,
+    within_range,
+)
+from lightning_audit.replay.step_replay import Replay, StepReplay
+from lightning_audit.replay.training_state import TrainingState
+
+# --- Records that are made up have numbers that were seen, column by column.
+
+
+def batch_of(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return columns, torch.arange(len(columns)) % 3
+
+
+def made(batch: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+    """All records that are made up beside a batch."""
+    user = PlainStep()
+    step = user.adapter
+    replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))
+    return [longer for _, longer in made_up_records(replay, [batch], 1)]
+
+
+COLUMNS = {
+    "prices": torch.exp(6.0 + 2.0 * torch.randn(8, 6, generator=torch.Generator().manual_seed(1))),
+    "counts": torch.randint(0, 9, (8, 6), generator=torch.Generator().manual_seed(2)).float(),
+    "measurements": 1e3 * torch.randn(8, 6, generator=torch.Generator().manual_seed(3)),
+    "one value": torch.full((8, 6), 3.5),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_number_was_seen_in_its_column(name: str) -> None:
+    batch = batch_of(COLUMNS[name])
+    records = [(x[-1], y[-1]) for x, y in made(batch)]
+    records += list(zip(*within_range(batch, 5), strict=True))
+    assert len(records) == 3 + 8
+    for x, y in records:
+        assert bool((x == batch[0]).any(0).all())
+        assert y in batch[1]
+
+
+def test_the_batch_itself_is_left_alone_and_one_record_comes_behind_it() -> None:
+    batch = batch_of(COLUMNS["measurements"])
+    before = batch[0].clone()
+    for x, y in made(batch):
+        assert torch.equal(x[:-1], before)
+        assert torch.equal(y[:-1], batch[1])
+        assert len(x) == len(y) == 9
+    assert torch.equal(batch[0], before)
+
+
+def test_whole_numbers_stay_a_records_own() -> None:
+    x, y = within_range((COLUMNS["counts"], torch.arange(8)), 1)
+    assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
+    assert torch.equal(x, x.round())
+
+
+# --- Examinations show that gradients depend on other records, and accuse no sound net.
+
+# Opacus and torch remark on loaders and hooks in every training.
+
+FAULT = "records are not independent"
+
+
+@pytest.fixture
+def _one_seed() -> None:
+    torch.manual_seed(0)
+
+
+def audit(**kwargs: Any) -> PrivacyAudit:
+    return PrivacyAudit(**{"examinations": 1, "seed": 1, **kwargs})
+
+
+def coupling(report: AuditReport) -> Any:
+    return next(check for check in report.checks if check.name == "coupling")
+
+
+# ------------------------------------------------------------------ nets
+
+
+class OverTheBatch(nn.Module):
+    """Batch normalisation without buffers, which Opacus lets pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, None, None, training=True)
+
+
+class Noisy(nn.Module):
+    """Dropout by function, and noise on the features."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.5, training=self.training) + 0.1 * torch.randn_like(x)
+
+
+class Recurrent(nn.Module):
+    """Each row of an image is a time step; dropout between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = DPLSTM(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x.reshape(len(x), 8, 8))[0][:, -1])
+
+
+class Words(nn.Module):
+    """An embedding of the pixels' values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(17, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words((x.flatten(1) * 16).long()).mean(1))
+
+
+def layers(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), *between, nn.ReLU(), nn.Linear(32, 10))
+
+
+SOUND: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: layers(nn.Dropout(0.5), nn.LayerNorm(32)),
+    "functional dropout and noise": lambda: layers(Noisy()),
+    "convolution and group norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.Linear(144, 10),
+    ),
+    "embedding": Words,
+    "lstm": Recurrent,
+}
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("net", "precision"),
+    [
+        ("dropout", "bf16-mixed"),
+        ("lstm", "32-true"),
+        *(pytest.param(net, "32-true", marks=pytest.mark.heavy) for net in SOUND if net != "lstm"),
+        pytest.param("embedding", "bf16-mixed", marks=pytest.mark.heavy),
+    ],
+)
+@pytest.mark.usefixtures("all_numbers")
+def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
+    module = PrivateModule(SOUND[net](), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
+    assert status(report, "coupling") == "ok"
+    assert coupling(report).evidence["replays"] == 1
+    assert coupling(report).evidence["change"] is None
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
+)
+@pytest.mark.one_in(3)
+def test_batch_normalisation_is_found_in_one_step(
+    tmp_path: Path, kind: type, precision: str
+) -> None:
+    module = kind(layers(OverTheBatch()), dataset=digits())
+    report = violation(tmp_path, module, audit(), max_steps=1, precision=precision)
+    assert report.verdict.fault.startswith(FAULT)
+    assert coupling(report).evidence["step"] == 0
+    assert coupling(report).evidence["change"] > 0.2
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("all_numbers")
+def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
+    module = PrivateModule(layers(), dataset=digits())
+    report = fit(tmp_path, module, audit(examinations=2), max_steps=4)
+    assert coupling(report).evidence["replays"] == 2
+
+
+# ------------------------------------------------------------------ losses
+
+
+class Weighted(PrivateModule):
+    """The loss is divided by the sum of the batch's class weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(self.net(x), y, weight=torch.arange(1.0, 11.0))
+
+
+class Contrastive(PrivateModule):
+    """Each record is to be told from the others in its batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        seen = functional.normalize(self.net(batch[0]))
+        return functional.cross_entropy(seen @ seen.T, torch.arange(len(seen)))
+
+
+class Sorted(PrivateModule):
+    """Records are sorted by something of their own, before random numbers are drawn."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        order = x.sum(1).argsort()
+        return functional.cross_entropy(self.net(x[order]), y[order])
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths; Opacus keeps a recurrent layer's rows in the order of these."""
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.lstm = DPLSTM(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = (1 + x.sum(1) % 7).long()
+        packed = pack_padded_sequence(
+            x.reshape(len(x), 8, 8), lengths, batch_first=True, enforce_sorted=self.ordered
+        )
+        return self.head(self.lstm(packed)[1][0][-1])
+
+
+class ByLength(PrivateModule):
+    """The batch is sorted before any layer sees it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        order = (1 + x.sum(1) % 7).long().argsort(descending=True, stable=True)
+        return functional.cross_entropy(self.net(x[order]), y[order])
+
+
+UNSORTED = "enforce_sorted=False"
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "net", "advice"),
+    [(Weighted, layers, ""), (Contrastive, layers, ""), (PrivateModule, Packed, UNSORTED)],
+    ids=["weighted loss", "contrastive loss", "sequences that Opacus puts in another order"],
+)
+def test_gradients_that_depend_on_other_records_are_found(
+    tmp_path: Path, kind: type, net: Callable[[], nn.Module], advice: str
+) -> None:
+    report = violation(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+    assert advice in report.verdict.advice
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "net"),
+    [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))],
+)
+def test_records_that_are_sorted_beforehand_are_not_accused(
+    tmp_path: Path, kind: type, net: Callable[[], nn.Module]
+) -> None:
+    report = fit(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=2)
+    assert status(report, "coupling") == "ok"
+
+
+# ------------------------------------------------------------------ written by hand
+
+
+class NormalisedByHand(HandWritten):
+    """The module's own batch normalisation, with running statistics, before the private net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, affine=False)
+
+    def sample_gradients(self, batch: Any) -> Any:
+        return super().sample_gradients((self.norm(batch[0]), batch[1]))
+
+
+class InTwoParts(HandWritten):
+    """A batch is handed over in two calls."""
+
+    def sample_gradients(self, batch: Any) -> Any:
+        x, y = batch
+        half = len(x) // 2
+        one = super().sample_gradients((x[:half], y[:half]))
+        two = super().sample_gradients((x[half:], y[half:]))
+        return {name: torch.cat([g, two[name]]) for name, g in one.items()}
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
+    module = NormalisedByHand()
+    report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+    assert int(module.norm.num_batches_tracked) == 1
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
+@pytest.mark.usefixtures("all_numbers")
+def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
+    report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
+    assert coupling(report).evidence["replays"] == 1
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
+    report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
+    assert status(report, "coupling") == "not_run"
+    assert "does not form one per-sample gradient per record" in coupling(report).message
+
+
+# ------------------------------------------------------------------ limits
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("all_numbers")
+def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
+    class Alone(PrivateModule):
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.dataset, batch_sampler=[[0], [0, 1, 2, 3]])
+
+    module = Alone(layers(), dataset=digits())
+    report = fit(tmp_path, module, audit(on_violation="warn"), max_steps=2)
+    assert coupling(report).evidence["replays"] == 1
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+def test_the_argument_is_a_number_or_auto() -> None:
+    for wrong in ("no", -1, True, 1.5):
+        with pytest.raises(ValueError, match="must be 'auto' or a whole number >= 0"):
+            PrivacyAudit(examinations=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
+    class Distinct(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if len(batch[0].unique(dim=0)) < len(batch[0]):
+                raise ValueError("a record comes twice")
+            return super().training_step(batch, batch_idx)
+
+    report = fit(tmp_path, Distinct(layers(), dataset=digits()), audit(), max_steps=2)
+    assert report.steps == 2
+    assert coupling(report).message == "not asked: ValueError"
+
+
+class Resumable(PrivateModule):
+    """Wrapped before Lightning loads a checkpoint: the names of the weights are the same."""
+
+    def __init__(self) -> None:
+        super().__init__(layers(OverTheBatch()), dataset=digits())
+        self.net = GradSampleModule(self.net)
+
+
+@pytest.mark.usefixtures("_one_seed")
+@pytest.mark.filterwarnings("default")
+def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
+    first, again = (audit(on_violation="warn") for _ in range(2))
+    trainer = trainer_for(tmp_path, first, max_steps=1)
+    trainer.fit(Resumable())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer = trainer_for(tmp_path, again, max_steps=2)
+    trainer.fit(Resumable(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert again.report.steps == 2
+    assert coupling(again.report).evidence == coupling(first.report).evidence
+    assert again.report.verdict.fault.startswith(FAULT)
+
+
+#: Gradients of four copies of a record, and of a batch with two copies, sorted by the user's code.
+COPIES = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [3.0, 4.0]])
+MIXED = torch.tensor([[9.0, 0.0], [3.0, 4.0], [-2.0, 1.0], [3.0, 4.0]])
+
+
+def test_a_record_that_stays_what_it_is_changes_by_nothing_wherever_it_lies() -> None:
+    assert largest_change(COPIES, MIXED, 2) == 0.0
+    assert largest_change(COPIES, MIXED.flip(0), 2) == 0.0
+
+
+def test_the_larger_change_of_two_copies_counts_in_units_of_the_norm() -> None:
+    moved = MIXED.clone()
+    moved[3] = torch.tensor([3.0, 4.5])
+    norm = math.hypot(3.0, 4.5)
+    assert largest_change(COPIES, moved, 2) == pytest.approx(0.5 / norm)
+    assert largest_change(COPIES, moved, 1) == 0.0
+
+
+def test_a_small_gradient_is_compared_in_units_of_the_usual_one() -> None:
+    copies, mixed = 5.0 * torch.eye(4), 5.0 * torch.eye(4)
+    copies[0], mixed[0] = 0.0, 0.0
+    mixed[0, 0] = 1e-6
+    assert largest_change(copies, mixed, 4) == pytest.approx(2e-7, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_gradients_that_are_not_finite_tell_of_copies_alone(value: float) -> None:
+    broken = COPIES.clone()
+    broken[1, 1] = value
+    assert largest_change(broken, MIXED, 2) == math.inf
+    assert largest_change(COPIES, broken, 2) is None
+    assert largest_change(0 * COPIES, 0 * MIXED, 2) is None
+
+
+class _Draws:
+    """Replays whose records' gradients are drawn, as many numbers as ``counts`` says of a seed."""
+
+    sizes = (2,)
+
+    def __init__(self, counts: Callable[[int, bool], int]) -> None:
+        self._counts, self.steps = counts, 0
+
+    def allow(self, steps: int) -> None:
+        pass
+
+    def run(self, batches: Sequence[torch.Tensor], seed: int, *, keep: int) -> Replay:
+        (x,) = batches
+        self.steps += 1
+        mixed = bool((x != x[0]).any())
+        marks = [("start", 0), ("clipping", self._counts(seed, mixed))]
+        draw = torch.Generator().manual_seed(seed + mixed)
+        return Replay(rows=len(x), gradients=[torch.randn(len(x), 2, generator=draw)], marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (lambda seed, mixed: 8, True),
+        # Draws that follow the data, as by rejection, are as many under the first seed by chance.
+        (lambda seed, mixed: 8 + mixed * (seed != 3), False),
+        (lambda seed, mixed: 8 + mixed, False),
+    ],
+)
+def test_draws_that_follow_the_data_are_no_coupling_where_they_are_as_many_by_chance(
+    counts: Callable[[int, bool], int], *, found: bool
+) -> None:
+    batch = torch.arange(16.0).reshape(8, 2)
+    answer = examine_independence(_Draws(counts), batch, 0.01, seed=3)
+    assert bool(answer.findings) == found
+    assert bool(answer.reason) != found
+
+
+# --- A batch that nobody reads tells nothing; random numbers that move are no sensitivity.
+
+
+def test_tolerances_are_those_of_the_precision() -> None:
+    assert tolerance([torch.float32], low_precision=False) == 2e-3
+    assert tolerance([torch.float64], low_precision=False) == 1e-6
+    assert tolerance([torch.float32, torch.bfloat16], low_precision=False) == 0.1
+    assert tolerance([torch.float64], low_precision=True) == 0.1
+
+
+def test_a_step_that_does_not_read_its_batch_is_not_asked(tmp_path: Path) -> None:
+    class Elsewhere(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            x, y = self.dataset.tensors
+            return functional.cross_entropy(self.net(x[:16]), y[:16])
+
+    torch.manual_seed(0)
+    examination = Examination()
+    trainer_for(tmp_path, examination, max_steps=2).fit(Elsewhere(mlp(64), dataset=digits()))
+    assert "gets its records elsewhere" in examination.answers["replay.sensitivity"].reason
+    assert not examination.answers["replay.clipping"].findings
+
+
+# --- A difference of two replays stands only if it is the same vector under a second seed.
+
+
+def drawn(
+    change: Callable[[torch.Tensor, int], torch.Tensor], size: int, *, mark: int = 0
+) -> Callable[[int], list[Replay]]:
+    """A pair whose second release is a change of the first; `mark` is that of its own numbers."""
+
+    def draw(seed: int) -> list[Replay]:
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(seed)).double()
+        marks = [("start", 0)], [("start", mark)]
+        releases = noise, change(noise, seed)
+        return [Replay([r], marks=m) for r, m in zip(releases, marks, strict=True)]
+
+    return draw
+
+
+def record(far: float, size: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    direction = torch.ones(size).double() / math.sqrt(size)
+    return lambda noise, _: noise + far * direction
+
+
+def other_noise(noise: torch.Tensor, seed: int) -> torch.Tensor:
+    own = torch.Generator().manual_seed(seed + 77)
+    return torch.randn(len(noise), generator=own).double()
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 24, 25, 100, 5000])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_what_a_record_adds_is_a_finding_in_any_dimension(size: int, by_row: bool) -> None:
+    judged = judge(drawn(record(3.0, size), size), 1, 1.0, by_row=by_row)
+    assert judged == Judged(pytest.approx(3.0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 24, 25, 100, 5000])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_other_noise_is_no_finding_in_any_dimension(size: int, by_row: bool) -> None:
+    draw = drawn(other_noise, size)
+    found = [judge(draw, seed, 1e-3, by_row=by_row).tells for seed in range(0, 3000, 10)]
+    # One entry: three differences of one size within a tenth come by chance in 1 of 2,000.
+    assert sum(found) <= (3 if size == 1 else 1)
+
+
+@pytest.mark.parametrize("size", [25, 64, 400, 6400, 100_000])
+def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(size: int) -> None:
+    least = min(max(0.05, 4.0 / math.sqrt(size)), 0.9)
+    assert is_noise(least - 1e-9, size)
+    assert not is_noise(least, size)
+    generator = torch.Generator().manual_seed(size)
+    count = 2_000_000 // size
+    one, other = torch.randn(2, count, size, generator=generator)
+    cosines = torch.nn.functional.cosine_similarity(one, other)
+    mistaken = sum(not is_noise(float(cosine), size) for cosine in cosines)
+    assert mistaken <= 1 + count / 10_000
+
+
+def test_other_marks_and_failures_tell_nothing() -> None:
+    assert judge(drawn(record(3.0, 50), 50, mark=1), 1, 1.0).shifted
+    assert judge(lambda _: [Replay(error="no"), Replay()], 1, 1.0) == Judged(failed=True)
+
+
+def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs() -> None:
+    def rounded(noise: torch.Tensor, seed: int) -> torch.Tensor:
+        far = torch.randn(400, generator=torch.Generator().manual_seed(seed + 5)).double() / 20.0
+        return record(0.8, 400)(noise, seed) + 0.9 * far
+
+    assert judge(drawn(rounded, 400), 1, 1.0).shifted
+    assert judge(drawn(rounded, 400), 1, 1.0, by_row=True).far > 1.0
+    assert judge(drawn(rounded, 400), 1, 1.0, by_row=True, least_cosine=0.9).shifted
+
+
+def test_a_pair_that_is_not_too_far_apart_is_replayed_once() -> None:
+    seeds = []
+    draw = drawn(record(0.9, 50), 50)
+    judge(lambda seed: seeds.append(seed) or draw(seed), 1, 1.0)
+    assert seeds == [1]
+
+
+class AddsMean(DPOptimizer):
+    """Adds the mean of the batch to the release, beside what is clipped."""
+
+    mean = 0.0
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        for p in self.params:
+            p.grad += self.mean
+
+
+class Adds(PlainStep):
+    """Tells its optimizer the mean of the batch."""
+
+    def take(self, batches: Sequence[Any]) -> None:
+        for x, _ in batches:
+            self.optimizers[0].mean = float(x.mean())
+        super().take(batches)
+
+
+@pytest.mark.parametrize("kind", [DPOptimizer, AddsMean])
+def test_what_is_added_beside_the_hand_over_is_seen(kind: type[DPOptimizer]) -> None:
+    user = Adds(kind)
+    step = user.adapter
+    replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))
+    assert hands_all_over(replay, user.batch(), 1) == (kind is DPOptimizer)

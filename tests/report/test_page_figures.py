@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from made_report import STEPS, made_report
+from page_reports import LONG, OUTSIDE, epochs, of_outcome
+from page_reports import tensors as tensors_of_page_reports
+from parsed_page import ParsedPage
+from scipy import special
+
+from lightning_audit.report.page_figures import (
+    TensorSection,
+    Timeline,
+    epsilons_by_step,
+    growth,
+    tensor_section,
+    tensors,
+    timeline,
+    tradeoff,
+    true_positives,
+)
+from lightning_audit.report.page_parts import Scale
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.report_details import CheckGrowth, TensorNoise
+from lightning_audit.stats.tradeoff import GaussianTradeoff
+
+
+def test_the_growth_is_the_largest_share_times_e_value_so_far() -> None:
+    share = 0.1
+    threshold = -math.log(share * 1e-3)
+    report = made_report(
+        tests={
+            "noise": CheckGrowth(threshold, ((0, 5.0), (4, 9.0))),
+            "noise.step": CheckGrowth(threshold, ((2, 4.0), (9, 12.0))),
+            "noise.excess": CheckGrowth(threshold, ((1, 50.0),)),  # only warns
+        }
+    )
+    expected = [(1, 5.0), (5, 9.0), (10, 12.0)]
+    assert [step for step, _ in growth(report)] == [step for step, _ in expected]
+    for (_, found), (_, log_e) in zip(growth(report), expected, strict=True):
+        assert found == pytest.approx(log_e + math.log(share))
+
+
+def test_without_a_course_the_alarms_and_ends_of_epochs_count() -> None:
+    report = made_report("VIOLATION", epochs=({"step": 100, "e_value": 1e9}, {"epoch": 1}))
+    assert growth(report) == [
+        (8, pytest.approx(math.log(1e3))),
+        (100, pytest.approx(math.log(1e9))),
+    ]
+    assert growth(made_report()) == []
+
+
+def test_a_metric_without_step_or_value_is_left_out() -> None:
+    rows = (
+        {"step": 1, "epsilon_spent": 0.0},
+        {"step": 2, "epsilon_spent": math.inf},
+        {"step": 3},
+        {"epsilon_spent": 1.0},
+    )
+    assert epsilons_by_step(made_report(epochs=rows), "epsilon_spent") == [(1, 0.0)]
+
+
+def test_tensors_without_a_reading_are_left_out_and_others_name_their_optimizer() -> None:
+    row = TensorNoise("w", 4, 4, 40, 1.0, 0.9, 1.1, False, "actor")
+    unread = dataclasses.replace(row, ratio=None)
+    (found,) = tensors(made_report(tensors=(row, unread)))
+    assert found.name == "actor: w"
+    assert len(tensors(of_outcome("PASS"))) == 6
+
+
+def section(report: AuditReport) -> TensorSection:
+    found = tensor_section(report)
+    assert found is not None
+    return found
+
+
+def test_crosses_follow_the_check_and_not_the_interval() -> None:
+    report = made_report(tensors=tensors_of_page_reports(3, flagged=1))
+    low = dataclasses.replace(report.tensors[1], lower=0.1, upper=0.2, ratio=0.15)
+    found = section(dataclasses.replace(report, tensors=(report.tensors[0], low)))
+    signs = [ParsedPage(row.dot).values("class") for row in found.rows]
+    assert ["cross" in kinds for kinds in signs] == [True, False]
+    assert found.says == "1 of 2 tensors has less noise than stated (✕)."
+    assert found.rows[0].says == "too little noise"
+
+
+def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order() -> None:
+    report = dataclasses.replace(
+        of_outcome("PASS"), tensors=tensors_of_page_reports(160)[::-1], tensors_left_out=12
+    )
+    found = section(report)
+    assert [row.name for row in found.rows] == [f"net.{i}.weight" for i in reversed(range(14))]
+    assert "146 more have 1.01 to 1.16 times." in found.note
+    assert "leaves out 12 further tensors" in found.note
+
+
+def test_a_common_start_is_in_the_header_and_long_names_are_cut_in_the_middle() -> None:
+    every = tensors_of_page_reports(3, name="encoder.layers.attention.")
+    found = section(made_report(tensors=every))
+    assert found.prefix == "encoder.layers.attention."
+    assert [row.short for row in found.rows] == ["0.weight", "1.weight", "2.weight"]
+    (row,) = section(made_report(tensors=(dataclasses.replace(every[0], name=LONG),))).rows
+    assert (len(row.short), row.short[9], row.name) == (26, "…", LONG)
+
+
+def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end() -> None:
+    far = dataclasses.replace(tensors_of_page_reports(1)[0], ratio=9.0, upper=9.5)
+    (row,) = section(made_report(tensors=(far,))).rows
+    parsed = ParsedPage(row.dot)
+    assert "evid good" in parsed.values("class")
+    assert "dot good" not in parsed.values("class")
+    assert row.value == "9.00"
+
+
+def test_a_report_without_tensors_has_no_section() -> None:
+    assert tensor_section(made_report()) is None
+
+
+def drawn(report: AuditReport) -> Timeline:
+    found = timeline(report)
+    assert found is not None
+    return found
+
+
+def texts(report: AuditReport) -> str:
+    return ParsedPage(drawn(report).wide).text
+
+
+def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm() -> None:
+    report = of_outcome("PASS")
+    words = texts(report)
+    for label in ("claimed 8", "spent 3", "proved at least 1.2", "no alarm"):
+        assert label in words
+    assert "The alarm level was not reached." in words
+    assert {"spent", "proved", "alarm", "evid"} <= set(
+        ParsedPage(drawn(report).wide).values("class")
+    )
+
+
+def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_picture() -> None:
+    words = texts(of_outcome("VIOLATION"))
+    # Four times the threshold at the last step: the alarm is at a quarter of the run.
+    assert "first alarm after 26 steps" in words
+    assert "training stopped" not in words
+    assert "The alarm level was reached after 26 steps." in words
+    assert "higher than shown" in words
+
+
+def test_a_training_that_stops_at_its_alarm_says_so() -> None:
+    report = made_report("VIOLATION")
+    report = dataclasses.replace(
+        report,
+        steps=8,
+        epochs=({"epoch": 0, "step": 8, "e_value": 1e5},),
+        settings={**report.settings, "on_violation": "raise"},
+    )
+    words = texts(report)
+    assert "first alarm after 8 steps, training stopped" in words
+    found = drawn(report)
+    assert "holds the evidence at alarms and at the ends of epochs only" in found.says
+    assert "Epsilon was computed 1 time only" in found.says
+
+
+def test_epsilon_has_a_curve_from_three_ends_of_epochs_on() -> None:
+    for count, curve in ((2, False), (3, True)):
+        report = dataclasses.replace(of_outcome("PASS"), epochs=epochs(count))
+        assert ("spent" in ParsedPage(drawn(report).wide).values("class")) == curve
+
+
+def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own() -> None:
+    found = drawn(of_outcome("PASS"))
+    wide, narrow = ParsedPage(found.wide), ParsedPage(found.narrow)
+    assert not set(wide.ids) & set(narrow.ids)
+    right = 356.0 - 12.0
+    xs = [float(x) for tag, name, x in narrow.attributes if (tag, name) == ("text", "x")]
+    assert max(xs) <= right
+    assert "claimed 8" in narrow.text
+
+
+def test_a_report_without_epochs_and_evidence_has_no_figure() -> None:
+    assert timeline(made_report()) is None
+    assert timeline(made_report(steps=0, epochs=epochs())) is None
+
+
+def test_infinite_epsilons_are_left_out_of_the_curve() -> None:
+    rows = tuple({**row, "epsilon_spent": float("inf")} for row in epochs())
+    report = dataclasses.replace(of_outcome("PASS"), epochs=rows, claimed_epsilon=float("inf"))
+    assert "spent" not in ParsedPage(drawn(report).wide).values("class")
+    assert STEPS == 100
+
+
+#: A step that claims mu = 1.
+HISTORY = ((1.0, 0.01, 100),)
+
+
+def report(**changes: object) -> AuditReport:
+    return dataclasses.replace(of_outcome("PASS"), **{"history": HISTORY, **changes})
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 4.0])
+def test_the_attack_at_one_percent_is_the_best_test_of_two_gaussians(mu: float) -> None:
+    assert true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
+    assert true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
+
+
+def test_the_words_have_mu_and_the_attack_claimed_and_measured() -> None:
+    claimed, measured = tradeoff(report()).words
+    assert claimed.startswith("Claimed: μ = 1 for one step")
+    assert claimed.endswith("finds at most 9.2\xa0% of the present ones.")
+    assert measured.startswith("Measured: μ is at least 0.8 with 95\xa0% confidence")
+    assert "finds at least 6.3\xa0%" in measured
+
+
+@pytest.mark.parametrize(("readings", "drawn"), [(29, False), (30, True)])
+def test_below_thirty_readings_there_is_no_figure(readings: int, drawn: bool) -> None:
+    found = tradeoff(report(observations=readings))
+    assert bool(found.picture) == drawn
+    assert bool(found.rows) == drawn
+    assert found.words
+
+
+def test_points_within_the_claim_are_dots_and_others_crosses() -> None:
+    within, outside = tradeoff(report()), tradeoff(report(operating_points=(OUTSIDE,)))
+    assert within.says.startswith("All measured points are where the claim allows them")
+    assert (within.outside, outside.outside) == (False, True)
+    assert outside.says == "1 of 1 measured point lies where the claim allows none."
+    kinds = [ParsedPage(each.picture).values("class") for each in (within, outside)]
+    assert [("cross" in found, "dot good" in found) for found in kinds] == [
+        (False, True),
+        (True, False),
+    ]
+    assert outside.rows[0][-1] == "✕ outside"
+
+
+def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it() -> None:
+    parsed = ParsedPage(tradeoff(report()).picture)
+    claim = next(
+        value
+        for (_, name, kind), (_, d, value) in zip(
+            parsed.attributes, parsed.attributes[1:], strict=False
+        )
+        if (name, kind, d) == ("class", "claim", "d")
+    )
+    points = [tuple(map(float, pair.split())) for pair in claim[1:].split("L")]
+    x, y = Scale(50.0, 386.0, 0.0, 1.0), Scale(350.0, 14.0, 0.0, 1.0)
+    curve = GaussianTradeoff(1.0)
+    for px, py in points:
+        assert y(py) == pytest.approx(float(curve(min(1.0, max(0.0, x(px))))), abs=2e-3)
+    assert (points[0], points[-1]) == ((50.0, 14.0), (386.0, 350.0))
+
+
+def test_without_noise_nothing_is_claimed_and_the_points_are_drawn() -> None:
+    found = tradeoff(report(history=((0.0, 0.01, 100),)))
+    assert found.claim == "no claim: a step has noise_multiplier 0: it claims no privacy"
+    assert found.says == "3 measured points; nothing is claimed that they could contradict."
+    assert "forbid" not in ParsedPage(found.picture).values("class")
+
+
+def test_correlated_noise_has_no_mu_of_a_step() -> None:
+    settings = {**report().settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
+    (words,) = tradeoff(report(settings=settings)).words
+    assert "no μ and no ε of a step follow from it" in words
+
+
+def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet() -> None:
+    point = dataclasses.replace(OUTSIDE, fn=22, tp=97, fp=27, tn=86)
+    violation = dataclasses.replace(of_outcome("VIOLATION"), history=HISTORY)
+    says = tradeoff(dataclasses.replace(violation, operating_points=(point,))).says
+    assert says.startswith("1 of 1 measured point")
+    assert tradeoff(made_report()).says == ""

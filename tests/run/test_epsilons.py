@@ -1,0 +1,651 @@
+"""The anytime bound on the run's epsilon, where the true noise varies without being declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opacus.optimizers import DPOptimizer
+from scipy import stats
+from stages import staged
+from training_support import PrivateModule, fit
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.history import Phase, StepHistory
+from lightning_audit.accounting.spending import (
+    MOST_COMPOSED,
+    cheapest,
+    composed_epsilon,
+    epsilon_at_ratio,
+    epsilon_of_parts,
+)
+from lightning_audit.checks.accounting import LeakageBound
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.record.store import INJECTED, NOT_PLANNED, RecordHeader, restore, snapshot
+from lightning_audit.results.audit_report import EpsilonBound
+from lightning_audit.run.epsilons import betting_bound, literature_bounds, mu_bound
+from lightning_audit.stats.canary_bets import LeakageBet, LeastLogs, ProvedPart, score_mu
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_clopper_pearson,
+    mu_clopper_pearson,
+)
+from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS
+from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff, gaussian_epsilon
+
+# --- The literature's bounds of a run: their labels, their level, and what they do at the edges.
+
+K = 8
+DELTA = 1e-5
+HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (4,), 2)
+MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
+
+
+class OfBounds(AuditMonitor):
+    """Takes in what the bounds are made of, and leaves the tests aside."""
+
+    def update(self, entry: Any) -> None:
+        self.student.update(entry)
+        self.guesses.update(entry)
+
+
+def monitor(
+    steps: int = 40,
+    *,
+    sigma: Any = 1.0,
+    noise: float = 1.0,
+    rate: float = 0.1,
+    status: int = INJECTED,
+    seed: int = 0,
+    header: RecordHeader = HEADER,
+    kind: type[AuditMonitor] = AuditMonitor,
+) -> AuditMonitor:
+    """The checks after a run whose true noise is ``noise`` times the claimed one."""
+    rng = np.random.default_rng(seed)
+    made = kind(header, 1e-3)
+    claims = np.broadcast_to(sigma, (steps,))
+    entries = np.zeros(steps, dtype=HEADER.dtype)
+    p = header.coin_probability
+    coins = rng.integers(0, 2, (steps, K)) if p == 0.5 else rng.random((steps, K)) < p
+    readings = coins + noise * claims[:, None] * rng.standard_normal((steps, K))
+    fields = {
+        "step": np.arange(steps),
+        "canaries": status,
+        "noise_multiplier": claims,
+        "max_grad_norm": 1.0,
+        "scale": 16.0,
+        "sample_rate": rate,
+        "coins": coins,
+        "readings": readings,
+        "tensor_squares": rng.chisquare(4, (steps, 1)),
+    }
+    for name, values in fields.items():
+        entries[name] = values
+    for entry in entries:
+        made.update(entry)
+    return made
+
+
+def by_name(made: AuditMonitor, significance: float = 0.05) -> dict[str, EpsilonBound]:
+    return {bound.name: bound for bound in literature_bounds(made, DELTA, significance)}
+
+
+def counts_of(made: AuditMonitor) -> ConfusionCounts:
+    return made.guesses.middle
+
+
+def test_every_bound_comes_with_its_labels() -> None:
+    found = literature_bounds(monitor(), DELTA, 0.01)
+    assert tuple(bound.name for bound in found) == BOUND_NAMES
+    for bound in found:
+        method = METHODS[bound.name]
+        assert bound.significance == 0.01
+        assert bound.interpretation == method.interpretation
+        assert (bound.threshold, bound.looks) == ("fixed", "single")
+        assert set(method.assumptions) < set(bound.assumptions)
+        assert {"canaries of a step independent", "steps independent"} < set(bound.assumptions)
+        said = " ".join(bound.assumptions)
+        assert ("first noise multiplier only" in said) == (bound.name == "fdp_t")
+        assert ("threshold half way" in said) == (bound.name != "fdp_t")
+        assert ("the step is a Gaussian mechanism" in said) == (
+            method.quantity == "epsilon" and bound.name != "katz"
+        )
+        assert ("epsilon of the run from mu" in said) == (bound.name != "katz")
+
+
+def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run() -> None:
+    made = monitor(200, seed=2)
+    found, counts = by_name(made), counts_of(made)
+    mu = float(mu_clopper_pearson(counts, 0.05))
+    assert mu > 0
+    assert found["fdp_cp"].mu_lower == mu
+    assert found["fdp_cp"].epsilon_step_lower == float(gaussian_epsilon(mu, DELTA))
+    # At noise multiplier 1 the ratio of leakage to claim is mu.
+    assert found["fdp_cp"].epsilon_lower == epsilon_at_ratio(made.history, mu, DELTA)
+    step = float(epsilon_clopper_pearson(counts, DELTA, 0.05))
+    assert step > 0
+    assert found["eps_cp"].epsilon_step_lower == step
+    assert float(gaussian_epsilon(found["eps_cp"].mu_lower, DELTA)) == pytest.approx(step, rel=1e-6)
+    assert found["fdp_t"].mu_lower == made.student.mu_lower(0.05)[0]
+
+
+def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> None:
+    katz = by_name(monitor(500))["katz"]
+    assert katz.epsilon_lower is katz.mu_lower is None
+    assert katz.delta == 0.0
+    assert katz.epsilon_step_lower is not None
+    assert katz.epsilon_step_lower > 0
+
+
+@pytest.mark.parametrize("status", [NOT_PLANNED, INJECTED])
+def test_without_a_canary_there_is_no_bound(status: int) -> None:
+    steps = 0 if status == INJECTED else 30
+    assert literature_bounds(monitor(steps, status=status), DELTA, 0.05) == ()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_few_steps_prove_little_and_are_no_error(steps: int) -> None:
+    for bound in literature_bounds(monitor(steps), DELTA, 0.05):
+        assert bound.epsilon_step_lower is not None
+        assert 0 <= bound.epsilon_step_lower < 10
+        assert bound.mu_lower is None or bound.mu_lower >= 0
+
+
+def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
+    found = by_name(monitor(300, noise=0.0))
+    assert found["fdp_t"].mu_lower == math.inf
+    assert found["fdp_t"].epsilon_lower == math.inf
+    assert found["fdp_t"].epsilon_step_lower == math.inf
+    for name in set(BOUND_NAMES) - {"fdp_t", "katz"}:
+        epsilon, mu = found[name].epsilon_lower, found[name].mu_lower
+        assert epsilon is not None
+        assert mu is not None
+        assert epsilon > 3
+        assert mu > 1.0
+
+
+def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
+    for noise in (1.0, 0.0):
+        for bound in literature_bounds(monitor(300, rate=math.nan, noise=noise), DELTA, 0.05):
+            assert bound.epsilon_lower is None
+            assert bound.epsilon_step_lower is not None
+            # Katz' limit needs errors of each kind: without noise there are none.
+            assert bound.epsilon_step_lower > 0 or (bound.name == "katz" and noise == 0.0)
+
+
+def test_a_schedule_is_bounded_by_its_least_noise() -> None:
+    sigma = np.repeat([2.0, 0.5, 1.0], 100)
+    made = monitor(300, sigma=sigma)
+    assert made.guesses.least_noise == 0.5
+    found = by_name(made)
+    mu = found["fdp_cp"].mu_lower
+    assert mu == float(mu_clopper_pearson(counts_of(made), 0.05))
+    # mu bounds the leakiest step, which claims 1 / 0.5.
+    assert found["fdp_cp"].epsilon_lower == epsilon_at_ratio(made.history, 0.5 * mu, DELTA)
+    mu_t, first = made.student.mu_lower(0.05)
+    assert first == 2.0
+    assert found["fdp_t"].epsilon_lower == epsilon_at_ratio(made.history, 2.0 * mu_t, DELTA)
+
+
+def test_smaller_significance_proves_less() -> None:
+    made = monitor(100)
+    sharp, careful = by_name(made, 0.2), by_name(made, 1e-4)
+    for name in BOUND_NAMES:
+        assert careful[name].epsilon_step_lower < sharp[name].epsilon_step_lower
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma: float) -> None:
+    made = monitor(200, sigma=sigma)
+    bound = betting_bound(made, DELTA, 0.05)
+    assert (bound.name, bound.looks) == ("betting", "anytime")
+    assert bound.mu_lower == made.leakage.ratio_lower(0.05) / sigma > 0
+    assert bound.epsilon_step_lower == float(gaussian_epsilon(bound.mu_lower, DELTA))
+
+
+def test_the_betting_bound_of_steps_without_noise_is_none() -> None:
+    bound = betting_bound(monitor(20, sigma=0.0), DELTA, 0.05)
+    assert (bound.mu_lower, bound.epsilon_lower, bound.epsilon_step_lower) == (0.0, 0.0, 0.0)
+
+
+RARE = replace(HEADER, coin_probability=0.1)
+
+
+def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
+    made = monitor(300, header=RARE, seed=1)
+    found = by_name(made)
+    assert set(found) == set(BOUND_NAMES) - {"fdp_t"}
+    assert found["fdp_cp"].mu_lower == float(mu_clopper_pearson(counts_of(made), 0.05)) > 0
+    assert found["eps_cp"].epsilon_step_lower == float(
+        epsilon_clopper_pearson(counts_of(made), DELTA, 0.05)
+    )
+    betting = betting_bound(made, DELTA, 0.05)
+    assert betting.assumptions[0] == "private coins of probability 0.1"
+    fair = betting_bound(monitor(20), DELTA, 0.05)
+    assert fair.assumptions[0] == "fair private coins"
+
+
+def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
+    game = replace(RARE, game="subsampled")
+    # Nothing is composed over the run, which takes most of the time.
+    made, known = (monitor(400, sigma=0.3, rate=math.nan, header=header) for header in (game, RARE))
+    found, plain = by_name(made), by_name(known)
+    assert set(found) == {"fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
+    for name, bound in found.items():
+        # What is proved of the mechanism, and so of the run, is the same.
+        assert bound.mu_lower == plain[name].mu_lower > 0
+        assert 0 < bound.epsilon_step_lower < plain[name].epsilon_step_lower
+        assert any("joins it with probability 0.1" in said for said in bound.assumptions)
+        assert not any("joins it" in said for said in plain[name].assumptions)
+    cp = found["fdp_cp"]
+    curve = SubsampledGaussianTradeoff(1 / cp.mu_lower, 0.1)
+    assert cp.epsilon_step_lower == pytest.approx(curve.epsilon_at(DELTA))
+    assert cp.epsilon_step_lower < SubsampledGaussianTradeoff(0.3, 0.1).epsilon_at(DELTA)
+    betting = betting_bound(made, DELTA, 0.05)
+    assert betting.mu_lower is not None
+    assert 1.0 < betting.mu_lower < 1 / 0.3
+    assert betting.epsilon_step_lower == pytest.approx(
+        SubsampledGaussianTradeoff(1 / betting.mu_lower, 0.1).epsilon_at(DELTA)
+    )
+
+
+def misses(
+    runs: int, steps: int, sigma: float, significance: float, header: RecordHeader = HEADER
+) -> dict[str, int]:
+    """How often each bound on mu exceeds the true one, 1 / sigma."""
+    fair = header.coin_probability == 0.5
+    found = {name: 0 for name in MU_METHODS if fair or name != "fdp_t"}
+    for seed in range(runs):
+        made = monitor(steps, sigma=sigma, seed=seed, header=header, kind=OfBounds)
+        for name in found:
+            method = METHODS[name]
+            if method.from_counts is None:
+                mu = made.student.mu_lower(significance)[0]
+            else:
+                mu = float(method.from_counts(counts_of(made), DELTA, significance))
+            found[name] += mu > 1 / sigma
+    return found
+
+
+@pytest.mark.parametrize(
+    ("runs", "steps", "sigma", "p"),
+    [
+        (100, 15, 1.0, 0.5),
+        (100, 30, 0.7, 0.1),
+        pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.heavy),
+        pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.nightly),
+        pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.nightly),
+        pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
+    ],
+)
+def test_bounds_on_mu_miss_no_oftener_than_their_significance(
+    runs: int, steps: int, sigma: float, p: float
+) -> None:
+    significance = 0.1
+    allowed = stats.binom.isf(1e-3, runs, significance)
+    found = misses(runs, steps, sigma, significance, replace(HEADER, coin_probability=p))
+    assert max(found.values()) <= allowed, found
+    # Not because they are 0 everywhere: the sharpest of them misses at times.
+    assert max(found.values()) > 0
+
+
+# --- The anytime bound on the run's epsilon, where the true noise varies without being declared.
+
+K_OF_RUN_EPSILONS, WITNESSES, DELTA_OF_RUN_EPSILONS, LEVEL = 8, 64, 1e-5, 0.05
+HEADER_OF_RUN_EPSILONS = RecordHeader(
+    tuple(f"canary {i}" for i in range(K_OF_RUN_EPSILONS)), ("weight",), (WITNESSES,), 2
+)
+
+
+def entries_of(
+    noise: np.ndarray, *, seed: int = 0, sigma: float = 1.0, rate: float = 0.01
+) -> np.ndarray:
+    """Entries of a run whose true noise is ``noise`` times the claimed one, by step."""
+    rng = np.random.default_rng(seed)
+    steps = len(noise)
+    entries = np.zeros(steps, dtype=HEADER_OF_RUN_EPSILONS.dtype)
+    coins = rng.integers(0, 2, (steps, K_OF_RUN_EPSILONS))
+    fields = {
+        "step": np.arange(steps),
+        "canaries": INJECTED,
+        "noise_multiplier": sigma,
+        "max_grad_norm": 1.0,
+        "scale": 16.0,
+        "sample_rate": rate,
+        "coins": coins,
+        "readings": coins
+        + sigma * noise[:, None] * rng.standard_normal((steps, K_OF_RUN_EPSILONS)),
+        "tensor_squares": noise[:, None] ** 2 * rng.chisquare(WITNESSES, (steps, 1)),
+    }
+    for name, values in fields.items():
+        entries[name] = values
+    return entries
+
+
+def monitor_of(entries: np.ndarray) -> AuditMonitor:
+    made = AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3)
+    for entry in entries:
+        made.update(entry)
+    return made
+
+
+def truth(noise: np.ndarray, rate: float = 0.01, sigma: float = 1.0) -> float:
+    sizes, counts = np.unique(sigma * noise, return_counts=True)
+    phases = [Phase(float(s), rate, int(n)) for s, n in zip(sizes, counts, strict=True)]
+    return epsilon_of_history(phases, DELTA_OF_RUN_EPSILONS)
+
+
+def changing(*parts: tuple[float, int]) -> np.ndarray:
+    return np.concatenate([np.full(steps, size) for size, steps in parts])
+
+
+def of_a_running_maximum(monitor: AuditMonitor, level: float = LEVEL) -> float:
+    """The largest ratio ever rejected, composed over all steps."""
+    epsilon = epsilon_at_ratio(
+        monitor.history, monitor.leakage.ratio_lower(level), DELTA_OF_RUN_EPSILONS
+    )
+    assert epsilon is not None
+    return epsilon
+
+
+def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> None:
+    noise = changing((0.5, 100), (2.0, 1200))
+    monitor = monitor_of(entries_of(noise))
+    bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL), truth(noise)
+    assert bound.epsilon_lower is not None
+    assert of_a_running_maximum(monitor) > 1.05 * true
+    assert 0.4 * true < bound.epsilon_lower <= true
+    assert any("composed over the steps up to a look" in said for said in bound.assumptions)
+
+
+@pytest.mark.heavy
+def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() -> None:
+    noise = changing((1.0, 400), (1.5, 2600))
+    monitor = monitor_of(entries_of(noise))
+    bound = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
+    assert bound is not None
+    assert of_a_running_maximum(monitor) > truth(noise) >= bound > 0
+
+
+NOISES = {
+    "constant": changing((1.0, 300)),
+    "rises": changing((0.6, 60), (1.0, 60), (1.6, 200)),
+    "falls": changing((1.5, 150), (0.7, 150)),
+    "alternates": np.tile([0.6, 1.4], 150),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    staged(
+        quick=[("rises", 0.05)],
+        heavy=[
+            ("falls", 1e-4),
+            *((name, 0.05) for name in ("constant", "falls", "alternates")),
+            *((name, 1e-4) for name in ("constant", "rises", "alternates")),
+        ],
+    ),
+)
+def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
+    entries = entries_of(NOISES[name], seed=3)
+    claims, leakage, looks = StepHistory(), LeakageBound(HEADER_OF_RUN_EPSILONS), []
+    for t, entry in enumerate(entries):
+        claims.add(1.0, 0.01)
+        leakage.update(entry)
+        looks.append((t + 1, leakage._bet.growth))
+    ratios = leakage._bet.ratios(level, looks, [(1.0, 0.01, len(entries))])
+    # Of looks that prove less of fewer steps there is no need.
+    best, largest = 0.0, 0.0
+    for (n, _), ratio in reversed([*zip(looks, map(float, ratios), strict=True)]):
+        if ratio > largest:
+            best = max(
+                best, epsilon_at_ratio(claims.phases(n), ratio, DELTA_OF_RUN_EPSILONS) or 0.0
+            )
+            largest = ratio
+    found = epsilon_of_parts(claims, leakage.front(level), DELTA_OF_RUN_EPSILONS)
+    assert found is not None
+    # Looks are kept 3 % apart, and three parts are composed: less may be proved, a little.
+    assert 0.93 * best <= found <= best
+
+
+def test_what_was_proved_of_early_steps_is_never_lost() -> None:
+    entries = entries_of(changing((0.5, 100), (4.0, 400)))
+    monitor, before = AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3), 0.0
+    for t, entry in enumerate(entries):
+        monitor.update(entry)
+        if t % 50 == 49:
+            now = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
+            assert now is not None
+            assert now >= 0.97 * before
+            before = max(before, now)
+
+
+def test_a_resumed_audit_has_the_same_bounds() -> None:
+    entries = entries_of(changing((0.5, 120), (2.0, 180)))
+    whole, resumed = (
+        AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3),
+        AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3),
+    )
+    for t, entry in enumerate(entries):
+        whole.update(entry)
+        if t in (60, 150, 210):
+            resumed = restore(snapshot(resumed))
+        resumed.update(entry)
+    for level in (0.05, 1e-4, 0.013):
+        assert betting_bound(resumed, DELTA_OF_RUN_EPSILONS, level) == betting_bound(
+            whole, DELTA_OF_RUN_EPSILONS, level
+        )
+        assert mu_bound(resumed, DELTA_OF_RUN_EPSILONS, level) == mu_bound(
+            whole, DELTA_OF_RUN_EPSILONS, level
+        )
+
+
+def test_few_parts_are_composed_however_many_ratios_are_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = monitor_of(entries_of(changing((0.5, 100), (2.0, 500))))
+    assert len(monitor.leakage.front(LEVEL)) > 10
+    composed = []
+
+    def counted(history: Sequence[Phase], *args: Any, **options: Any) -> float | None:
+        composed.append(history)
+        return composed_epsilon(history, *args, **options)
+
+    monkeypatch.setattr("lightning_audit.accounting.spending.composed_epsilon", counted)
+    betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL)
+    assert len(composed) == MOST_COMPOSED
+
+
+def proved_at(ratio: float, taken: Sequence[Phase]) -> ProvedPart:
+    """What a bet of equal stakes proves where each of its logs is that of this ratio."""
+    sigma, rate, steps = np.array([astuple(phase) for phase in taken]).T
+    mus = np.array([score_mu(each) for each in sigma])
+    made = LeastLogs(1.0, True, mus, rate, np.full(len(taken), 0.3), steps, 0.0)
+    needed = float(steps @ made.logs(ratio / sigma[:, None])[:, 0])
+    return ProvedPart(ratio, int(steps.sum()), lambda: [replace(made, needed=needed)])
+
+
+def test_a_part_is_composed_of_its_own_claims() -> None:
+    claims = StepHistory()
+    for sigma, rate in [(1.0, 0.01)] * 30 + [(2.0, 0.01)] * 20 + [(1.0, 0.01)] * 50:
+        claims.add(sigma, rate)
+    assert claims.phases() == (Phase(1.0, 0.01, 80), Phase(2.0, 0.01, 20))
+    assert claims.phases(40) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10))
+    assert claims.runs(60) == (
+        Phase(1.0, 0.01, 30),
+        Phase(2.0, 0.01, 20),
+        Phase(1.0, 0.01, 10),
+    )
+    assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
+    assert StepHistory().phases() == ()
+    first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
+    part = proved_at(0.8, first)
+    found = epsilon_of_parts(claims, [part], DELTA_OF_RUN_EPSILONS)
+    at_ratio = epsilon_at_ratio(first, 0.8, DELTA_OF_RUN_EPSILONS)
+    assert found is not None
+    assert at_ratio is not None
+    assert found < at_ratio
+    assert found == pytest.approx(
+        epsilon_of_history(cheapest(part.logs(), first), DELTA_OF_RUN_EPSILONS), rel=2e-3
+    )
+    assert epsilon_of_parts(claims, [], DELTA_OF_RUN_EPSILONS) == 0.0
+    claims.add(1.0, None)
+    assert epsilon_of_parts(claims, [part], DELTA_OF_RUN_EPSILONS) is None
+
+
+def test_mu_bound_states_what_it_rests_on() -> None:
+    monitor = monitor_of(entries_of(changing((1.0, 290))))
+    (bound,) = mu_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL)
+    assert (bound.name, bound.looks, bound.significance) == ("mu", "single", LEVEL)
+    assert 0.8 < bound.mu_lower <= 1
+    assert bound.epsilon_lower == epsilon_at_ratio(
+        monitor.history, bound.mu_lower, DELTA_OF_RUN_EPSILONS
+    )
+    assert "signal and noise over their claims constant so far" in bound.assumptions
+    assert any("both for any data" in said for said in bound.assumptions)
+    assert mu_bound(AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3), DELTA_OF_RUN_EPSILONS, LEVEL) == ()
+
+
+# ------------------------------------------------------------------ a real training
+
+
+class RisingNoise(DPOptimizer):
+    """Less noise than stated at first, and more from step 80 on."""
+
+    FACTORS = changing((0.6, 80), (2.0, 520))
+    taken = 0
+
+    def add_noise(self) -> None:
+        stated = self.noise_multiplier
+        self.noise_multiplier = stated * self.FACTORS[min(self.taken, len(self.FACTORS) - 1)]
+        try:
+            super().add_noise()
+        finally:
+            self.noise_multiplier = stated
+        self.taken += 1
+
+
+@pytest.mark.heavy
+def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
+    tmp_path: Path,
+) -> None:
+    module = PrivateModule(optimizer_class=RisingNoise, noise_multiplier=1.0)
+    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
+    report = fit(tmp_path, module, audit, max_steps=600)
+    (sigma, rate, steps), *others = report.history
+    assert (sigma, steps, others) == (1.0, 600, [])
+    assert rate is not None
+    true = truth(RisingNoise.FACTORS, rate)
+    proved = next(b for b in report.bounds if b.name == "betting")
+    assert proved.epsilon_lower is not None
+    assert 0.2 * true < proved.epsilon_lower <= true
+
+
+class StatedSchedule(DPOptimizer):
+    """States a noise multiplier of 5 for 500 steps and of 1 then; adds noise of 2 throughout."""
+
+    taken = 0
+
+    def pre_step(self, *args: Any, **kwargs: Any) -> bool:
+        self.noise_multiplier = 5.0 if self.taken < 500 else 1.0
+        self.taken += 1
+        return super().pre_step(*args, **kwargs)
+
+    def add_noise(self) -> None:
+        stated, self.noise_multiplier = self.noise_multiplier, 2.0
+        try:
+            super().add_noise()
+        finally:
+            self.noise_multiplier = stated
+
+
+@pytest.mark.heavy
+def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(
+    tmp_path: Path,
+) -> None:
+    module = PrivateModule(optimizer_class=StatedSchedule, noise_multiplier=5.0)
+    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
+    report = fit(tmp_path, module, audit, max_steps=600)
+    rates = {rate for _, rate, _ in report.history}
+    assert [(sigma, steps) for sigma, _, steps in report.history] == [(5.0, 500), (1.0, 100)]
+    (rate,) = rates
+    assert rate is not None
+    true = truth(np.full(600, 2.0), rate)
+    assert report.epsilon_lower is not None
+    assert 0.2 * true < report.epsilon_lower <= true
+    (check,) = [check for check in report.checks if check.name == "epsilon"]
+    sure = check.evidence["epsilon_lower"]
+    assert isinstance(sure, float)
+    assert sure <= true
+
+
+# ------------------------------------------------------------------ two hundred runs
+
+COURSES = {
+    "rises": changing((1.0, 1000), (1.5, 9000)),
+    "rises from half": changing((0.5, 300), (2.0, 9700)),
+    "falls": changing((1.5, 5000), (1.0, 5000)),
+    "falls late": changing((2.0, 9000), (0.5, 1000)),
+    "alternates": np.tile([0.8, 1.25], 5000),
+    "alternates slowly": np.tile(np.repeat([0.7, 1.4], 500), 10),
+    "constant": np.ones(10_000),
+}
+RUNS = 200
+
+
+def false_of(ratios: np.ndarray, steps: int, true: float) -> np.ndarray:
+    """Which ratios cost more over the first steps than these did."""
+    order = np.argsort(ratios)
+
+    def too_large(place: int) -> bool:
+        ratio = float(ratios[order[place]])
+        return epsilon_of_history([Phase(1.0 / ratio, 0.01, steps)], DELTA_OF_RUN_EPSILONS) > true
+
+    low, high = int(np.sum(ratios <= 0)), len(ratios)  # the first that is too large
+    while low < high:
+        middle = high - 1 if high == len(ratios) else (low + high) // 2
+        if too_large(middle):
+            high = middle
+        else:
+            low = middle + 1
+    found = np.zeros(len(ratios), dtype=bool)
+    found[order[high:]] = True
+    return found
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("course", list(COURSES))
+def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -> None:
+    noise = COURSES[course]
+    rng = np.random.default_rng(list(COURSES).index(course))
+    bet = LeakageBet((RUNS, K_OF_RUN_EPSILONS), planned_steps=len(noise))
+    looks = np.unique(np.geomspace(20, len(noise), 25).astype(int))
+    looks = np.unique([*looks, 300, 400, 1000, 1100, 5000, 5500, 9000])
+    missed, last = np.zeros(RUNS, dtype=bool), np.zeros(RUNS)
+    for t, size in enumerate(noise, start=1):
+        coins = rng.integers(0, 2, (RUNS, K_OF_RUN_EPSILONS)).astype(float)
+        bet.update(coins, coins + size * rng.standard_normal((RUNS, K_OF_RUN_EPSILONS)), 1.0, 0.01)
+        if t in looks:
+            (last,) = bet.ratios(LEVEL, [(t, bet.growth)], [(1.0, 0.01, t)])
+            missed |= false_of(last, t, truth(noise[:t]))
+    print(f"\n{course}: {missed.mean():.3f} false at some look, median ratio {np.median(last):.3f}")
+    assert missed.mean() <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)
+    assert np.median(last) > 0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("course", ["rises", "rises from half"])
+def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course: str) -> None:
+    noise = COURSES[course]
+    monitor = monitor_of(entries_of(noise))
+    bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower, truth(noise)
+    print(f"\n{course}: {bound} of {true}, running maximum {of_a_running_maximum(monitor)}")
+    assert bound is not None
+    assert of_a_running_maximum(monitor) > 1.3 * true
+    assert 0.5 * true < bound <= true

@@ -1,0 +1,505 @@
+"""Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from own_samplers import OwnPoisson, OwnSampling, OwnShuffle, OwnSizes, SeedsItself, WithReplacement
+from torch import nn
+from torch.utils.data import DataLoader
+from training_support import (
+    PrivateModule,
+    digits,
+    fit,
+    mlp,
+    random_data,
+    status,
+    trainer_for,
+    violation,
+)
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit.accounting.composition import PassCounter
+from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
+from lightning_audit.run.facts import OptimizerFacts, RunCourse, RunFacts
+
+
+def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:
+    return RunFacts(
+        optimizers=[OptimizerFacts(sample_rate=rate) for rate in rates], loaders=loaders
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "rate"),
+    [
+        (with_rates(0.1, 0.2), 0.1),  # one loader must draw no oftener than any of them states
+        (with_rates(0.1, None), 0.1),
+        (with_rates(0.1, 0.2, loaders=2), 0.2),
+        (with_rates(None), None),
+    ],
+)
+def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(
+    facts: RunFacts, rate: float | None
+) -> None:
+    assert facts.sample_rate == rate
+
+
+def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up() -> None:
+    link = AccountantLink(SimpleNamespace(history=[]), stated_rate=0.4)
+    optimizer = OptimizerFacts(accountant=link)
+    assert optimizer.current_rate(None, accumulated=2) == 0.8
+    assert optimizer.current_rate(None, accumulated=4) == 1.0
+    assert optimizer.current_rate(PrivacyClaim(sample_rate=0.25), accumulated=2) == 0.25
+    assert OptimizerFacts().current_rate(None, accumulated=1) is None
+
+
+def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
+    before, after = (RunCourse(passes=PassCounter()) for _ in range(2))
+    before.notes.add("of before")
+    before.trained_batches = 40
+    assert before.passes is not None
+    assert after.passes is not None
+    for steps in range(40):
+        before.passes.start_batch([steps, 0])
+    after.notes.add("of since")
+    after.notes.add("of before")
+    after.load(json.loads(json.dumps(before.state(steps=[40, 3]))))
+    assert after.notes.sentences == ["of before", "of since"]
+    assert after.trained_batches == 40
+    # The last batch has a step of one optimizer and three of the other.
+    assert after.passes.passes([40, 3]) == 4
+
+
+def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes() -> None:
+    after = RunCourse(passes=PassCounter())
+    after.load(json.loads(json.dumps(RunCourse().state(steps=[40]))))
+    assert after.passes is not None
+    assert after.passes.passes([40]) == 0
+    assert after.passes.passes([43]) == 3
+
+
+def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
+    course = RunCourse()
+    course.trained_batches = 43
+    assert course.state(steps=[7, 40])["trained_batches"] == 40
+
+
+def test_an_epoch_that_ends_twice_is_logged_once() -> None:
+    course = RunCourse()
+    for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
+        course.end_epoch({"epoch": epoch, "epsilon_spent": value})
+    assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
+
+
+def test_one_accountant_of_two_optimizers_counts_once() -> None:
+    engine, other = object(), object()
+    links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
+    facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in links])
+    assert [link.accountant for link in facts.accountants] == [engine, other]
+
+
+# --- Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit.
+
+# ------------------------------------------------------------------ the loader
+
+
+class LoaderDropped(PrivateModule):
+    """Keeps what make_private returns, to be compared with what Lightning trains on."""
+
+    def train_dataloader(self) -> Any:
+        return self.plain_loader()
+
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, self.returned = self.engine.make_private(
+            module=self.net,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        return optimizer
+
+    def on_train_start(self) -> None:
+        self.used = self.trainer.train_dataloader
+
+
+def test_lightning_drops_the_loader_of_make_private(tmp_path: Path) -> None:
+    module = LoaderDropped()
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=32)
+    assert type(module.returned) is DPDataLoader
+    assert type(module.used) is DataLoader
+    assert status(report, "sampling.not_poisson") == "violated"
+    assert "DPDataLoader.from_data_loader" in report.verdict.advice
+
+
+# ------------------------------------------------------------------ samplers of unknown type
+
+
+WORKERS = [0, pytest.param(1, marks=pytest.mark.heavy)]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, workers: int) -> None:
+    module = OwnSampling(OwnPoisson())
+    module.workers = workers
+    audit = PrivacyAudit(seed=1)
+    trainer = trainer_for(tmp_path, audit, max_steps=64)
+    trainer.fit(module)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+    assert status(audit.report, "sampling.not_poisson") == "ok"
+    assert status(audit.report, "sampling.rate") == "ok"
+    # Loader and strategy are left as they were.
+    assert type(module.loader.batch_sampler) is OwnPoisson
+    assert "process_dataloader" not in vars(trainer.strategy)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "seen", "epochs"),
+    [
+        (OwnShuffle, "hardly ever drawn twice", 1),
+        (OwnSizes, "too equal in size", 1),
+        (SeedsItself, "those of the previous epoch", 2),
+        (WithReplacement, "contain a record twice", 1),
+    ],
+)
+def test_own_sampler_that_is_not_poisson_is_a_violation(
+    tmp_path: Path, sampler: type[OwnPoisson], seen: str, epochs: int
+) -> None:
+    module = OwnSampling(sampler())
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=epochs)
+    assert report.verdict.kind == "accounting"
+    assert "wrong sampling" in report.verdict.fault
+    assert seen in report.verdict.summary
+
+
+def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(tmp_path: Path) -> None:
+    module = OwnSampling(OwnPoisson(rate=1 / 20))
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    assert status(report, "sampling.rate") == "violated"
+    assert status(report, "sampling.not_poisson") == "ok"
+
+
+@pytest.mark.usefixtures("all_numbers")
+def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path: Path) -> None:
+    class Wrapped(OwnSampling):
+        """Private from the start, so that a checkpoint's names are those of the module."""
+
+        def __init__(self) -> None:
+            super().__init__(OwnPoisson())
+            self.private = super().configure_optimizers()
+
+        def configure_optimizers(self) -> Any:
+            return self.private
+
+    path = tmp_path / "x.ckpt"
+    first = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
+    first.fit(Wrapped())
+    first.save_checkpoint(path)
+    audit = PrivacyAudit(seed=1)
+    second = trainer_for(tmp_path, audit, max_epochs=2)
+    second.fit(Wrapped(), ckpt_path=path, weights_only=True)
+    found = next(c for c in audit.report.checks if c.name == "sampling.not_poisson")
+    assert (found.status, found.evidence["batches"]) == ("ok", 32)
+
+
+# ------------------------------------------------------------------ physical batches
+
+
+class Whole(BatchSplittingSampler):
+    """What the audit says to write."""
+
+    def __len__(self) -> int:
+        raise TypeError
+
+
+class InPhysicalBatches(PrivateModule):
+    def __init__(self, splitter: type[BatchSplittingSampler], workers: int) -> None:
+        super().__init__(dataset=random_data(128))
+        self.splitter, self.workers = splitter, workers
+        self.left: list[tuple[bool, int]] = []
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        sampler = self.splitter(
+            sampler=loader.batch_sampler, max_batch_size=6, optimizer=self.private
+        )
+        return DataLoader(
+            loader.dataset,
+            batch_sampler=sampler,
+            collate_fn=loader.collate_fn,
+            num_workers=self.workers,
+        )
+
+    def configure_optimizers(self) -> Any:
+        self.private = super().configure_optimizers()
+        return self.private
+
+    def on_train_epoch_end(self) -> None:
+        o = self.private
+        waits = o._is_last_step_skipped and o.params[0].summed_grad is not None
+        self.left.append((waits, len(o._step_skip_queue)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
+    tmp_path: Path, workers: int
+) -> None:
+    module = InPhysicalBatches(BatchSplittingSampler, workers)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=5)
+    assert any(waits for waits, _ in module.left)
+    assert (module.left[-1][1] > 0) == bool(workers)  # signals of batches that were never taken
+    assert status(report, "logical_batch") == "violated"
+    assert report.verdict.kind == "mechanism"
+    assert "count twice" in report.verdict.fault
+    assert "def __len__(self): raise TypeError" in report.verdict.advice
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sampler_without_a_length_keeps_logical_batches_whole(
+    tmp_path: Path, workers: int
+) -> None:
+    module = InPhysicalBatches(Whole, workers)
+    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=3)
+    assert module.left == [(False, 0)] * 3
+    assert status(report, "logical_batch") == "ok"
+    assert status(report, "sampling.not_poisson") == "ok"
+    assert report.steps == 3 * 8
+
+
+# ------------------------------------------------------------------ ghost clipping
+
+
+class Ghost(PrivateModule):
+    """Ghost clipping without noise, with its loss under the key that Lightning takes."""
+
+    def __init__(self, engine: PrivacyEngine, noise: float = 0.0) -> None:
+        super().__init__(noise_multiplier=noise, batch_size=32)
+        self.engine = engine
+        self.sums: list[torch.Tensor] = []
+        self.remarks: list[str] = []
+
+    def configure_optimizers(self) -> Any:
+        self.net, self.private, self.criterion, _ = self.engine.make_private(
+            module=self.net,
+            optimizer=torch.optim.SGD(self.net.parameters(), lr=0.0),
+            criterion=nn.CrossEntropyLoss(),
+            data_loader=self.plain_loader(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=1.0,
+            grad_sample_mode="ghost",
+        )
+        return self.private
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": self.criterion(self.net(x), y)}
+
+    def on_before_backward(self, loss: Any) -> None:
+        self.remarks.append(adaptive_remark(self, loss))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        parts = [p.summed_grad for p in self.private.params]
+        if all(part is not None for part in parts):
+            self.sums.append(torch.cat([part.flatten() for part in parts]))
+
+
+def ghost(tmp_path: Path, module: Ghost, **kwargs: Any) -> Ghost:
+    torch.manual_seed(0)
+    trainer_for(tmp_path, max_steps=1, **kwargs).fit(module)
+    return module
+
+
+def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path: Path) -> None:
+    one_batch = {"limit_train_batches": 2, "accumulate_grad_batches": 2}
+
+    class SecondBatchOnly(Ghost):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            x, y = (x, y) if batch_idx else (x[:1], y[:1])  # another first batch
+            return super().training_step((x, y), batch_idx)
+
+    torch.manual_seed(1)
+    whole = Ghost(PrivacyEngine())
+    torch.manual_seed(1)
+    other = SecondBatchOnly(PrivacyEngine())
+    sums = [ghost(tmp_path, module, **one_batch).sums[-1] for module in (whole, other)]
+    assert torch.allclose(sums[0], sums[1])
+    (remark,) = ghost_remarks(whole.private, 2, None)
+    assert "accumulate_grad_batches=2 trains on one batch in 2 only" in remark
+    assert "BatchMemoryManager" in remark
+
+
+def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path: Path) -> None:
+    module = ghost(tmp_path, Ghost(PrivacyEngine()), gradient_clip_val=0.01)
+    assert float(module.sums[-1].norm()) == pytest.approx(0.01, rel=1e-3)
+    (remark,) = ghost_remarks(module.private, 1, 0.01)
+    assert "gradient_clip_val=0.01 shortens the sum" in remark
+    assert "gradient_clip_val=None" in remark
+
+
+def test_adaptive_ghost_clipping_is_off_in_automatic_optimization(tmp_path: Path) -> None:
+    module = ghost(tmp_path, Ghost(PrivacyEngineAdaptiveClipping(), noise=0.5))
+    assert module.private.max_grad_norm == 1.0
+    assert not hasattr(module.private, "_adjusted_noise_multiplier")
+    assert "self.automatic_optimization = False" in module.remarks[0]
+
+
+def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path: Path) -> None:
+    class Manual(Ghost):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            loss = super().training_step(batch, batch_idx)["loss"]
+            self.manual_backward(loss)
+            self.optimizers().step()
+
+    module = ghost(tmp_path, Manual(PrivacyEngineAdaptiveClipping(), noise=0.5))
+    assert hasattr(module.private, "_adjusted_noise_multiplier")
+    assert module.remarks == [""]
+
+
+def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_path: Path) -> None:
+    module = ghost(tmp_path, Ghost(PrivacyEngine()))
+    assert module.remarks == [""]
+    assert ghost_remarks(module.private, 1, None) == []
+    assert ghost_remarks(PrivateModule().configure_optimizers(), 4, 0.01) == []
+
+
+# ------------------------------------------------------------------ accounting
+
+
+def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: Path) -> None:
+    class Replaced(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            optimizer.attach_step_hook(lambda _: None)
+            return optimizer
+
+    module = Replaced()
+    report = fit(tmp_path, module, PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=40)
+    assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("no accountant counts" in note for note in report.notes)
+
+
+def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
+    tmp_path: Path,
+) -> None:
+    class Norms(PrivateModule):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            held = self.net.parameters().__next__().grad_sample
+            self.norms = (held[0] if isinstance(held, list) else held).flatten(1).norm(dim=1)
+
+    norms, notes = [], []
+    for batches in (1, 2):
+        torch.manual_seed(0)
+        module = Norms(poisson=False, make_poisson=False)
+        audit = PrivacyAudit(seed=1, on_violation="warn")
+        trainer = trainer_for(
+            tmp_path / str(batches), audit, max_steps=1, accumulate_grad_batches=batches
+        )
+        trainer.fit(module)
+        norms.append(module.norms[:8])
+        notes.append([n for n in audit.report.notes if "divides gradients twice" in n])
+    torch.testing.assert_close(norms[1], norms[0] / 2)
+    assert [len(found) for found in notes] == [0, 1]
+
+
+# --- Sample rates that change while a training goes on.
+
+RAISED, BATCH, RECORDS = 2, 32, 512
+
+
+def report(tmp_path: Path, kind: Any, **trainer: Any) -> AuditReport:
+    torch.manual_seed(0)
+    audit = PrivacyAudit(on_violation="warn", seed=1)
+    module = kind(mlp(64), dataset=digits(RECORDS), batch_size=BATCH)
+    trainer_for(tmp_path, audit, max_epochs=4, **trainer).fit(module)
+    assert audit.report is not None
+    return audit.report
+
+
+def rates(found: AuditReport) -> Any:
+    return next(check for check in found.checks if check.name == "sampling.rate")
+
+
+class SetInPlace(PrivateModule):
+    """The sampler of the loader draws twice as often."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == RAISED:
+            self.trainer.train_dataloader.batch_sampler.sample_rate *= 2.0
+
+
+class SetAmidAnEpoch(PrivateModule):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if (self.current_epoch, batch_idx) == (RAISED, 5):
+            self.trainer.train_dataloader.batch_sampler.sample_rate *= 2.0
+
+
+class Exchanged(PrivateModule):
+    """A loader of twice the batch size."""
+
+    def train_dataloader(self) -> Any:
+        size = self.batch_size * (2 if self.trainer.current_epoch >= RAISED else 1)
+        return DPDataLoader.from_data_loader(DataLoader(self.dataset, size))
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("kind", [SetInPlace, SetAmidAnEpoch, Exchanged])
+def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(tmp_path: Path, kind: Any) -> None:
+    found = report(tmp_path, kind, reload_dataloaders_every_n_epochs=int(kind is Exchanged))
+    assert [fault.name for fault in found.verdict.faults] == ["sampled_too_often_later"]
+    evidence = dict(rates(found).evidence)
+    assert "train_dataloader at tests/" in str(evidence.pop("where"))
+    assert evidence == {"loader_rate": 0.125, "accounted_rate": 0.0625, "raised_in": RAISED}
+    assert "from epoch 2 on (the first is 0)" in found.verdict.summary
+
+
+class Told(Exchanged):
+    """The accountant is told of the new rate."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == RAISED:
+            hook = self.engine.accountant.get_optimizer_hook_fn(sample_rate=2 * BATCH / RECORDS)
+            self.trainer.optimizers[0].attach_step_hook(hook)
+
+
+class Falls(PrivateModule):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == RAISED:
+            self.trainer.train_dataloader.batch_sampler.sample_rate /= 2.0
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("kind", [Told, Falls, PrivateModule])
+def test_a_rate_that_is_told_or_falls_is_no_fault(tmp_path: Path, kind: Any) -> None:
+    found = report(tmp_path, kind, reload_dataloaders_every_n_epochs=int(kind is not Falls))
+    assert found.verdict.outcome != "VIOLATION", found.verdict
+    assert rates(found).status == "ok"
+    told = {rate for _, rate, _ in found.history}
+    assert told == ({0.0625, 0.125} if kind is Told else {0.0625})
+
+
+class BecomesShuffled(PrivateModule):
+    def train_dataloader(self) -> Any:
+        if self.trainer.current_epoch < RAISED:
+            return super().train_dataloader()
+        return DataLoader(self.dataset, self.batch_size, shuffle=True)
+
+
+@pytest.mark.training
+def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(tmp_path: Path) -> None:
+    found = report(tmp_path, BecomesShuffled, reload_dataloaders_every_n_epochs=1)
+    assert found.verdict.faults[0].name == "not_poisson"

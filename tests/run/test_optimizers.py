@@ -1,0 +1,703 @@
+"""Several private optimizers in one training: each step of each is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from bare_session import BareByHand
+from hand_written_support import CLAIM
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from opacus import GradSampleModule
+from pytorch_lightning.callbacks import ModelCheckpoint
+from resume_support import RESTARTING
+from stages import staged
+from torch import nn
+from torch.nn import functional
+from training_support import (
+    PrivateModule,
+    assert_no_hooks_left,
+    fit,
+    mlp,
+    refusal_of,
+    report_in,
+    status,
+    trainer_for,
+    violation,
+)
+from two_nets import HIDDEN, RATE, STEPS, TwoNets
+
+import lightning_audit
+from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.history import Phase
+from lightning_audit.canaries import Blank, Dirac
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.monitor import replay
+from lightning_audit.cli.main import main
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.hand_written import ManualStep, stated_claim
+from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.record.store import INJECTED, read_observations
+from lightning_audit.results.audit_report import SCHEMA_VERSION, UnauditableTraining
+from lightning_audit.run.optimizers import (
+    HandWrittenFront,
+    _coins,
+    facts_of,
+    hand_written_step,
+    label_of,
+    new_session,
+    private_optimizers,
+    refuse_several,
+)
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.planner import Ranks
+from lightning_audit.session.reading import HandWrittenReading, PrivateReading
+from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
+from lightning_audit.testing.faulty import HalfNoise
+
+# --- Several private optimizers in one training: each step of each is audited.
+
+
+class Toggled(TwoNets):
+    """Only the parameters of the optimizer whose turn it is ask for gradients."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for name, optimizer in zip(self.net, self.optimizers(), strict=True):
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(name, batch))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+
+class Joint(TwoNets):
+    """One backward pass for both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(self.loss("actor", batch) + self.loss("critic", batch))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+class ThroughBoth(TwoNets):
+    """The first net learns through the second one, which is frozen meanwhile, hooks and all."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        actor, critic = self.optimizers()
+        self.toggle_optimizer(actor)
+        self.net["critic"].disable_hooks()
+        actor.zero_grad()
+        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
+        self.manual_backward(functional.cross_entropy(scores, y))
+        actor.step()
+        self.untoggle_optimizer(actor)
+        self.net["critic"].enable_hooks()
+        self.toggle_optimizer(critic)
+        critic.zero_grad()
+        self.manual_backward(self.loss("critic", batch))
+        critic.step()
+        self.untoggle_optimizer(critic)
+
+
+class Ghost(TwoNets):
+    """Two criteria, each with the norms of its own net."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers, self.criteria = [], []
+        for j, (name, net) in enumerate(self.net.items()):
+            self.net[name], optimizer, criterion, _ = self.engines[0].make_private(
+                module=net,
+                optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+                criterion=nn.CrossEntropyLoss(),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise[j],
+                max_grad_norm=self.norms[j],
+                grad_sample_mode="ghost",
+            )
+            optimizers.append(optimizer)
+            self.criteria.append(criterion)
+        return optimizers
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        criterion = self.criteria[list(self.net).index(name)]
+        return criterion(self.net[name](batch[0]), batch[1])
+
+
+def records(directory: Path, report: AuditReport) -> list[np.ndarray]:
+    return [read_observations(directory / "audit" / name)[1] for name in report.records]
+
+
+def assert_healthy(entries: np.ndarray) -> None:
+    """The canaries' signal is one and the noise as claimed, within sampling error."""
+    assert (entries["canaries"] == INJECTED).all()
+    coins, sigma = entries["coins"], entries["noise_multiplier"][:, None]
+    readings = entries["readings"]
+    loud = (readings - coins).std(0) > 1.1 * sigma.mean()
+    coins, readings = coins[:, ~loud], readings[:, ~loud]
+    assert coins.shape[1] >= 3
+    residual_std = ((readings - coins) / sigma).std()
+    assert -4.0 / np.sqrt(2.0 * coins.size) < residual_std - 1.0 < 0.1
+    centred = (coins - 0.5) / sigma
+    shift = (centred * (readings - readings.mean(0)) / sigma).sum() / (centred**2).sum()
+    assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs"),
+    staged(
+        quick=[(TwoNets, 1)],
+        heavy=[(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)],
+    ),
+)
+def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
+    tmp_path: Path, kind: type[TwoNets], epochs: int
+) -> None:
+    torch.manual_seed(0)
+    module = kind(hidden=HIDDEN)
+    report = fit(tmp_path, module, PrivacyAudit(1000.0, seed=1), max_epochs=epochs)
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.records == ("observations.bin", "observations-2.bin")
+    first, second = records(tmp_path, report)
+    assert (len(first), len(second), report.steps) == (
+        epochs * STEPS,
+        epochs * STEPS,
+        2 * epochs * STEPS,
+    )
+    assert_healthy(first)
+    assert_healthy(second)
+    assert (first["noise_multiplier"] == 1.0).all()
+    assert (second["max_grad_norm"] == 0.4).all()
+    assert (first["coins"] != second["coins"]).any()
+    assert not any("copied" in note for note in report.notes)
+    assert_no_hooks_left(module)
+
+
+@pytest.mark.parametrize("kind", staged([Joint], [ThroughBoth, Ghost]))
+def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
+    ends = []
+    for name, callbacks in (("plain", []), ("audited", [PrivacyAudit(1000.0, seed=1)])):
+        torch.manual_seed(3)
+        module = kind()
+        trainer_for(tmp_path / name, *callbacks, max_steps=24).fit(module)
+        ends.append(torch.cat([p.detach().flatten().double() for p in module.net.parameters()]))
+    plain, audited = ends
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+
+
+def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
+    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=80)
+    label = "optimizer 2 (`net.critic.0.weight`, ...): "
+    assert label in report.verdict.summary
+    wrong = [check for check in report.checks if check.status == "violated"]
+    assert any(check.name == "noise" for check in wrong)
+    own = [check for check in wrong if check.name != "epsilon"]
+    assert all(check.message.startswith(label) for check in own)
+    assert "noise scale too small" in report.verdict.fault
+    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+
+
+def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
+    report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
+    assert 0.8 < sum(shares) <= 0.9
+    for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
+        header, entries = read_observations(tmp_path / "audit" / name)
+        monitor = replay(header, entries, 0.5e-3)
+        told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
+        again = {c.name: c.log_e_value for c in monitor.results()}
+        # Others look at what the record does not hold.
+        again = {
+            name: log_e
+            for name, log_e in again.items()
+            if name in told and name != "gradient_replaced"
+        }
+        assert {name: told[name] for name in again} == again
+        check = next(c for c in monitor.results() if c.name == "noise")
+        assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
+def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
+    report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)
+    history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
+    assert report.epsilon_spent == pytest.approx(epsilon_of_history(history, 1e-5), rel=0.01)
+    assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
+    assert status(report, "accounting") == "ok"
+    # The accountant composes the same steps, in Rényi's way.
+    assert report.epsilon_spent < report.claimed_epsilon < 2 * report.epsilon_spent + 1.0
+    assert report.epsilon_lower is not None
+    assert report.epsilon_lower <= report.epsilon_spent
+
+
+def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> None:
+    class Forgets(TwoNets):
+        def configure_optimizers(self) -> Any:
+            first, second = super().configure_optimizers()
+            second.step_hook = None
+            return first, second
+
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    report = fit(tmp_path, Forgets(), audit, max_steps=40)
+    assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
+    assert any("no accountant counts" in note for note in report.notes)
+    assert status(report, "accounting") == "not_run"
+
+
+def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
+    class First(TwoNets):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer, _ = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss("actor", batch))
+            optimizer.step()
+
+    report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
+    assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
+
+
+def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) -> None:
+    class Third(TwoNets):
+        def configure_optimizers(self) -> Any:
+            self.head = nn.Linear(8, 10)
+            plain = torch.optim.SGD(self.head.parameters(), lr=0.1)
+            return [*super().configure_optimizers(), plain]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            *private, plain = self.optimizers()
+            plain.zero_grad()
+            self.manual_backward(functional.cross_entropy(self.head(batch[0]), batch[1]))
+            plain.step()
+            for name, optimizer in zip(self.net, private, strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(name, batch))
+                optimizer.step()
+
+    report = violation(tmp_path, Third(), PrivacyAudit(seed=1), max_steps=30)
+    assert status(report, "no_dp") == "violated"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
+    tmp_path: Path, shared: bool
+) -> None:
+    first = torch.Generator().manual_seed(5)
+    second = first if shared else torch.Generator().manual_seed(5)
+    audit = PrivacyAudit(1000.0, seed=1, on_violation="warn")
+    module = TwoNets(generators=(first, second))
+    report = fit(tmp_path, module, audit, max_steps=30)
+    assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
+    assert (report.verdict.outcome == "VIOLATION") == (not shared)
+
+
+# ------------------------------------------------------------------ resume
+
+
+class Stepwise(TwoNets):
+    """Every step is a function of the weights and of the step's number."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(**kwargs)
+        for name in self.net:  # wrapped before Lightning loads a checkpoint
+            self.net[name] = GradSampleModule(self.net[name])
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(1000 + self.global_step)
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        x, y = self.dataset.tensors
+        chosen = torch.rand(len(x)) < self.batch_size / len(x)
+        return super().loss(name, (x[chosen], y[chosen]))
+
+
+class StopAt(pl.Callback):
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 50:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.heavy
+@pytest.mark.whole_report
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = fit(whole, Stepwise(), PrivacyAudit(1000.0, seed=3), max_steps=80)
+    saver = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=20)
+    trainer = trainer_for(
+        broken,
+        PrivacyAudit(1000.0, seed=3),
+        saver,
+        StopAt(),
+        max_steps=80,
+        enable_checkpointing=True,
+    )
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.fit(Stepwise())
+    (checkpoint,) = (tmp_path / "saved").glob("*step=40.ckpt")
+    module = Stepwise()
+    audit = PrivacyAudit(1000.0, seed=4)  # another seed: the checkpoint's is taken
+    trainer_for(broken, audit, max_steps=80).fit(module, ckpt_path=checkpoint, weights_only=True)
+    report = report_in(broken)
+    for name in report.records:
+        entries = (broken / "audit" / name).read_bytes().split(b"\n", 1)[1]
+        assert entries == (whole / "audit" / name).read_bytes().split(b"\n", 1)[1]
+    assert (report.history, report.bounds) == (expected.history, expected.bounds)
+    told, whole_told = (
+        {
+            (c.name, c.message): c.log_e_value
+            for c in found.checks
+            if c.name not in RESTARTING | {"reuse.resume"}
+        }
+        for found in (report, expected)
+    )
+    assert told == whole_told
+    assert sum(n for *_, n in module.engines[0].accountant.history) == 80
+
+
+def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path: Path) -> None:
+    saved, audit = PrivacyAudit(1000.0), PrivacyAudit(1000.0)
+    trainer_for(tmp_path, saved, max_steps=10).fit(TwoNets())
+
+    class GoesOn(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            audit.load_state_dict(saved.state_dict())
+
+    with pytest.raises(MisconfigurationException, match="2 private optimizers, the training has 1"):
+        trainer_for(tmp_path / "one", GoesOn(), audit, max_steps=4).fit(PrivateModule())
+
+
+# ------------------------------------------------------------------ refused
+
+
+def test_optimizers_that_share_a_parameter_are_refused(tmp_path: Path) -> None:
+    class Shares(TwoNets):
+        def configure_optimizers(self) -> Any:
+            first, second = super().configure_optimizers()
+            second.add_param_group({"params": [first.params[0]]})
+            return first, second
+
+    with pytest.raises(MisconfigurationException, match="1 and 2 both train a parameter of shape"):
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(Shares())
+
+
+def test_input_canaries_are_refused(tmp_path: Path) -> None:
+    audit = PrivacyAudit(canaries=[Blank()])
+    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
+        trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_later_run_moves_all_records_of_an_earlier_one(tmp_path: Path) -> None:
+    make: tuple[Callable[[], pl.LightningModule], ...] = (lambda: TwoNets(), PrivateModule)
+    for module in (make[0], make[0], make[1]):
+        trainer_for(tmp_path, PrivacyAudit(1000.0), max_steps=4).fit(module())
+    audit = tmp_path / "audit"
+    for folder in ("previous-1", "previous-2"):
+        for name in ("observations.bin", "observations-2.bin", "observations-2.npz"):
+            assert (audit / folder / name).exists(), (folder, name)
+        assert AuditReport.load(audit / folder / "report.json").steps == 4
+    assert not (audit / "observations-2.bin").exists()
+    assert report_in(tmp_path).records == ("observations.bin",)
+
+
+def test_a_report_names_the_records_of_all_optimizers(tmp_path: Path) -> None:
+    one = fit(tmp_path / "one", PrivateModule(), PrivacyAudit(1000.0), max_steps=4)
+    two = fit(tmp_path / "two", TwoNets(), PrivacyAudit(1000.0), max_steps=4)
+    assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
+    assert one.schema_version == two.schema_version == SCHEMA_VERSION
+
+
+# --- What code of one's own is given when it asks, and what is read of it; no Trainer is needed.
+
+
+@pytest.fixture
+def bare() -> Iterator[BareByHand]:
+    made = BareByHand()
+    front = HandWrittenFront(made.session)
+    front.open_to(made.net)
+    yield made
+    front.remove()
+
+
+def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they_say(
+    bare: BareByHand,
+) -> None:
+    rows = []
+    for _ in range(8):
+        bare.session.start_batch()
+        given = lightning_audit.per_sample(bare.sample_gradients(), module=bare.net)
+        rows.append(len(given["weight"]) - 5)
+        bare.update(bare.clipped_mean(given))
+        bare.session.end_batch()
+    coins = bare.column("coins")
+    assert rows == coins.sum(1).tolist()
+    assert set(rows) > {0}
+    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
+
+
+def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare: BareByHand) -> None:
+    seen = []
+    for _ in range(6):
+        bare.session.start_batch()
+        singles = lightning_audit.rows(module=bare.net)
+        assert lightning_audit.rows(module=bare.net) == []
+        samples = bare.sample_gradients()
+        assert lightning_audit.per_sample(samples, module=bare.net) is samples
+        for one in singles:
+            assert {name: g.shape for name, g in one.items()} == {
+                name: p.shape for name, p in bare.net.named_parameters()
+            }
+        joined = {n: torch.stack([g[n] for g in singles]) for n in samples} if singles else samples
+        bare.update(bare.clipped_mean(joined))
+        bare.session.end_batch()
+        seen.append(len(singles))
+    coins = bare.column("coins")
+    assert seen == coins.sum(1).tolist()
+    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
+
+
+def test_between_batches_and_when_closed_nobody_is_given_anything() -> None:
+    bare = BareByHand()
+    front, samples = HandWrittenFront(bare.session), bare.sample_gradients()
+    front.open_to(bare.net)
+    gradient = bare.clipped_mean(samples)
+    assert lightning_audit.per_sample(samples, module=bare.net) is samples  # before the first
+    bare.session.start_batch()
+    bare.session.end_batch()
+    assert lightning_audit.rows(module=bare.net) == []
+    assert lightning_audit.released(gradient, module=bare.net) is gradient
+    assert not bare.session.way.is_shown
+    bare.session.start_batch()
+    front.remove()
+    assert lightning_audit.per_sample(samples, module=bare.net) is samples
+    bare.update(gradient)
+    assert bare.column("coins").sum() == 0
+
+
+def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare: BareByHand) -> None:
+    for _ in range(6):
+        bare.session.start_batch()
+        given = lightning_audit.per_sample(bare.sample_gradients(), module=bare.net)
+        gradient = bare.clipped_mean(given)
+        shown = lightning_audit.released(gradient, module=bare.net)
+        assert shown is gradient
+        assert max(float(g.abs().max()) for g in gradient.values()) < 1e-6
+        bare.update({name: torch.sign(g) for name, g in shown.items()})
+        bare.session.end_batch()
+    coins = bare.column("coins")
+    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
+    assert bare.session.way.is_shown
+    assert bare.session.releases.late == 0
+
+
+def test_a_gradient_that_is_released_twice_in_a_step_stands_in_the_way_of_a_pass(
+    bare: BareByHand,
+) -> None:
+    bare.session.start_batch()
+    gradient = bare.clipped_mean(bare.sample_gradients())
+    for _ in range(2):
+        lightning_audit.released(gradient, module=bare.net)
+    (sentence,) = bare.session.planner.pass_blockers
+    assert sentence.startswith("lightning_audit.released was called more than once in a step")
+
+
+def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(
+    bare: BareByHand,
+) -> None:
+    bare.session.start_batch()
+    stacked = list(bare.sample_gradients().values())
+    with pytest.raises(ValueError, match=r"grads=list must be a dict .*vmap\(grad"):
+        lightning_audit.per_sample(stacked, module=bare.net)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="grads=list must be a dict"):
+        lightning_audit.released(stacked, module=bare.net)  # type: ignore[type-var]
+
+
+# --- Which session audits a private optimizer, with what coins, and what is read off it.
+
+
+def private_step() -> DPSGDStep:
+    module = PrivateModule()
+    optimizer = module.configure_optimizers()
+    names = {id(p): name for name, p in module.named_parameters()}
+    return opacus_step(optimizer, names, module.modules())
+
+
+def manual_step() -> DPSGDStep:
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    names = {id(p): name for name, p in net.named_parameters()}
+    return ManualStep(optimizer, names, stated_claim(CLAIM))
+
+
+def session_of(
+    step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
+) -> AuditSession:
+    config = PrivacyAudit(seed=1, **arguments).config
+    trainer = SimpleNamespace(
+        precision=precision, optimizers=[None], estimated_stepping_batches=40, train_dataloader=None
+    )
+    return new_session(step, place, config, trainer, lambda _: None, None, Ranks())
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "source", "way"),
+    [
+        (private_step, {}, GradientRows, PrivateReading),
+        (private_step, {"canaries": [Blank()]}, InputSample, PrivateReading),
+        (manual_step, {"claim": CLAIM}, HandedRows, HandWrittenReading),
+        (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, InputSample, HandWrittenReading),
+    ],
+)
+def test_a_step_and_its_canaries_choose_source_and_way_of_reading(
+    make: Any, arguments: dict[str, Any], source: type, way: type
+) -> None:
+    session = session_of(make(), **arguments)
+    assert (type(session.source), type(session.way)) == (source, way)
+    session.detach()
+
+
+def test_low_precision_allows_a_canary_its_rounding() -> None:
+    step = private_step()
+    for precision, signal in (("32-true", 1.0), ("bf16-mixed", 1.0 + 2.0**-7)):
+        session = session_of(step, precision=precision)
+        assert session.monitor.header.signal == signal
+        session.detach()
+
+
+def test_the_divisor_is_known_of_a_mean_only() -> None:
+    optimizer = PrivateModule().configure_optimizers()
+    facts = facts_of(optimizer)
+    assert (facts.expected_batch_size, facts.loss_reduction) == (16, "mean")
+    assert facts.accountant is not None
+    optimizer.loss_reduction = "sum"
+    assert facts_of(optimizer).expected_batch_size is None
+    optimizer.loss_reduction, optimizer.world_size = "mean", 4
+    assert facts_of(optimizer).expected_batch_size == 64
+
+
+def test_a_label_names_the_number_and_the_first_parameter() -> None:
+    assert label_of(private_step(), 2) == "optimizer 2 (`net.0.weight`, ...)"
+
+
+def tosses(seed: int, number: int) -> list[int]:
+    return _coins(seed, number).integers(0, 2, 64).tolist()
+
+
+def test_coins_are_a_function_of_the_seed_and_the_optimizers_number() -> None:
+    assert tosses(5, 1) == tosses(5, 1)
+    assert tosses(5, 2) == tosses(5, 2)
+    different = {tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}
+    assert len(different) == 6
+
+
+def test_coins_of_different_optimizers_are_independent() -> None:
+    first, second = (_coins(0, number).integers(0, 2, 100_000) for number in (1, 2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
+
+
+def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
+    class Renewing(PrivateModule):
+        def on_train_epoch_start(self) -> None:
+            old = self.trainer.optimizers[0]
+            new = type(old)(
+                torch.optim.SGD(self.trainable(), lr=0.05),
+                noise_multiplier=old.noise_multiplier,
+                max_grad_norm=old.max_grad_norm,
+                expected_batch_size=old.expected_batch_size,
+            )
+            new.attach_step_hook(old.step_hook)
+            self.trainer.optimizers = [new]
+
+    module = Renewing()
+    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    assert report.verdict.outcome == "PASS"
+    assert report.steps == 64
+    assert report.observations == 64 * 8
+
+
+# --- Optimizers that cannot be audited are refused before the first step, with what to change.
+
+
+def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
+    module = PrivateModule()
+    first = module.configure_optimizers()
+    second = type(first)(
+        torch.optim.SGD(module.trainable(), lr=0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=16,
+    )
+    with pytest.raises(UnauditableTraining, match=r"1 and 2 both train a parameter of shape \(32"):
+        private_optimizers([first, second])
+    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    assert private_optimizers([plain, first]) == [first]
+
+
+def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes() -> None:
+    refuse_several(2, [Dirac()], processes=1)
+    refuse_several(1, [Blank()], processes=2)
+    with pytest.raises(UnauditableTraining, match="all 2 private optimizers at once"):
+        refuse_several(2, [Blank()], processes=1)
+    with pytest.raises(UnauditableTraining, match="the Trainer has 3; train with devices=1"):
+        refuse_several(2, [Dirac()], processes=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "processes", "words"),
+    [(1, 2, "in one process only, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
+)
+def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
+    optimizers: int, processes: int, words: str
+) -> None:
+    module = mlp()
+    module.trainer = SimpleNamespace(world_size=processes)
+    made = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(optimizers)]
+    with pytest.raises(UnauditableTraining, match=words):
+        hand_written_step(CLAIM, made, module)
+
+
+def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
+    class ZeroBatch(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            optimizer.expected_batch_size = 0
+            return optimizer
+
+    with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
+
+
+def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    class Twice(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            inner = super().configure_optimizers()
+            outer = type(inner)(
+                inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16
+            )
+            outer.attach_step_hook(inner.step_hook)
+            return outer
+
+    said = refusal_of(tmp_path, Twice(), PrivacyAudit(seed=1))
+    assert "DPOptimizer wraps DPOptimizer: each clips and adds noise" in said
+    assert "Call make_private once" in said

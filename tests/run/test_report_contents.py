@@ -1,0 +1,572 @@
+"""The details of real reports: of a training that passes, and of faults with the user's code."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from places import REPOSITORY
+from training_support import PrivateModule, fit, violation
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.checks.check import REGISTRY, Evidence, headlines
+from lightning_audit.cli.main import main
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.lints.own_code import MOST_LINES
+from lightning_audit.lints.settings import LoaderFacts
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    CheckResult,
+    OperatingPoint,
+    OptimizerSeen,
+    Power,
+)
+from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
+from lightning_audit.run.report_files import (
+    MOST_POINTS,
+    MOST_ROWS,
+    MOST_UNFLAGGED,
+    Circumstances,
+    capped,
+    claim_of,
+    claimed_mu,
+    growth_of,
+    told,
+    with_limits,
+    with_threshold,
+)
+from lightning_audit.verdict.judge import NOT_ENDED, Resolution, blockers_of_optimizer
+
+# --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
+
+LN10 = math.log(10.0)
+
+
+def grown(name: str, *log_e: float, share: float = 0.1) -> Evidence:
+    test = Evidence(name, 1e-3, share)
+    for step, value in enumerate(log_e):
+        test.update(value, step)
+    return test
+
+
+def result(name: str, share: float = 0.1, status: str = "ok", optimizer: str = "") -> CheckResult:
+    check = CheckResult(name, "mechanism", status, "", log_e_value=1.0, share=share)  # type: ignore[arg-type]
+    return with_threshold(CheckResult(**{**vars(check), "optimizer": optimizer}), 1e-3)
+
+
+def test_the_threshold_is_that_of_the_test() -> None:
+    assert result("noise").log_e_threshold == pytest.approx(grown("noise").threshold)
+    exact = CheckResult("no_dp", "mechanism", "ok", "")
+    assert with_threshold(exact, 1e-3) == exact
+
+
+def test_public_growth_is_as_it_was() -> None:
+    test = grown("noise", 0.5, 2.0, 20.0)
+    told = growth_of([result("noise")], [("", test)])
+    assert told["noise"].growth == tuple(test.growth)
+
+
+def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached() -> None:
+    test = grown("noise.shape", 0.5 * LN10, 1.2 * LN10, 1.9 * LN10, 3.4 * LN10, 7.0 * LN10)
+    told = growth_of([result("noise.shape")], [("", test)])["noise.shape"]
+    kept = dict(test.growth)
+    powers = [(step, round(log_e / LN10)) for step, log_e in told.growth]
+    assert powers == [(step, math.floor(kept[step] / LN10)) for step, _ in powers]
+    assert [power for _, power in powers] == [1, 3, 7]
+
+
+def test_fine_differences_of_the_data_give_the_same_growth() -> None:
+    one, other = (grown("noise.shape", *values) for values in ((1.0, 5.0, 8.0), (1.3, 5.4, 8.9)))
+    check = [result("noise.shape")]
+    assert growth_of(check, [("", one)]) == growth_of(check, [("", other)])
+
+
+def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them() -> None:
+    test = grown("noise", *(1.5**k for k in range(40)))
+    (told,) = growth_of([result("noise")], [("", test)]).values()
+    assert len(told.growth) <= MOST_POINTS
+    assert told.growth[0] == test.growth[0]
+    assert told.growth[-1] == test.growth[-1]
+    assert test.violated_at in [step for step, _ in told.growth]
+
+
+def test_what_did_not_run_has_no_growth() -> None:
+    test = grown("noise", 3.0)
+    assert growth_of([result("noise", status="not_run")], [("", test)]) == {}
+    assert growth_of([result("noise")], [("", grown("noise"))]) == {}
+    assert growth_of([], [("", test)]) == {}
+
+
+def test_of_several_optimizers_the_one_closest_to_its_alarm_is_shown() -> None:
+    checks = [result("noise", optimizer="a"), result("noise", optimizer="b")]
+    tests = [("a", grown("noise", 2.0)), ("b", grown("noise", 7.0))]
+    assert growth_of(checks, tests)["noise"].optimizer == "b"
+    assert growth_of(checks, [*reversed(tests)])["noise"].optimizer == "b"
+
+
+# --- Circumstances of a training: how it ended, and a course that stays short.
+
+
+def session(steps: int) -> Any:
+    seen = SimpleNamespace(observations=8 * steps)
+    return SimpleNamespace(monitor=SimpleNamespace(steps=steps, log_e_value=0.5, sensitivity=seen))
+
+
+def course(epochs: int, about: Circumstances | None = None) -> Circumstances:
+    about = about or Circumstances()
+    for epoch in range(epochs):
+        metrics = {"mu_lower": epoch / 10.0}
+        about.end_epoch(epoch, [session(epoch + 1)], None, metrics)  # type: ignore[arg-type]
+    return about
+
+
+def test_each_epoch_has_a_row() -> None:
+    assert course(3).rows == [CourseRow(n + 1, n, n / 10.0, 0.5, 8 * n + 8) for n in range(3)]
+
+
+@pytest.mark.parametrize("epochs", [MOST_ROWS, MOST_ROWS + 1, 1000, 1601])
+def test_rows_of_many_epochs_are_thinned_evenly(epochs: int) -> None:
+    rows = course(epochs).rows
+    assert MOST_ROWS // 2 <= len(rows) <= MOST_ROWS
+    gaps = {b.epoch - a.epoch for a, b in itertools.pairwise(rows)}
+    assert len(gaps) == 1
+    assert rows[0].epoch == 0
+    assert epochs - rows[-1].epoch <= max(gaps)
+
+
+def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own() -> None:
+    about = Circumstances()
+    about.load(course(450).state())
+    assert about.rows == course(450).rows
+    last = about.rows[-1].epoch
+    about.end_epoch(last, [session(7)], None, {})  # type: ignore[arg-type]
+    assert about.rows[-1] == CourseRow(7, last, None, 0.5, 56)
+    assert [row.epoch for row in about.rows] == [row.epoch for row in course(450).rows]
+    about.load({})  # of an earlier version
+    assert about.rows == []
+
+
+def test_how_it_ended() -> None:
+    about = Circumstances()
+    assert about.ended(3, "") is None
+    about.ended_by = "planned"
+    assert about.ended(3, "") == Ended(3, "planned")
+    assert about.ended(3, "the training broke off with OSError") == Ended(3, "broke off")
+
+
+def test_what_is_known_of_a_trainer() -> None:
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(precision="bf16-mixed", strategy=strategy, world_size=2)
+    about = Circumstances.of(trainer).now
+    assert about is not None
+    assert (about.device, about.precision, about.processes) == ("cpu", "bf16-mixed", 2)
+    assert (about.name, about.commit) == ("", None)
+    assert about.seconds >= 0.0
+
+
+# --- The claim with its sources; the number of records only where it is public.
+
+
+def read(claim: PrivacyClaim | None = None, norms: tuple[float, ...] = (1.0,)) -> dict[str, Any]:
+    """The claim of optimizers with the clipping norms, over a loader of 500 records."""
+    config: Any = SimpleNamespace(
+        claim=claim,
+        shuffled=claim is not None and claim.sampling == "shuffled",
+        private_size=claim is not None and bool(claim.private_dataset_size),
+        adjacency=(claim and claim.adjacency) or "add_remove",
+    )
+    own = SimpleNamespace(sample_rate=0.1, expected_batch_size=50)
+    facts: Any = SimpleNamespace(
+        optimizers=[own for _ in norms],
+        accountants=(),
+        loader=LoaderFacts("poisson", "a loader", 0.1, records=500),
+    )
+    sessions: Any = [
+        SimpleNamespace(
+            monitor=SimpleNamespace(history=()),
+            planner=SimpleNamespace(known_claim=lambda norm=norm: StepClaim(1.5, norm, 50.0)),
+        )
+        for norm in norms
+    ]
+    told = claim_of(sessions, facts, config)
+    return {name: (part.value, part.source) for name, part in told.items()}
+
+
+def test_what_the_user_states_is_the_users() -> None:
+    told = read(PrivacyClaim(noise_multiplier=1.2, adjacency="replace_one"))
+    assert told["noise_multiplier"] == (1.2, "user")
+    assert told["adjacency"] == ("replace_one", "user")
+    assert told["max_grad_norm"] == (1.0, "optimizer")
+    assert told["sampling"] == ("poisson", "default")
+    assert told["accountant"] == (None, "optimizer")
+
+
+def test_optimizers_that_differ_are_listed() -> None:
+    assert read(norms=(1.0, 1.0))["max_grad_norm"] == (1.0, "optimizer")
+    assert read(norms=(1.0, 2.0))["max_grad_norm"] == ([1.0, 2.0], "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("claim", "records", "divisor"),
+    [
+        (None, None, 50),
+        (PrivacyClaim(private_dataset_size=True), None, None),
+        (PrivacyClaim(sampling="shuffled"), 500, 50),
+        (PrivacyClaim(sampling="shuffled", private_dataset_size=True), None, None),
+        (PrivacyClaim(adjacency="replace_one"), None, 50),
+    ],
+)
+def test_the_number_of_records_is_shown_where_it_is_public_alone(
+    claim: PrivacyClaim | None, records: int | None, divisor: int | None
+) -> None:
+    told = read(claim)
+    assert told["records"] == (records, "loader")
+    assert told["expected_batch_size"] == (divisor, "optimizer")
+
+
+def test_the_claimed_mu_is_of_the_least_noise() -> None:
+    assert claimed_mu([(2.0, 0.1, 5), (0.5, None, 5)]) == 2.0
+    assert claimed_mu([(2.0, 0.1, 5), (0.0, None, 5)]) is None
+    assert claimed_mu([]) is None
+
+
+# --- The details of real reports: of a training that passes, and of faults with the user's code.
+
+HERE = str(Path(__file__).relative_to(REPOSITORY))
+
+
+class HalfOfTheNoise(DPOptimizer):
+    """Of the user; its `add_noise` is longer than a report shows."""
+
+    def add_noise(self) -> None:
+        """Halve the noise."""
+        stated = self.noise_multiplier
+        try:
+            self.noise_multiplier = 0.5 * stated
+            super().add_noise()
+        finally:
+            self.noise_multiplier = stated
+        # Lines that no report shows:
+        for param in self.params:
+            assert param.grad is not None
+            assert torch.isfinite(param.grad).all()
+        self.seen = True
+        self.told = "unshown"
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+@pytest.fixture(scope="module")
+def correct(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+    torch.manual_seed(0)
+    audit = PrivacyAudit(8.0, seed=1, examinations=1)
+    return fit(tmp_path_factory.mktemp("correct"), PrivateModule(), audit, max_epochs=3)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
+    torch.manual_seed(0)
+    module = PrivateModule(optimizer_class=HalfOfTheNoise)
+    audit = PrivacyAudit(seed=1, examinations=1)
+    return violation(tmp_path_factory.mktemp("faulty"), module, audit, max_epochs=3)
+
+
+def test_growth_is_of_the_checks_that_have_an_e_value(
+    correct: AuditReport, faulty: AuditReport
+) -> None:
+    for report in (correct, faulty):
+        by_name = {check.name: check for check in report.checks}
+        assert report.tests
+        for name, growth in report.tests.items():
+            check = by_name[name]
+            assert check.log_e_value is not None
+            assert growth.threshold == check.log_e_threshold == -math.log(check.share * 1e-3)
+            reached = [log_e for _, log_e in growth.growth]
+            assert reached == sorted(reached)
+            assert len(reached) <= 12
+            if check.status == "violated" and "violated_at_step" in check.evidence:
+                first = next(step for step, log_e in growth.growth if log_e >= growth.threshold)
+                assert first == check.evidence["violated_at_step"]
+        for check in report.checks:
+            assert (check.log_e_threshold is None) == (check.log_e_value is None)
+    assert {"noise", "sensitivity", "reuse.lag", "noise.shape"} <= {*correct.tests}
+    assert faulty.tests["noise"].growth or faulty.tests["noise.step"].growth
+
+
+def test_growth_of_private_numbers_is_in_whole_powers_of_ten(
+    correct: AuditReport, faulty: AuditReport
+) -> None:
+    told = [
+        (log_e / math.log(10.0), growth.threshold / math.log(10.0))
+        for report in (correct, faulty)
+        for name, growth in report.tests.items()
+        if REGISTRY[name].private
+        for _, log_e in growth.growth
+    ]
+    assert all(
+        power == pytest.approx(level) or power == pytest.approx(round(power), abs=1e-6)
+        for power, level in told
+    )
+    assert told, "half the noise is seen in private numbers too"
+
+
+def test_every_tensor_has_its_noise(correct: AuditReport, faulty: AuditReport) -> None:
+    sizes = {name: p.numel() for name, p in PrivateModule().named_parameters()}
+    for report in (correct, faulty):
+        assert {row.name: row.size for row in report.tensors} == sizes
+        assert report.tensors_left_out == 0
+        for row in report.tensors:
+            assert row.reads == report.steps * row.entries
+            assert row.ratio is not None
+            # A single reading of a few coordinates gives no upper limit.
+            assert row.upper is not None or row.reads < 20
+            assert (row.lower or 0.0) <= row.ratio <= (row.upper or math.inf)
+    assert not any(row.flagged for row in correct.tensors)
+    flagged = next(c for c in faulty.checks if c.name == "noise.tensor").evidence.get("flagged", [])
+    assert {row.name for row in faulty.tensors if row.flagged} == {*flagged}
+    assert all(row.ratio < 0.8 for row in faulty.tensors if row.entries > 20)
+
+
+def test_the_course_has_a_row_for_each_epoch(correct: AuditReport) -> None:
+    assert [row.epoch for row in correct.course] == [0, 1, 2]
+    assert [row.step for row in correct.course] == [32, 64, 96]
+    assert [row.observations for row in correct.course] == [256, 512, 768]
+    mus = [row.mu_lower for row in correct.course]
+    assert mus == [row["mu_lower"] for row in correct.epochs]
+    assert all(0.0 < mu < correct.claimed_mu == 1.0 for mu in mus[1:])
+    assert all(row.log_e < math.log(1e3) for row in correct.course)
+
+
+def test_operating_points_fit_the_claim_where_nothing_is_wrong(correct: AuditReport) -> None:
+    assert len(correct.operating_points) == 5
+    for point in correct.operating_points:
+        assert point.fpr is not None
+        assert point.fnr is not None
+        assert point.fpr[0] <= point.fp / (point.fp + point.tn) <= point.fpr[1]
+        assert point.fnr[0] <= point.fn / (point.fn + point.tp) <= point.fnr[1]
+        assert not point.outside
+
+
+def test_the_claim_says_where_each_part_is_from(correct: AuditReport) -> None:
+    told = {name: (part.value, part.source) for name, part in correct.claim.items()}
+    assert told == {
+        "noise_multiplier": (1.0, "optimizer"),
+        "max_grad_norm": (1.0, "optimizer"),
+        "expected_batch_size": (16, "optimizer"),
+        "sample_rate": (0.03125, "accountant"),
+        "records": (None, "loader"),
+        "sampling": ("poisson", "accountant"),
+        "adjacency": ("add_remove", "default"),
+        "accountant": ("prv", "optimizer"),
+    }
+
+
+def test_the_end_and_the_plan_are_told(correct: AuditReport, faulty: AuditReport) -> None:
+    assert correct.ended == Ended(96, "planned")
+    assert correct.planned_steps == faulty.planned_steps == 96
+    assert faulty.ended == Ended(faulty.steps, "violation")
+    assert faulty.steps < 96
+
+
+def test_the_circumstances_are_told(correct: AuditReport) -> None:
+    run = correct.run
+    assert run is not None
+    assert (run.name, run.device, run.precision) == ("PrivateModule", "cpu", "32-true")
+    assert (run.processes, run.strategy) == (1, "SingleDeviceStrategy")
+    assert run.started <= correct.created
+    assert run.seconds > correct.audit_cost["seconds"] > 0.0
+    assert run.commit is None or len(run.commit) in (40, 64)
+    assert {"claimed_epsilon", "seed"} <= {*correct.settings_given}
+    assert "delta" not in correct.settings_given
+
+
+def test_what_the_epsilons_rest_on_is_told(correct: AuditReport, faulty: AuditReport) -> None:
+    names = {name: [one.name for one in told] for name, told in correct.assumptions.items()}
+    assert {"noise", "clipping", "batches", "neighbors"} <= {*names["epsilon_spent"]}
+    assert {"constant", "power", "batches"} <= {*names["epsilon_not_excluded"]}
+    assert faulty.epsilon_not_excluded is None
+    assert "epsilon_not_excluded" not in faulty.assumptions
+
+
+def test_examinations_have_questions_and_findings_and_no_counts(
+    correct: AuditReport, faulty: AuditReport
+) -> None:
+    (told,) = correct.examinations
+    assert told.step == 0
+    assert {"replay.noise", "replay.clipping", "coupling"} <= {*told.questions} <= {*REGISTRY}
+    assert told.findings == ()
+    assert told.seconds > 0.0
+    assert [one.findings for one in faulty.examinations] in ([], [("replay.noise",)])
+    keys = {key for one in json.loads(correct.to_json())["examinations"] for key in one}
+    assert keys == {"step", "questions", "findings", "seconds"}
+
+
+def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -> None:
+    root = faulty.verdict.faults[0]
+    assert root.headline == headlines()[root.name]
+    (place,) = root.place.code
+    first = line_of("def add_noise")
+    assert (place.file, place.name) == (HERE, "HalfOfTheNoise.add_noise")
+    assert (place.line, place.end_line) == (first, line_of('self.told = "unshown"'))
+    shown = place.source.splitlines()
+    assert len(shown) == MOST_LINES < place.end_line - place.line + 1
+    assert shown[0] == "def add_noise(self) -> None:"
+    assert shown[4] == "        self.noise_multiplier = 0.5 * stated"
+    assert "unshown" not in faulty.to_json()
+
+
+def test_source_is_left_out_where_the_user_says_so(tmp_path: Path) -> None:
+    module = PrivateModule(optimizer_class=HalfOfTheNoise)
+    audit = PrivacyAudit(seed=1, source_in_report=False)
+    report = violation(tmp_path, module, audit, max_epochs=1)
+    (place,) = report.verdict.faults[0].place.code
+    assert (place.file, place.line, place.source) == (HERE, line_of("def add_noise"), "")
+    assert "0.5 * stated" not in (tmp_path / "audit" / "report.json").read_text()
+    assert report.settings["source_in_report"] is False
+    assert "source_in_report" in report.settings_given
+
+
+def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> None:
+    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert [one.sentence for one in report.blockers] == [*report.verdict.pass_blockers]
+    power = {one.part: one for one in report.blockers if one.kind == "power"}
+    assert power
+    for part, one in power.items():
+        assert one.power == report.power[part]["power"] < one.power_needed == 0.95
+        assert one.steps_more is None or one.steps_more == report.power[part]["steps_needed"] - 4
+
+
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [
+        ("with_threshold", "thresholds"),
+        ("growth_of", "growth"),
+        ("rows_of", "tensors"),
+        ("claimed_mu", "limits"),
+        ("claim_of", "claim"),
+        ("told", "blockers"),
+        ("headlines", "faults"),
+    ],
+)
+@pytest.mark.one_in(2)
+def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("3 of 17 records")
+
+    monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", breaks)
+    torch.manual_seed(0)
+    module = PrivateModule(optimizer_class=HalfOfTheNoise)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1, examinations=0), max_epochs=1)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.root is not None
+    note = f"the report lacks its {lost}, which failed (ZeroDivisionError in run.report_files."
+    assert any(text.startswith(note) for text in report.notes)
+    assert "17 records" not in report.to_json()
+    (path,) = tmp_path.rglob("report.json")
+    assert main(["check", str(path)]) == 1
+
+
+# --- Limits of error rates, and whether they contradict the claim.
+
+
+@pytest.mark.parametrize(
+    ("point", "outside"),
+    [
+        (OperatingPoint(0.5, fn=160, tp=340, fp=150, tn=350), False),  # as mu 1 allows
+        (OperatingPoint(0.5, fn=5, tp=495, fp=5, tn=495), True),  # mu over 4
+        (OperatingPoint(0.5, fn=495, tp=5, fp=495, tn=5), True),  # the same, inverted
+        (OperatingPoint(0.5, fn=0, tp=2, fp=0, tn=2), False),  # too few
+    ],
+)
+def test_rates_that_no_claimed_mechanism_has_are_outside(
+    point: OperatingPoint, outside: bool
+) -> None:
+    (found,) = with_limits([point], 1.0, 0.05)
+    assert found.outside == outside
+    assert found.fpr is not None
+    assert found.fnr is not None
+    assert found.fpr[0] <= point.fp / (point.fp + point.tn) <= found.fpr[1]
+    assert found.fnr[0] <= point.fn / (point.fn + point.tp) <= found.fnr[1]
+
+
+def test_without_trials_or_a_claim_nothing_is_outside() -> None:
+    (empty,) = with_limits([OperatingPoint(0.5, 0, 0, 3, 4)], 1.0, 0.05)
+    assert (empty.fnr, empty.outside) == (None, False)
+    (unclaimed,) = with_limits([OperatingPoint(0.5, 5, 495, 5, 495)], None, 0.05)
+    assert not unclaimed.outside
+    assert unclaimed.fpr is not None
+
+
+# --- Rows of tensors: flagged ones first, then those with the least noise.
+
+
+def row(number: int, ratio: float | None, *, flagged: bool = False) -> TensorNoise:
+    return TensorNoise(f"w{number}", 9, 9, 9, ratio, None, None, flagged)
+
+
+def test_every_flagged_tensor_is_kept_and_the_rest_is_counted() -> None:
+    flagged = [row(n, 0.5, flagged=True) for n in range(70)]
+    others = [row(100 + n, 2.0 - n / 100) for n in range(80)]
+    kept, left_out = capped([*others, row(999, None), *flagged])
+    assert [*kept[:70]] == flagged
+    ratios = [one.ratio for one in kept[70:]]
+    assert len(ratios) == MOST_UNFLAGGED
+    assert ratios == sorted(ratios) == sorted(one.ratio for one in others)[:MOST_UNFLAGGED]
+    assert left_out == 31
+
+
+def test_few_tensors_are_all_kept() -> None:
+    assert capped([row(0, None), row(1, 1.0)]) == ((row(1, 1.0), row(0, None)), 0)
+    assert capped([]) == ((), 0)
+
+
+# --- What is missing, in numbers: the same sentences in the same order as the verdict's.
+
+SEEN = OptimizerSeen(
+    *("", 10, 8, 10, 0, 0, 1000.0, 0.1),
+    {"noise": Power(0.29, 50, 0.8), "sensitivity": Power(0.5, 10**7, 2.0)},
+    1.0,
+)
+RESOLUTION = Resolution()
+
+
+def test_power_has_its_numbers_and_the_steps_that_are_missing() -> None:
+    sentences = [NOT_ENDED, *blockers_of_optimizer(SEEN, RESOLUTION), "noise: not tested"]
+    found = told(sentences, [SEEN], RESOLUTION, [NOT_ENDED])
+    assert [one.sentence for one in found] == sentences
+    kinds = [(one.kind, one.part, one.power, one.power_needed, one.steps_more) for one in found]
+    assert kinds == [
+        ("run", "", None, None, None),
+        ("power", "noise", 0.29, 0.95, 40),
+        ("power", "sensitivity", 0.5, 0.95, None),  # more steps than anybody trains
+        ("optimizer", "", None, None, None),
+        ("check", "noise", None, None, None),
+    ]
+
+
+def test_those_of_several_optimizers_keep_their_label() -> None:
+    seen = dataclasses.replace(SEEN, label="optimizer 2 (`a`)")
+    sentences = [f"{seen.label}: {text}" for text in blockers_of_optimizer(seen, RESOLUTION)]
+    found = told(sentences, [seen], RESOLUTION)
+    assert [one.sentence for one in found] == sentences
+    assert [one.part for one in found] == ["noise", "sensitivity", ""]
+
+
+def test_without_an_optimizer_there_is_nothing_but_the_run() -> None:
+    sentences = blockers_of_optimizer(None, RESOLUTION)
+    assert [one.kind for one in told(sentences, [], RESOLUTION)] == ["run"] * len(sentences)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from stages import staged
+
+from lightning_audit.stats.attack_strength import (
+    GridDistribution,
+    StrengthPosterior,
+    at_zero,
+    attack_counts,
+    attack_strength_posterior,
+    attack_vector,
+    changes,
+    epsilon_posterior_at_strength,
+    equidistributed,
+    known_strength,
+    prior_variance,
+    refined,
+    row_integrals,
+    sample_attack_strength,
+    searched,
+    strength_prior,
+)
+
+WEAK = attack_counts([40, 45], 100, [50, 40], 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([-1], 10, [1], 10), "false_negatives=-1 must be"),
+        (([1], 10, [11], 10), "false_positives=11 must be at most n_out=10; pass"),
+        (([0.5], 10, [1], 10), "false_negatives=.* whole numbers"),
+    ],
+)
+def test_bad_counts_are_named(arguments, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attack_counts(*arguments)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"delta=1\.0 must be in \(0, 1\)"):
+        attack_strength_posterior(WEAK, 1.0)
+    with pytest.raises(ValueError, match=r"counts have shape \(0,\), must be .* one attack; pass"):
+        attack_strength_posterior(attack_counts([], 1, [], 1), 1e-5)
+    with pytest.raises(ValueError, match=r"strength_shapes=\(0\.5, 1\.0\) must be"):
+        attack_strength_posterior(WEAK, 1e-5, strength_shapes=(0.5, 1.0))
+    with pytest.raises(ValueError, match=r"shapes=\(1e\+300, 1\.0\) must be .* up to 300"):
+        attack_strength_posterior(WEAK, 1e-5, strength_shapes=(1e300, 1.0))
+    for variance in (1e-320, 1e-20, 1e300):
+        with pytest.raises(ValueError, match=r"must be in \[0\.0001, 1e\+06\]; 10 is the publ"):
+            attack_strength_posterior(WEAK, 1e-5, epsilon_variance=variance)
+    with pytest.raises(ValueError, match=r"n_in=9223372036854775809 must be at most 2\^53"):
+        attack_counts(1, 2**63 + 1, 1, 100)
+
+
+def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant() -> None:
+    s = np.array([0.1, 0.5, 0.8])
+    assert strength_prior((1, 1))(s).tolist() == [0.0] * 3
+    assert strength_prior((3.0, 2.0))(s) == pytest.approx(np.log(s**2 * (1 - s)))
+
+
+def test_numbers_become_a_vector_of_one_attack() -> None:
+    assert attack_vector(attack_counts(1, 10, 2, 20)).tp.tolist() == [9]
+    assert prior_variance(10) == 10.0
+    assert known_strength(0) == 0.0
+    with pytest.raises(ValueError, match=r"strength=1 must be in \(0, 1\); 0 is allowed as well"):
+        known_strength(1)
+
+
+def bump(levels: np.ndarray) -> np.ndarray:
+    """Density of eps and s eps, independent but for s < 1: around 3 and 1."""
+    density = np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels))
+    return np.tril(density)
+
+
+def test_levels_gather_where_the_density_changes_and_keep_their_ends() -> None:
+    points = np.linspace(0.0, 10.0, 201)
+    found = equidistributed(points, changes(points, stats.norm(3.0, 0.05).pdf(points)), 101)
+    assert (found[0], found[-1], found.size) == (0.0, 10.0, 101)
+    assert (np.diff(found) > 0).all()
+    assert np.mean(np.abs(found - 3.0) < 0.3) > 0.7
+
+
+def test_rounds_find_a_narrow_density_and_where_it_is_negligible() -> None:
+    levels, support = searched(lambda levels, support: bump(levels), 10.0, 4, 40, 120)
+    assert levels.size == 120
+    assert np.mean(np.abs(levels - 3.0) < 0.5) > 0.25
+    assert np.mean(np.abs(levels - 1.0) < 1.0) > 0.25
+    # What is not negligible lies within eight standard deviations, and the support around it.
+    assert 1.0 < support.epsilon < 2.6
+    assert 1.8 < support.inner < 4.0
+
+
+def test_refining_keeps_the_ends_of_the_levels() -> None:
+    levels, support = refined(np.linspace(0, 10, 50), bump(np.linspace(0, 10, 50)), 30)
+    assert (levels[0], levels[-1], levels.size) == (0.0, 10.0, 30)
+    assert support.epsilon < 3.0
+    assert support.inner > 1.0
+
+
+def test_rows_are_integrated_up_to_their_own_level() -> None:
+    levels = np.array([0.0, 1.0, 2.0, 4.0])
+    rows = row_integrals(levels, np.tril(np.ones((4, 4))))
+    assert rows[2] == pytest.approx([0.0, 1.0, 2.0, 2.0])
+    assert rows[3] == pytest.approx([0.0, 1.0, 2.0, 4.0])
+    # At eps = 0 it is extrapolated: from 1 and 2 at the levels 1 and 2 to 0.
+    assert rows[0] == pytest.approx([0.0] * 4)
+
+
+def test_a_density_is_extrapolated_to_zero_within_bounds() -> None:
+    points = np.array([0.0, 1.0, 3.0])
+    assert at_zero(points, 2.0, 1.0) == 2.5
+    assert at_zero(points, 1.0, 9.0) == 0.0
+    assert at_zero(points, 1.0, -9.0) == 2.0
+
+
+FALSE_POSITIVES = [40, 50, 60, 100, 100, 110, 120, 200, 200, 200]
+FALSE_NEGATIVES = [250, 200, 150, 100, 120, 100, 100, 80, 70, 60]
+STRONG = attack_counts(FALSE_NEGATIVES, 1000, FALSE_POSITIVES, 1000)
+
+
+@pytest.fixture(scope="module")
+def strong() -> StrengthPosterior:
+    return attack_strength_posterior(STRONG, 0.01)
+
+
+def test_strong_attacks_are_reproduced(strong: StrengthPosterior) -> None:
+    # The reference leaves out epsilon > 7.9, which holds 2.9e-4 of the mass.
+    cut = strong.reweighted(strong.levels <= 7.9)
+    points = np.append(strong.levels[strong.levels < 7.9], 7.9)
+    density = np.interp(points, strong.levels, strong.epsilon.density)
+    epsilon = GridDistribution(points, density)
+    assert epsilon.mean == pytest.approx(3.0005, abs=1e-4)
+    assert epsilon.interval(0.1) == pytest.approx((2.6948, 3.5233), abs=4e-4)
+    assert cut.strength.mean == pytest.approx(0.69957, abs=2e-4)
+    assert cut.strength.interval(0.1) == pytest.approx((0.5680, 0.7953), abs=4e-4)
+
+
+def test_prior_of_the_published_code_is_reproduced(strong: StrengthPosterior) -> None:
+    eps = np.maximum(strong.levels, 1e-9)
+    other = strong.reweighted(np.where(strong.levels > 0, np.exp(-(eps**2) / 20) / eps, 0.0))
+    assert other.epsilon.mean == pytest.approx(2.9484, abs=1e-4)
+    assert other.epsilon.interval(0.1) == pytest.approx((2.6834, 3.3604), abs=6e-4)
+    assert other.strength.mean == pytest.approx(0.71013, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("strength", "n", "interval"),
+    [
+        (0.0, 500, (0.446, 5.741)),
+        (0.2, 500, (0.409, 2.009)),
+        (0.5, 500, (0.362, 0.866)),
+        (0.8, 500, (0.320, 0.586)),
+        (0.9, 500, (0.305, 0.541)),
+        (0.95, 500, (0.297, 0.524)),
+        (0.99, 500, (0.291, 0.512)),
+        (0.99, 100, (0.169, 0.672)),
+        (0.99, 200, (0.232, 0.586)),
+        (0.99, 1000, (0.320, 0.476)),
+    ],
+)
+@pytest.mark.one_in(5)
+def test_intervals_at_a_known_strength_are_reproduced(strength, n, interval) -> None:
+    counts = attack_counts(2 * n // 5, n, 2 * n // 5, n)
+    found = epsilon_posterior_at_strength(counts, 0.01, strength).interval(0.1)
+    assert found == pytest.approx(interval, abs=1.1e-3)
+
+
+def test_the_posterior_is_that_of_sums_over_rates_and_parameters() -> None:
+    # The naive twin, for delta = 0: a grid of rates, a grid of (epsilon, s), and no more.
+    at = (np.arange(1000) + 0.5) / 1000
+    x, y = np.meshgrid(at, at, indexing="ij")
+    with np.errstate(divide="ignore"):
+        logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y)), np.log(y / (1 - x))]
+    leak = np.maximum.reduce(logs).ravel()
+    order = np.argsort(leak)
+    epsilon, s = np.linspace(0.025, 14.975, 300), (np.arange(100) + 0.5) / 100
+    log_density = -(epsilon[:, None] ** 2) / 20 + 0.0 * s
+    for fn, fp in ((40, 50), (45, 40)):
+        likelihood = stats.binom.pmf(fn, 100, y) * stats.binom.pmf(fp, 100, x)
+        mass = np.append(0.0, np.cumsum(likelihood.ravel()[order]))
+        inside = np.searchsorted(leak[order], epsilon)[:, None]
+        inner = np.searchsorted(leak[order], np.outer(epsilon, s))
+        area = 2 / (1 + np.exp(np.outer(epsilon, s))) - 2 / (1 + np.exp(epsilon[:, None]))
+        with np.errstate(divide="ignore"):  # rings that no rate of the grid lies in
+            log_density += np.log(mass[inside] - mass[inner]) - np.log(area)
+    density = np.exp(log_density - log_density.max())
+    posterior = attack_strength_posterior(WEAK, 0.0)
+    naive = np.cumsum(density.sum(axis=1)) / density.sum()
+    assert posterior.epsilon.cdf(epsilon + 0.025) == pytest.approx(naive, abs=3e-3)
+    naive = np.cumsum(density.sum(axis=0)) / density.sum()
+    assert posterior.strength.cdf(s + 0.005) == pytest.approx(naive, abs=3e-3)
+
+
+def test_without_challenges_the_posterior_is_the_prior() -> None:
+    posterior = attack_strength_posterior(attack_counts(0, 0, 0, 0), 1e-5)
+    assert posterior.epsilon.mean == pytest.approx(np.sqrt(20 / np.pi), rel=1e-4)
+    assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
+
+
+def test_errors_of_either_kind_count_alike() -> None:
+    one = attack_strength_posterior(attack_counts([30, 10], 100, [5, 20], 100), 1e-5)
+    other = attack_strength_posterior(attack_counts([5, 20], 100, [30, 10], 100), 1e-5)
+    assert one.epsilon.interval(0.1) == pytest.approx(other.epsilon.interval(0.1), rel=1e-6)
+
+
+@pytest.mark.heavy
+def test_more_attacks_narrow_the_interval() -> None:
+    widths = []
+    for n in (1, 3, 8):
+        fn, fp = [15 + i for i in range(n)], [30 - i for i in range(n)]
+        posterior = attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5)
+        widths.append(np.diff(posterior.epsilon.interval(0.1))[0])
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_a_delta_that_no_table_follows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"delta=0\.1 must be at most 200 standard errors"):
+        attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
+
+
+# The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
+@pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
+    rng = np.random.default_rng(2026)
+    ranks = []
+    for _ in range(runs):
+        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
+        x, y = rng.random((2, 1_000_000))
+        # Smallest epsilon of each pair of rates, for delta = 0.
+        with np.errstate(divide="ignore"):
+            logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y))]
+            leak = np.maximum.reduce([*logs, np.log(y / (1 - x))])
+        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
+        if chosen.size < 3:
+            pytest.fail("too few pairs of rates to draw attacks from")
+        fp, fn = rng.binomial(200, x[chosen]), rng.binomial(200, y[chosen])
+        posterior = attack_strength_posterior(attack_counts(fn, 200, fp, 200), 0.0)
+        ranks.append((posterior.epsilon.cdf(epsilon), posterior.strength.cdf(s)))
+    for rank in np.array(ranks).T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01
+
+
+def test_the_published_chain_samples_the_same_posterior() -> None:
+    posterior = attack_strength_posterior(WEAK, 0.01)
+    samples = sample_attack_strength(WEAK, 0.01, 8000, np.random.default_rng(3))[1000:]
+    assert np.mean(posterior.epsilon.cdf(samples[:, 0])) == pytest.approx(0.5, abs=0.12)
+    assert np.mean(posterior.strength.cdf(samples[:, 1])) == pytest.approx(0.5, abs=0.12)
+
+
+def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is() -> None:
+    one, other, longer = (
+        sample_attack_strength(WEAK, 0.01, n, np.random.default_rng(5), step_strength=0.9)
+        for n in (40, 40, 60)
+    )
+    assert one.shape == (40, 2)
+    assert (one == other).all()
+    assert (one == longer[:40]).all()
+    assert ((longer[:, 0] > 0) & (longer[:, 1] > 0) & (longer[:, 1] < 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"iterations": 0}, "iterations=0 must be a whole number >= 1"),
+        ({"proposals": 1}, "proposals=1 must be at least 2; the first is the last state's"),
+        ({"step_epsilon": 0.0}, r"step_epsilon=0\.0 must be a finite number > 0"),
+        ({"step_strength": -1.0}, r"step_strength=-1\.0 must be a finite number > 0"),
+        ({"start": (0.0, 0.1)}, r"start=0\.0 must be .*; the first of the two is an epsilon"),
+        ({"start": (5.0, 1.0)}, r"start=1\.0 must be .*; the second of the two is a strength"),
+    ],
+)
+def test_bad_options_are_named(options, message: str) -> None:
+    options = {"iterations": 1, **options}
+    with pytest.raises(ValueError, match=message):
+        sample_attack_strength(WEAK, 0.01, generator=np.random.default_rng(0), **options)

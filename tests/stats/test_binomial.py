@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mpmath as mp
+import numpy as np
+import pytest
+from beta_twins import beta_cdf, log_beta_density
+from hypothesis import given
+from hypothesis import strategies as st
+from refused_calls import refusals
+from scipy import integrate, optimize, special, stats
+
+from lightning_audit.stats.binomial import (
+    Beta,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    deviance,
+    error_rate_confidence_sequence,
+    error_rate_log_e,
+    jeffreys_lower,
+    jeffreys_upper,
+    katz_log_lower,
+    stirling_error,
+)
+from lightning_audit.stats.tradeoff import gaussian_mu
+
+SHAPES = [0.5, 1.0, 1.5, 7.5, 15.0, 15.5, 300.5, 1e4 + 0.5, 1e6 + 0.5]
+
+
+@pytest.mark.parametrize("b", SHAPES)
+@pytest.mark.parametrize("a", SHAPES)
+def test_density_has_twelve_digits_up_to_a_million(a: float, b: float) -> None:
+    rate = Beta.of(np.array([a]), np.array([b]), 1e-26)
+    mean, std = float(stats.beta.mean(a, b)), float(stats.beta.std(a, b))
+    for z in (-8, -2, 0, 1, 6):
+        # The point and its complement are each rounded once; the twin's point is exact.
+        x = mp.mpf(min(max(mean + z * std, mean * 1e-3), 1 - (1 - mean) * 1e-3))
+        with mp.workdps(40):
+            exact = mp.exp(log_beta_density(mp.mpf(a), mp.mpf(b), x, 1 - x)) * x * (1 - x)
+            here = rate.density_of_logit(np.array([[float(x)]]), np.array([[float(1 - x)]]))
+        if exact > 1e-280:
+            assert float(mp.mpf(here[0, 0]) / exact - 1) == pytest.approx(0, abs=4e-12)
+
+
+def test_distribution_function_keeps_small_values_on_either_side() -> None:
+    rate = Beta.of(np.array([990.5]), np.array([10.5]), 1e-26)
+    x, rest = np.array([0.9]), np.array([0.1])
+    exact = beta_cdf(mp.mpf("990.5"), mp.mpf("10.5"), mp.mpf("0.9"))
+    assert rate.below(x, rest)[0] == pytest.approx(float(exact), rel=1e-11)
+    mirrored = rate.mirrored_where(np.array([True]))
+    assert mirrored.above(rest, x)[0] == rate.below(x, rest)[0]
+    assert rate.below(x, rest) + rate.above(x, rest) == pytest.approx(1.0, abs=1e-15)
+
+
+def test_interval_leaves_out_the_tail() -> None:
+    a, b = np.array([0.5, 30.5, 1e6]), np.array([100.5, 70.5, 10.5])
+    rate = Beta.of(a, b, 1e-9)
+    assert stats.beta.cdf(rate.lower, a, b) == pytest.approx(1e-9, rel=1e-6)
+    assert stats.beta.cdf(rate.lower_rest, b, a) == pytest.approx(1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [0.5, 3.0, 1e3, 1e6])
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.8181, 0.8182, 0.999999, 1.0, 1.0001, 1.25, 40.0])
+def test_deviance_has_full_digits_around_its_minimum(k: float, ratio: float) -> None:
+    mean = k * ratio
+    with mp.workdps(40):
+        exact = k * mp.log(mp.mpf(k) / mean) + mp.mpf(mean) - k
+    assert deviance(np.array(k), np.array([mean]))[0] == pytest.approx(float(exact), rel=1e-14)
+
+
+@pytest.mark.parametrize("z", [0.5, 1.0, 14.5, 15.0, 15.5, 1e3, 1e8])
+def test_stirling_error_is_that_of_the_gamma_function(z: float) -> None:
+    with mp.workdps(40):
+        exact = mp.loggamma(mp.mpf(z) + 1) - (
+            (mp.mpf(z) + 0.5) * mp.log(z) - z + mp.log(2 * mp.pi) / 2
+        )
+    assert float(stirling_error(np.array(z))) == pytest.approx(float(exact), abs=3e-14)
+
+
+significances = st.sampled_from([1e-6, 1e-3, 0.05, 0.5])
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> tuple[int, int]:
+    trials = draw(st.integers(0, 100_000))
+    return draw(st.integers(0, trials)), trials
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1000, 0.8255), (5000, 0.9178), (20_000, 0.9562)])
+def test_reference_bounds_on_mu_at_one(n: int, expected: float) -> None:
+    errors = round(2 * n * special.ndtr(-0.5))
+    limit = error_rate_confidence_sequence(errors, 2 * n, 0.05)
+    assert -2 * special.ndtri(limit) == pytest.approx(expected, abs=6e-4)
+
+
+# Naive twins and laws.
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (3, 10), (30, 80), (100, 400)])
+@pytest.mark.parametrize("rate", [0.1, 0.4, 0.7])
+def test_log_e_is_the_mixture_of_likelihood_ratios(k: int, n: int, rate: float) -> None:
+    parts = [
+        naive_e(k, n, rate, stats.beta(kappa * rate, kappa * (1 - rate))) for kappa in (3, 30, 300)
+    ]
+    expected = math.log(sum(parts) / 3)
+    assert float(error_rate_log_e(k, n, rate)) == pytest.approx(expected, abs=1e-7)
+
+
+def naive_e(k: int, n: int, rate: float, prior: Any) -> float:
+    """The likelihood ratio, averaged over the prior below the rate."""
+
+    pole = prior.args[0] - 1
+
+    def smooth(p: float) -> float:
+        ratio = k * math.log(p / rate) + (n - k) * math.log((1 - p) / (1 - rate))
+        return math.exp(ratio + prior.logpdf(p) - pole * math.log(p))
+
+    low, *cuts = sorted(min(prior.ppf(q), rate) for q in (0.01, 0.2, 0.6, 1.0))
+    # The density has a pole at 0 where its first shape is below one.
+    mass, _ = integrate.quad(
+        lambda p: smooth(max(p, 1e-300)), 0, low, weight="alg", wvar=(pole, 0), epsabs=0, limit=200
+    )
+    for high in cuts:
+        if high > low:
+            part, _ = integrate.quad(lambda p: smooth(p) * p**pole, low, high, epsabs=0)
+            mass, low = mass + part, high
+    return float(mass / prior.cdf(rate))
+
+
+@pytest.mark.parametrize(
+    ("errors", "trials", "one_look", "mu"),
+    # -2.08, .84, .70, 4.84 and 3.53 with the single concentration 1,000.
+    [
+        (0, 30, 2.62, 2.13),
+        (0, 100, 3.78, 3.53),
+        (2, 100, 3.08, 2.65),
+        (0, 1000, 5.50, 5.43),
+        (20, 1000, 3.79, 3.59),
+    ],
+)
+def test_few_guesses_prove_nearly_what_one_look_at_them_does(
+    errors: int, trials: int, one_look: float, mu: float
+) -> None:
+    limit = error_rate_confidence_sequence(errors, trials, 0.05)
+    assert round(float(-2 * special.ndtri(limit)), 2) == mu
+    fixed = float(clopper_pearson_upper(errors, trials, 0.05))
+    assert round(float(-2 * special.ndtri(fixed)), 2) == one_look
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.3085, 0.5])
+def test_limits_of_all_looks_hold_at_once(rate: float) -> None:
+    rng = np.random.default_rng(round(1e4 * rate))
+    runs, looks = 2000, 400
+    errors = np.cumsum(rng.random((runs, looks)) < rate, axis=1)
+    trials = np.broadcast_to(np.arange(1, looks + 1), errors.shape)
+    failed = (error_rate_log_e(errors, trials, rate) >= math.log(20)).any(axis=1)
+    assert 0.0 < failed.mean() <= 0.05
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.integers(0, 50), st.integers(0, 50))
+def test_a_guess_of_at_least_the_rate_gains_nothing_on_average(
+    rate: float, higher: float, k: int, more: int
+) -> None:
+    actual = max(rate, higher)
+    now = float(error_rate_log_e(k, k + more, rate))
+    wrong, right = (float(error_rate_log_e(k + w, k + more + 1, rate)) for w in (1, 0))
+    mean = actual * math.exp(wrong - now) + (1 - actual) * math.exp(right - now)
+    assert mean <= 1 + 1e-9
+    if actual == rate:
+        assert mean == pytest.approx(1, abs=1e-9)  # nothing is given away at the rate itself
+
+
+@given(st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_pair_of_unequal_rates_gains_nothing_either(
+    rate: float, p: float, fnr: float, fpr: float
+) -> None:
+    alternative = p * rate
+    if (fnr + fpr) / 2 < rate:
+        return
+    means = [r * alternative / rate + (1 - r) * (1 - alternative) / (1 - rate) for r in (fnr, fpr)]
+    assert math.prod(means) <= 1 + 1e-9
+
+
+@given(counts(), significances)
+def test_all_rates_above_the_limit_are_rejected_and_none_below(
+    found: tuple[int, int], significance: float
+) -> None:
+    limit = error_rate_confidence_sequence(*found, significance)
+    threshold = -math.log(significance)
+    above = limit + (1 - limit) * np.linspace(1e-6, 1 - 1e-9, 40)
+    below = limit * np.linspace(0.5, 1 - 1e-6, 40)
+    above, below = above[above < 1], below[below > 0]
+    assert (error_rate_log_e(*found, above) >= threshold - 1e-4).all()
+    assert (error_rate_log_e(*found, below) <= threshold + 1e-4).all()
+
+
+@given(counts(), significances)
+def test_limit_lies_above_the_one_look_limit_and_the_observed_rate(
+    found: tuple[int, int], significance: float
+) -> None:
+    limit = error_rate_confidence_sequence(*found, significance)
+    assert 0 < limit <= 1
+    assert limit >= clopper_pearson_upper(*found, significance) - 1e-9
+    k, n = found
+    if k < n:
+        assert error_rate_confidence_sequence(k + 1, n, significance) >= limit - 1e-12
+    assert error_rate_confidence_sequence(k, n, significance / 2) >= limit - 1e-12
+
+
+def test_numbers_give_floats_and_arrays_broadcast() -> None:
+    assert type(error_rate_confidence_sequence(3, 10, 0.05)) is float
+    table = error_rate_confidence_sequence(np.array([[0], [3]]), np.array([10, 100, 1000]), 0.05)
+    assert table.shape == (2, 3)
+    assert table[1, 0] == error_rate_confidence_sequence(3, 10, 0.05)
+    assert error_rate_confidence_sequence(0, 0, 0.05) == 1.0
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
+    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
+    (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
+    (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
+    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
+)
+
+
+def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
+    """First observation a world at which the claim of epsilon 1.27 is rejected, at .05."""
+    claimed = gaussian_mu(1.27, 1e-5)
+    rate = float(special.ndtr(-claimed / 2))
+    rng = np.random.default_rng([round(100 * noise), looks])
+    actual = float(special.ndtr(-claimed / noise / 2))
+    errors = np.cumsum(rng.binomial(2 * every, actual, (runs, looks)), axis=1)
+    trials = 2 * every * np.arange(1, looks + 1)
+    hit = error_rate_log_e(errors, np.broadcast_to(trials, errors.shape), rate) >= math.log(20)
+    return np.where(hit.any(axis=1), (np.argmax(hit, axis=1) + 1.0) * every, np.inf)
+
+
+@pytest.mark.heavy
+def test_correct_runs_are_flagged_less_often_than_the_significance() -> None:
+    rate = float(np.mean(np.isfinite(flagged(1.0, looks=100, runs=6000, every=50))))
+    assert rate == pytest.approx(0.013, abs=0.008)
+
+
+@pytest.mark.parametrize(
+    ("noise", "every", "looks", "median"),
+    [
+        (0.9, 50, 1000, 19_350),
+        (0.8255, 50, 300, 4800),
+        (0.8, 50, 300, 3550),
+        (0.5, 10, 200, 220),
+    ],
+)
+def test_reference_medians_until_violations_are_flagged(
+    noise: float, every: int, looks: int, median: float
+) -> None:
+    # Medians of 100 to 300 runs scatter by a tenth.
+    found = float(np.median(flagged(noise, looks, 1500, every)))
+    assert found == pytest.approx(median, rel=0.12)
+
+
+significances_intervals = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
+
+
+@st.composite
+def counts_intervals(draw: st.DrawFn) -> tuple[int, int]:
+    trials = draw(st.integers(1, 5000))
+    return draw(st.integers(0, trials)), trials
+
+
+@pytest.mark.parametrize("significance", [0.01, 0.05, 0.3])
+@pytest.mark.parametrize("trials", [1, 2, 7, 30, 200])
+@pytest.mark.parametrize("p", [1e-3, 0.02, 0.3, 0.5, 0.77, 0.999])
+def test_limits_miss_at_most_as_often_as_they_say(
+    p: float, trials: int, significance: float
+) -> None:
+    k = np.arange(trials + 1)
+    mass = stats.binom.pmf(k, trials, p)
+    assert mass[clopper_pearson_lower(k, trials, significance) > p].sum() <= significance
+    assert mass[clopper_pearson_upper(k, trials, significance) < p].sum() <= significance
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 5), (3, 5), (1, 200), (117, 200), (199, 200)])
+def test_no_tighter_limit_has_the_level(k: int, n: int) -> None:
+    # At the limit itself, what was seen or anything further away has exactly the significance.
+    upper = clopper_pearson_upper(k, n, 0.05)
+    assert stats.binom.cdf(k, n, upper) == pytest.approx(0.05, rel=1e-11)
+    if k:
+        lower = clopper_pearson_lower(k, n, 0.05)
+        assert stats.binom.sf(k - 1, n, lower) == pytest.approx(0.05, rel=1e-11)
+
+
+@pytest.mark.parametrize(("k", "n", "level"), [(0, 9, 0.05), (4, 9, 1e-6), (500, 10_000, 0.3)])
+def test_agrees_with_root_finding_on_the_binomial_tail(k: int, n: int, level: float) -> None:
+    twin = optimize.brentq(lambda p: stats.binom.cdf(k, n, p) - level, 0.0, 1.0, xtol=1e-15)
+    assert clopper_pearson_upper(k, n, level) == pytest.approx(twin, rel=1e-10)
+
+
+@given(counts_intervals(), significances_intervals)
+def test_lower_and_upper_mirror_each_other(count: tuple[int, int], significance: float) -> None:
+    k, n = count
+    lower = clopper_pearson_lower(k, n, significance)
+    assert 1 - clopper_pearson_upper(n - k, n, significance) == pytest.approx(lower, abs=1e-12)
+
+
+@given(counts_intervals(), significances_intervals)
+def test_limits_rise_with_successes(count: tuple[int, int], significance: float) -> None:
+    k, n = count
+    successes = np.array([max(k - 1, 0), k])
+    for limit in (clopper_pearson_lower, clopper_pearson_upper):
+        below, here = limit(successes, n, significance)
+        assert 0 <= below <= here <= 1
+        assert (below < here) == (k > 0)
+
+
+@given(counts_intervals())
+def test_less_significance_gives_wider_limits(count: tuple[int, int]) -> None:
+    lower = [clopper_pearson_lower(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
+    upper = [clopper_pearson_upper(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
+    assert lower == sorted(lower)
+    assert upper == sorted(upper, reverse=True)
+    assert lower[-1] <= count[0] / count[1] <= upper[-1]
+
+
+def test_no_observation_proves_nothing() -> None:
+    assert clopper_pearson_lower(0, 0, 0.05) == 0.0
+    assert clopper_pearson_upper(0, 0, 0.05) == 1.0
+
+
+def test_numbers_give_floats_and_arrays_broadcast_intervals() -> None:
+    assert type(clopper_pearson_lower(1, 2, 0.05)) is float
+    assert type(clopper_pearson_upper(np.int64(1), 2, 0.05)) is float
+    table = clopper_pearson_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05)
+    assert table.shape == (2, 3)
+    assert table[1, 2] == clopper_pearson_upper(3, 7, 0.05)
+    assert clopper_pearson_lower(np.array([], dtype=int), 3, 0.05).shape == (0,)
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (117, 200), (199, 200), (30, 10**6)])
+def test_jeffreys_limits_are_quantiles_of_the_posterior(k: int, n: int) -> None:
+    posterior = stats.beta(k + 0.5, n - k + 0.5)
+    assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
+    assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
+
+
+@given(counts_intervals(), significances_intervals)
+def test_jeffreys_limits_are_inside_the_exact_ones(
+    count: tuple[int, int], significance: float
+) -> None:
+    k, n = count
+    lower, upper = jeffreys_lower(k, n, significance), jeffreys_upper(k, n, significance)
+    assert clopper_pearson_lower(k, n, significance) <= lower
+    assert upper <= clopper_pearson_upper(k, n, significance)
+    assert 1 - jeffreys_upper(n - k, n, significance) == pytest.approx(lower, abs=1e-12)
+
+
+def test_jeffreys_limits_at_the_ends_are_the_ends() -> None:
+    for n in (0, 7):
+        assert jeffreys_lower(0, n, 0.05) == 0.0
+        assert jeffreys_upper(n, n, 0.05) == 1.0
+    assert type(jeffreys_lower(1, 2, 0.05)) is float
+    assert jeffreys_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05).shape == (2, 3)
+
+
+def test_jeffreys_limits_hold_their_level_averaged_over_the_prior() -> None:
+    # Where k = 0 or n the limits are clipped, so that they fail less often than they say.
+    rng, n = np.random.default_rng(0), 20
+    rates = rng.beta(0.5, 0.5, 200_000)
+    k = rng.binomial(n, rates)
+    inner = (k > 0) & (k < n)
+    for missed in (jeffreys_lower(k, n, 0.05) > rates, jeffreys_upper(k, n, 0.05) < rates):
+        error = 3 * math.sqrt(0.05 * 0.95 / inner.sum())
+        assert abs(missed[inner].mean() - 0.05) < error
+        assert missed.mean() <= 0.05
+
+
+def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates() -> None:
+    # Just beyond the limit for no success in a thousand, no success still has a chance of .147.
+    rate = jeffreys_upper(0, 1000, 0.05) * 1.000001
+    missed = stats.binom.pmf(0, 1000, rate)
+    assert missed == pytest.approx(0.147, abs=5e-4)
+    assert stats.binom.pmf(0, 1000, clopper_pearson_upper(0, 1000, 0.05)) <= 0.05
+
+
+LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys_upper]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_impossible_arguments_are_refused(limit) -> None:
+    with pytest.raises(ValueError, match=r"successes=6 must be at most trials=5"):
+        limit(6, 5, 0.05)
+    with pytest.raises(ValueError, match=r"significance=.* must be in \(0, 1\); it is the prob"):
+        limit(1, 2, 1.0)
+
+
+def test_agrees_with_the_textbook_formula() -> None:
+    k1, n1, k0, n0 = 990, 1000, 5, 1000
+    spread = math.sqrt(1 / k1 - 1 / n1 + 1 / k0 - 1 / n0)
+    textbook = math.log(k1 / n1 / (k0 / n0)) - 1.6448536269514722 * spread
+    assert katz_log_lower(k1, n1, k0, n0, 0.05) == pytest.approx(textbook, rel=1e-13)
+
+
+def test_nothing_is_proved_where_a_count_is_zero() -> None:
+    limits = katz_log_lower(np.array([0, 5, 0, 5]), 10, np.array([5, 0, 0, 5]), 10, 0.05)
+    assert limits[:3].tolist() == [-math.inf] * 3
+    assert limits[3] < 0
+    assert katz_log_lower(0, 0, 0, 0, 0.05) == -math.inf
+
+
+def test_certain_rates_have_no_spread() -> None:
+    assert katz_log_lower(7, 7, 9, 9, 0.05) == 0.0
+
+
+def test_limit_rises_with_significance_and_with_the_ratio() -> None:
+    levels = [katz_log_lower(30, 100, 20, 100, level) for level in (1e-6, 0.05, 0.5, 0.9)]
+    assert levels == sorted(levels)
+    assert levels[2] == pytest.approx(math.log(1.5), rel=1e-12)
+    assert (
+        katz_log_lower(31, 100, 20, 100, 0.05) > levels[1] > katz_log_lower(30, 100, 21, 100, 0.05)
+    )
+
+
+def test_impossible_arguments_are_refused_ratio() -> None:
+    with pytest.raises(ValueError, match="successes=6 must be at most trials=5"):
+        katz_log_lower(6, 5, 1, 5, 0.05)
+    with pytest.raises(ValueError, match=r"significance=1\.0 must be in \(0, 1\)"):
+        katz_log_lower(1, 5, 1, 5, 1.0)

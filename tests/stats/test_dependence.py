@@ -1,0 +1,696 @@
+"""Noise that can be told in advance is found, and noise that cannot is left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import integrate, linalg
+from stages import most_failures, staged
+
+from lightning_audit.stats.dependence import (
+    FORECAST_LAGS,
+    AlikeBet,
+    ForecastBet,
+    LagSigns,
+    LatestNoise,
+    at_distance,
+    contrasts,
+    differences,
+    inverse_response,
+    is_recoverable,
+    lag_sign_log_e,
+    low_rank_log_e,
+    mirrored,
+    product_log_e,
+    steps_to_forget,
+    together_log_e,
+)
+from lightning_audit.stats.noise_tests import noise_log_e
+
+# --- Entries of a step that share their noise, at distances that nobody was told.
+
+FloatArray = NDArray[np.float64]
+Made = Callable[[FloatArray], FloatArray]
+FLAGS = np.log(1e5)
+
+
+def after(
+    made: Made, *, n: int = 800, steps: int = 40, seed: int = 0
+) -> tuple[list[float], AlikeBet]:
+    """Log e-value after each step."""
+    rng, bet, found = np.random.default_rng(seed), AlikeBet(), []
+    for _ in range(steps):
+        bet.update(made(rng.normal(size=n)))
+        found.append(bet.log_e)
+    return found, bet
+
+
+def tiled(period: int) -> Made:
+    return lambda new: np.resize(new[:period], len(new))
+
+
+def repeated(times: int) -> Made:
+    return lambda new: np.repeat(new, times)[: len(new)]
+
+
+def mirror(sign: float) -> Made:
+    def made(new: FloatArray) -> FloatArray:
+        half = len(new) // 2
+        return np.concatenate([new[: len(new) - half], sign * new[:half][::-1]])
+
+    return made
+
+
+def smoothed(new: FloatArray) -> FloatArray:
+    """Neighbours that have a part in common."""
+    return np.asarray(np.sqrt(0.5) * (new + np.roll(new, 1)))
+
+
+def part(new: FloatArray) -> FloatArray:
+    """A tenth of the entries has the noise of others."""
+    tenth = len(new) // 10
+    new[5 * tenth : 6 * tenth] = new[:tenth]
+    return new
+
+
+SHARED = {
+    "tiled": tiled(37),
+    "tiled in rows": tiled(200),
+    "each value twice": repeated(2),
+    "each value ten times": repeated(10),
+    "mirrored": mirror(1.0),
+    "mirrored with the other sign": mirror(-1.0),
+    "smoothed": smoothed,
+    "a tenth": part,
+}
+
+
+@pytest.mark.parametrize("made", SHARED.values(), ids=SHARED)
+def test_shared_noise_is_found_in_a_few_steps(made: Made) -> None:
+    for seed in range(3):
+        found, bet = after(made, seed=seed)
+        assert next(step for step, log_e in enumerate(found) if log_e >= FLAGS) < 20
+        assert bet.left < 0.97
+
+
+def test_where_it_is_shared_is_told() -> None:
+    assert after(tiled(200))[1].distance in (200, 400, 600)
+    assert after(mirror(1.0), n=801)[1].mirror == 800
+
+
+def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
+    found, bet = after(lambda new: 0.7 * new)
+    assert found[-1] > FLAGS
+    assert bet.left > 0.97
+    found, bet = after(lambda new: new)
+    assert max(found) < FLAGS
+    assert bet.left > 0.97
+    assert AlikeBet().left == 1.0
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 30])
+def test_pairs_are_disjoint_and_as_they_are_called(n: int) -> None:
+    for distance in range(n):
+        first, second = at_distance(n, distance)
+        assert set(second - first) <= {distance}
+        assert len({*first, *second}) == 2 * len(first)
+        assert len(first) >= (n - distance) // 2 if distance else not len(first)
+    for place in range(2 * n - 1):
+        first, second = mirrored(n, place)
+        assert set(first + second) <= {place}
+        assert len({*first, *second}) == 2 * len(first)
+        assert not len(second) or (second.max() < n and first.min() >= 0)
+
+
+@pytest.mark.parametrize("n", [5, 12])
+def test_what_was_most_alike_is_what_a_plain_search_finds(n: int) -> None:
+    rng, bet = np.random.default_rng(n), AlikeBet()
+    apart, about = np.zeros(n), np.zeros(2 * n - 1)
+    for _ in range(6):
+        row = rng.normal(size=n)
+        bet.update(row)
+        apart, about = 0.9 * apart, 0.9 * about
+        for d in range(1, n):
+            apart[d] += row[:-d] @ row[d:] / np.sqrt(max(n - d, n / 8))
+        for place in range(2 * n - 1):
+            both = sum(row[i] * row[place - i] for i in range(n) if 0 <= place - i < n)
+            own = row[place // 2] ** 2 if place % 2 == 0 else 0.0
+            pairs = max(2.0 * (n - abs(place - (n - 1))), n / 4)
+            about[place] += (both - own) / np.sqrt(pairs)
+        assert bet._shown[0, :n] == pytest.approx(apart)
+        assert bet._shown[1] == pytest.approx(about)
+        before = np.abs(apart).argmax(), np.abs(about).argmax()
+    bet.update(rng.normal(size=n))
+    assert (bet.distance, bet.mirror) == before
+
+
+def test_one_entry_says_nothing() -> None:
+    bet = AlikeBet()
+    bet.update(np.zeros(1))
+    assert bet.log_e == pytest.approx(0.0)
+
+
+SOUND: dict[str, Made] = {
+    "new": lambda new: new,
+    "larger": lambda new: 1.5 * new,
+    "on a fine lattice": lambda new: np.round(new * 64.0) / 64.0,
+    "beside data of one sign": lambda new: new + np.linspace(0.0, 1.0, len(new)),
+}
+
+
+@pytest.mark.parametrize("runs", staged(heavy=[300], nightly=[3000]))
+@pytest.mark.parametrize("n", [4, 60])
+@pytest.mark.parametrize("made", SOUND.values(), ids=SOUND)
+def test_noise_as_claimed_is_accused_at_the_level_at_most(made: Made, n: int, runs: int) -> None:
+    highest = [max(after(made, n=n, seed=seed)[0]) for seed in range(runs)]
+    assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 3000)
+
+
+def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
+    draws = np.random.default_rng(0).normal(size=(7, 5))
+    helmert = contrasts(np.eye(7))
+    np.testing.assert_allclose(helmert @ helmert.T, np.eye(6), atol=1e-12)
+    np.testing.assert_allclose(contrasts(draws + 4.0), contrasts(draws), atol=1e-12)
+    np.testing.assert_allclose(contrasts(draws), helmert @ draws, atol=1e-12)
+    np.testing.assert_array_equal(differences(draws), draws[:3] - draws[3:6])
+
+
+# --- The response of the recovered draws is the inverse of the matrix of coefficients.
+
+
+def matrix(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
+    column = np.zeros(steps)
+    column[: len(coefficients)] = coefficients[:steps]
+    return linalg.toeplitz(column, np.zeros(steps))
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, -0.5, -0.25), (2.0, 0.3), (1.0, -1.0), (1.0, -2.0)])
+def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[float, ...]) -> None:
+    inverse = np.linalg.inv(matrix(coefficients, 30))
+    assert inverse_response(coefficients, 30) == pytest.approx(inverse[:, 0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "recovered"),
+    [
+        ((1.0, -0.5, -0.25), True),
+        ((1.0, -1.0), True),  # DP-FTRL: the noise of the sum so far is one draw
+        ((1.0, -2.0, 1.0), True),
+        ((1.0, 0.5), True),
+        ((1.0, -1.1), False),
+        ((0.5, -1.0), False),
+        ((1.0, -1.0, -1.0), False),
+    ],
+)
+def test_draws_are_recovered_where_no_rest_grows(
+    coefficients: tuple[float, ...], recovered: bool
+) -> None:
+    assert is_recoverable(coefficients) is recovered
+
+
+def test_square_root_factorisation_is_recoverable() -> None:
+    """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
+    k = np.arange(1, 500)
+    full = np.cumprod([1.0, *(1.0 - 1.5 / k)])
+    assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
+    assert is_recoverable(tuple(full))
+
+
+def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
+    c, steps = (1.0, -0.5, -0.25), 200
+    forgets = steps_to_forget(c)
+    assert forgets is not None
+    # The first ten draws are not known: what is left of them in the later ones that are recovered.
+    draws = np.random.default_rng(0).standard_normal((10, 400))
+    full = matrix(c, steps)
+    read = full[10:, :10] @ draws
+    left = np.linalg.solve(full[10:, 10:], read)
+    assert np.abs(left[:3]).max() > 0.5
+    assert left[forgets:].std(axis=1).max() < 0.02
+    assert steps_to_forget((1.0, -1.0)) is None
+
+
+# --- Noise that can be told in advance is found, and noise that cannot is left alone.
+
+#: Log e-value at which a check of a hundredth of the default significance flags.
+#: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
+
+
+def logs(rows: FloatArray) -> tuple[list[float], ForecastBet]:
+    """Log e-value after each step."""
+    past, bet, found = LatestNoise(), ForecastBet(), []
+    for step, row in enumerate(rows):
+        bet.update(past.before(step, len(row)), row)
+        past.add(row, step)
+        found.append(bet.log_e)
+    return found, bet
+
+
+def first(rows: FloatArray) -> int | None:
+    """The step that flags."""
+    return next((step for step, log_e in enumerate(logs(rows)[0]) if log_e >= FLAGS), None)
+
+
+def autoregressive(part: float, lag: int = 1) -> Made:
+    def made(new: FloatArray) -> FloatArray:
+        rows = new.copy()
+        for t in range(lag, len(new)):
+            rows[t] = part * rows[t - lag] + np.sqrt(1.0 - part**2) * new[t]
+        return rows
+
+    return made
+
+
+def cancelling(new: FloatArray) -> FloatArray:
+    return np.asarray(np.sqrt(0.5) * np.diff(new, axis=0, prepend=-new[:1]))
+
+
+def drawn_back(new: FloatArray) -> FloatArray:
+    """A running sum that is drawn back to zero, of steps of size 1."""
+    rows, total = new.copy(), np.zeros(new.shape[1])
+    for t in range(len(new)):
+        rows[t] = np.sqrt(0.85) * (new[t] - 0.3 * total)
+        total += rows[t]
+    return rows
+
+
+def flipped(new: FloatArray) -> FloatArray:
+    rows = new.copy()
+    rows[1::2] = -rows[0:-1:2]
+    return rows
+
+
+def taken_back_later(lag: int) -> Made:
+    """What was added is taken back so many steps later, in every second stretch."""
+
+    def made(new: FloatArray) -> FloatArray:
+        rows = new.copy()
+        for t in range(len(new)):
+            if t // lag % 2:
+                rows[t] = -rows[t - lag]
+        return rows
+
+    return made
+
+
+DEPENDENT = {
+    "half of the step before": autoregressive(0.4),
+    "against the step before": autoregressive(-0.6),
+    "of lag 16": autoregressive(-0.5, FORECAST_LAGS),
+    "cancelling": cancelling,
+    "drawn back": drawn_back,
+    "flipped": flipped,
+    "taken back after 11 steps": taken_back_later(11),
+}
+
+
+@pytest.mark.parametrize("made", DEPENDENT.values(), ids=DEPENDENT)
+@pytest.mark.parametrize(("width", "within"), [(384, 30), (40, 120), (12, 319)])
+@pytest.mark.one_in(3)
+def test_dependent_noise_is_found_by_many_entries_soon_and_by_few_in_time(
+    made: Made, width: int, within: int
+) -> None:
+    for seed in range(3):
+        rows = made(np.random.default_rng(seed).normal(size=(320, width)))
+        assert rows.std() == pytest.approx(1.0, abs=0.05)  # its size is right
+        at = first(rows)
+        assert at is not None
+        assert at < within
+
+
+def test_noise_that_begins_to_depend_late_is_found() -> None:
+    new = np.random.default_rng(1).normal(size=(400, 128))
+    rows = np.concatenate([new[:300], autoregressive(-0.6)(new[300:])])
+    at = first(rows)
+    assert at is not None
+    assert 300 < at < 360
+
+
+def test_data_that_stay_do_not_hide_it_and_loud_ones_that_come_and_go_do() -> None:
+    rng = np.random.default_rng(2)
+    noise = autoregressive(-0.6)(rng.normal(size=(200, 128)))
+    assert first(noise + 3.0 * rng.normal(size=128)) is not None
+    assert first(noise + 3.0 * rng.normal(size=(200, 128))) is None
+
+
+def test_what_tells_most_is_told() -> None:
+    rng = np.random.default_rng(3)
+    _, bet = logs(autoregressive(0.4)(rng.normal(size=(100, 256))))
+    assert bet.best == (1, pytest.approx(0.4, abs=0.03))
+    assert bet.left == pytest.approx(1.0 - 0.4**2, abs=0.02)
+    assert bet.ratio == pytest.approx(1.0, abs=0.02)
+    _, bet = logs(autoregressive(-0.5, 7)(rng.normal(size=(100, 256))))
+    assert bet.best == (7, pytest.approx(-0.5, abs=0.03))
+    _, bet = logs(drawn_back(rng.normal(size=(200, 256))))
+    assert bet.best[0] == 0
+    assert ForecastBet().left == ForecastBet().ratio == 1.0
+
+
+def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none() -> None:
+    found, bet = logs(0.5 * np.random.default_rng(4).normal(size=(20, 128)))
+    assert found[-1] > FLAGS
+    assert bet.left > 0.99
+    assert bet.ratio == pytest.approx(0.5, abs=0.02)
+
+
+def plain_log_e(rows: FloatArray) -> float:
+    """The same, step by step from the definition."""
+    n, lags = rows.shape[1], FORECAST_LAGS
+    products, with_next = np.zeros((lags + 1, lags + 1)), np.zeros(lags + 1)
+    left, count = np.zeros(lags + 2), 0
+    stakes = 10.0 ** -np.arange(1.0, 7.0)
+    signed, fitted = np.ones(6), np.ones(6)
+    for t, now in enumerate(rows):
+        before = [rows[t - k] if t >= k else np.zeros(n) for k in range(1, lags + 1)]
+        past = np.array([*before, rows[:t].sum(axis=0)])
+        if t:
+            ridged = products + 30.0 * np.eye(lags + 1)
+            centres = [with_next[k] / ridged[k, k] * past[k] for k in range(lags + 1)]
+            centres.append(np.linalg.solve(ridged, with_next) @ past)
+            left += [np.sum((now - centre) ** 2) for centre in centres]
+            count += n
+            both = [s * past[k] for k in range(min(t, lags)) for s in (1, -1)]
+            e_signed = np.mean([np.exp(noise_log_e(n, np.sum((now - c) ** 2))) for c in both])
+            e_fitted = np.exp(noise_log_e(n, np.sum((now - centres[-1]) ** 2)))
+            signed *= 1.0 + stakes * (e_signed - 1.0)
+            fitted *= 1.0 + stakes * (e_fitted - 1.0)
+        products = 0.98 * products + past @ past.T
+        with_next = 0.98 * with_next + past @ now
+    steady = np.mean(np.exp(noise_log_e(count, left)))
+    return float(np.log(np.mean([steady, signed.mean(), fitted.mean()])))
+
+
+@pytest.mark.parametrize("width", [1, 6, 30])
+def test_it_is_what_its_definition_gives(width: int) -> None:
+    rows = autoregressive(-0.3)(np.random.default_rng(width).normal(size=(40, width)))
+    for steps in (1, 2, 17, 40):
+        assert logs(rows[:steps])[0][-1] == pytest.approx(plain_log_e(rows[:steps]), abs=1e-9)
+
+
+def test_steps_that_were_not_read_are_compared_with_none() -> None:
+    rng, past = np.random.default_rng(5), LatestNoise()
+    rows = {step: rng.normal(size=4) for step in (0, 1, 2, 5, 6, 40)}
+    for step, row in rows.items():
+        before = past.before(step, 4)
+        for lag in range(1, FORECAST_LAGS + 1):
+            assert np.array_equal(before[lag - 1], rows.get(step - lag, np.zeros(4)))
+        past.add(row, step)
+    assert not past.before(41 + FORECAST_LAGS, 4).any()
+    # The sum begins anew behind steps that were not read.
+    assert np.array_equal(past.before(41, 4)[-1], rows[40])
+
+
+def test_one_step_says_nothing() -> None:
+    found, bet = logs(np.zeros((1, 8)))
+    assert found == pytest.approx([0.0])
+    assert not bet.compared
+
+
+# ------------------------------------------------------------------ noise that is drawn anew
+
+
+def following(new: FloatArray, noise: float) -> FloatArray:
+    """Data that undo what the last reading was, or follow it: the worst that a past can do."""
+    rows = np.zeros_like(new)
+    for t in range(len(new)):
+        data = 0.0 if t == 0 else (-0.9 if t % 3 else 0.5) * rows[t - 1]
+        rows[t] = data + noise * new[t]
+    return rows
+
+
+def lattice(new: FloatArray) -> FloatArray:
+    """A discrete Gaussian, of a lattice that is fine beside its size."""
+    return np.asarray(np.round(new * 64.0) / 64.0)
+
+
+def canaries(new: FloatArray) -> FloatArray:
+    """Each entry holds a canary at half of the steps, by a coin that no past tells."""
+    rng = np.random.default_rng(int(abs(new[0, 0]) * 1e6))
+    return np.asarray(new + rng.integers(0, 2, new.shape))
+
+
+SOUND_OF_FORECAST: dict[str, Made] = {
+    "new": lambda new: new,
+    "twice as large": lambda new: 2.0 * new,
+    "of a size that changes": lambda new: new * (1.0 + (np.arange(len(new)) % 7 == 0))[:, None],
+    "large and dependent": lambda new: 1.2 * autoregressive(0.5)(new),
+    "beside data that follow": lambda new: following(new, 1.0),
+    "beside data that follow, larger": lambda new: following(new, 1.1),
+    "on a lattice": lattice,
+    "beside canaries": canaries,
+}
+
+
+@pytest.mark.parametrize("runs", staged(heavy=[200], nightly=[2000]))
+@pytest.mark.parametrize("width", [3, 24])
+@pytest.mark.parametrize("made", SOUND_OF_FORECAST.values(), ids=SOUND_OF_FORECAST)
+@pytest.mark.heavy_one_in(6)
+def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs: int) -> None:
+    highest = [
+        max(logs(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])
+        for seed in range(runs)
+    ]
+    accused = sum(log_e >= np.log(20.0) for log_e in highest)
+    assert accused <= most_failures(runs, 0.05, 2000)
+
+
+@pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
+def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
+    """At a step of one's choice, without an edge in the bets that would hide a mistake."""
+    values = [
+        np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(runs)
+    ]
+    error = np.std(values) / np.sqrt(len(values))
+    assert np.mean(values) <= 1.0 + 3.0 * error
+    assert np.mean(values) > 0.7
+
+
+# --- Signs that follow earlier signs are seen, and noise of any mean and size follows nothing.
+
+
+def test_the_e_value_is_two_coins_against_the_best_one() -> None:
+    counts = np.array([[3, 5], [6, 2]])
+
+    def mixed(above: int, below: int) -> float:
+        return integrate.quad(lambda q: q**above * (1 - q) ** below, 0, 1)[0]
+
+    best = (9 / 16) ** 9 * (7 / 16) ** 7
+    assert lag_sign_log_e(counts) == pytest.approx(math.log(mixed(3, 5) * mixed(6, 2) / best))
+
+
+def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]:
+    """Share of runs whose e-value ever reached 20, and its last value in each."""
+    rng = np.random.default_rng(seed)
+    largest, last = [], []
+    for _ in range(runs):
+        signs, top = LagSigns(), 0.0
+        for t, noise in enumerate(make(rng, steps)):
+            signs.update(noise, t)
+            top = max(top, signs.log_e)
+        largest.append(top)
+        last.append(signs.log_e)
+    return float(np.mean(np.array(largest) >= math.log(20.0))), last
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.one_in(4)
+def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, scale: float) -> None:
+    """At a level of 5 % (an e-value of 20), at any step of 60."""
+    alarms, _ = streams(
+        200, 60, 1, lambda rng, steps: shift + scale * rng.standard_normal((steps, 16))
+    )
+    assert alarms <= 0.05
+
+
+@pytest.mark.parametrize("rho", [0.4, -0.4])
+@pytest.mark.parametrize("lag", [1, 7])
+def test_noise_that_follows_that_of_some_steps_before_is_seen(rho: float, lag: int) -> None:
+    def following(rng: np.random.Generator, steps: int) -> list[np.ndarray]:
+        noise = list(rng.standard_normal((steps, 64)))
+        for t in range(lag, steps):
+            noise[t] = rho * noise[t - lag] + math.sqrt(1 - rho**2) * noise[t]
+        return noise
+
+    _, last = streams(10, 60, 2, following)
+    assert min(last) > 12.0
+
+
+def test_the_lag_and_the_share_of_equal_signs_are_told() -> None:
+    rng, signs = np.random.default_rng(3), LagSigns()
+    noise = [rng.standard_normal(64) for _ in range(3)]
+    for t in range(12):
+        signs.update(noise[t % 3], 2 * t)  # every second step was read
+    assert (signs.lag, signs.agreement) == (6, 1.0)
+
+
+def test_entries_without_noise_have_no_sign() -> None:
+    signs = LagSigns()
+    for t in range(20):
+        signs.update(np.full(100, 1e-6), t)
+    assert signs.log_e == 0.0
+    assert (signs.counts.sum(), signs.agreement) == (0, 0.5)
+
+
+# --- Matrices of few directions are seen, those of noise are not, whatever their size.
+
+
+def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, columns))
+
+
+def test_size_and_direction_do_not_matter() -> None:
+    thin = noise(40, 2) @ noise(2, 30, 1)
+    for factor in (1e-12, -3.0, 1e12):
+        assert low_rank_log_e(factor * thin) == pytest.approx(low_rank_log_e(thin))
+    assert low_rank_log_e(thin.T) == pytest.approx(low_rank_log_e(thin))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_noise_of_low_rank_is_seen(rank: int) -> None:
+    assert low_rank_log_e(noise(64, rank) @ noise(rank, 64, 1)) > 14.0
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (4, 300), (20, 30)])
+@pytest.mark.parametrize("size", [0.1, 1.0, 50.0])
+def test_noise_of_one_size_keeps_the_mean_at_most_one(shape: tuple[int, int], size: float) -> None:
+    # By simulation; proved by the two bounds that the docstring names.
+    e = [math.exp(low_rank_log_e(size * noise(*shape, seed))) for seed in range(400)]
+    assert np.mean(e) <= 1.0
+    assert max(e) < 20.0
+
+
+def test_the_largest_singular_value_of_noise_keeps_to_its_bound() -> None:
+    rows, columns, t = 12, 25, 1.0
+    edge = math.sqrt(rows) + math.sqrt(columns) + t
+    above = np.mean([np.linalg.norm(noise(rows, columns, s), 2) > edge for s in range(2000)])
+    assert above <= math.exp(-0.5 * t**2)
+
+
+# --- Products of independent symmetric numbers: an e-value by hand, its laws, and its level.
+
+SPREAD = 30.0
+
+
+def by_hand(products: np.ndarray) -> float:
+    """The mixture over slopes, integrated."""
+    total, variance = products.sum(), (products**2).sum()
+    scale = math.sqrt(SPREAD / variance)
+
+    def term(slope: float) -> float:
+        density = math.exp(-0.5 * (slope / scale) ** 2) / (scale * math.sqrt(2.0 * math.pi))
+        return math.exp(slope * total - 0.5 * slope**2 * variance) * density
+
+    centre = total / variance
+    value, _ = integrate.quad(term, centre - 8 * scale, centre + 8 * scale, limit=400)
+    return math.log(value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_the_mixture_that_it_says(seed: int) -> None:
+    products = np.random.default_rng(seed).normal(0.2, 1.0, 30)
+    assert float(product_log_e(products)) == pytest.approx(by_hand(products), abs=1e-6)
+
+
+def test_neither_size_nor_sign_matters() -> None:
+    products = np.random.default_rng(0).normal(0.3, 1.0, 50)
+    for factor in (1e-9, -1.0, 1e9):
+        assert product_log_e(factor * products) == pytest.approx(product_log_e(products))
+    assert product_log_e(np.zeros(4)) == 0.0
+    assert product_log_e(np.zeros((3, 0))).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large"])
+@pytest.mark.parametrize("gap", [0, 1, 3])
+def test_independent_symmetric_noise_keeps_the_mean_at_most_one(noise: str, gap: int) -> None:
+    # By simulation; proved for any sizes, since the signs are fair coins.
+    rng = np.random.default_rng(gap)
+    shape = (20_000, 12)
+    drawn = {
+        "normal": lambda: rng.normal(size=shape),
+        "lattice": lambda: np.round(1.5 * rng.normal(size=shape)),
+        "heavy": lambda: rng.standard_cauchy(shape),
+        "one is large": lambda: rng.normal(size=shape) * [1e3, *[1.0] * 11],
+    }[noise]
+    one, other = drawn(), drawn()
+    products = one * other if not gap else one[:, :-gap] * one[:, gap:]
+    e = np.exp(product_log_e(products))
+    assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
+    for level in (0.1, 0.01):
+        assert (e >= 1.0 / level).mean() <= level
+
+
+def test_dependence_of_either_sign_is_seen() -> None:
+    rng = np.random.default_rng(1)
+    one, other = rng.normal(size=(2, 2000))
+    for part in (0.3, -0.3):
+        mixed = part * one + math.sqrt(1.0 - part**2) * other
+        assert product_log_e(one * mixed) > 20.0
+
+
+def together_by_hand(draws: np.ndarray) -> float:
+    """The products over draws of the mixtures, by Gaussian integrals with inverses written out."""
+    found = []
+    for spread in (0.1, 0.2, 0.4, 0.8, 1.6, 6.0, 30.0):
+        log_e = 0.0
+        for number in range(1, len(draws)):
+            before, own = draws[:number], draws[number]
+            products = np.array([float(sum(p * own)) for p in before])
+            sizes = sum(own[j] ** 2 * np.outer(before[:, j], before[:, j]) for j in range(len(own)))
+            # E exp(l'S - l'Ml/2) over normal l of precision M/g: precision (1 + 1/g) M after it.
+            precision = (1.0 + 1.0 / spread) * sizes
+            _, log_after = np.linalg.slogdet(precision)
+            _, log_prior = np.linalg.slogdet(sizes / spread)
+            log_e += 0.5 * (log_prior - log_after)
+            log_e += 0.5 * float(products @ np.linalg.inv(precision) @ products)
+        found.append(log_e)
+    return math.log(np.mean(np.exp(found)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_that_go_together_are_weighed_as_by_hand(seed: int) -> None:
+    draws = np.random.default_rng(seed).normal(size=(5, 30))
+    assert together_log_e(draws) == pytest.approx(together_by_hand(draws), abs=1e-9)
+
+
+def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter() -> None:
+    rng = np.random.default_rng(4)
+    draws = rng.normal(size=(6, 50))
+    expected = together_log_e(draws)
+    assert together_log_e(draws[:, rng.permutation(50)]) == pytest.approx(expected)
+    assert together_log_e(draws * rng.choice([-1.0, 1.0], 50)) == pytest.approx(expected)
+    assert together_log_e(draws * rng.uniform(1e-6, 1e6, (6, 1))) == pytest.approx(expected)
+    assert together_log_e(draws[:1]) == together_log_e(np.zeros((4, 7))) == 0.0
+
+
+@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large", "few entries"])
+def test_independent_entries_keep_the_mean_at_most_one(noise: str) -> None:
+    # By simulation; proved for any sizes, since the signs are fair coins.
+    rng = np.random.default_rng(5)
+    shape = (2000, 8, 5 if noise == "few entries" else 60)
+    drawn = rng.standard_cauchy(shape) if noise == "heavy" else rng.normal(size=shape)
+    if noise == "lattice":
+        drawn = np.round(1.5 * drawn)
+    if noise == "one is large":
+        drawn[..., 0] *= 1e3
+    e = np.exp([together_log_e(draws) for draws in drawn])
+    assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
+    for level in (0.1, 0.01):
+        assert (e >= 1.0 / level).mean() <= level
+
+
+@pytest.mark.parametrize("pattern", ["scattered pairs", "half of the directions"])
+def test_entries_that_go_together_in_any_pattern_are_seen(pattern: str) -> None:
+    rng = np.random.default_rng(6)
+    draws = rng.normal(size=(24, 1000))
+    if pattern == "scattered pairs":
+        one, other = rng.permutation(1000).reshape(2, 500)
+        draws[:, other] = 0.8 * draws[:, one] + 0.6 * draws[:, other]
+    else:
+        basis, _ = np.linalg.qr(rng.normal(size=(1000, 500)))
+        draws = math.sqrt(2.0) * draws[:, :500] @ basis.T
+    assert together_log_e(draws) > 8.0

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+from places import DOCS
+from refused_calls import refusals
+from scipy import integrate, stats
+
+from lightning_audit.stats.divergences import (
+    HockeySticks,
+    gaussian_pair_delta,
+    gaussian_pair_epsilon,
+    isotropic_pair_delta,
+    isotropic_pair_epsilon,
+    order_two_divergence,
+    order_two_slope,
+    renyi_divergence,
+    sharpest_score,
+    sign_score,
+)
+from lightning_audit.stats.tradeoff import gaussian_delta, gaussian_epsilon
+
+shifts = st.floats(-50.0, 50.0)
+ratios = st.floats(-3.0, 3.0).map(math.exp)
+deltas = st.floats(-12, math.log10(0.5)).map(lambda power: 10.0**power)
+
+
+def integrated(epsilon: float, m1: float, s1: float, m0: float, s0: float) -> float:
+    """The positive part of p - e^epsilon q, by the trapezoid rule."""
+    x = np.linspace(m1 - 12 * s1, m1 + 12 * s1, 400_001)
+    excess = stats.norm.pdf(x, m1, s1) - math.exp(epsilon) * stats.norm.pdf(x, m0, s0)
+    return float(integrate.trapezoid(np.maximum(excess, 0.0), x))
+
+
+def exact(epsilon: float, d: float, r: float) -> mpmath.mpf:
+    """The two probabilities of the set itself, in 60 digits."""
+    with mpmath.workdps(60):
+        e, d, r = mpmath.mpf(epsilon), mpmath.mpf(d), mpmath.mpf(r)
+
+        def above(x, mean, std):
+            return mpmath.erfc((x - mean) / (std * mpmath.sqrt(2))) / 2
+
+        square, linear = (1 - 1 / r**2) / 2, d / r**2
+        rest = -mpmath.log(r) - linear * d / 2 - e
+        if (root := linear**2 - 4 * square * rest) <= 0:
+            return mpmath.mpf(0)
+        ends = sorted((-linear + sign * mpmath.sqrt(root)) / (2 * square) for sign in (-1, 1))
+        p, q = (
+            [above(x, mean, std) for x in ends] + [above(-ends[0], -mean, std)]
+            for mean, std in ((d, r), (mpmath.mpf(0), mpmath.mpf(1)))
+        )
+        if r < 1:
+            return p[0] - p[1] - mpmath.exp(e) * (q[0] - q[1])
+        return p[2] + p[1] - mpmath.exp(e) * (q[2] + q[1])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("m1", [0.0, 0.01, -1.0, 4.0])
+@pytest.mark.parametrize(
+    ("s1", "s0"), [(1.0, 1.0), (1.5, 1.0), (1.0, 1.5), (0.3, 1.2), (7.0, 7.01)]
+)
+def test_divergence_is_the_integral_of_the_excess_of_the_density(epsilon, m1, s1, s0) -> None:
+    value = gaussian_pair_delta(epsilon, m1, s1, 0.5, s0)
+    assert value == pytest.approx(integrated(epsilon, m1, s1, 0.5, s0), rel=1e-6, abs=1e-9)
+
+
+def test_divergence_has_ten_digits() -> None:
+    rng = np.random.default_rng(0)
+    worst, seen = 0.0, 0
+    for _ in range(1500):
+        d = 10 ** rng.uniform(-4, 2) * (rng.random() < 0.9)
+        r = math.exp(rng.choice([-1, 1]) * 10 ** rng.uniform(-4, math.log10(6.9)))
+        x = d + r * rng.uniform(-3, 8)
+        epsilon = max(-math.log(r) + (x * x - ((x - d) / r) ** 2) / 2, 0.0)
+        if (truth := exact(epsilon, d, r)) < 1e-12:
+            continue
+        value = gaussian_pair_delta(epsilon, d, r, 0.0, 1.0)
+        worst, seen = max(worst, abs(float(value / truth) - 1)), seen + 1
+    assert seen > 1000
+    assert worst < 1e-10
+
+
+@given(shifts, ratios, deltas)
+def test_epsilon_is_the_least_one_that_is_enough_in_both_directions(d, r, delta) -> None:
+    epsilon = gaussian_pair_epsilon(d, r, 0.0, 1.0, delta)
+    there = [gaussian_pair_delta(epsilon, *p) for p in ((d, r, 0.0, 1.0), (0.0, 1.0, d, r))]
+    # Rounding of epsilon moves the logarithm of delta by as much as its slope.
+    slack = 1e-9 + 1e-15 * epsilon * (1 + abs(d) / min(r, 1.0)) ** 2
+    if epsilon > 0:
+        assert max(there) == pytest.approx(delta, rel=slack)
+    else:
+        assert max(there) <= delta * (1 + 1e-9)
+
+
+@given(shifts, ratios, deltas, st.floats(0.01, 100.0), st.floats(-1e3, 1e3))
+def test_epsilon_is_that_of_the_swapped_the_mirrored_and_the_rescaled_pair(
+    d, r, delta, scale, offset
+) -> None:
+    epsilon = gaussian_pair_epsilon(d, r, 0.0, 1.0, delta)
+    for pair in (
+        (0.0, 1.0, d, r),
+        (-d, r, 0.0, 1.0),
+        (offset + scale * d, scale * r, offset, scale),
+    ):
+        assert gaussian_pair_epsilon(*pair, delta) == pytest.approx(epsilon, rel=1e-6, abs=1e-6)
+
+
+@given(shifts, ratios, deltas, st.floats(0.01, 10.0))
+def test_epsilon_falls_with_delta_with_noise_on_both_and_with_nearer_means(
+    d, r, delta, noise
+) -> None:
+    epsilon = gaussian_pair_epsilon(d, r, 0.0, 1.0, delta) * (1 + 1e-12) + 1e-9
+    assert gaussian_pair_epsilon(d, r, 0.0, 1.0, min(1.1 * delta, 0.9)) <= epsilon
+    noisy = gaussian_pair_epsilon(d, math.hypot(r, noise), 0.0, math.hypot(1.0, noise), delta)
+    assert noisy <= epsilon
+    assert gaussian_pair_epsilon(0.9 * d, r, 0.0, 1.0, delta) <= epsilon
+
+
+@given(st.floats(0.0, 100.0), st.floats(0.1, 10.0), deltas, st.floats(0.0, 20.0))
+def test_equal_variances_are_gaussian_dp(mu, std, delta, epsilon) -> None:
+    shift = mu / std
+    assert gaussian_pair_epsilon(mu, std, 0.0, std, delta) == gaussian_epsilon(shift, delta)
+    assert gaussian_pair_delta(epsilon, mu, std, 0.0, std) == gaussian_delta(epsilon, shift)
+    near = gaussian_pair_epsilon(mu, std * (1 + 1e-12), 0.0, std, delta)
+    assert near == pytest.approx(gaussian_epsilon(shift, delta), rel=1e-7, abs=1e-7)
+
+
+def test_arrays_are_taken_element_by_element() -> None:
+    means, stds = np.array([[0.0], [2.0]]), np.array([0.5, 1.0, 2.0])
+    epsilon = gaussian_pair_epsilon(means, stds, 0.0, 1.0, 1e-5)
+    delta = gaussian_pair_delta(1.0, means, stds, 0.0, 1.0)
+    assert epsilon.shape == delta.shape == (2, 3)
+    for i, mean in enumerate(means[:, 0]):
+        for j, std in enumerate(stds):
+            assert epsilon[i, j] == gaussian_pair_epsilon(float(mean), float(std), 0.0, 1.0, 1e-5)
+            assert delta[i, j] == gaussian_pair_delta(1.0, float(mean), float(std), 0.0, 1.0)
+
+
+def test_extremes_have_an_answer() -> None:
+    assert gaussian_pair_delta(math.inf, 3.0, 2.0, 0.0, 1.0) == 0.0
+    assert gaussian_pair_delta(0.0, 1e9, 2.0, 0.0, 1.0) == 1.0
+    # The narrower one exceeds the other by no more than the ratio of the standard deviations.
+    assert gaussian_pair_delta(math.log(2), 0.0, 1.0, 0.0, 2.0) == 0.0
+    assert gaussian_pair_epsilon(1e6, 2.0, 0.0, 1.0, 1e-5) == pytest.approx(5e11, rel=1e-4)
+    assert gaussian_pair_epsilon(0.0, 1e8, 0.0, 1.0, 0.1) == pytest.approx(1.353e16, rel=1e-3)
+    assert gaussian_pair_epsilon(0.0, 1e200, 0.0, 1.0, 0.5) == math.inf
+    assert gaussian_pair_epsilon(0.0, 1e-200, 0.0, 1.0, 0.5) == math.inf
+    assert gaussian_pair_epsilon(0.1, 1.01, 0.0, 1.0, 0.5) == 0.0
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: gaussian_pair_delta(-1.0, 0.0, 1.0, 0.0, 1.0), r"epsilon=-1\.0 must be"),
+    (lambda: gaussian_pair_delta(1.0, math.nan, 1.0, 0.0, 1.0), "mean_p=nan must be"),
+    (lambda: gaussian_pair_delta(1.0, 0.0, 0.0, 0.0, 1.0), r"std_p=0\.0 must be a finite numb"),
+    (lambda: gaussian_pair_epsilon(0.0, 1.0, math.inf, 1.0, 1e-5), "mean_q=inf must be"),
+    (lambda: gaussian_pair_epsilon(0.0, 1.0, 0.0, -1.0, 1e-5), r"std_q=-1\.0 must be a finite"),
+    (lambda: gaussian_pair_epsilon(0.0, 1.0, 0.0, 1.0, 0.0), r"delta=0\.0 must be in \(0, 1\)"),
+)
+
+
+# --- Scores of a guess made of hockey sticks.
+
+MUS = [0.02, 0.1, 0.5, 1.0, 2.0, 4.0, 50.0]
+
+
+def naive_score(sticks: HockeySticks, x: float, b: float) -> float:
+    total = 0.0
+    for c, t, eps in zip(sticks.weights, sticks.thresholds, sticks.epsilons, strict=True):
+        if x > t:
+            total += c * (b - np.exp(eps) * (1 - b))
+        if x < -t:
+            total += c * ((1 - b) - np.exp(eps) * b)
+    return total
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_score_is_the_sum_of_its_sticks(mu: float) -> None:
+    rng = np.random.default_rng(0)
+    x, b = rng.normal(size=200), rng.integers(0, 2, 200).astype(float)
+    for sticks in (sharpest_score(mu), sign_score(mu)):
+        naive = [naive_score(sticks, *pair) for pair in zip(x, b, strict=True)]
+        assert sticks.score(x, b) == pytest.approx(naive)
+        assert sticks.score(x, b).min() >= -sticks.largest_loss - 1e-12
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_most_is_above_the_divergences_and_concave_in_the_square_of_mu(mu: float) -> None:
+    sticks = sharpest_score(mu)
+    square = np.linspace(1e-6, 9.0, 20_000) * max(mu, 0.05) ** 2
+    most = sticks.most(np.sqrt(square))
+    exact = gaussian_delta(sticks.epsilons, np.sqrt(square)[:, None]) @ sticks.weights
+    assert (most >= exact).all()
+    assert (np.diff(most) >= 0).all()
+    rises = np.diff(most[::50])
+    assert (np.diff(rises) <= 1e-3 * rises[:-1]).all()  # the hull is that of a grid
+    # At the step that it is made for little is given away, of common noise multipliers nothing.
+    made_for = min(max(mu, 0.05), 4.0)
+    least = float(gaussian_delta(sticks.epsilons, made_for) @ sticks.weights)
+    given = float(sticks.most(np.asarray(made_for))) / least - 1.0
+    assert given < (1e-9 if mu >= 0.1 else 0.03)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+def test_slope_is_the_derivative_of_most(mu: float) -> None:
+    for sticks in (sharpest_score(mu), sign_score(mu)):
+        at = np.geomspace(0.01, 5.0, 200)
+        h = 1e-6 * at
+        numeric = (sticks.most(at + h) - sticks.most(at - h)) / (2 * h)
+        assert sticks.slope(at) == pytest.approx(numeric, rel=1e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_mean_and_variance_are_those_of_the_gaussian_step(mu: float) -> None:
+    rng = np.random.default_rng(1)
+    b = rng.integers(0, 2, 400_000).astype(float)
+    x = mu * (b - 0.5) + rng.standard_normal(len(b))
+    for sticks in (sharpest_score(mu), sign_score(mu)):
+        values = sticks.score(x, b)
+        assert values.mean() == pytest.approx(sticks.mean, abs=5 * values.std() / len(b) ** 0.5)
+        assert sticks.mean == pytest.approx(float(sticks.most(np.asarray(mu))), rel=1e-6)
+        assert values.var() == pytest.approx(sticks.variance, rel=0.02)
+
+
+def test_the_sharpest_score_tells_nearly_as_much_as_the_likelihood_ratio() -> None:
+    def information(sticks: HockeySticks, mu: float) -> float:
+        return float(sticks.slope(np.asarray(mu)) * mu) ** 2 / sticks.variance
+
+    # Of mu^2 / 4 that the likelihood ratio has.
+    assert information(sharpest_score(1.0), 1.0) == pytest.approx(0.2154, abs=2e-4)
+    assert information(sign_score(1.0), 1.0) == pytest.approx(0.1452, abs=2e-4)
+    for mu in (0.1, 0.5, 2.0):
+        assert information(sharpest_score(mu), mu) > 1.3 * information(sign_score(mu), mu)
+
+
+def test_the_mean_of_any_private_pair_is_below_most() -> None:
+    """What post-processing makes of a Gaussian step."""
+    sticks = sharpest_score(1.0)
+    rng = np.random.default_rng(2)
+    b = rng.integers(0, 2, 400_000).astype(float)
+    noise = rng.standard_normal(len(b))
+    limit = float(sticks.most(np.asarray(1.0)))
+    for x in (
+        b - 0.5 + noise,
+        b - 0.2 + noise,  # the middle is off
+        np.sign(b - 0.5 + noise) * 9.0,  # all readings are far
+        np.cbrt(b - 0.5 + noise),
+        (b - 0.5 + noise) * 7.0,
+    ):
+        values = sticks.score(x, b)
+        assert values.mean() <= limit + 5 * values.std() / len(b) ** 0.5
+
+
+ratios_isotropic_divergence = st.floats(-1.5, 1.5).map(math.exp)
+coordinates = st.integers(0, 9).map(lambda power: 10**power)
+deltas_isotropic_divergence = st.floats(-10, math.log10(0.5)).map(lambda power: 10.0**power)
+
+
+def exact_isotropic_divergence(epsilon: float, ratio: float, n: int) -> mpmath.mpf:
+    """Both probabilities of the best set, by incomplete gamma functions in 60 digits."""
+    with mpmath.workdps(60):
+        e, r = mpmath.mpf(epsilon), mpmath.mpf(ratio)
+        square = 2 * (n * mpmath.log(r) - e) / (1 - r**-2)
+        if square <= 0:
+            return mpmath.mpf(0)
+        ends = (square / 2, mpmath.inf) if r < 1 else (0, square / 2)
+        other = [end / r**2 for end in ends]
+        half = mpmath.mpf(n) / 2
+        p, q = (mpmath.gammainc(half, *pair, regularized=True) for pair in (ends, other))
+        return p - mpmath.exp(e) * q
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 0.9999, 1.0001, 1.01, 16 / 15, 2.0])
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 999, 1000, 100_000])
+def test_epsilon_solves_the_exact_divergence(ratio: float, n: int) -> None:
+    for delta in (0.3, 1e-3, 1e-5, 1e-10):
+        epsilon = isotropic_pair_epsilon(ratio, n, delta)
+        larger = max(
+            exact_isotropic_divergence(epsilon, ratio, n),
+            exact_isotropic_divergence(epsilon, float(1 / ratio), n),
+        )
+        if epsilon:
+            assert float(larger / delta) == pytest.approx(1.0, abs=1e-9)
+        else:
+            assert larger <= delta
+
+
+@given(
+    ratio=ratios_isotropic_divergence,
+    delta=deltas_isotropic_divergence,
+    epsilon=st.floats(0.0, 20.0),
+)
+def test_one_coordinate_is_the_pair_of_two_gaussians(ratio, delta, epsilon) -> None:
+    assert isotropic_pair_delta(epsilon, ratio, 1) == pytest.approx(
+        gaussian_pair_delta(epsilon, 0.0, 1.0, 0.0, ratio), rel=1e-7, abs=1e-14
+    )
+    assert isotropic_pair_epsilon(ratio, 1, delta) == pytest.approx(
+        gaussian_pair_epsilon(0.0, 1.0, 0.0, ratio, delta), rel=1e-7, abs=1e-9
+    )
+
+
+def test_divergence_is_the_mean_of_what_the_ratio_lacks_over_drawn_vectors() -> None:
+    rng = np.random.default_rng(0)
+    n, ratio, epsilon = 40, 0.8, 1.5
+    squares = np.sum(rng.standard_normal((100_000, n)) ** 2, axis=1)
+    log_ratio = n * math.log(ratio) - 0.5 * (1 - ratio**-2) * squares
+    lack = np.maximum(-np.expm1(epsilon - log_ratio), 0.0)
+    error = float(lack.std()) / math.sqrt(lack.size)
+    assert isotropic_pair_delta(epsilon, ratio, n) == pytest.approx(lack.mean(), abs=4 * error)
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
+def test_many_coordinates_of_nearly_one_scale_tend_to_gaussian_dp_as_their_root(mu: float) -> None:
+    numbers = [10**power for power in (6, 8, 10, 12)]
+    above = []
+    for n in numbers:
+        log_ratio = mu / math.sqrt(2 * n)
+        epsilon = isotropic_pair_epsilon(math.exp(log_ratio), n, 1e-5)
+        delta = isotropic_pair_delta(0.5, math.exp(-log_ratio), n)
+        above.append((epsilon - gaussian_epsilon(mu, 1e-5), delta - gaussian_delta(0.5, mu)))
+    assert np.array(above[:-1]) / above[1:] == pytest.approx(10.0, rel=0.04)
+    assert np.all(np.array(above) > 0)
+
+
+def test_without_bound_in_the_number_of_coordinates() -> None:
+    found = [isotropic_pair_epsilon(1001 / 1000, 10**power, 1e-5) for power in range(3, 13)]
+    assert all(low < high for low, high in itertools.pairwise(found))
+    assert found[0] < 0.3
+    assert found[-1] > 9e5
+
+
+@given(ratio=ratios_isotropic_divergence, n=coordinates, delta=deltas_isotropic_divergence)
+def test_it_does_not_matter_which_one_is_the_wider(ratio, n, delta) -> None:
+    forward, backward = (isotropic_pair_epsilon(r, n, delta) for r in (ratio, 1 / ratio))
+    assert forward == pytest.approx(backward, rel=1e-9, abs=1e-9)
+
+
+@given(ratio=ratios_isotropic_divergence, n=coordinates, delta=deltas_isotropic_divergence)
+def test_epsilon_falls_in_delta_and_rises_with_the_ratio(ratio, n, delta) -> None:
+    here = isotropic_pair_epsilon(ratio, n, delta)
+    assert isotropic_pair_epsilon(ratio, n, min(2 * delta, 0.9)) <= here
+    assert isotropic_pair_epsilon(ratio**1.1, n, delta) >= here * (1 - 1e-9)
+
+
+@given(ratio=ratios_isotropic_divergence, n=coordinates, epsilon=st.floats(0.0, 1e3))
+def test_delta_is_a_probability_that_falls_in_epsilon(ratio, n, epsilon) -> None:
+    here = isotropic_pair_delta(epsilon, ratio, n)
+    assert 0.0 <= isotropic_pair_delta(epsilon + 0.1, ratio, n) <= here <= 1.0
+
+
+def test_the_table_of_the_page_is_computed() -> None:
+    page = DOCS / "design-decisions.md"
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\S+) \|$", page.read_text(), re.M)
+    assert len(rows) == 5
+    for *numbers, printed in rows:
+        divisor, other, parameters, steps = map(int, numbers)
+        epsilon = isotropic_pair_epsilon(divisor / other, parameters * steps, 1e-5)
+        assert f"{epsilon:.4g}" == printed
+
+
+@pytest.mark.parametrize("n", [1, 1000, 10**9])
+def test_the_least_deltas_have_a_finite_epsilon(n: int) -> None:
+    found = [isotropic_pair_epsilon(1.1, n, delta) for delta in (1e-100, 1e-305)]
+    assert found[0] < found[1] < math.inf
+
+
+def test_equal_scales_are_not_told_apart() -> None:
+    assert isotropic_pair_epsilon(1.0, 10**9, 1e-10) == 0.0
+    assert isotropic_pair_delta(0.0, 1.0, 10**9) == 0.0
+    assert isotropic_pair_delta(math.inf, 2.0, 10) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 10, 1e-5), r"ratio=0\.0 must be a finite number > 0"),
+        ((1e101, 10, 1e-5), r"ratio=1e\+101 must be in \[1e-100, 1e100\]"),
+        ((1.1, 0, 1e-5), r"coordinates=0 must be a whole number >= 1; it is the number of param"),
+        ((1.1, 2.5, 1e-5), r"coordinates=2\.5 must be a whole number"),
+        ((1.1, 10, 0.0), r"delta=0\.0 must be in \(0, 1\)"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        isotropic_pair_epsilon(*arguments)
+
+
+def test_a_negative_epsilon_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"epsilon=-1 must be a finite number >= 0"):
+        isotropic_pair_delta(-1, 1.1, 10)
+
+
+# --- The cost of a step: Rényi divergences.
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 1.7, 3.0])
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.99])
+def test_they_are_what_a_renyi_accountant_adds(mu: float, rate: float) -> None:
+    orders = [2, 3, 8, 32]
+    accountant = RdpAccountant(orders=orders)
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(1.0 / mu))
+    accountant.compose(step)
+    found = [float(renyi_divergence(mu, rate, order)) for order in orders]
+    assert found == pytest.approx(accountant._rdp, rel=1e-6, abs=1e-14)
+    assert order_two_divergence(mu, rate) == pytest.approx(found[0], rel=1e-6, abs=1e-14)
+
+
+def test_full_batches_cost_the_square_of_mu_and_nothing_overflows() -> None:
+    mu = np.array([0.0, 1e-5, 0.999, 1.001, 5.0, 1e3])
+    assert order_two_divergence(mu, 1.0) == pytest.approx(mu**2)
+    assert order_two_slope(mu, 1.0) == pytest.approx(2 * mu)
+    assert renyi_divergence(mu, 1.0, 5) == pytest.approx(2.5 * mu**2)
+    far = order_two_divergence(1e3, 0.01)
+    assert far == pytest.approx(1e6 + 2 * np.log(0.01))
+    assert order_two_slope(1e3, 0.01) == pytest.approx(2e3)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.05, 0.5])
+def test_slope_is_the_derivative_and_the_cost_is_convex_in_the_square(rate: float) -> None:
+    mu = np.geomspace(1e-2, 8.0, 200)
+    h = 1e-5 * mu
+    numeric = order_two_divergence(mu + h, rate) - order_two_divergence(mu - h, rate)
+    assert order_two_slope(mu, rate) == pytest.approx(numeric / (2 * h), rel=1e-4)
+    square = np.linspace(1e-4, 40.0, 2000)
+    second = np.diff(order_two_divergence(np.sqrt(square), rate), n=2)
+    assert (second > -1e-12).all()

@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from claim_posteriors import (
+    cdf,
+    deltas,
+    maximum,
+    outside,
+    pdf,
+    probabilities,
+    quantile,
+    regions,
+    thresholds,
+)
+from drawn_counts import counts_of
+from hypothesis import given, settings
+from refused_calls import refusals
+from scipy import integrate, special, stats
+
+from lightning_audit.stats.binomial import (
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    jeffreys_lower,
+    jeffreys_upper,
+)
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_at_rates,
+    epsilon_clopper_pearson_interval,
+    epsilon_jeffreys_interval,
+)
+from lightning_audit.stats.posteriors import (
+    GridDistribution,
+    cumulative,
+    epsilon_posterior_cdf,
+    epsilon_posterior_interval,
+    epsilon_posterior_maximum,
+    epsilon_posterior_quantile,
+    increasing_curve,
+    mu_posterior_cdf,
+    mu_posterior_interval,
+    mu_posterior_maximum,
+    mu_posterior_pdf,
+    mu_posterior_quantile,
+)
+from lightning_audit.stats.tradeoff import gaussian_epsilon
+
+# Reference numbers, to the digits given.
+
+
+@pytest.mark.parametrize(
+    ("counts", "mu", "epsilon"),
+    [
+        ((35, 65, 25, 75), 0.751026, 3.151697),
+        ((10, 990, 5, 995), 4.58925, 29.398621),
+        ((309, 691, 309, 691), 0.900803, 3.880162),
+    ],
+)
+def test_lower_quantiles_of_counts_are_reproduced(counts, mu: float, epsilon: float) -> None:
+    quantile = mu_posterior_quantile(0.05, ConfusionCounts(*counts))
+    assert quantile == pytest.approx(mu, abs=5.1e-7 if mu < 1 else 5.1e-6)
+    assert gaussian_epsilon(quantile, 1e-5) == pytest.approx(epsilon, abs=5.1e-7)
+
+
+@pytest.mark.parametrize(
+    ("n", "at_025", "at_05"),
+    [(100, 27.653, 29.262), (500, 38.183, 39.714), (1000, 42.557, 44.061)],
+)
+def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05) -> None:
+    # Published as 44.0 for 1,000 observations a world.
+    counts = ConfusionCounts(fn=0, tp=n, fp=0, tn=n)
+    found = [gaussian_epsilon(mu_posterior_quantile(p, counts), 1e-5) for p in (0.025, 0.05)]
+    assert found == pytest.approx([at_025, at_05], abs=5.1e-4)
+
+
+def test_largest_mus_of_flawless_attacks_are_reproduced() -> None:
+    counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
+    found = [mu_posterior_quantile(p, counts) for p in (0.05, 0.025)]
+    assert found == pytest.approx([6.11902, 5.97274], abs=5.1e-6)
+
+
+# Arguments.
+
+SOME = ConfusionCounts(1, 2, 3, 4)
+
+
+def test_numbers_give_floats_and_arrays_broadcast() -> None:
+    two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
+    assert type(mu_posterior_cdf(1.0, SOME)) is float
+    assert mu_posterior_pdf(np.array([[0.5], [1.0], [2.0]]), two).shape == (3, 2)
+    low, high = mu_posterior_interval(two, 0.05)
+    assert np.all(low < high)
+    assert mu_posterior_cdf(math.inf, two).tolist() == [1.0, 1.0]
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_posterior_cdf(-1.0, SOME), r"mu=-1\.0 must be a finite number >= 0"),
+    (lambda: mu_posterior_quantile(1.0, SOME), r"probability=1\.0 must be in \(0, 1\); such as 0"),
+    (lambda: mu_posterior_maximum(ConfusionCounts([], [], [], []), 0.05), "counts hold no thresh"),
+)
+
+
+def test_a_quantile_of_next_to_nothing_is_refused() -> None:
+    counts = ConfusionCounts(fn=3, tp=20, fp=2, tn=20)
+    assert mu_posterior_quantile(1e-100, counts) < mu_posterior_quantile(1e-10, counts)
+    with pytest.raises(ValueError, match=r"probability=1e-200 must be at least 1e-100"):
+        mu_posterior_quantile(1e-200, counts)
+
+
+@pytest.mark.parametrize("law", [stats.gamma(3.0), stats.beta(2.5, 4.0), stats.expon(scale=0.5)])
+def test_quantiles_cdf_and_mean_are_those_of_the_density(law) -> None:
+    points = np.linspace(0.0, law.ppf(1 - 1e-9), 400)
+    found = GridDistribution(points, 7.0 * law.pdf(points))
+    for p in (0.01, 0.3, 0.5, 0.99):
+        assert found.quantile(p) == pytest.approx(law.ppf(p), abs=1e-4)
+        assert found.cdf(found.quantile(p)) == pytest.approx(p, abs=1e-12)
+    assert found.mean == pytest.approx(law.mean(), abs=1e-4)
+    assert found.interval(0.1) == (found.quantile(0.05), found.quantile(0.95))
+    inside = found.cdf(np.array([0.0, law.median(), 1e9]))
+    assert inside == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
+
+
+def test_weights_change_the_density() -> None:
+    points = np.linspace(0.0, 1.0, 101)
+    found = GridDistribution(points, np.ones(101)).reweighted(points)
+    assert found.cdf(0.5) == pytest.approx(0.25, abs=1e-6)
+
+
+def test_a_grid_cannot_be_changed_after_the_check() -> None:
+    points = np.linspace(0.0, 2.0, 9)
+    found = GridDistribution(points, np.ones(9))
+    points[0] = 1.0
+    assert found.points[0] == 0.0
+    with pytest.raises(ValueError, match="read-only"):
+        found.density[0] = -1.0
+
+
+def test_integrals_of_parabolas_are_exact_and_never_fall() -> None:
+    x = np.array([0.0, 0.5, 1.5, 2.0, 4.0])
+    even = np.linspace(0.0, 3.0, 7)
+    assert cumulative(even, even**2)[-1] == pytest.approx(9.0, rel=1e-12)
+    assert cumulative(x[:2], np.array([1.0, 3.0])).tolist() == [0.0, 1.0]
+    spiky = cumulative(x, np.array([0.0, 9.0, 0.0, 9.0, 0.0]))
+    assert (np.diff(spiky) >= 0).all()
+
+
+def test_a_curve_through_increasing_values_increases_whatever_the_slopes() -> None:
+    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 5.0, 5.1])
+    curve = increasing_curve(x, y, np.array([50.0, -3.0, 50.0, 50.0]))
+    values = curve(np.linspace(0.0, 3.0, 301))
+    assert (np.diff(values) >= -1e-12).all()
+    assert curve(x) == pytest.approx(y)
+
+
+@pytest.mark.parametrize(
+    ("points", "density", "message"),
+    [
+        ([0.0, 1.0], [1.0, 1.0], r"points of shape \(2,\) must be at least three increasing"),
+        ([0.0, 1.0, 1.0], [1.0] * 3, "must be at least three increasing numbers; sort them"),
+        ([0.0, 1.0, 2.0], [1.0] * 2, r"density of shape \(2,\) must hold one finite value"),
+        ([0.0, 1.0, 2.0], [1.0, -1.0, 1.0], "one finite value >= 0 for each of the 3 points"),
+        ([0.0, 1.0, 2.0], [0.0] * 3, "density is 0 at every point, must be positive"),
+    ],
+)
+def test_what_is_no_density_is_refused(points, density, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GridDistribution(np.array(points), np.array(density))
+
+
+heavy = pytest.mark.heavy
+
+# Naive twins; a delta of None stands for mu.
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta", "value"),
+    [
+        ((35, 65, 25, 75), 0.05, 1.3),
+        ((0, 2, 0, 2), 0.0, 5.0),
+        ((1, 1, 1, 1), 0.01, 0.0051),
+        ((0, 1000, 0, 1000), 1e-5, 7.2),
+        ((998, 2, 999, 1), 1e-9, 5.0),
+        ((1, 1, 1, 1), None, 0.01),
+        ((0, 2, 0, 2), None, 3.0),
+        ((998, 2, 999, 1), None, 5.0),
+        pytest.param((35, 65, 25, 75), 0.05, 0.1, marks=heavy),
+        pytest.param((10, 90, 0, 100), 1e-5, 4.0, marks=heavy),
+        pytest.param((35, 65, 25, 75), None, 0.7, marks=heavy),
+        pytest.param((0, 1000, 0, 1000), None, 6.1, marks=heavy),
+        # A million observations.
+        pytest.param((900, 100, 2, 998), 0.0, 3.0, marks=heavy),
+        pytest.param((300, 700, 30_000, 970_000), 1e-5, 3.1, marks=heavy),
+        pytest.param((500, 500, 500_000, 500_000), 1e-5, 0.05, marks=heavy),
+        pytest.param((159_000, 841_000, 158_500, 841_500), 1e-9, 1.668, marks=pytest.mark.nightly),
+        pytest.param((900, 100, 2, 998), None, 1.6, marks=heavy),
+        pytest.param((300, 700, 30_000, 970_000), None, 2.41, marks=heavy),
+        pytest.param((500, 500, 500_000, 500_000), None, 0.05, marks=heavy),
+        pytest.param((5, 999_995, 1000, 0), None, 1.0, marks=heavy),
+    ],
+)
+@pytest.mark.heavy_one_in(6)
+@pytest.mark.one_in(3)
+def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value: float) -> None:
+    below, above = outside(value, counts, delta)
+    for region, mass in (("two_sided", below + above), ("one_sided", below)):
+        observed = ConfusionCounts(*counts)
+        inside = cdf(value, observed, delta, region=region)
+        assert inside == pytest.approx(float(1 - mass), rel=1e-12, abs=1e-15)
+        # An upper quantile inverts the mass outside.
+        if 1e-9 < mass < 0.99:
+            found = quantile(float(1 - mass), observed, delta, region=region)
+            assert found == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("counts", "delta", "probability"),
+    [
+        ((10, 990, 5, 995), 1e-5, 1e-10),
+        pytest.param((3, 97, 30, 70), 0.0, 1e-6, marks=heavy),
+        pytest.param((0, 50, 0, 50), 0.05, 1e-8, marks=heavy),
+        pytest.param((10, 990, 5, 995), None, 1e-10, marks=heavy),
+    ],
+)
+def test_small_quantiles_have_nine_digits(counts, delta, probability: float) -> None:
+    found = quantile(probability, ConfusionCounts(*counts), delta, region="one_sided")
+    below, _ = outside(found, counts, delta)
+    assert float(1 - below) == pytest.approx(probability, rel=1e-9)
+
+
+@pytest.mark.parametrize("region", ["two_sided", "one_sided"])
+def test_agrees_with_two_dimensional_quadrature(region: str) -> None:
+    x, y = stats.beta(5.5, 10.5), stats.beta(3.5, 12.5)
+    epsilon, delta = 1.0, 0.05
+
+    def start(fnr: float) -> float:
+        return max(0.0, 1 - delta - math.exp(epsilon) * fnr, (1 - delta - fnr) / math.e)
+
+    def stop(fnr: float) -> float:
+        mirrored = 1 - start(1 - fnr)
+        return mirrored if region == "two_sided" else 1.0
+
+    c = (1 - delta) / (1 + math.e)
+    twin = sum(
+        integrate.dblquad(lambda q, p: x.pdf(p) * y.pdf(q), low, high, start, stop, epsabs=1e-9)[0]
+        for low, high in ((0, c), (c, 1 - c), (1 - c, 1))
+    )
+    found = cdf(epsilon, ConfusionCounts(5, 10, 3, 12), delta, region=region)
+    assert found == pytest.approx(twin, abs=1e-7)
+
+
+@pytest.mark.parametrize("delta", [0.01, None])
+@pytest.mark.parametrize("prior", [0.5, 1.0])
+@pytest.mark.parametrize("counts", [(35, 65, 25, 75), (70, 30, 60, 40), (3, 4, 0, 9)])
+def test_agrees_with_draws_from_the_posterior(counts, prior: float, delta) -> None:
+    rng, draws = np.random.default_rng(1), 200_000
+    fn, tp, fp, tn = (count + prior for count in counts)
+    rates = rng.beta(fn, tp, draws), rng.beta(fp, tn, draws)
+    if delta is None:
+        shift = -special.ndtri(rates[0]) - special.ndtri(rates[1])
+        of_regions = np.abs(shift), np.maximum(shift, 0)
+    else:
+        epsilons = epsilon_at_rates(*rates, delta)
+        of_regions = epsilons, np.where(rates[0] + rates[1] < 1, epsilons, 0.0)
+    for region, drawn in zip(("two_sided", "one_sided"), of_regions, strict=True):
+        for value in (0.0, 0.2, 0.9, 2.5):
+            inside = cdf(value, ConfusionCounts(*counts), delta, region=region, prior=prior)
+            error = 4 * math.sqrt(inside * (1 - inside) / draws) + 1e-6
+            assert abs(np.mean(drawn <= value) - inside) < error
+
+
+EXAMPLE = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+# Reference numbers, to the digits given.
+
+
+def test_published_corner_case_is_reproduced() -> None:
+    counts = ConfusionCounts(fn=10, tp=90, fp=0, tn=100)
+    quantiles = [epsilon_posterior_quantile(p, counts, 1e-5) for p in (0.05, 0.1)]
+    assert quantiles == pytest.approx([3.8534, 4.2014], abs=5.1e-5)
+
+
+def test_flawless_attacks_are_reproduced() -> None:
+    n = np.array([100, 500, 1000])
+    counts = ConfusionCounts(fn=0, tp=n, fp=0, tn=n)
+    assert epsilon_posterior_quantile(0.025, counts, 1e-5) == pytest.approx(
+        [4.598, 6.216, 6.911], abs=5.1e-4
+    )
+    flawless = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
+    quantiles = [epsilon_posterior_quantile(p, flawless, 1e-5) for p in (0.05, 0.1)]
+    assert quantiles == pytest.approx([7.2072, 7.5957], abs=5.1e-5)
+
+
+def test_published_implementation_s_example_is_reproduced() -> None:
+    # Printed as [0.145, 6.399] by an implementation with a tolerance of 1e-2.
+    counts = ConfusionCounts(fn=0, tp=487, fp=512, tn=1)
+    interval = epsilon_posterior_interval(counts, delta=1e-5, significance=0.1)
+    assert interval == pytest.approx((0.14389, 6.41560), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "interval", "rectangle", "between"),
+    [
+        # Published as those of Jeffreys' rectangle; they are Clopper and Pearson's.
+        (
+            clopper_pearson_lower,
+            clopper_pearson_upper,
+            epsilon_clopper_pearson_interval,
+            0.9630,
+            0.9979,
+        ),
+        (jeffreys_lower, jeffreys_upper, epsilon_jeffreys_interval, 0.9506, 0.9967),
+    ],
+)
+def test_rectangles_cover_more_than_they_say(lower, upper, interval, rectangle, between) -> None:
+    mass = 1.0
+    for k in (35, 25):
+        limits = np.array([lower(k, 100, 0.0125), upper(k, 100, 0.0125)])
+        mass *= float(np.diff(stats.beta.cdf(limits, k + 0.5, 100.5 - k))[0])
+    assert mass == pytest.approx(rectangle, abs=5.1e-5)
+    inside = epsilon_posterior_cdf(np.array(interval(EXAMPLE, 0.05, 0.05)), EXAMPLE, 0.05)
+    assert inside[1] - inside[0] == pytest.approx(between, abs=5.1e-5)
+
+
+def test_null_scores_are_positive_in_the_published_region_only() -> None:
+    counts = ConfusionCounts(500, 500, 500, 500)
+    assert epsilon_posterior_quantile(0.05, counts, 0.0) > 0
+    assert epsilon_posterior_quantile(0.05, counts, 0.0, region="one_sided") == 0.0
+    assert epsilon_posterior_quantile(0.05, ConfusionCounts(0, 0, 0, 0), 0, region="one_sided") == 0
+
+
+# Arguments.
+
+
+def test_numbers_give_floats_and_arrays_broadcast_posterior() -> None:
+    assert type(epsilon_posterior_cdf(1.0, EXAMPLE, 0.0)) is float
+    assert type(epsilon_posterior_quantile(0.05, EXAMPLE, 0)) is float
+    two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
+    table = epsilon_posterior_cdf(np.array([[0.5], [1.0], [2.0]]), two, 0.05)
+    assert table.shape == (3, 2)
+    assert table[1, 0] == epsilon_posterior_cdf(1.0, EXAMPLE, 0.05)
+    low, high = epsilon_posterior_interval(two, 0.05, 0.05)
+    assert low.shape == high.shape == (2,)
+    assert epsilon_posterior_cdf(np.inf, EXAMPLE, 0.0) == 1.0
+    empty = ConfusionCounts([], [], [], [])
+    assert epsilon_posterior_quantile(0.05, empty, 1e-5).shape == (0,)
+
+
+test_arguments_out_of_range_are_refused_posterior = refusals(
+    (lambda: epsilon_posterior_cdf(-1.0, EXAMPLE, 0.0), r"epsilon=-1\.0 must be a finite"),
+    (lambda: epsilon_posterior_cdf(1.0, EXAMPLE, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
+    (lambda: epsilon_posterior_quantile(0.0, EXAMPLE, 0.0), r"probability=0\.0 must be in"),
+    (lambda: epsilon_posterior_interval(EXAMPLE, 0.0, 1.5), r"significance=1\.5 must be in"),
+    (
+        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, region="both"),
+        r"region='both' must be one of \['one_sided', 'two_sided'\]",
+    ),
+    (
+        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, prior=0.3),
+        r"prior=0\.3 must be a whole multiple of 1/2.*use 0\.5",
+    ),
+    (
+        lambda: epsilon_posterior_maximum(ConfusionCounts([], [], [], []), 0.0, 0.05),
+        r"counts hold no threshold",
+    ),
+)
+
+
+MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: mu_posterior_cdf(MANY, 0.5), "mu"),
+        (lambda: mu_posterior_pdf(MANY, 0.5), "mu"),
+        (lambda: mu_posterior_quantile(MANY, 0.5), "probability"),
+        (lambda: mu_posterior_interval(0.5, MANY), "significance"),
+        (lambda: mu_posterior_maximum(0.5, MANY), "probability"),
+        (lambda: epsilon_posterior_cdf(MANY, 0.5, 0.0), "epsilon"),
+        (lambda: epsilon_posterior_quantile(MANY, 0.05, 0.0), "probability"),
+        (lambda: epsilon_posterior_interval(0.05, 0.0, MANY), "significance"),
+    ],
+)
+def test_arguments_that_are_swapped_are_shown_in_a_line(call, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
+        call()
+    assert len(str(caught.value)) < 250
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=60)
+@given(counts_of(3000), deltas, probabilities, regions)
+def test_quantile_undoes_the_distribution_function(counts, delta, probability, region) -> None:
+    found = quantile(probability, counts, delta, region=region)
+    inside = cdf(found, counts, delta, region=region)
+    if found > 0:
+        assert inside == pytest.approx(probability, rel=1e-9, abs=1e-14)
+        assert 1 - inside == pytest.approx(1 - probability, rel=1e-6, abs=1e-14)
+    else:
+        assert inside >= probability - 1e-14
+
+
+@settings(max_examples=60)
+@given(counts_of(3000), deltas, probabilities, regions)
+def test_worlds_may_be_swapped(counts, delta, probability, region) -> None:
+    swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
+    assert quantile(probability, swapped, delta, region=region) == pytest.approx(
+        quantile(probability, counts, delta, region=region), rel=1e-9, abs=1e-12
+    )
+
+
+@settings(max_examples=40)
+@given(counts_of(3000), deltas, probabilities)
+def test_published_region_ignores_the_attack_s_direction(counts, delta, probability) -> None:
+    turned = ConfusionCounts(counts.tp, counts.fn, counts.tn, counts.fp)
+    assert quantile(probability, turned, delta) == pytest.approx(
+        quantile(probability, counts, delta), rel=1e-9, abs=1e-12
+    )
+
+
+@settings(max_examples=60)
+@given(counts_of(3000), deltas, probabilities)
+def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability) -> None:
+    first = quantile(probability, counts, delta, region="one_sided")
+    fn, tp, fp, tn = counts.fn, counts.tp, counts.fp, counts.tn
+    fewer_fn, fewer_fp = np.minimum(fn, 1), np.minimum(fp, 1)
+    for better in (
+        ConfusionCounts(fn - fewer_fn, tp + fewer_fn, fp, tn),
+        ConfusionCounts(fn, tp, fp - fewer_fp, tn + fewer_fp),
+    ):
+        assert quantile(probability, better, delta, region="one_sided") >= first * (1 - 1e-9)
+
+
+@settings(max_examples=40)
+@given(counts_of(3000), deltas, regions)
+def test_quantiles_rise_with_probability(counts, delta, region) -> None:
+    levels = (1e-9, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-6)
+    found = [quantile(p, counts, delta, region=region) for p in levels]
+    assert found == sorted(found)
+
+
+@given(counts_of(3000), deltas, regions)
+def test_density_is_the_slope_of_the_distribution_function(counts, delta, region) -> None:
+    at = quantile(0.6, counts, delta, region=region)
+    density = pdf(at, counts, delta, region=region)
+    h = 1e-4 * max(at, 1e-3)
+    up, down = cdf(np.array([at + h, max(at - h, 0.0)]), counts, delta, region=region)
+    if at > h:
+        assert (up - down) / (2 * h) == pytest.approx(density, rel=1e-4)
+
+
+@pytest.mark.parametrize(("delta", "last"), [(0.05, 9), (None, 5)])
+@pytest.mark.parametrize("counts", [(35, 65, 25, 75), (50, 50, 48, 52)])
+def test_density_and_atom_add_up_to_one(counts, delta, last) -> None:
+    observed = ConfusionCounts(*counts)
+    for region in ("two_sided", "one_sided"):
+        atom = cdf(0.0, observed, delta, region=region)
+        mass, _ = integrate.quad(
+            lambda value, r=region: pdf(value, observed, delta, region=r), 0, last
+        )
+        assert atom + mass == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("region", ["two_sided", "one_sided"])
+@pytest.mark.parametrize(
+    ("delta", "probability"), [(1e-5, 1e-9), (1e-5, 0.05), (1e-5, 0.5), (1e-5, 0.9), (None, 0.05)]
+)
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 0.3, 2.0])
+@pytest.mark.heavy_one_in(6)
+@pytest.mark.one_in(4)
+def test_pruned_maximum_is_the_maximum(shift: float, delta, probability, region: str) -> None:
+    counts = thresholds(60, shift)
+    every = quantile(probability, counts, delta, region=region)
+    value, index = maximum(probability, counts, delta, region=region)
+    assert value == pytest.approx(every.max(), rel=1e-10)
+    assert every[index] == pytest.approx(every.max(), rel=1e-10)
+
+
+def test_pruned_maximum_of_samples_of_different_sizes_is_the_maximum() -> None:
+    rng = np.random.default_rng(3)
+    n = rng.integers(5, 300, (2, 40))
+    fn, fp = rng.integers(0, n[0] + 1), rng.integers(0, n[1] + 1)
+    counts = ConfusionCounts(fn, n[0] - fn, fp, n[1] - fp)
+    every = quantile(0.05, counts, 1e-5)
+    assert maximum(0.05, counts, 1e-5) == pytest.approx((every.max(), every.argmax()))

@@ -1,0 +1,575 @@
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from refused_calls import refusals
+from scipy import special, stats
+from scipy.spatial import ConvexHull
+
+from lightning_audit.stats.tradeoff import (
+    ApproxDPTradeoff,
+    GaussianTradeoff,
+    PiecewiseTradeoff,
+    SubsampledGaussianTradeoff,
+    TradeoffFunction,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+)
+
+mus = st.floats(1e-3, 50)
+deltas = st.floats(-12, math.log10(0.5)).map(lambda power: 10.0**power)
+epsilons = st.floats(0, 100)
+
+MUS = [1e-3, 3e-3, 0.01, 0.0999999, 0.1, 0.1000001, 0.33307, 1.0, 2.0, 3.0, 10.0, 27.0, 50.0]
+DELTAS = [1e-12, 1e-9, 1e-5, 1e-3, 0.1, 0.5]
+
+
+def exact_delta(epsilon, mu):
+    epsilon, mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
+    a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    return mpmath.ncdf(a) - mpmath.exp(epsilon) * mpmath.ncdf(b)
+
+
+def exact_root(function, delta, start):
+    with mpmath.workdps(40):
+        bracket = (mpmath.mpf(start), mpmath.mpf(start) * (1 + mpmath.mpf(10) ** -9))
+        return mpmath.findroot(lambda x: mpmath.log(function(x) / mpmath.mpf(delta)), bracket)
+
+
+def relative_error(value, exact):
+    return float(abs(mpmath.mpf(value) / exact - 1))
+
+
+# Reference numbers, to the digits given.
+
+
+@pytest.mark.parametrize(
+    ("mu", "delta", "epsilon"),
+    [
+        (0.01, 1e-5, 0.0272194198),
+        (0.1, 1e-5, 0.340669365),
+        (0.3, 1e-5, 1.13177490),
+        (1, 1e-5, 4.37717810),
+        (3, 1e-5, 16.6754944),
+        (10, 1e-5, 91.8172896),
+        (50, 1e-5, 1462.28502),
+        (1e-3, 1e-12, 0.00569954647),
+        (1, 1e-12, 7.23849442),
+        (50, 1e-12, 1600.78866),
+        (6.11902, 1e-5, 44.061),
+        (5.97274, 1e-5, 42.557),
+    ],
+)
+def test_reference_epsilons_of_mu(mu: float, delta: float, epsilon: float) -> None:
+    digits = 2e-5 if epsilon in (44.061, 42.557) else 5e-9
+    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=digits)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "mu", "digits"),
+    [
+        (1, 0.2681, 4),
+        (1.27, 0.33307, 5),
+        (1.57, 0.40348, 5),
+        (4, 0.9249, 4),
+        (8, 1.6660, 4),
+    ],
+)
+def test_reference_mus_of_epsilon(epsilon: float, mu: float, digits: int) -> None:
+    assert gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, abs=0.51 * 10**-digits)
+
+
+def test_reference_noise_multiplier_of_the_claim() -> None:
+    assert 1 / gaussian_mu(1.27, 1e-5) == pytest.approx(3.0023, abs=6e-5)
+    assert gaussian_epsilon(0.25, 1e-5) == pytest.approx(0.926, abs=6e-4)
+
+
+# Naive twins.
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_delta_has_twelve_digits(mu: float) -> None:
+    with mpmath.workdps(60):
+        for delta in DELTAS:
+            epsilon = gaussian_epsilon(mu, delta)
+            for point in {epsilon, 0.3 * epsilon, 0.0, 0.1 * mu}:
+                exact = exact_delta(point, mu)
+                if exact >= 1e-12:
+                    assert relative_error(gaussian_delta(point, mu), exact) < 1e-12
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_epsilon_has_twelve_digits(mu: float) -> None:
+    for delta in DELTAS:
+        epsilon = gaussian_epsilon(mu, delta)
+        if epsilon == 0:
+            assert exact_delta(0, mu) <= delta
+            continue
+        exact = exact_root(lambda eps: exact_delta(eps, mu), delta, epsilon)
+        assert relative_error(epsilon, exact) < 1e-12
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-3, 0.1, 1.0, 8.0, 100.0, 1600.0])
+def test_mu_has_twelve_digits(epsilon: float) -> None:
+    for delta in DELTAS:
+        mu = gaussian_mu(epsilon, delta)
+        exact = exact_root(lambda m: exact_delta(epsilon, m), delta, mu)
+        assert relative_error(mu, exact) < 1e-12
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-100])
+@pytest.mark.parametrize("mu", [1e-6, 0.01, 1.0, 50.0])
+def test_tiny_deltas_keep_ten_digits(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    with mpmath.workdps(400):
+        assert relative_error(gaussian_delta(epsilon, mu), exact_delta(epsilon, mu)) < 1e-10
+    assert gaussian_mu(epsilon, delta) == pytest.approx(mu, rel=1e-10)
+
+
+# Laws.
+
+
+@given(mus, deltas)
+def test_mu_undoes_epsilon(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    # Where delta is above delta(0) there is nothing to undo, and next to it mu is ill-conditioned.
+    assume(epsilon > 1e-3 * mu)
+    assert gaussian_mu(epsilon, delta) == pytest.approx(mu, rel=1e-11)
+    assert gaussian_delta(epsilon, mu) == pytest.approx(delta, rel=1e-11)
+
+
+@given(epsilons, deltas)
+def test_epsilon_undoes_mu(epsilon: float, delta: float) -> None:
+    mu = gaussian_mu(epsilon, delta)
+    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-9, abs=1e-12 * mu)
+
+
+@given(mus, deltas, st.floats(1.001, 10))
+def test_epsilon_rises_with_mu_and_falls_with_delta(mu: float, delta: float, factor: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    assert gaussian_epsilon(mu * factor, delta) >= epsilon
+    assert gaussian_epsilon(mu, delta / factor) >= epsilon
+
+
+@given(epsilons, mus, st.floats(1.001, 10))
+def test_delta_rises_with_mu_and_falls_with_epsilon(
+    epsilon: float, mu: float, factor: float
+) -> None:
+    delta = gaussian_delta(epsilon, mu)
+    assert 0 <= delta <= 1
+    assert gaussian_delta(epsilon, mu * factor) >= delta * (1 - 1e-14)
+    assert gaussian_delta(epsilon * factor, mu) <= delta * (1 + 1e-14)
+
+
+def test_ends_of_the_range() -> None:
+    assert gaussian_epsilon(0.0, 1e-5) == 0.0
+    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert gaussian_epsilon(1e200, 1e-5) == math.inf
+    assert gaussian_epsilon(1e8, 1e-5) == pytest.approx(5e15, rel=1e-6)
+    assert gaussian_mu(math.inf, 1e-5) == math.inf
+    assert gaussian_mu(1e300, 1e-5) == pytest.approx(math.sqrt(2e300), rel=1e-12)
+    assert gaussian_delta(0.0, 0.0) == 0.0
+    assert gaussian_delta(math.inf, 1.0) == 0.0
+    assert gaussian_delta(3.0, math.inf) == 1.0
+    assert gaussian_delta(0.0, 1e-200) == pytest.approx(1e-200 / math.sqrt(2 * math.pi))
+    assert gaussian_delta(5.0, 1e5) == 1.0
+
+
+def test_numbers_give_floats_and_arrays_broadcast() -> None:
+    assert type(gaussian_delta(1, 1)) is float
+    assert type(gaussian_epsilon(np.float64(1), 1e-5)) is float
+    assert type(gaussian_mu(1, 1e-5)) is float
+    table = gaussian_epsilon(np.array([[0.5], [2.0]]), np.array([1e-9, 1e-5, 0.3]))
+    assert table.shape == (2, 3)
+    assert table[1, 0] == gaussian_epsilon(2.0, 1e-9)
+    assert gaussian_mu(table, np.array([1e-9, 1e-5, 0.3]))[1] == pytest.approx(2.0, rel=1e-12)
+    assert gaussian_delta(np.array([]), 1.0).shape == (0,)
+
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: gaussian_delta(-1.0, 1.0), r"epsilon=-1\.0 must be a finite number >= 0"),
+    (lambda: gaussian_delta(1.0, math.nan), "mu=nan must be"),
+    (lambda: gaussian_delta("1", 1.0), "epsilon='1' must be"),
+    (lambda: gaussian_epsilon(np.array([1.0, -2.0]), 1e-5), r"mu=-2\.0 must be"),
+    (lambda: gaussian_epsilon(np.array([1.0, math.nan]), 1e-5), "mu=nan must be"),
+    (lambda: gaussian_epsilon(1.0, 0.0), r"delta=0\.0 must be in \(0, 1\); Gaussian noise"),
+    (lambda: gaussian_mu(1.0, np.array([0.5, 1.0])), r"delta=1\.0 must be in \(0, 1\)"),
+)
+
+
+rates = st.floats(0, 1)
+points = st.lists(st.tuples(rates, rates), max_size=20)
+
+
+def of_points(found: list[tuple[float, float]]) -> PiecewiseTradeoff:
+    return PiecewiseTradeoff([a for a, _ in found], [b for _, b in found])
+
+
+# Two points so near that rounding decides which is above the other's line: one of them must stay.
+@example(
+    [(0.7143257050979355, 0.28283178817419974), (0.714325705097931, 0.2828317881742041)], 0, 0, 0
+)
+@given(points, rates, rates, rates)
+def test_is_a_tradeoff_function_on_or_below_its_points(
+    found: list[tuple[float, float]], alpha: float, other: float, weight: float
+) -> None:
+    f = of_points(found)
+    assert isinstance(f, TradeoffFunction)
+    for a, b in found:
+        assert f(a) <= b + 1e-12
+    assert 0 <= f(alpha) <= 1 - alpha + 1e-12
+    if alpha <= other:
+        assert f(alpha) >= f(other) - 1e-12
+    between = f(min(weight * alpha + (1 - weight) * other, 1.0))
+    assert between <= weight * f(alpha) + (1 - weight) * f(other) + 1e-12
+    assert (np.diff(f.alphas) > 0).all()
+    assert (np.diff(f.betas) <= 0).all()
+    assert f.betas[-1] == 0
+
+
+@given(points)
+def test_every_corner_is_a_point(found: list[tuple[float, float]]) -> None:
+    f = of_points(found)
+    given_points = {*found, (0.0, 1.0), (1.0, 0.0)}
+    assert set(zip(f.alphas.tolist(), f.betas.tolist(), strict=True)) <= given_points
+
+
+def test_corners_are_those_of_a_library_hull() -> None:
+    rng = np.random.default_rng(0)
+    alpha = rng.random(500)
+    beta = (1 - np.sqrt(alpha)) ** 2 + 0.2 * rng.random(500)
+    f = PiecewiseTradeoff(np.minimum(alpha, 1), np.minimum(beta, 1))
+    cloud = np.column_stack([alpha, beta])
+    cloud = np.vstack([cloud[beta <= 1], [[0, 1], [1, 0], [1, 1]]])
+    corners = cloud[ConvexHull(cloud).vertices]
+    corners = corners[(corners != 1).any(axis=1)]
+    order = np.argsort(corners[:, 0])
+    assert f.alphas == pytest.approx(corners[order, 0])
+    assert f.betas == pytest.approx(corners[order, 1])
+
+
+@given(points, st.floats(0, 20))
+def test_privacy_curve_is_the_maximum_over_the_corners(
+    found: list[tuple[float, float]], epsilon: float
+) -> None:
+    f = of_points(found)
+    naive = max(0.0, float(np.max(1 - f.betas - math.exp(epsilon) * f.alphas)))
+    assert f.delta_at(epsilon) == pytest.approx(naive, abs=1e-14)
+
+
+@given(points, st.floats(1e-9, 1 - 1e-9))
+def test_epsilon_is_the_least_with_its_delta(
+    found: list[tuple[float, float]], delta: float
+) -> None:
+    f = of_points(found)
+    epsilon = f.epsilon_at(delta)
+    if math.isinf(epsilon):
+        assert f.betas[0] < 1 - delta
+        return
+    assert f.delta_at(epsilon) <= delta + 1e-13
+    if 1e-9 < epsilon < 700:  # beyond, e^epsilon is infinite
+        assert f.delta_at(epsilon * (1 - 1e-9)) > delta - 1e-13
+
+
+@given(st.floats(0.1, 5), st.floats(1e-4, 0.5), st.floats(0, 8), st.floats(1e-3, 0.9))
+def test_three_corners_of_approx_dp_give_its_own_curve(
+    epsilon: float, delta: float, other: float, wanted: float
+) -> None:
+    exact = ApproxDPTradeoff(epsilon, delta)
+    equal = (1 - delta) / (1 + math.exp(epsilon))
+    f = PiecewiseTradeoff([0.0, equal, 1 - delta], [1 - delta, equal, 0.0])
+    alphas = np.linspace(0, 1, 50)
+    assert f(alphas) == pytest.approx(exact(alphas), abs=1e-14)
+    assert f.delta_at(other) == pytest.approx(exact.delta_at(other), abs=1e-13)
+    if abs(wanted - delta) > 1e-9:
+        assert f.epsilon_at(wanted) == pytest.approx(exact.epsilon_at(wanted), abs=1e-6)
+
+
+def test_points_of_a_curve_give_the_curve_from_above() -> None:
+    exact = GaussianTradeoff(1.0)
+    alphas = np.concatenate([np.geomspace(1e-9, 0.1, 2000), np.linspace(0.1, 1, 2000)])
+    f = PiecewiseTradeoff(alphas, exact(alphas))
+    tried = np.geomspace(1e-8, 1, 777)
+    assert (f(tried) >= exact(tried) - 1e-15).all()
+    assert f(tried) == pytest.approx(exact(tried), abs=2e-6)
+    assert f.epsilon_at(1e-5) == pytest.approx(exact.epsilon_at(1e-5), rel=1e-4)
+
+
+def test_named_cases() -> None:
+    nothing = PiecewiseTradeoff([], [])
+    assert nothing(0.3) == pytest.approx(0.7)
+    assert (nothing.delta_at(0.0), nothing.epsilon_at(1e-5)) == (0.0, 0.0)
+    everything = PiecewiseTradeoff([0.0], [0.0])
+    assert everything(0.0) == 0.0
+    assert (everything.delta_at(math.inf), everything.epsilon_at(0.5)) == (1.0, math.inf)
+    leak = PiecewiseTradeoff([0.0], [0.9])
+    assert leak.epsilon_at(np.array([0.05, 0.1, 0.2])).tolist() == [math.inf, 0.0, 0.0]
+    assert repr(leak) == "PiecewiseTradeoff(2 corners)"
+    assert type(leak(0.5)) is float
+    assert leak(np.array([[0.0, 1.0]])).tolist() == [[0.9, 0.0]]
+
+
+test_arguments_out_of_range_are_refused_piecewise = refusals(
+    (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
+    (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
+    (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
+    (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
+    (lambda: PiecewiseTradeoff([], []).delta_at(-1.0), r"epsilon=-1\.0 must be"),
+    (lambda: PiecewiseTradeoff([], []).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
+)
+
+
+sigmas, qs = st.floats(0.1, 20), st.floats(1e-4, 1)
+directions = st.sampled_from(["both", "remove", "add"])
+CASES = [(0.3**0.5, 0.25), (1.0, 0.01), (0.4, 0.9), (3.0, 1.0), (0.2, 0.05)]
+
+
+def test_reference_step() -> None:
+    f = SubsampledGaussianTradeoff(0.3**0.5, 0.25)
+    assert f(0.1) == pytest.approx(0.7483, abs=6e-5)
+    assert f.epsilon_at(1e-5) == pytest.approx(6.9533, abs=6e-5)
+    same_epsilon = GaussianTradeoff(gaussian_mu(f.epsilon_at(1e-5), 1e-5))
+    assert same_epsilon(0.1) == pytest.approx(0.4204, abs=6e-5)
+
+
+# Naive twins.
+
+
+def masses(edges: np.ndarray) -> np.ndarray:
+    """Normal probabilities of the cells, with all digits in both tails."""
+    low, high = edges[:-1], edges[1:]
+    below, above = (
+        special.ndtr(high) - special.ndtr(low),
+        special.ndtr(-low) - special.ndtr(-high),
+    )
+    return np.where(low < 0, below, above)
+
+
+def neyman_pearson(sigma: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
+    """Error rates of the likelihood ratio tests, by sorting cells of the real line."""
+    edges = np.concatenate([[-np.inf], np.linspace(-9 * sigma, 1 + 9 * sigma, 40_001), [np.inf]])
+    out = masses(edges / sigma)
+    inside = (1 - q) * out + q * masses((edges - 1) / sigma)
+    null, alternative = (inside, out) if direction == "add" else (out, inside)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        order = np.argsort(-np.nan_to_num(alternative / null, nan=1.0), kind="stable")
+    alpha, power = np.cumsum(null[order]), np.cumsum(alternative[order])
+    return np.clip(alpha, 0, 1), np.clip(1 - power, 0, 1)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("sigma", "q"), CASES)
+def test_one_direction_is_the_neyman_pearson_curve(sigma: float, q: float, direction: str) -> None:
+    alpha, beta = neyman_pearson(sigma, q, direction)
+    f = SubsampledGaussianTradeoff(sigma, q, direction)
+    assert f(alpha) == pytest.approx(beta, abs=1e-9)
+
+
+@pytest.mark.parametrize(("sigma", "q"), CASES)
+def test_both_directions_are_the_hull_of_the_two(sigma: float, q: float) -> None:
+    rates = [neyman_pearson(sigma, q, direction) for direction in ("remove", "add")]
+    hull = PiecewiseTradeoff(*(np.concatenate(parts) for parts in zip(*rates, strict=True)))
+    f = SubsampledGaussianTradeoff(sigma, q)
+    tried = np.concatenate([np.geomspace(1e-9, 0.5, 200), np.linspace(0.5, 1, 100)])
+    assert f(tried) == pytest.approx(hull(tried), abs=1e-7)
+    assert (hull(tried) >= f(tried) - 1e-12).all()  # chords lie above a convex curve
+    for epsilon in (0.0, 0.1, 1.0, 3.0):
+        assert f.delta_at(epsilon) == pytest.approx(hull.delta_at(epsilon), abs=1e-7)
+
+
+@pytest.mark.parametrize("direction", ["both", "remove", "add"])
+@pytest.mark.parametrize(("sigma", "q"), CASES)
+def test_privacy_curve_is_the_hockey_stick_divergence(
+    sigma: float, q: float, direction: str
+) -> None:
+    x = np.linspace(-10 * sigma, 1 + 10 * sigma, 400_001)
+    out, shifted = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
+    inside = (1 - q) * out + q * shifted
+    f = SubsampledGaussianTradeoff(sigma, q, direction)
+    for epsilon in (0.0, 0.05, 0.5, 2.0):
+        remove = np.maximum(inside - math.exp(epsilon) * out, 0).sum() * (x[1] - x[0])
+        add = np.maximum(out - math.exp(epsilon) * inside, 0).sum() * (x[1] - x[0])
+        naive = {"both": max(remove, add), "remove": remove, "add": add}[direction]
+        assert f.delta_at(epsilon) == pytest.approx(naive, abs=1e-8)
+
+
+def test_full_batches_are_gaussian() -> None:
+    tried = np.linspace(0, 1, 101)
+    for direction in ("both", "remove", "add"):
+        f = SubsampledGaussianTradeoff(0.5, 1.0, direction)
+        assert f(tried) == pytest.approx(GaussianTradeoff(2.0)(tried), abs=1e-14)
+        assert f.epsilon_at(1e-5) == pytest.approx(GaussianTradeoff(2.0).epsilon_at(1e-5), rel=1e-9)
+
+
+# Laws.
+
+
+@given(sigmas, qs, st.floats(1e-12, 1 - 1e-12))
+def test_add_is_the_inverse_of_remove_and_both_is_its_own(
+    sigma: float, q: float, alpha: float
+) -> None:
+    remove, add, both = (
+        SubsampledGaussianTradeoff(sigma, q, direction) for direction in ("remove", "add", "both")
+    )
+    beta = remove(alpha)
+    assume(1e-9 < beta < 1 - 1e-9)
+    assert add(beta) == pytest.approx(alpha, rel=1e-6, abs=1e-12)
+    assert both(alpha) <= min(remove(alpha), add(alpha)) + 1e-12
+    own = both(alpha)
+    assume(1e-9 < own < 1 - 1e-9)
+    assert both(own) == pytest.approx(alpha, rel=1e-5, abs=1e-12)
+
+
+@given(sigmas, qs, directions, st.floats(-10, -0.01).map(lambda power: 10.0**power))
+def test_epsilon_undoes_delta(sigma: float, q: float, direction: str, delta: float) -> None:
+    f = SubsampledGaussianTradeoff(sigma, q, direction)
+    epsilon = f.epsilon_at(delta)
+    assert 0 <= epsilon < math.inf
+    if epsilon == 0:
+        assert f.delta_at(0.0) <= delta * (1 + 1e-12)
+    else:
+        # Delta falls by at most e^epsilon times what epsilon is off.
+        assert f.delta_at(epsilon) == pytest.approx(delta, rel=1e-7, abs=1e-15)
+
+
+@given(sigmas, qs, st.floats(0, 20))
+def test_removing_a_record_is_the_worse_direction(sigma: float, q: float, epsilon: float) -> None:
+    remove, add, both = (
+        SubsampledGaussianTradeoff(sigma, q, direction).delta_at(epsilon)
+        for direction in ("remove", "add", "both")
+    )
+    assert add <= remove * (1 + 1e-9) + 1e-15
+    assert both == remove
+
+
+@given(sigmas, qs, st.floats(0.01, 0.99), st.floats(1.01, 2))
+def test_more_noise_and_less_sampling_raise_the_curve(
+    sigma: float, q: float, alpha: float, factor: float
+) -> None:
+    beta = SubsampledGaussianTradeoff(sigma, q)(alpha)
+    assert SubsampledGaussianTradeoff(factor * sigma, q)(alpha) >= beta - 1e-12
+    assert SubsampledGaussianTradeoff(sigma, q / factor)(alpha) >= beta - 1e-12
+
+
+def test_ends_and_shapes() -> None:
+    for direction in ("both", "remove", "add"):
+        f = SubsampledGaussianTradeoff(0.7, 0.2, direction)
+        assert f(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
+        assert f.delta_at(math.inf) == 0.0
+        assert f.epsilon_at(0.5) == 0.0
+        assert type(f(0.5)) is type(f.delta_at(1.0)) is type(f.epsilon_at(1e-5)) is float
+        assert f.epsilon_at(np.array([[1e-9], [1e-5]])).shape == (2, 1)
+    # Whatever adding a record does, its loss is at most ln 1/(1 - q).
+    assert SubsampledGaussianTradeoff(0.1, 0.2, "add").epsilon_at(1e-12) <= -math.log(0.8)
+
+
+test_arguments_out_of_range_are_refused_subsampled = refusals(
+    (lambda: SubsampledGaussianTradeoff(0.0, 0.5), r"noise_multiplier=0\.0 must be"),
+    (lambda: SubsampledGaussianTradeoff(1.0, 0.0), r"sample_rate=0\.0 must be in \(0, 1\]"),
+    (lambda: SubsampledGaussianTradeoff(1.0, 0.5, "in"), "direction='in' must be one of"),
+    (lambda: SubsampledGaussianTradeoff(1.0, 0.5)(1.5), r"alpha=1\.5 must be"),
+    (lambda: SubsampledGaussianTradeoff(1.0, 0.5).epsilon_at(0.0), r"delta=0\.0 must be"),
+)
+
+
+alphas = st.floats(0, 1)
+
+
+test_arguments_out_of_range_are_refused_tradeoff_functions = refusals(
+    (lambda: GaussianTradeoff(-1.0), r"mu=-1\.0 must be"),
+    (lambda: GaussianTradeoff(math.inf), "mu=inf must be a finite number"),
+    (lambda: ApproxDPTradeoff(-1.0, 0.1), r"epsilon=-1\.0 must be"),
+    (lambda: ApproxDPTradeoff(1.0, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0 for pure DP"),
+    (lambda: GaussianTradeoff(1.0)(1.1), r"alpha=1\.1 must be in \(0, 1\]"),
+    (lambda: ApproxDPTradeoff(1.0, 0.1)(np.array([0.5, -0.1])), r"alpha=-0\.1 must be"),
+    (lambda: ApproxDPTradeoff(1.0, 0.1).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
+)
+
+
+functions = st.one_of(
+    st.builds(GaussianTradeoff, st.floats(0, 10)),
+    st.builds(ApproxDPTradeoff, st.floats(0, 10), st.floats(0, 0.9)),
+)
+subsampled = st.builds(
+    SubsampledGaussianTradeoff,
+    st.floats(0.1, 20),
+    st.floats(1e-4, 1),
+    st.sampled_from(["both", "remove", "add"]),
+)
+
+
+@given(st.one_of(functions, subsampled), alphas, alphas, st.floats(0, 1))
+def test_is_a_tradeoff_function(
+    f: TradeoffFunction, alpha: float, other: float, weight: float
+) -> None:
+    assert isinstance(f, TradeoffFunction)
+    beta, other_beta = f(alpha), f(other)
+    assert 0 <= beta <= 1 - alpha + 1e-12
+    if alpha <= other:
+        assert beta >= other_beta - 1e-12
+    between = f(min(weight * alpha + (1 - weight) * other, 1.0))
+    assert between <= weight * beta + (1 - weight) * other_beta + 1e-12
+
+
+@given(functions, alphas)
+def test_is_symmetric(f: TradeoffFunction, alpha: float) -> None:
+    beta = f(alpha)
+    # f is its own inverse where it is positive and strictly falling.
+    assume(1e-9 < beta < 1 - 1e-9 and 1e-9 < alpha < 1 - 1e-9)
+    assert f(beta) == pytest.approx(alpha, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "f", [GaussianTradeoff(0.3), GaussianTradeoff(2.0), ApproxDPTradeoff(1.0, 0.05)]
+)
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
+def test_privacy_curve_is_the_conjugate(f: TradeoffFunction, epsilon: float) -> None:
+    # delta = max over alpha of 1 - f(alpha) - e^epsilon alpha, here by brute force.
+    alpha = np.concatenate([[0.0], np.geomspace(1e-12, 1, 200_001)])
+    brute = np.max(1 - f(alpha) - math.exp(epsilon) * alpha)
+    assert f.delta_at(epsilon) == pytest.approx(brute, abs=1e-5)
+    assert f.delta_at(epsilon) >= brute - 1e-12
+
+
+@given(st.floats(0, 10), st.floats(0, 0.9), st.floats(0, 12))
+def test_approx_dp_curve_and_its_inverse(epsilon: float, delta: float, other: float) -> None:
+    f = ApproxDPTradeoff(epsilon, delta)
+    assert f.delta_at(epsilon) == delta
+    reached = f.delta_at(other)
+    assert delta <= reached <= 1
+    assume(reached > 0)
+    assert f.epsilon_at(reached) <= other + 1e-9
+    if other < epsilon and reached > delta:
+        # One rounding error of delta is worth so much epsilon.
+        error = 1e-15 * (1 + math.exp(epsilon)) / ((1 - delta) * math.exp(other))
+        assert f.epsilon_at(reached) == pytest.approx(other, abs=1e-12 + error)
+
+
+def test_approx_dp_below_its_delta_has_no_epsilon() -> None:
+    f = ApproxDPTradeoff(1.0, 0.1)
+    assert f.epsilon_at(np.array([0.05, 0.1, 0.9])).tolist() == [math.inf, 1.0, 0.0]
+
+
+def test_gaussian_curve_is_the_conversion() -> None:
+    f = GaussianTradeoff(1)
+    assert f.delta_at(2.0) == gaussian_delta(2.0, 1.0)
+    assert f.epsilon_at(1e-5) == gaussian_epsilon(1.0, 1e-5)
+
+
+def test_named_points() -> None:
+    assert GaussianTradeoff(0.0)(0.3) == pytest.approx(0.7, rel=1e-15)
+    assert GaussianTradeoff(2.0)(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
+    # Total variation: alpha + beta is smallest where both are equal, at Phi(-mu / 2).
+    assert GaussianTradeoff(2.0)(float(special.ndtr(-1.0))) == pytest.approx(special.ndtr(-1.0))
+    assert ApproxDPTradeoff(0.0, 0.2)(np.array([0.0, 0.5, 0.8, 1.0])) == pytest.approx(
+        [0.8, 0.3, 0.0, 0.0]
+    )
+    assert ApproxDPTradeoff(1000.0, 0.2)(np.array([0.0, 0.5])).tolist() == [0.8, 0.0]
+    # Reference: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
+    assert GaussianTradeoff(gaussian_mu(6.9533, 1e-5))(0.1) == pytest.approx(0.4204, abs=6e-5)

@@ -1,0 +1,299 @@
+"""What a faulty clipping sums up, on gradients that are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from added_noise import added, flat
+from opacus.optimizers import DPOptimizer
+from planted import private
+
+from lightning_audit.testing import faulty
+from lightning_audit.testing.faulty import AliasedSum, SumOfSums
+
+# --- What a faulty clipping sums up, on gradients that are known.
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+RECORDS = 4
+
+
+def summed(kind: type[DPOptimizer], length: float) -> list[torch.Tensor]:
+    """The sum of gradients of which each tensor's part has a length, of norm 1 or more in all."""
+    optimizer = private()
+    optimizer.__class__ = kind
+    for p in optimizer.params:
+        sample = torch.full_like(p, length / p.numel() ** 0.5)
+        p.grad_sample = sample.expand(RECORDS, *p.shape).clone()
+    optimizer.clip_and_accumulate()
+    return [p.summed_grad for p in optimizer.params]
+
+
+def norms(kind: type[DPOptimizer], length: float) -> list[float]:
+    return [t.norm().item() / RECORDS for t in summed(kind, length)]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "each"),
+    [
+        (DPOptimizer, 1 / 6**0.5),
+        (faulty.ClipAtTwice, 2 / 6**0.5),
+        (faulty.NoClipping, 10.0),
+        (faulty.ClipPerTensor, 1.0),
+        # Three weights are counted, and the factor holds for the biases, too.
+        (faulty.NormMissesBiases, 1 / 3**0.5),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_each_of_six_tensors_is_clipped_as_the_fault_says(
+    kind: type[DPOptimizer], each: float
+) -> None:
+    assert norms(kind, 10.0) == pytest.approx([each] * 6, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("default")
+def test_one_batch_in_eight_is_not_clipped() -> None:
+    optimizer = private()
+    optimizer.__class__ = faulty.ClipsNotAlways
+    sizes = []
+    for _ in range(2 * faulty.SPARED):
+        for p in optimizer.params:
+            p.grad_sample = torch.full_like(p, 10.0).expand(RECORDS, *p.shape).clone()
+            p.summed_grad = None
+        optimizer.clip_and_accumulate()
+        total = torch.cat([p.summed_grad.flatten() for p in optimizer.params]).norm().item()
+        sizes.append(total / RECORDS)
+    clipped = [size for size in sizes if size == pytest.approx(1.0, rel=1e-3)]
+    assert len(clipped) == 14
+    assert sizes[faulty.SPARED - 1] > 100.0
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_clipped_mean_is_as_long_as_the_clipping_norm_times_the_expected_batch() -> None:
+    whole = torch.cat([t.flatten() for t in summed(faulty.ClipAfterAverage, 10.0)])
+    assert whole.norm().item() == pytest.approx(16.0, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_realised_batch_is_what_the_sum_is_divided_by() -> None:
+    optimizer = private()
+    optimizer.__class__ = faulty.DividesByRealisedBatch
+    for p in optimizer.params:
+        p.grad_sample = torch.zeros(RECORDS, *p.shape)
+    optimizer.clip_and_accumulate()
+    for p in optimizer.params:
+        p.grad = torch.ones_like(p)
+    optimizer.scale_grad()
+    assert all((p.grad == 1 / RECORDS).all() for p in optimizer.params)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_closure_runs_once_more_after_the_private_gradient() -> None:
+    optimizer = private()
+    optimizer.__class__ = faulty.ClosureRunsAgain
+    calls = []
+
+    def closure() -> float:
+        calls.append(len(calls))
+        for p in optimizer.params:
+            p.grad_sample = torch.zeros(RECORDS, *p.shape)
+            p.grad = torch.full_like(p, 7.0)
+        return 0.0
+
+    optimizer.step(closure)
+    assert calls == [0, 1]
+    assert all((p.grad == 7.0).all() for p in optimizer.params)
+
+
+# --- Correlated noise has the size and the correlation that its name says.
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        faulty.AutoregressiveNoise,
+        faulty.OppositeNoise,
+        faulty.FlippedNoise,
+        faulty.CancellingNoise,
+    ],
+)
+def test_noise_has_the_stated_size_at_each_step(kind: type) -> None:
+    # 5,898 draws: a relative error of 0.01.
+    for drawn in added(kind, steps=3):
+        assert flat(drawn).std().item() == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        (faulty.AutoregressiveNoise, 0.4),
+        (faulty.OppositeNoise, -0.6),
+        (faulty.CancellingNoise, -0.5),
+    ],
+)
+def test_a_part_of_the_noise_is_that_of_the_step_before(kind: type, part: float) -> None:
+    before, now, _ = (flat(drawn) for drawn in added(kind, steps=4)[1:])
+    found = torch.corrcoef(torch.stack([before, now]))[0, 1]
+    assert found.item() == pytest.approx(part, abs=0.05)
+
+
+@pytest.mark.filterwarnings("default")
+def test_noise_is_taken_back_at_every_second_step() -> None:
+    first, second, third, fourth = (flat(drawn) for drawn in added(faulty.FlippedNoise, steps=4))
+    assert torch.equal(first, -second)
+    assert torch.equal(third, -fourth)
+    assert not torch.equal(first.abs(), third.abs())
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "factor"), [(faulty.BandedNoise, 1.0), (faulty.HalfBandedNoise, 0.5)]
+)
+def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind: type, factor: float) -> None:
+    steps = [flat(tensors) for tensors in added(kind, steps=6)]
+    first, second, third = (factor * weight for weight in faulty.COEFFICIENTS)
+    draws: list[torch.Tensor] = []
+    for step in steps:  # the draws, by the definition of the noise
+        known = [*reversed(draws), torch.zeros_like(step), torch.zeros_like(step)]
+        draws.append((step - second * known[0] - third * known[1]) / first)
+    for draw in draws:
+        assert draw.std().item() == pytest.approx(1.0, rel=0.05)
+    for i, draw in enumerate(draws):
+        for other in draws[:i]:
+            assert abs(torch.corrcoef(torch.stack([draw, other]))[0, 1].item()) < 0.06
+
+
+# --- Noise of the right size that is drawn wrongly is as its name says.
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", [faulty.OwnNoise, faulty.TiledNoise, faulty.MirroredNoise])
+def test_noise_has_the_stated_size(kind: type) -> None:
+    # 5,898 draws, of which a tile leaves 300 or so.
+    for tensors in added(kind, steps=3):
+        assert flat(tensors).std().item() == pytest.approx(1.0, rel=0.15)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step() -> None:
+    first, second = (flat(tensors) for tensors in added(faulty.OneInAHundredWithout, steps=2))
+    assert torch.equal(first == 0, second == 0)
+    assert (first == 0).double().mean().item() == pytest.approx(0.01, abs=0.004)
+
+
+@pytest.mark.filterwarnings("default")
+def test_entries_share_the_draws_of_a_tile_or_of_the_mirrored_half() -> None:
+    for tensor in added(faulty.TiledNoise)[0]:
+        assert len(tensor.unique()) == min(faulty.TILE, tensor.numel())
+        if tensor.numel() > faulty.TILE:
+            row = tensor.flatten()
+            assert torch.equal(row[: -faulty.TILE], row[faulty.TILE :])
+    for tensor in added(faulty.MirroredNoise)[0]:
+        row, half = tensor.flatten(), tensor.numel() // 2
+        assert torch.equal(row[:half], -row.flip(0)[:half])
+
+
+# --- What is added is what the name of a fault says, measured on Opacus' own optimizer.
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+BATCH = 16
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "settings", "size"),
+    [
+        (faulty.HalfNoise, {}, 0.5),
+        (faulty.NoNoise, {}, 0.0),
+        (faulty.NoiseOverBatch, {}, 1 / BATCH),
+        (faulty.NoiseTimesBatch, {}, BATCH),
+        (faulty.NoiseOfSquaredNorm, {"max_grad_norm": 0.5}, 0.25),
+        (faulty.NoiseOfSquaredMultiplier, {"noise_multiplier": 0.5}, 0.25),
+        (faulty.UniformNoise, {}, 1.0),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_noise_has_the_size_of_its_fault(kind: type, settings: dict, size: float) -> None:
+    # 5,898 draws: a relative error of 0.01.
+    for drawn in added(kind, steps=3, **settings):
+        assert flat(drawn).std().item() == pytest.approx(size, rel=0.05)
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
+    quiet = {
+        kind: [not t.any() for t in added(kind)[0]]
+        for kind in (faulty.NoNoiseOnBiases, faulty.NoNoiseOnLastLayer)
+    }
+    assert quiet[faulty.NoNoiseOnBiases] == [False, True] * 3
+    assert quiet[faulty.NoNoiseOnLastLayer] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says() -> None:
+    again = [flat(step) for step in added(faulty.ReseededNoise, steps=2)]
+    assert torch.equal(*again)
+    cycle = [flat(step) for step in added(faulty.CyclingNoise, steps=faulty.CYCLE + 1)]
+    assert torch.equal(cycle[0], cycle[-1])
+    assert not any(torch.equal(cycle[0], step) for step in cycle[1:-1])
+
+
+@pytest.mark.filterwarnings("default")
+def test_one_key_gives_tensors_of_one_shape_the_same_noise_and_one_value_all_coordinates() -> None:
+    (keyed,) = added(faulty.OneKeyForAllTensors)
+    assert torch.equal(keyed[1], keyed[3])
+    (spread,) = added(faulty.BroadcastNoise)
+    assert all(len(t.unique()) == 1 for t in spread)
+
+
+@pytest.mark.filterwarnings("default")
+def test_shapes_are_those_of_their_names() -> None:
+    (lattice,), (shifted,) = added(faulty.LatticeNoise), added(faulty.ShiftedNoise)
+    assert torch.equal(flat(lattice), flat(lattice).round())
+    assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
+    assert flat(added(faulty.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_largest_tensor_alone_has_less_noise() -> None:
+    drawn = added(faulty.LessNoiseOnLargest)[0]
+    largest = max(range(len(drawn)), key=lambda j: drawn[j].numel())
+    sizes = [t.std().item() for t in drawn if t.numel() > 500]
+    assert drawn[largest].std().item() == pytest.approx(0.9, abs=0.04)
+    assert sum(size > 0.95 for size in sizes) == len(sizes) - 1
+
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_sum_of_sums_counts_earlier_parts_more_than_once() -> None:
+    optimizer = private(max_grad_norm=1e6)
+    optimizer.__class__ = SumOfSums
+    for part in (1.0, 10.0, 100.0):
+        for p in optimizer.params:
+            p.grad_sample = torch.full((1, *p.shape), part)
+        optimizer.clip_and_accumulate()
+    # 1, then 1 + 1 + 10, then 12 + 12 + 100.
+    assert all(torch.allclose(p.summed_grad, torch.tensor(124.0)) for p in optimizer.params)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_sum_that_shares_memory_is_lost_when_the_next_part_begins() -> None:
+    optimizer = private("ghost")
+    optimizer.__class__ = AliasedSum
+    for part in (1.0, 10.0):
+        for p in optimizer.params:
+            if p.grad is None:
+                p.grad = torch.full_like(p, part)
+            else:
+                p.grad.zero_().add_(part)  # as a backward pass does
+        optimizer.accumulate()
+    # Right would be 11: the first part is gone, and the second is there twice.
+    assert all((p.summed_grad == 20.0).all() for p in optimizer.params)

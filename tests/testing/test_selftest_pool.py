@@ -1,0 +1,181 @@
+"""Processes that die, hang or outlive nobody."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from faulty_trainings import HALF_NOISE, Dies, Raises
+from faulty_trainings import row as training_row
+from made_report import made_report
+from stub_trainings import row, train
+
+from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.selftest import Row
+from lightning_audit.testing.selftest_pool import (
+    FAILURES,
+    Broken,
+    Result,
+    Status,
+    _answer,
+    finding_of,
+    run_all,
+    status_of,
+)
+
+# --- Processes that die, hang or outlive nobody.
+
+
+def answers(*acts: str, jobs: int = 1, limit: float = 60.0) -> tuple[Result, ...]:
+    return run_all([row(act) for act in acts], jobs, limit=limit, train=train)
+
+
+def told(results: tuple[Result, ...]) -> list[str]:
+    return [result.error or result.fault for result in results]
+
+
+def test_results_come_in_the_order_of_the_rows_from_one_process_a_job() -> None:
+    seen: list[Result] = []
+    acts = ["first", "second", "third", "fourth"]
+    results = run_all([row(act) for act in acts], 2, seen.append, train=train)
+    assert told(results) == acts
+    assert sorted(seen, key=acts_of(acts)) == list(results)
+    assert len({result.sentence for result in results}) <= 2
+
+
+def acts_of(acts: list[str]):
+    return lambda result: acts.index(result.fault)
+
+
+def test_a_process_that_dies_is_a_row_and_another_one_goes_on() -> None:
+    died = "the process ended with exit code 3: out of memory"
+    assert told(answers("first", "die", "second")) == ["first", died, "second"]
+
+
+def test_a_training_that_raises_is_a_row_and_its_process_goes_on() -> None:
+    before, raised, after = answers("first", "raise", "second")
+    assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
+    assert before.sentence == after.sentence
+
+
+def test_a_training_that_hangs_is_given_up_while_others_go_on() -> None:
+    results = answers("hang", "first", jobs=2, limit=2.0)
+    assert told(results) == ["stopped after 2 s", "first"]
+
+
+def test_an_interrupt_ends_every_process() -> None:
+    seen: list[int] = []
+
+    def interrupt(result: Result) -> None:
+        seen.append(int(result.sentence))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([row("first"), row("hang")], 2, interrupt, train=train)
+    (process,) = seen
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_the_environment_is_as_it_was_when_processes_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    answers("first")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.heavy
+def test_trainings_that_break_off_are_rows_and_the_others_go_on() -> None:
+    raised, died, found = run_all([training_row(Raises), training_row(Dies), HALF_NOISE], 1)
+    assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
+    assert died.status == "crashed"
+    assert died.error.startswith("the process ended with exit code 11")
+    assert (found.status, found.named, found.finding) == ("found", True, "noise")
+    assert found.flagged_at is not None
+    assert found.flagged_at <= found.steps == 20
+
+
+SEEN = FAULTS["half_noise"]
+WARNED = replace(SEEN, warn_only=True, sentence="se")
+WARNED_OTHERWISE = replace(WARNED, sentence="sa")
+SMALL = "noise scale too small: 0.5"
+
+
+def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditReport:
+    checks = tuple(
+        CheckResult(name.replace("_", "."), "mechanism", status, "seen")  # type: ignore[arg-type]
+        for name, status in statuses.items()
+    )
+    first = next((check.name for check in checks if check.status == "violated"), "")
+    verdict = Verdict(outcome, None, f"{first}: seen", fault=fault)
+    return made_report(verdict=verdict, checks=checks)
+
+
+VIOLATED = report("VIOLATION", SMALL, mu="violated", noise="violated")
+OTHERWISE = report("VIOLATION", "no noise", noise="violated")
+OTHER_FINDING = report("VIOLATION", SMALL, mu="violated", noise="ok")
+NOTHING = report("PASS", noise="ok")
+TOLD = report("PASS", mu="warned", noise="warned")
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen", "status", "named"),
+    [
+        (SEEN, VIOLATED, "found", True),
+        (SEEN, OTHERWISE, "named otherwise", False),
+        (SEEN, OTHER_FINDING, "named otherwise", False),
+        (SEEN, NOTHING, "not found", False),
+        (SEEN, TOLD, "not found", False),
+        (WARNED, TOLD, "warned", True),
+        (WARNED_OTHERWISE, TOLD, "named otherwise", False),
+        (WARNED, NOTHING, "not found", False),
+        (WARNED, VIOLATED, "accused", None),
+    ],
+)
+def test_the_answer_is_held_against_the_registry(
+    fault: Any, seen: AuditReport, status: str, named: bool | None
+) -> None:
+    assert status_of(Row("fault", fault, "Opacus"), seen) == (status, named)
+
+
+@pytest.mark.parametrize(("seen", "status"), [(NOTHING, "not accused"), (VIOLATED, "accused")])
+def test_a_healthy_training_must_not_be_accused(seen: AuditReport, status: str) -> None:
+    assert status_of(Row("healthy", SEEN, "Opacus"), seen) == (status, None)
+
+
+def test_every_answer_but_the_wanted_ones_fails() -> None:
+    assert {*get_args(Status)} - {*FAILURES} == {"found", "warned", "not accused"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "name"),
+    [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)],
+)
+def test_the_finding_is_the_expected_one_or_that_of_the_verdict(
+    seen: AuditReport, name: str | None
+) -> None:
+    found = finding_of(Row("fault", SEEN, "Opacus"), seen)
+    assert (found.name if found else None) == name
+
+
+def test_an_answer_is_what_the_function_gives_for_the_row() -> None:
+    assert _answer(pickle.dumps((train, row("first")))).fault == "first"
+
+
+def test_an_error_is_an_answer_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _answer(pickle.dumps((train, row("raise"))))
+    assert isinstance(answer, Broken)
+    assert answer.error == "RuntimeError: the loss is"
+    assert answer.seconds >= 0
+    assert "selftest: RuntimeError: the loss is\nno number" in capsys.readouterr().err
+
+
+def test_a_task_that_cannot_be_read_is_an_answer_too() -> None:
+    assert "UnpicklingError" in _answer(b"garbled").error
