@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
 from command_worker import Command
 from expected_warnings import EXPECTED_WARNINGS
@@ -51,6 +53,12 @@ def _without_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure tests; `make costs` gives the file for it, and then no cost fails a test."""
+    out = os.environ.get("LIGHTNING_AUDIT_COSTS")
+    config.pluginmanager.register(costs.Meter(None if out else costs.read(), out))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,127 @@
+"""CPU seconds of each test: measured by `make costs`, kept in tests/costs.json, and stages by them.
+
+A test is quick up to `QUICK` CPU seconds (its own and those of processes that it waited for), heavy
+up to `HEAVY`, and nightly above, unless its file is in `CONTRACT`. The set-up of fixtures that
+several tests share counts for none of them. A test without an entry is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COSTS = Path(__file__).parents[1] / "costs.json"
+QUICK, HEAVY = 1.0, 5.0
+#: A test without an entry fails above this.
+MOST_WITHOUT_ENTRY = 3.0
+#: What every change must keep: its tests are in CI at any cost.
+CONTRACT = (
+    "tests/callbacks/test_privacy_audit_faults.py",
+    "tests/callbacks/test_privacy_audit_outputs.py",
+    "tests/callbacks/test_privacy_audit_own_failures.py",
+    "tests/testing/test_faults.py",
+    "tests/verdict/test_gate.py",
+)
+
+
+def read() -> dict[str, float]:
+    """Return the CPU seconds of the tests that are not quick, by their node ids."""
+    known: dict[str, float] = json.loads(COSTS.read_text(encoding="utf-8"))
+    return known
+
+
+def stage(node: str, cost: float) -> str:
+    """Return the stage of a test: "quick", "heavy" or "nightly"."""
+    if cost <= QUICK:
+        return "quick"
+    return "heavy" if cost <= HEAVY or node.startswith(CONTRACT) else "nightly"
+
+
+def _cpu() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+class Meter:
+    """Measures tests, and fails those that cost much and have no entry.
+
+    Args:
+        known: CPU seconds by node id; None to fail no test.
+        out: a file that gets a line of JSON for each test and each shared fixture.
+    """
+
+    def __init__(self, known: dict[str, float] | None, out: str | None) -> None:
+        self._known, self._out = known, out
+        self._begun = self._shared = 0.0
+
+    def _write(self, name: str, seconds: float) -> None:
+        if self._out:
+            with open(self._out, "a", encoding="utf-8") as file:
+                file.write(json.dumps([name, round(seconds, 3)]) + "\n")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._begun, self._shared = _cpu(), 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Measure the set-up of a shared fixture, without that of the fixtures it asks for."""
+        begun, shared = _cpu(), self._shared
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                spent = _cpu() - begun
+                self._write(f"shared {fixturedef.baseid}::{fixturedef.argname}", spent)
+                self._shared = shared + spent
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Add a test's cost up, when it has ended."""
+        report = yield
+        if call.when != "teardown":
+            return report
+        cost = _cpu() - self._begun - self._shared
+        self._write(item.nodeid, cost)
+        new = self._known is not None and item.nodeid not in self._known
+        if new and cost > MOST_WITHOUT_ENTRY and report.outcome == "passed":
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {cost:.1f} CPU seconds and has no entry in tests/costs.json: "
+                f"make it cheaper, or run `make costs SELECT='{item.nodeid}'` and commit the file"
+            )
+        return report
+
+
+def main(measured: Path, whole: bool) -> None:
+    """Write tests/costs.json from what a run has measured.
+
+    Args:
+        measured: file of the run, a line a test; of several lines of a test the least counts.
+        whole: whether every test ran, so that entries of other tests go.
+    """
+    known = {} if whole or not COSTS.exists() else read()
+    found: dict[str, float] = {}
+    for line in measured.read_text(encoding="utf-8").splitlines():
+        name, seconds = json.loads(line)
+        if not name.startswith("shared "):
+            found[name] = min(seconds, found.get(name, seconds))
+    known |= found
+    kept = {name: round(cost, 1) for name, cost in sorted(known.items()) if cost > QUICK}
+    COSTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found)} tests measured, {len(kept)} above {QUICK:g} CPU s")
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(Path(sys.argv[1]), "--whole" in sys.argv)
