@@ -2,30 +2,709 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from correct_steps import CORRECT, Correct
+from correct_steps import CORRECT, Correct, Trains, mlp
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from random_steps import CORRECT as RANDOM_CORRECT
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
 from stages import staged
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 from training_matrix import ROWS, Row
-from training_support import PrivateModule, digits, mlp, trainer_for
-from unseen_steps import CORRECT as UNSEEN_CORRECT
-from unseen_steps import FAULTY
+from training_support import PrivateModule, digits, trainer_for
+from training_support import mlp as small_mlp
 
-from lightning_audit import AuditReport, Examination, PrivacyAudit
+import lightning_audit
+from lightning_audit import AuditReport, Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.replay.examiner import QUESTIONS
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import OF_THE_STEP
 from lightning_audit.testing.trainings import OwnFactors
+
+# --- Trainings by somebody who had not read the examinations: 12 faulty, 10 correct and odd.
+
+
+class Factored(DPOptimizer):
+    """A factor for each record, of the per-sample gradients."""
+
+    def factors(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
+        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+    def before(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return rows
+
+    def clip_and_accumulate(self) -> None:
+        rows = self.before(
+            [g.to(p.dtype) for g, p in zip(self.grad_samples, self.params, strict=True)]
+        )
+        factors = self.factors(rows) if len(rows[0]) else torch.zeros(0)
+        for p, g in zip(self.params, rows, strict=True):
+            total = torch.einsum("i,i...", factors.to(g.dtype), g)
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
+            p.grad_sample._processed = True
+
+
+# ------------------------------------------------------------------ faulty
+
+
+class LargestLayer(Factored):
+    """Norm of the largest layer for the whole norm: 4 tensors of norm C each move it by 2C."""
+
+    def factors(self, rows):
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in rows]).amax(0)
+        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+
+class Centred(Factored):
+    """Less the batch's mean before clipping: one huge record turns every other row to -C of
+    its direction, so the sum moves by up to about (n - 1)C."""
+
+    def before(self, rows):
+        return [g - g.mean(0, keepdim=True) if len(g) else g for g in rows]
+
+
+class ActualSize(DPOptimizer):
+    """The sum is brought to the expected size by the actual size, ahead of the noise: n - 1 rows
+    of C and one of -C move it by about 2C; with n below the expected, one row moves it by >C."""
+
+    def clip_and_accumulate(self) -> None:
+        super().clip_and_accumulate()
+        n = max(1, len(self.grad_samples[0]))
+        for p in self.params:
+            p.summed_grad *= self.expected_batch_size / n
+
+
+class HardHalf(Trains):
+    """Only the half of highest loss is learnt from: a record that enters puts another out, 2C."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = functional.cross_entropy(self.net(x), y, reduction="none")
+        least = loss.detach().median() if len(loss) else 0.0
+        return (loss * (loss.detach() >= least)).mean()
+
+
+class HalfNorms(Factored):
+    """Norms in half precision; such as are not finite are 'not to be clipped': a row of
+    norm 1e5 passes whole, 1e5 C."""
+
+    def factors(self, rows):
+        norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1).half().float()
+        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        return torch.where(torch.isfinite(norms), factors, torch.ones_like(factors))
+
+
+class SampledNorm(Factored):
+    """Norm estimated of every second coordinate: what lies in the others is never clipped."""
+
+    def factors(self, rows):
+        flat = torch.cat([g.flatten(1) for g in rows], dim=1)
+        norms = 2**0.5 * flat[:, ::2].norm(dim=1)
+        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+
+class SoftRoot(Factored):
+    """'Soft' clipping by 1/sqrt(1 + |g|/C): |g| = 100C gives almost 10C; no bound at all."""
+
+    def factors(self, rows):
+        norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
+        return (1 + norms / self.max_grad_norm).rsqrt()
+
+
+class ErrorFeedback(Factored):
+    """What clipping cut off is carried into the next sum: no bound on a record's part in it."""
+
+    _rest: list[torch.Tensor] | None = None
+
+    def clip_and_accumulate(self) -> None:
+        raw = [g.sum(0) for g in self.grad_samples]
+        super().clip_and_accumulate()
+        rest = [0.5 * (r - p.summed_grad) for r, p in zip(raw, self.params, strict=True)]
+        if self._rest is not None:
+            for p, r in zip(self.params, self._rest, strict=True):
+                p.summed_grad = p.summed_grad + r
+        self._rest = rest
+
+
+class RawPreconditioner(DPOptimizer):
+    """Second moments of the sum without noise divide the released gradient, now and later:
+    they are read off the weights, and no noise is in them."""
+
+    _second: list[torch.Tensor] | None = None
+
+    def add_noise(self) -> None:
+        squares = [(p.summed_grad / self.expected_batch_size) ** 2 for p in self.params]
+        if self._second is None:
+            self._second = [torch.full_like(s, 0.01) for s in squares]
+        super().add_noise()
+        for p, v, s in zip(self.params, self._second, squares, strict=True):
+            p.grad = p.grad / (v.sqrt() + 0.01)
+            v.lerp_(s.view_as(v), 0.1)
+
+
+class SmoothingByAccuracy(Trains):
+    """Label smoothing of the next step by the accuracy in this batch, which no noise is in:
+    the next sum moves by up to 2C for each of its n rows."""
+
+    smoothing = 0.0
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        scores = self.net(x)
+        loss = functional.cross_entropy(scores, y, label_smoothing=self.smoothing)
+        if len(y):
+            self.smoothing = 0.3 * (scores.argmax(1) == y).float().mean().item()
+        return loss
+
+
+class QuantileNorm(DPOptimizer):
+    """The clipping norm of the next step follows the raw 0.7-quantile of this step's norms,
+    with no noise on it."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = self.grad_samples
+        super().clip_and_accumulate()
+        if len(rows[0]):
+            norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
+            self._next = min(1.0, 0.3 * norms.quantile(0.7).item())
+
+    def scale_grad(self) -> None:
+        super().scale_grad()
+        self.max_grad_norm = getattr(self, "_next", self.max_grad_norm)
+
+
+class Centroids(Trains):
+    """A centre loss whose centres are running means of raw scores: they enter every row of the
+    next steps, and no noise is in them."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("centres", torch.zeros(10, 10))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        scores = self.net(x)
+        loss = functional.cross_entropy(scores, y)
+        loss = loss + 0.1 * ((scores - self.centres[y].clone()) ** 2).sum(1).mean()
+        with torch.no_grad():
+            for label in y.unique():
+                self.centres[label].lerp_(scores[y == label].mean(0), 0.5)
+        return loss
+
+
+# ------------------------------------------------------------------ correct
+
+
+class LowerNorm(Factored):
+    """A constant lower norm: moves by at most 0.5C, noise for C."""
+
+    def factors(self, rows):
+        norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
+        return (0.5 * self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+
+class ExactlyC(Factored):
+    """Every row is brought to C, a row of zeros stays: moves by at most C."""
+
+    def factors(self, rows):
+        norms = torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
+        return self.max_grad_norm / (norms + 1e-6)
+
+
+class ScaledBefore(Factored):
+    """Public scales for the tensors ahead of the clipping: what is clipped is at most C."""
+
+    def before(self, rows):
+        return [g * (3.0 if g.dim() == 2 else 0.5) for g in rows]
+
+
+class DividedInNoise(DPOptimizer):
+    """Divides sum and noise alike by a public number, where the noise is added."""
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        for p in self.params:
+            p.grad = p.grad / self.expected_batch_size
+
+    def scale_grad(self) -> None:
+        pass
+
+
+class Masked(DPOptimizer):
+    """A public mask on the clipped sum, full noise: a norm that only shrinks."""
+
+    def clip_and_accumulate(self) -> None:
+        super().clip_and_accumulate()
+        for p in self.params:
+            mask = torch.arange(p.numel()).view_as(p) % 3 != 0
+            p.summed_grad *= mask
+
+
+class ReleasedAverage(DPOptimizer):
+    """Steps along an average of released gradients: post-processing."""
+
+    _mean: list[torch.Tensor] | None = None
+
+    def scale_grad(self) -> None:
+        super().scale_grad()
+        self._mean = self._mean or [torch.zeros_like(p) for p in self.params]
+        for p, mean in zip(self.params, self._mean, strict=True):
+            mean.lerp_(p.grad, 0.3)
+            p.grad = mean.clone()
+
+
+class ResetsState(DPOptimizer):
+    """Adam whose moments are forgotten each fifth step, by a public count."""
+
+    _count = 0
+
+    def step(self, closure=None):
+        out = super().step(closure)
+        self._count += 1
+        if self._count % 5 == 0:
+            self.original_optimizer.state.clear()
+        return out
+
+
+class Sorted(Trains):
+    """Shuffles, then sorts by label: the sum over rows does not know their order."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        order = torch.randperm(len(y))
+        order = order[y[order].argsort()]
+        return super().training_step((x[order], y[order]), batch_idx)
+
+
+class LabelNoise(Trains):
+    """A tenth of labels drawn anew, each row by itself: each row is clipped still."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        other = torch.randint(0, 10, y.shape)
+        return super().training_step(
+            (x, torch.where(torch.rand(len(y)) < 0.1, other, y)), batch_idx
+        )
+
+
+CALLS = {"n": 0}
+
+
+class SwapsForValidation(Trains):
+    """Validates with an average of released weights, puts the weights back, counts calls in the
+    module: post-processing, and the weights are bit for bit what they were."""
+
+    average: list[torch.Tensor] | None = None
+
+    def training_step(self, batch, batch_idx):
+        CALLS["n"] += 1
+        return super().training_step(batch, batch_idx)
+
+    def val_dataloader(self):
+        return DataLoader(self.data(), batch_size=600)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val", functional.cross_entropy(self.net(x), y))
+
+    def on_train_batch_end(self, *_):
+        now = [p.detach().clone() for p in self.parameters()]
+        self.average = [a.lerp(p, 0.1) for a, p in zip(self.average or now, now, strict=True)]
+
+    def _swap(self) -> None:
+        if self.average is not None:
+            for i, p in enumerate(self.parameters()):
+                self.average[i], p.data = p.data, self.average[i]
+
+    def on_validation_epoch_start(self):
+        self._swap()
+
+    def on_validation_epoch_end(self):
+        self._swap()
+
+
+def _private(kind):
+    return lambda: Trains(mlp(), private=kind)
+
+
+FAULTY = {
+    k.__name__: _private(k) if issubclass(k, DPOptimizer) else (lambda k=k: k(mlp()))
+    for k in (LargestLayer, Centred, ActualSize, HardHalf, HalfNorms, SampledNorm, SoftRoot,
+              ErrorFeedback, RawPreconditioner, SmoothingByAccuracy, QuantileNorm, Centroids)
+}  # fmt: skip
+UNSEEN_CORRECT = {
+    k.__name__: _private(k) if issubclass(k, DPOptimizer) else (lambda k=k: k(mlp()))
+    for k in (LowerNorm, ExactlyC, ScaledBefore, DividedInNoise, Masked, ReleasedAverage,
+              Sorted, LabelNoise, SwapsForValidation)
+}  # fmt: skip
+UNSEEN_CORRECT["ResetsState"] = lambda: Trains(
+    mlp(), inner=lambda p: torch.optim.Adam(p, lr=1e-3), private=ResetsState
+)
+
+
+# --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
+
+# --- Correct trainings whose step draws random numbers, or reads inputs, in unusual ways.
+
+Gradients = dict[str, torch.Tensor]
+
+# ------------------------------------------------------------------ Opacus, random inputs
+
+
+class ByNumpy(Trains):
+    """Noise of NumPy's global generator on each record."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        noise = np.random.normal(size=tuple(x.shape))  # as much code has it
+        return super().training_step((x + 0.3 * torch.as_tensor(noise).to(x), y), batch_idx)
+
+
+class ByPython(Trains):
+    """Each record is shifted by `random`."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        moved = [row.roll(random.randint(-3, 3)) for row in x]
+        x = torch.stack(moved) if moved else x
+        return super().training_step((x, y), batch_idx)
+
+
+class ByOwnGenerator(Trains):
+    """Each record is turned around or not, by a generator of the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.coins = torch.Generator().manual_seed(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        turned = torch.rand(len(x), 1, generator=self.coins) < 0.5
+        return super().training_step((torch.where(turned, x.flip(1), x), y), batch_idx)
+
+
+class Thinned(Trains):
+    """Records are left out at random, by Python's generator of the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.coins = random.Random(5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        weights = torch.tensor([float(self.coins.random() < 0.7) for _ in x]).to(x)
+        return (weights * functional.cross_entropy(self.net(x), y, reduction="none")).mean()
+
+
+class FreshGenerator(Trains):
+    """A generator without a seed, made in each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        noise = np.random.default_rng().normal(size=tuple(x.shape))
+        return super().training_step((x + 0.3 * torch.as_tensor(noise).to(x), y), batch_idx)
+
+
+class SeededGenerator(Trains):
+    """A generator that is made in each step, of a seed that torch draws."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        own = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
+        x = x + 0.3 * torch.randn(x.shape, generator=own)
+        return super().training_step((x, y), batch_idx)
+
+
+# ------------------------------------------------------------------ Opacus, random clipping
+
+
+class Dropped(DPOptimizer):
+    """Rows are left out at random behind the clipping, which amplifies the privacy."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = self.grad_samples
+        norms = torch.cat([g.flatten(1) for g in rows], 1).norm(dim=1)
+        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = factors * (torch.rand(len(rows[0])) < 0.8)
+        for p, g in zip(self.params, rows, strict=True):
+            total = torch.einsum("i,i...", factors, g)
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
+            p.grad_sample._processed = True
+
+
+class NoiseOfTheSystem(DPOptimizer):
+    """Noise of a generator that the system's entropy seeds at each step."""
+
+    def add_noise(self) -> None:
+        self.generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
+        super().add_noise()
+
+
+class RandomNorm(Trains):
+    """The clipping norm of a step, and the noise with it, is drawn before its data are read."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.optimizers[0].max_grad_norm = float(0.5 + torch.rand(()))
+        return super().training_step(batch, batch_idx)
+
+
+# ------------------------------------------------------------------ inputs with a domain
+
+
+class Prices(Trains):
+    """The logarithm of prices, the root of counts and the arc sine of shares."""
+
+    def data(self) -> TensorDataset:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(512, 64, generator=generator)
+        x[:, :20] = torch.exp(6.0 + 2.0 * torch.randn(512, 20, generator=generator))
+        x[:, 20:40] = torch.poisson(5.0 * torch.rand(512, 20, generator=generator), generator)
+        return TensorDataset(x, torch.randint(0, 10, (512,), generator=generator))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        seen = torch.cat([x[:, :20].log(), x[:, 20:40].sqrt(), torch.asin(x[:, 40:])], 1)
+        return super().training_step((seen, y), batch_idx)
+
+
+class CodesAmongFloats(Trains):
+    """Columns of whole numbers that choose rows of a table, among columns of measurements."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(20, 8), nn.Linear(8 + 60, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.cat([self.words(x[:, :4].long()).mean(1), x[:, 4:]], 1))
+
+    def data(self) -> TensorDataset:
+        generator = torch.Generator().manual_seed(0)
+        x = 300.0 * torch.randn(512, 64, generator=generator)
+        x[:, :4] = torch.randint(0, 20, (512, 4), generator=generator).float()
+        return TensorDataset(x, torch.randint(0, 10, (512,), generator=generator))
+
+
+# ------------------------------------------------------------------ by hand
+
+
+class ByHand(Trains):
+    """DP-SGD by hand: hand the gradients over, clip, add noise, update."""
+
+    size = 32
+    claim: ClassVar[PrivacyClaim] = PrivacyClaim(
+        noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32, sample_rate=32 / 512
+    )
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.coins = torch.Generator().manual_seed(3)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DPDataLoader.from_data_loader(DataLoader(digits(), batch_size=self.size))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.05)
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        """What the net sees of the records."""
+        return x
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
+        params = {name: p.detach() for name, p in self.net.named_parameters()}
+
+        def loss(params: Gradients, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            scores = functional_call(self.net, params, (x[None],))
+            return functional.cross_entropy(scores, y[None])
+
+        return vmap(grad(loss), (None, 0, 0))(params, self.seen(x), y)
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
+        """Per-sample gradients that are handed over and clipped together."""
+        yield lightning_audit.per_sample(self.gradients(x, y), module=self)
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return (1.0 / (norms + 1e-9)).clamp(max=1.0)
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn_like(like)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        sums = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
+        for grads in self.parts(*batch):
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+            factors = self.factors(norms)
+            for name, g in grads.items():
+                sums[name] += torch.einsum("i,i...", factors, g)
+        for name, p in self.net.named_parameters():
+            p.grad = (sums[name] + self.noise(sums[name])) / self.size
+        self.optimizers().step()
+
+
+class NumpyByHand(ByHand):
+    """Noise of NumPy on each record."""
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.3 * torch.as_tensor(np.random.normal(size=tuple(x.shape))).to(x)
+
+
+class DrawsOfRows(ByHand):
+    """A number for each row between the hand-over and the noise, which leaves some out."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return super().factors(norms) * (torch.rand(len(norms)) < 0.8)
+
+
+class DrawsThrownAway(ByHand):
+    """A number for each row between the hand-over and the noise, which is not used."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        torch.rand(len(norms))
+        return super().factors(norms)
+
+
+class DropsAndNoise(ByHand):
+    """One generator, made in each step, leaves rows out and draws the noise."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        self.fresh = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
+        return super().factors(norms) * (torch.rand(len(norms), generator=self.fresh) < 0.8)
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=self.fresh)
+
+
+class DrawsOfContent(ByHand):
+    """Numbers behind the hand-over for rows that are not zero alone."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        torch.rand(int((norms > 0).sum()))
+        return super().factors(norms)
+
+
+class OneByOne(ByHand):
+    """Each record is augmented, handed over and clipped by itself."""
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.3 * torch.randn_like(x)
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
+        for row in range(len(x)):
+            grads = self.gradients(x[row : row + 1], y[row : row + 1])
+            yield lightning_audit.per_sample(grads, module=self)
+
+
+class Chunks(OneByOne):
+    """The same in chunks of eight, by a generator of the module."""
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.3 * torch.randn(x.shape, generator=self.coins)
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
+        for begin in range(0, len(x), 8):
+            grads = self.gradients(x[begin : begin + 8], y[begin : begin + 8])
+            yield lightning_audit.per_sample(grads, module=self)
+
+
+class RowsFirst(ByHand):
+    """`rows` ahead of a loop that augments each record."""
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.3 * torch.randn_like(x)
+
+    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
+        for own in lightning_audit.rows(module=self):
+            yield {name: g[None] for name, g in own.items()}
+        for row in range(len(x)):
+            yield self.gradients(x[row : row + 1], y[row : row + 1])
+
+
+class SystemByHand(ByHand):
+    """Noise of a generator that the system's entropy seeds."""
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        own = torch.Generator().manual_seed(secrets.randbits(60))
+        return torch.randn(like.shape, generator=own)
+
+
+class NumpyNoise(ByHand):
+    """Noise of one of NumPy's generators without a seed."""
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(np.random.default_rng().normal(size=tuple(like.shape))).to(like)
+
+
+class SystemRandomNoise(ByHand):
+    """Noise of the system's own generator, which the module holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.system = random.SystemRandom()
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        values = [self.system.gauss(0.0, 1.0) for _ in range(like.numel())]
+        return torch.tensor(values).view_as(like)
+
+
+class UnseenNoise(ByHand):
+    """Noise that nothing can set: torch seeds it of the system's entropy itself."""
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        own = torch.Generator()
+        own.seed()
+        return torch.randn(like.shape, generator=own)
+
+
+def _net(kind: type[Trains]) -> Callable[[], Trains]:
+    return lambda: kind(mlp())
+
+
+#: Correct trainings by name.
+RANDOM_CORRECT: dict[str, Callable[[], Trains]] = {
+    "augmentation by NumPy": _net(ByNumpy),
+    "augmentation by random": _net(ByPython),
+    "augmentation by an own generator": _net(ByOwnGenerator),
+    "records left out by an own random.Random": _net(Thinned),
+    "augmentation by a fresh generator": _net(FreshGenerator),
+    "augmentation by a fresh generator of a drawn seed": _net(SeededGenerator),
+    "rows dropped behind the clipping": lambda: Trains(mlp(), private=Dropped),
+    "Opacus with noise of os.urandom": lambda: Trains(mlp(), private=NoiseOfTheSystem),
+    "a clipping norm that is drawn": _net(RandomNorm),
+    "logarithms, roots and arc sines": _net(Prices),
+    "codes among floats": lambda: CodesAmongFloats(CodesAmongFloats.Net()),
+    "by hand": ByHand,
+    "by hand, augmentation by NumPy": NumpyByHand,
+    "by hand, rows dropped behind the hand-over": DrawsOfRows,
+    "by hand, draws thrown away": DrawsThrownAway,
+    "by hand, rows dropped and noise by a fresh generator": DropsAndNoise,
+    "by hand, draws for rows that are not zero": DrawsOfContent,
+    "by hand, record by record": OneByOne,
+    "by hand, in chunks": Chunks,
+    "by hand, rows() first": RowsFirst,
+    "by hand, noise of secrets": SystemByHand,
+    "by hand, noise of default_rng()": NumpyNoise,
+    "by hand, noise of SystemRandom": SystemRandomNoise,
+    "by hand, noise that cannot be set": UnseenNoise,
+}
+
+
+# --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
 
 # --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
 
@@ -71,7 +750,7 @@ def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) ->
 
 @pytest.mark.parametrize("after", [1, 4])
 def test_correct_clipping_of_ones_own_passes(tmp_path: Path, after: int) -> None:
-    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnFactors)
+    module = PrivateModule(small_mlp(64), dataset=digits(), optimizer_class=OwnFactors)
     examination = examined(tmp_path, module, Examination(after=after))
     assert examination.passed, examination
     assert all(answer.asked for answer in examination.answers.values())
@@ -151,12 +830,14 @@ def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path: Path) -
             (Path(tmp_path) / "ran").touch()
             return super().training_step(batch, batch_idx)
 
-    examination = examined(tmp_path, Once(mlp(64), dataset=digits()), Examination(), max_steps=1)
+    examination = examined(
+        tmp_path, Once(small_mlp(64), dataset=digits()), Examination(), max_steps=1
+    )
     assert all("RuntimeError" in answer.reason for answer in examination.answers.values())
 
 
 def test_it_refuses_company_and_a_training_without_a_claim(tmp_path: Path) -> None:
-    module = PrivateModule(mlp(64), dataset=digits())
+    module = PrivateModule(small_mlp(64), dataset=digits())
     with pytest.raises(MisconfigurationException, match="use only one of them"):
         trainer_for(tmp_path, Examination(), PrivacyAudit(), max_steps=1).fit(module)
     with pytest.raises(MisconfigurationException, match=r"Examination\(claim=PrivacyClaim"):

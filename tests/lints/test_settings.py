@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -5,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_parameter import plain, private
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
@@ -49,6 +50,25 @@ from lightning_audit.lints.settings import (
     signals_ahead,
     splits_batches,
 )
+
+# --- A private optimizer over one parameter.
+
+
+def plain() -> torch.optim.SGD:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+
+def private(reduction: str = "mean") -> DPOptimizer:
+    return DPOptimizer(
+        plain(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=8,
+        loss_reduction=reduction,
+    )
+
+
+# ---
 
 
 def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:

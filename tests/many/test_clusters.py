@@ -5,13 +5,26 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from clusters import on_cluster
 from driven_trainings import work_of
+from environments import printed_by
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many import DaskEngine, RayEngine
+
+# --- Runs cases of clusters_worker.py in the environment of Ray and Dask.
+
+
+def on_cluster(kind: str, case: str, folder: Path) -> Any:
+    """Return what a case of a cluster ("ray", "dask") prints."""
+    # By default, Ray gives up after 30 s, which are too few on a busy machine.
+    patience = {"RAY_raylet_start_wait_time_s": "300"}
+    return printed_by("clusters", "clusters_worker.py", folder, kind, case, str(folder), **patience)
+
+
+# --- A real local Ray of two worker processes, in an environment of its own.
 
 # --- A real local Dask of two worker processes, in an environment of its own.
 

@@ -23,15 +23,6 @@ from hand_written_support import (
     OwnOptimizer,
     SelfContainedOptimizer,
 )
-from input_canary_support import (
-    STATED,
-    Forward,
-    audit_unchanged,
-    audit_with,
-    readings_in,
-    records_in,
-    weights_of,
-)
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from stages import staged
 from torch import nn
@@ -56,6 +47,50 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.sources import join_batches
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff
 from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
+
+# --- Trainings with an input canary, and what was read of it.
+
+
+def hand_written_loss(module: HandWritten, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
+#: For modules without a ``forward``.
+STATED: dict[str, Any] = {"loss": hand_written_loss, "num_classes": 10}
+
+
+class Forward(PrivateModule):
+    """Opacus' training, of a module that has a ``forward``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def records_in(directory: Path) -> Any:
+    return read_observations(directory / "audit" / "observations.bin")[1]
+
+
+def readings_in(directory: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What was read without and with the canary."""
+    entries = records_in(directory)
+    entries = entries[entries["canaries"] == INJECTED]
+    inside = entries["coins"][:, 0] > 0
+    return entries["readings"][~inside, 0], entries["readings"][inside, 0]
+
+
+def weights_of(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().double() for p in module.parameters()])
+
+
+def audit_with(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
+    return PrivacyAudit(**{"canaries": [canary], "seed": 1, **kwargs})
+
+
+def audit_unchanged(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
+    return audit_with(canary, claim=CLAIM, **kwargs)
+
+
+# --- Input canaries in real trainings: one more sample, through the user's own pipeline.
 
 # --- Input canaries in real trainings: one more sample, through the user's own pipeline.
 

@@ -1,11 +1,13 @@
+""""""
+
 from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 
 import numpy as np
 import pytest
-from corner_bound import CHOICES, bound, mu_of_counts, mu_of_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals
@@ -22,6 +24,7 @@ from lightning_audit.stats.thresholds import (
     Simultaneous,
     Split,
     Stairs,
+    ThresholdBound,
     ThresholdChoice,
     assumptions_of,
     berk_jones_level,
@@ -32,6 +35,47 @@ from lightning_audit.stats.thresholds import (
     words_of,
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
+
+# --- A bound on mu from counts, quick at many thresholds, for the tests of threshold choices.
+
+CHOICES = [
+    Fixed(0.5),
+    Grid([0.0, 0.5, 1.0]),
+    Split(),
+    MultiSplit(splits=5),
+    Simultaneous(),
+    Simultaneous("dkw"),
+    Maximum(),
+]
+
+
+@lru_cache(maxsize=64)
+def probits(n: int, significance: float) -> np.ndarray:
+    """Probit of the Clopper-Pearson upper limit of every count."""
+    return special.ndtri(clopper_pearson_upper(np.arange(n + 1), n, significance))
+
+
+def mu_of_counts(counts: ConfusionCounts, significance: float) -> np.ndarray:
+    """The corner bound on mu: both error rates at their upper limits."""
+    n_in, n_out = int(counts.n_in.flat[0]), int(counts.n_out.flat[0])
+    fnr = probits(n_in, significance / 2)[counts.fn]
+    fpr = probits(n_out, significance / 2)[counts.fp]
+    return np.maximum(-fnr - fpr, 0.0)
+
+
+def mu_of_rates(fnr_upper: np.ndarray, fpr_upper: np.ndarray) -> np.ndarray:
+    return np.maximum(-special.ndtri(fnr_upper) - special.ndtri(fpr_upper), 0.0)
+
+
+def bound(
+    inside, outside, choice: ThresholdChoice, significance: float = 0.05, **options: bool
+) -> ThresholdBound:
+    return threshold_bound(
+        inside, outside, choice, mu_of_counts, significance, from_rates=mu_of_rates, **options
+    )
+
+
+# ---
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import pytest
 import torch
-from added_noise import added, flat
 from opacus.optimizers import DPOptimizer
 from planted import private
 
 from lightning_audit.testing import faulty
 from lightning_audit.testing.faulty import AliasedSum, SumOfSums
+
+# --- What an optimizer adds to sums of zeros.
+
+
+def added(kind: type, *, steps: int = 1, **settings: float) -> list[list[torch.Tensor]]:
+    """What each step adds to a sum of zeros, tensor by tensor."""
+    torch.manual_seed(0)
+    optimizer = private(**settings)
+    optimizer.__class__ = kind
+    drawn = []
+    for _ in range(steps):
+        for p in optimizer.params:
+            p.summed_grad = torch.zeros_like(p)
+        optimizer.add_noise()
+        drawn.append([p.grad.detach().clone() for p in optimizer.params])
+    return drawn
+
+
+def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+# --- What a faulty clipping sums up, on gradients that are known.
 
 # --- What a faulty clipping sums up, on gradients that are known.
 

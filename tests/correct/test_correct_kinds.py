@@ -1,4 +1,4 @@
-"""The audit accuses no correct training of the kinds in `support/correct_kinds`."""
+"""The audit accuses no correct training of the kinds in `correct_kinds`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Correct mechanisms beside plain DP-SGD pass or say which line to add; faults behind them do not.
 
-`support/correct_mechanisms` says what each is.
+`correct_mechanisms` says what each is.
 """
 
 from __future__ import annotations
