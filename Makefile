@@ -6,17 +6,21 @@ INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
 LOWEST := benchmarks/.environments/lowest
 TRACKERS := benchmarks/.environments/trackers
 CLUSTERS := benchmarks/.environments/clusters
-# Options of pytest for `make lowest`, such as SELECT="tests/stats".
+# Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
 SELECT := tests
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
+MEASURED := tests/.costs.jsonl
 
-.PHONY: demo test lint fast heavy browser lowest nightly bench bench-peers clean
+.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
 	$(BIN)/python examples/digits.py --report-dir demo
 
-# Everything that CI runs, in two stages: what is quick first, simulations and long trainings after.
-test: $(VENV)/.dev lint fast heavy
+# Everything that CI runs: the quick tests first, then the heavy ones, collected once.
+test: $(VENV)/.dev lint
+	$(PYTEST) --durations=15 -m "not nightly" tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --doctest-modules lightning_audit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,11 +29,16 @@ lint: $(VENV)/.dev
 	$(BIN)/python docs/build/english.py
 
 fast: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal --durations=15 -m "not heavy" tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --doctest-modules lightning_audit
+	$(PYTEST) --durations=15 -m "not heavy" tests
 
 heavy: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m "heavy and not nightly" tests
+	$(PYTEST) -m "heavy and not nightly" tests
+
+# CPU seconds of the tests, which decide on their stage: writes tests/costs.json.
+costs: $(VENV)/.dev
+	rm -f $(MEASURED)
+	LIGHTNING_AUDIT_COSTS=$(MEASURED) $(PYTEST) -m "not nightly" $(SELECT)
+	$(BIN)/python tests/support/costs.py $(MEASURED) $(if $(filter tests,$(SELECT)),--whole)
 
 # Pages of reports in headless Chromium, which is installed if this is root and the PATH has none.
 browser: $(VENV)/.browser

@@ -14,6 +14,7 @@ from typing import Any
 import costs
 import pytest
 from command_worker import Command
+from ended import end_on_sigterm
 from expected_warnings import EXPECTED_WARNINGS
 from hypothesis import settings
 
@@ -57,17 +58,27 @@ def _without_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure tests; `make costs` gives the file for it, and then no cost fails a test."""
+    end_on_sigterm(hasattr(config, "workerinput"))
     out = os.environ.get("LIGHTNING_AUDIT_COSTS")
     config.pluginmanager.register(costs.Meter(None if out else costs.read(), out))
 
 
+def _to_its_stage(item: pytest.Item, known: dict[str, float]) -> None:
+    """Mark a test by what it costs; what a source marks as nightly stays nightly."""
+    nightly = item.get_closest_marker("nightly") is not None
+    stage = "nightly" if nightly else costs.stage(item.nodeid, known.get(item.nodeid, 0.0))
+    item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "heavy"]
+    for name in {"quick": (), "heavy": ("heavy",), "nightly": ("heavy", "nightly")}[stage]:
+        item.add_marker(name)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Expect those warnings of the tests that train; what is nightly is heavy, too.
+    """Give each test its stage, the quick ones first; expect the warnings of those that train.
 
-    Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy; of
-    the heavy ones one in n is heavy, by ``heavy_one_in(n)`` and else one in three, the others are
-    nightly.
+    Of the cases of a test that is marked ``one_in(n)`` all but one in n are marked as heavy. Of
+    cases that are marked as heavy one in n is run for each change, by ``heavy_one_in(n)`` and else
+    one in three; the others are nightly. What is left is quick or heavy by tests/costs.json.
     """
     _without_browser(config, items)
     _thin(items, "one_in", "heavy")
@@ -75,12 +86,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("heavy") and not item.get_closest_marker("heavy_one_in"):
             item.add_marker(pytest.mark.heavy_one_in(3))
     _thin([item for item in items if item.get_closest_marker("heavy")], "heavy_one_in", "nightly")
+    known = costs.read()
     for item in items:
-        if item.get_closest_marker("nightly"):
-            item.add_marker("heavy")
+        _to_its_stage(item, known)
         if _trains(item):
             for message in EXPECTED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is not None)
 
 
 @pytest.fixture(scope="session", autouse=True)
