@@ -13,7 +13,7 @@ import json
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -22,11 +22,12 @@ SIZE = REPOSITORY / "benchmarks" / "size.json"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def lines_of(source: str) -> Counter[str]:
+def lines_of(source: str, nodes: Iterable[ast.AST]) -> Counter[str]:
     """Return the number of a module's lines of each kind.
 
     Args:
         source: of the module.
+        nodes: all nodes of its syntax tree.
     """
     rows = source.splitlines()
     kinds = dict.fromkeys(range(1, len(rows) + 1), "code")
@@ -34,7 +35,7 @@ def lines_of(source: str) -> Counter[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and rows[token.start[0] - 1].lstrip().startswith("#"):
             kinds[token.start[0]] = "comment"
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         kind = "docstring" if text and isinstance(node.value.value, str) else ""
         kind = "import" if isinstance(node, ast.Import | ast.ImportFrom) else kind
@@ -43,28 +44,23 @@ def lines_of(source: str) -> Counter[str]:
     return Counter(kinds.values())
 
 
-def importers(files: Iterable[Path], root: Path) -> dict[str, set[str]]:
+def importers(modules: Mapping[str, Iterable[ast.AST]]) -> dict[str, set[str]]:
     """Return the modules that import each module, from anywhere in their code.
 
     Args:
-        files: of the package.
-        root: the folder of the package.
+        modules: the nodes of each, by its name.
     """
-    trees = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in files
-    }
-    found: dict[str, set[str]] = {name: set() for name in trees}
-    for own, path in trees.items():
-        for name in _imported(ast.parse(path.read_text(encoding="utf-8"))):
-            home = name if name in trees else name.rpartition(".")[0]
-            if home in trees:
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for own, nodes in modules.items():
+        for name in _imported(nodes):
+            home = name if name in modules else name.rpartition(".")[0]
+            if home in modules:
                 found[home].add(own)
     return found
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -74,26 +70,24 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 def measured() -> dict[str, int]:
     """Return the sizes of the package and of its tests."""
     files, tests = sorted(PACKAGE.rglob("*.py")), sorted(TESTS.rglob("*.py"))
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    lines = sum(map(lines_of, texts), Counter[str]())
-    used = importers(files, REPOSITORY)
+    texts = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path.read_text("utf-8")
+        for path in files
+    }
+    nodes = {name: list(ast.walk(ast.parse(text))) for name, text in texts.items()}
+    lines = sum((lines_of(texts[name], nodes[name]) for name in texts), Counter[str]())
+    used = importers({name.removesuffix(".__init__"): nodes[name] for name in texts})
     return {
         "code": lines["code"],
         "docstrings": lines["docstring"],
         "imports": lines["import"],
         "comments": lines["comment"],
         "lines": lines.total(),
-        "longest_file": max(len(text.splitlines()) for text in texts),
+        "longest_file": max(len(text.splitlines()) for text in texts.values()),
         "files": len(files),
         "folders": len({path.parent for path in files}),
-        "single_importer": sum(
-            len(used[".".join(path.relative_to(REPOSITORY).with_suffix("").parts)]) == 1
-            for path in files
-            if path.name != "__init__.py"
-        ),
-        "functions": sum(
-            isinstance(node, _DEFINITIONS) for text in texts for node in ast.walk(ast.parse(text))
-        ),
+        "single_importer": sum(len(used[name]) == 1 for name in used.keys() & texts.keys()),
+        "functions": sum(isinstance(node, _DEFINITIONS) for one in nodes.values() for node in one),
         "test_files": len(tests),
         "test_lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tests),
     }

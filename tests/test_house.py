@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -193,11 +194,12 @@ def code_size() -> ModuleType:
 
 
 def test_every_line_is_of_one_kind(code_size: ModuleType) -> None:
-    counted = code_size.lines_of(
+    source = (
         '"""Docstring\nof two lines."""\n\nimport os  # a comment\nfrom os import (\n    path,\n)\n'
         'def f(x: int) -> str:\n    """One line."""\n    # A comment.\n    text = """three\n'
         'lines of\ntext"""\n    return text * x\nX = 1\n"""Of X."""\n'
     )
+    counted = code_size.lines_of(source, ast.walk(ast.parse(source)))
     kinds = {"docstring": 4, "blank": 1, "import": 4, "comment": 1, "code": 6}
     assert counted == kinds
 
@@ -209,3 +211,14 @@ def test_the_house_has_the_size_that_was_committed(code_size: ModuleType) -> Non
     assert committed.keys() == now.keys()
     grown = {k: (committed[k], n) for k, n in now.items() if n > (1 + GROWTH) * committed[k]}
     assert grown == {}, "commit benchmarks/size.json of `python benchmarks/code_size.py --write`"
+
+
+def test_every_file_of_tests_that_a_text_names_exists() -> None:
+    texts = [*FILES, *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "docs").rglob("*.py")]
+    named = {
+        name
+        for path in (*texts, PAGE, REPOSITORY / "README.md")
+        for name in re.findall(r"tests/[\w/]+\.py", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {name for name in named if not (REPOSITORY / name).exists()} == set()

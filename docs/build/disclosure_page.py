@@ -30,7 +30,7 @@ records, replays. A warning or an undecided finding voids no guarantee, so such 
 number either.
 
 Verdicts, coarse fields and the step at which a check is violated are not covered by epsilon: they
-are bits of the data that the audit spends. `tests/callbacks/test_privacy_audit_disclosure.py` tests
+are bits of the data that the audit spends. `tests/callbacks/test_privacy_audit_outputs.py` tests
 the rest: for two trainings on neighboring data sets, with the same coins and the same released
 gradients at every step, all files, metrics and printed lines are equal byte for byte, except times
 and coarse fields.

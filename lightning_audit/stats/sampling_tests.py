@@ -23,7 +23,7 @@ samplers differ in it. There are four kinds of bet:
 Products of such factors are e-processes, those of one filtration may be averaged, and Ville's
 inequality applies (own proof, above, on arXiv:2210.01948 and arXiv:1912.06116). Bets on repetition
 and rate are valid as well if every record has its own probability. Those on sizes and overlaps are
-then valid by simulation (`tests/stats/evalues/test_batch_sizes.py`): unequal rates make overlaps
+then valid by simulation (`tests/stats/test_sampling_tests.py`): unequal rates make overlaps
 larger. They make sizes more equal by no more than if each record either joins with probability one
 half or not at all, which is allowed for.
 

@@ -615,7 +615,7 @@ _HEAD = """# Which trainings can be audited
 
 <!-- Made by `python tests/support/training_matrix.py` from the test matrix; do not edit. -->
 
-Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 120 steps or
+Each row is a training that `tests/callbacks/test_privacy_audit_healthy.py` runs for 120 steps or
 more: the canaries' signal is one and the noise is as claimed, within sampling error, and the
 trained model equals the one without the audit (`make test` compares six rows and one training of
 two processes, `make nightly` the others). *No copy* means that canaries join the per-sample
