@@ -1,7 +1,5 @@
 """Audit of a mechanism given as a function, against any claim of differential privacy.
 
-**Audit of a mechanism given as a function, against any claim of differential privacy.**
-
 Example:
     A sum of values in [0, 1], with Laplace noise at half the required scale:
 

@@ -1,7 +1,6 @@
 r"""Unit test of a function that turns per-sample gradients into a private gradient.
 
-**Unit test of a function that turns per-sample gradients into a private gradient.** The function
-claims to release, for gradients g_i, the clipping norm C and a divisor b,
+The function claims to release, for gradients g_i, the clipping norm C and a divisor b,
 
 .. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
     + \sigma C\, \mathcal{N}(0, I)\Bigr)

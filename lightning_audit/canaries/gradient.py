@@ -1,8 +1,7 @@
 """Gradient canaries: unit directions over the trainable tensors, and their orthonormal form.
 
-**Gradient canaries: unit directions over the trainable tensors.** A canary states its tensor;
-`lightning_audit.canaries.gradient` turns a list of canaries into orthonormal directions of one
-step. What each kind detects:
+A canary states its tensor; `lightning_audit.canaries.gradient` turns a list of canaries into
+orthonormal directions of one step. What each kind detects:
 
 - `Dirac`: one coordinate. A fixed one detects noise that repeats; in the last bias, noise or
   clipping that skips a small tensor; a moving one, a fault of one particular coordinate.

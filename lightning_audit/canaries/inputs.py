@@ -1,7 +1,6 @@
 """Input canaries: one more sample in the batch, which passes through all of the user's step.
 
-**Input canaries: one more sample in the batch, which passes through all of the user's step.** The
-reading is taken along the canary's own gradient at the present weights. No user code needs to
+The reading is taken along the canary's own gradient at the present weights. No user code needs to
 change, so hand-written DP-SGD can be audited as well. The kinds:
 
 - `Mislabeled`: a sample of the data with the least likely label. Its gradient stays above the

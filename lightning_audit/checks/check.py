@@ -7,25 +7,14 @@ the group `lightning_audit.checks`: each names a `Check`, or a tuple of them.
 
 from __future__ import annotations
 
-import math
-from collections import ChainMap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    pass
-
 import importlib
-from collections import UserDict
-from collections.abc import Callable, Iterable, MutableMapping
-from dataclasses import field
+import math
+from collections import ChainMap, UserDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lightning_audit.results.audit_report import CheckResult, Kind, LikelyFault, Place
 from lightning_audit.results.report_details import places_in

@@ -14,9 +14,8 @@ certain, `obstacle` returns why, and the rows are appended by copy.
 Between the backward pass and the step, ``grad_sample`` is a view of the batch's rows only: user
 code that reads, scales or replaces the gradients there sees no canary.
 
-**Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.** The rows
-enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``, ``add_noise``
-and ``scale_grad``, so that the audit covers the code that runs.
+The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``,
+``add_noise`` and ``scale_grad``, so that the audit covers the code that runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The boundary between audit and training: keeps the audit's internal errors out of the training.
 
-**The boundary between audit and training: keeps the audit's internal errors out of the training.**
 Torch, Opacus, Lightning and the user's code call the audit through `entry` (code of the audit only)
 or `around` (before and after a call of the user's). An internal error of the audit detaches it from
 the training: its changes are undone, the log reports what failed and where, and from then on each

@@ -1,7 +1,6 @@
 """Reads the noisy gradient, removes the canaries, and compares it with the one the update uses.
 
-**Reads the noisy gradient, removes the canaries, and compares it with the one the update uses.** By
-post-processing, anything computed from a noisy gradient is as private as that gradient. So the
+By post-processing, anything computed from a noisy gradient is as private as that gradient. So the
 gradient is read at the *cut*, the first point where the noise is known to be included. If an
 implementation exposes this point, the session calls `GradientTap.noise_is_in` there. Otherwise the
 step hooks of the innermost torch optimizer work for every implementation: they run after clipping,

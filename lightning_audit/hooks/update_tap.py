@@ -1,6 +1,5 @@
 """Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.
 
-**Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.**
 Lightning passes the training step to an optimizer as a closure, so that gradients are computed
 inside ``step``. A user's optimizer may clip them and add noise there too.
 

@@ -1,6 +1,5 @@
 """The store of an audit over many trainings: one row a training, in SQLite, and arrays in files.
 
-**The store of an audit over many trainings: one row a training, in SQLite, and arrays in files.**
 The driver alone writes. A row is written once and never changed; it is there only if its array is.
 Nothing that can be computed from the rows is stored.
 

@@ -1,15 +1,14 @@
 """The record of an audit: one fixed-size binary entry per step, appended, readable after a crash.
 
-**The segments of a run between its resumes, and the findings of earlier segments.** A checkpoint
-contains only data computed from released gradients, the audit's coins and settings. A check that is
-declared `private` therefore restarts at each resume. For such a check a checkpoint stores what a
-report shows: the verdict, and the e-value as a whole power of ten; see `checks.disclosure`.
-
-**The record of an audit: one fixed-size binary entry per step, appended, readable after a crash.**
 `observations.bin` is a line of JSON (the meaning of the columns) followed by the entries. A process
 that is killed leaves every entry up to the last flush; readers skip an incomplete last one. All
 numbers are functions of the noisy gradient and of the audit's own coins: by post-processing, the
 record reveals no more than the privatized gradients at the observed coordinates.
+
+**The segments of a run between its resumes, and the findings of earlier segments.** A checkpoint
+contains only data computed from released gradients, the audit's coins and settings. A check that is
+declared `private` therefore restarts at each resume. For such a check a checkpoint stores what a
+report shows: the verdict, and the e-value as a whole power of ten; see `checks.disclosure`.
 
 **Converts this package's objects to plain data and back, for checkpoints.** A snapshot consists of
 dicts, lists, strings, numbers and arrays only: reading it runs no code but this package's. It

@@ -1,5 +1,12 @@
 """The state that a training step may change, saved before a replay and restored after it.
 
+Saved is all that can be reached from the module, its optimizers, schedulers and callbacks: tensors
+(parameters, buffers, gradients, per-sample gradients, optimizer states), containers, attributes of
+objects, variables in closures, attributes of the user's own classes, plain values, containers and
+generators among the global variables of their modules, and every random number generator, including
+the global ones. Loaders, data sets, loggers and the Trainer are not followed: a replay does not
+touch them. An iterator cannot be restored: if the training holds one, no step is replayed.
+
 **Separate a forked process from its parent, so that it cannot change it.** A fork copies memory,
 but not open files, shared memory or anything outside the process. This module opens files again or
 copies them, copies shared memory, and refuses calls with other effects.
@@ -7,14 +14,6 @@ copies them, copies shared memory, and refuses calls with other effects.
 **Make the system's entropy repeatable in a replay, for the replaying thread only.** ``secrets``,
 ``random.SystemRandom``, ``uuid`` and NumPy's generators without a seed all read ``os.urandom``, or
 the name under which ``random`` holds it.
-
-**The state that a training step may change, saved before a replay and restored after it.** Saved is
-all that can be reached from the module, its optimizers, schedulers and callbacks: tensors
-(parameters, buffers, gradients, per-sample gradients, optimizer states), containers, attributes of
-objects, variables in closures, attributes of the user's own classes, plain values, containers and
-generators among the global variables of their modules, and every random number generator, including
-the global ones. Loaders, data sets, loggers and the Trainer are not followed: a replay does not
-touch them. An iterator cannot be restored: if the training holds one, no step is replayed.
 
 **Detect other threads of the process that may train while a step is replayed.** A replay seeds the
 global generators, and a fork keeps the locks that other threads hold. Both are harmless only if

@@ -1,7 +1,7 @@
 """Prints a report: a summary of at most 15 lines, or the whole table of its checks.
 
-**Prints a report: a summary of at most 15 lines, or the whole table of its checks.** The verdict
-comes first, with its root. In the table, a check that follows from a finding has no row of its own.
+The verdict comes first, with its root. In the table, a check that follows from a finding has no row
+of its own.
 """
 
 from __future__ import annotations

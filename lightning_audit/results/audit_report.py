@@ -1,8 +1,7 @@
 """The report of an audit: plain, frozen and JSON-able, with no heavy import.
 
-**The report of an audit: plain, frozen and JSON-able, with no heavy import.** A report holds the
-verdict, every check with its evidence, the bounds, and the inputs from which each number can be
-computed again; the observations themselves are in separate files.
+A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
+each number can be computed again; the observations themselves are in separate files.
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ all of it.
 `stats.attack_strength` computes the same posterior by quadrature, much faster
 and without sampling error; the chain serves to check it against published results.
 
-**Posterior of epsilon and of the strength of attacks, from the error counts of several of them.**
-The posteriors of `stats.posteriors` assume that the attack is the best one possible. Here
-it is not: an attack of strength s has error rates (FPR, FNR) that are uniform on R(eps, delta)
-without R(s eps, s delta), where R(eps, delta) holds what (eps, delta)-DP allows. All attacks share
-one strength, which is estimated together with epsilon.
+The posteriors of `stats.posteriors` assume that the attack is the best one possible. Here it is
+not: an attack of strength s has error rates (FPR, FNR) that are uniform on R(eps, delta) without
+R(s eps, s delta), where R(eps, delta) holds what (eps, delta)-DP allows. All attacks share one
+strength, which is estimated together with epsilon.
 
 .. math:: p(\varepsilon, s \mid \text{counts}) \propto p(\varepsilon)\, p(s) \prod_i
     \frac{\Pr[(\mathrm{FPR}_i, \mathrm{FNR}_i) \in R(\varepsilon, \delta) \setminus

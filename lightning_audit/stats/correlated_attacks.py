@@ -12,11 +12,9 @@ of a count is at most 1. So a count of 0 means all values below .5, and a count 
 above n - .5: a rate of 0 then has likelihood 1, as under the binomial law. With `density` the
 counts 0 and n have the normal density, as published (arXiv:2504.16683).
 
-**Posterior of epsilon and strength from attacks whose decisions are correlated.** Decisions agree
-more often than independent ones if attacks feed a set of models to each other
-(`stats.membership.measure_cross_fed`), or if several attacks of one kind share a
-record. Given the rates, the counts of false positives and of false negatives are modeled as
-bivariate normal, with
+Decisions agree more often than independent ones if attacks feed a set of models to each other
+(`stats.membership.measure_cross_fed`), or if several attacks of one kind share a record. Given the
+rates, the counts of false positives and of false negatives are modeled as bivariate normal, with
 
 .. math:: \operatorname{Var} X = n\, \alpha (1 - \alpha) (1 + (m - 1) \tau), \qquad
     \operatorname{Corr}(X, Y) = r = \frac{m \rho}{1 + (m - 1) \tau}

@@ -1,6 +1,5 @@
 """Epsilon*: how well a threshold on one model's losses separates training data from other data.
 
-**Epsilon*: how well a threshold on one model's losses separates training data from other data.**
 Epsilon* is the smallest epsilon, at a given delta, at which the losses of the training data and
 those of the population are indistinguishable in the sense of differential privacy, for any
 threshold on the loss. It needs only one trained model and its losses.

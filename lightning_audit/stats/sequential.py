@@ -1,10 +1,9 @@
 """Anytime-valid tests: e-processes that may be inspected after every step.
 
-**Anytime-valid tests: e-processes that may be inspected after every step.** An e-process is a
-non-negative process whose expectation is at most one at every stopping time if the null hypothesis
-is true. By Ville's inequality the probability that it *ever* reaches ``1 / significance`` is then
-at most ``significance``, for any number of looks. Several e-processes share one significance by
-weights that add up to one.
+An e-process is a non-negative process whose expectation is at most one at every stopping time if
+the null hypothesis is true. By Ville's inequality the probability that it *ever* reaches ``1 /
+significance`` is then at most ``significance``, for any number of looks. Several e-processes share
+one significance by weights that add up to one.
 
 Notation of the tests on canaries: at a step, canary ``i`` has a private coin ``b``, which is 1
 ("in") with a known probability ``p``, by default 1/2, and a reading ``z``; a correct DP-SGD gives

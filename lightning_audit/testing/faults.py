@@ -1,7 +1,7 @@
 """Known faults of DP-SGD, to test whether a gate catches them.
 
-**Known faults of DP-SGD, to test whether a gate catches them.** `FAULTS` holds them by name;
-`plant` puts one into your own training, whose configuration then claims more privacy than it gives:
+`FAULTS` holds them by name; `plant` puts one into your own training, whose configuration then
+claims more privacy than it gives:
 
 Example:
     >>> import torch

@@ -1,8 +1,7 @@
 """Small trainings on random data, including those for faults outside of the optimizer.
 
-**Small trainings on random data, including those for faults outside of the optimizer.** Each is a
-class without a Lightning base; `lightning_audit.testing.faults.Fault.module` combines it with the
-`LightningModule` of either package.
+Each is a class without a Lightning base; `lightning_audit.testing.faults.Fault.module` combines it
+with the `LightningModule` of either package.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@ private as the release (post-processing), so it is no fault unless it also uses 
 values. The canaries are subtracted once the noise is added. Hence a value downstream of that point
 which depends on their coins uses more than the release.
 
-**Names the likely faults from violated checks, as text that an engineer can act on.** A rule names
-a fault, by numbers that the checks report as evidence. Rules are applied in the order of their
-rank: what is certain, then the clipping, re-used noise, the scale and shape of the noise, leaks,
-the sampling and the accounting. If a fault entails another finding, later rules do not name a fault
-for that finding.
+A rule names a fault, by numbers that the checks report as evidence. Rules are applied in the order
+of their rank: what is certain, then the clipping, re-used noise, the scale and shape of the noise,
+leaks, the sampling and the accounting. If a fault entails another finding, later rules do not name
+a fault for that finding.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Computes the verdict PASS, VIOLATION or INCONCLUSIVE from checks and power.
 
-**Divides violated checks into findings and their consequences.** Every violated check is the
-finding of a fault, or a consequence of exactly one fault. Everything is computed from what the
-report contains.
-
-**Reasons that block a pass: the same rules for the verdict of a run and for the gate.** This module
-uses only what the report contains, and only the standard library.
-
-**What the user allows, by name, and which epsilon then still holds: for the run and the gate.**
-Everything is computed from what the report contains.
+Every violated check is the finding of a fault, or a consequence of exactly one fault. Consequences,
+the reasons that block a pass, and what the user allows follow from what the report contains alone,
+so that the run and the gate apply the same rules.
 """
 
 from __future__ import annotations
