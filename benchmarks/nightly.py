@@ -2,8 +2,9 @@
 
 python benchmarks/nightly.py [--small] [--page FILE] [--only PART ...]
 
-It runs the tests marked `nightly`, the whole selftest, and benchmarks. Benchmarks of correct
-trainings fail if a training is accused; the numbers of the others are recorded.
+It runs the tests marked `nightly`, the whole selftest, 300 mutants (mutants.py, which writes
+docs/mutants.md), and benchmarks. Benchmarks of correct trainings fail if a training is accused; the
+numbers of the others are recorded.
 ``--small`` runs a small version of each part in a few minutes, to check that this script works.
 ``--only tests`` runs one part again and keeps the results of the others from the previous run.
 """
@@ -39,7 +40,7 @@ BENCHMARKS = (
     "black_box",
     "late_faults",
 )
-PARTS = ("tests", "lowest", "selftest", *BENCHMARKS)
+PARTS = ("tests", "lowest", "selftest", "mutants", *BENCHMARKS)
 #: Benchmarks of correct trainings.
 HEALTHY = ("healthy_matrix", "healthy")
 _HEAD = """# The last whole run
@@ -49,8 +50,9 @@ _HEAD = """# The last whole run
 `make nightly` runs what is too slow for every stage of `make test`: the tests marked `nightly`
 (simulations, figures and benchmarks at full size, of which `make heavy` runs a smaller version),
 the quick tests with the lowest versions that pyproject.toml allows, `lightning-audit selftest` with
-every fault, and benchmarks. Benchmarks of correct trainings fail if a training is accused; the
-numbers of the others are recorded, and the tests check them.
+every fault, mutants of the checks and the verdict ([mutants.md](mutants.md)), and benchmarks.
+Benchmarks of correct trainings fail if a training is accused; the numbers of the others are
+recorded, and the tests check them.
 """
 
 
@@ -104,6 +106,14 @@ def selftest(small: bool) -> Part:
     return Part("`lightning-audit selftest`", code == 0, last.rpartition("; ")[0] or last, seconds)
 
 
+def mutants(small: bool) -> Part:
+    """Run mutants of the checks and the verdict, or two of the verdict without their page."""
+    few = ["--draw=2", "--rooms", "lightning_audit/verdict", f"--page={os.devnull}"]
+    script = [sys.executable, str(ROOT / "benchmarks" / "mutants.py")]
+    code, out, seconds = _run([*script, *(few if small else [])])
+    return Part("mutants", code == 0, (out.splitlines() or ["no result"])[-1], seconds)
+
+
 def benchmark(name: str, small: bool) -> Part:
     """Run a benchmark, which writes its results to benchmarks/results."""
     script = [sys.executable, str(ROOT / "benchmarks" / "run.py")]
@@ -145,8 +155,9 @@ def commit() -> str:
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    # Each run rewrites the page itself.
-    changed = git("status", "--porcelain", "--untracked-files=no", ":!docs/nightly.md")
+    # Each run rewrites the pages itself.
+    pages = [f":!docs/{name}.md" for name in ("nightly", "mutants")]
+    changed = git("status", "--porcelain", "--untracked-files=no", *pages)
     return git("rev-parse", "HEAD") + (", with changes" if changed else "")
 
 
@@ -202,6 +213,8 @@ def main() -> int:
         take(lowest(options.small))
     if "selftest" in options.only:
         take(selftest(options.small))
+    if "mutants" in options.only:
+        take(mutants(options.small))
     chosen = [name for name in BENCHMARKS if name in options.only]
     with ThreadPoolExecutor(2) as pool:
         for part in pool.map(lambda name: benchmark(name, options.small), chosen):

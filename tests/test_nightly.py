@@ -50,6 +50,7 @@ def test_a_part_that_runs_again_leaves_the_others_what_they_were(
     monkeypatch.setattr(nightly, "tests", lambda _: part("tests"))
     monkeypatch.setattr(nightly, "lowest", lambda _: part("lowest"))
     monkeypatch.setattr(nightly, "selftest", lambda _: part("selftest"))
+    monkeypatch.setattr(nightly, "mutants", lambda _: part("mutants"))
     monkeypatch.setattr(nightly, "benchmark", lambda name, _: part(name))
     page = tmp_path / "page.md"
     monkeypatch.setattr(sys, "argv", ["nightly.py", "--page", str(page)])
@@ -99,3 +100,19 @@ def test_a_benchmark_that_ends_without_results_does_not_show_those_of_before(
     monkeypatch.setattr(nightly, "_run", lambda _: (0, "ended early", 1.0))
     ended = nightly.benchmark("healthy", small=False)
     assert (ended.passed, ended.said) == (False, "ended early")
+
+
+def test_mutants_of_a_small_run_leave_the_page(
+    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(command: Any) -> tuple[int, str, float]:
+        commands.append(command)
+        return 0, "a.py:1: 1\n7 of 12 mutants killed\n", 60.0
+
+    monkeypatch.setattr(nightly, "_run", run)
+    for small in (True, False):
+        part = nightly.mutants(small)
+        assert (part.passed, part.said) == (True, "7 of 12 mutants killed")
+    assert [any("--page" in word for word in command) for command in commands] == [True, False]

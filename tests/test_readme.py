@@ -129,7 +129,7 @@ def test_every_page_of_the_docs_for_readers_is_reached_from_the_readme():
             for link in re.findall(r"\]\(([^)\s:]+)\)", text_of(page))
         }
         new = {path for path in links if path.suffix == ".md" and path.is_file()} - reached
-    of_developers = {DOCS / name for name in ("english.md", "nightly.md")}
+    of_developers = {DOCS / name for name in ("english.md", "mutants.md", "nightly.md")}
     assert set(DOCS.rglob("*.md")) - of_developers <= reached
 
 
