@@ -26,8 +26,8 @@ from lightning_audit.stats.attack_strength import attack_strength_posterior
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 
 # --- Scores of shadow models with known distributions: each record has its own mean and leakage.
-
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+ATTACKS = [lira, normal_ratio, rmia, score_difference, score_threshold]
 
 
 def shadow_models(
@@ -54,9 +54,6 @@ def shadow_models(
     membership[models:] = rng.random((targets, records)) < 0.5
     scores = means + leakage * membership + stds * rng.standard_normal(membership.shape)
     return scores[:models], membership[:models], scores[models:], membership[models:]
-
-
-# ---
 
 
 def twin(scores, membership, targets, online: bool, pooled: bool) -> np.ndarray:
@@ -148,8 +145,7 @@ def test_offline_needs_no_model_with_the_record() -> None:
     scores, membership, targets, _ = shadow_models()
     rest = np.zeros_like(membership)
     found = lira(scores, rest, targets, online=False, variance="own")
-    expected = (targets - scores.mean(axis=0)) / scores.std(axis=0, ddof=1)
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx((targets - scores.mean(axis=0)) / scores.std(axis=0, ddof=1))
     with pytest.raises(ValueError, match=r"record 0 in 0 models, must have .* at least 2"):
         lira(scores, rest, targets)
 
@@ -195,8 +191,7 @@ def test_cross_fed_counts_are_those_of_algorithm_5(alpha) -> None:
 def test_counts_are_those_of_algorithm_4(shadows) -> None:
     known = shadow_models(models=70, records=4, leakage=2.0)
     counts = measure_mia(known[0], known[1], 0.2, shadows=shadows)
-    least = min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min())
-    n = least // (2 * shadows + 1)
+    n = min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min()) // (2 * shadows + 1)
     assert n > 2
     for r in range(4):
         out, inside = columns(known, r)
@@ -347,8 +342,7 @@ def test_the_normal_ratio_orders_a_record_as_lira_with_own_variances() -> None:
     ratios = lira(scores, membership, targets, variance="own")
     for r in range(scores.shape[1]):
         assert np.array_equal(np.argsort(p_values[:, r]), np.argsort(ratios[:, r]))
-    losses = normal_ratio(-scores, membership, -targets)
-    assert losses == pytest.approx(p_values, abs=1e-12)
+    assert normal_ratio(-scores, membership, -targets) == pytest.approx(p_values, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -434,8 +428,7 @@ def test_shares_are_those_of_the_definition(gamma, a, known_population) -> None:
 def test_log_probabilities_are_another_scale_of_the_same() -> None:
     scores, membership, targets, _ = shadow_models(seed=6)
     logs = log_probability(scores), membership, log_probability(targets)
-    found = rmia(*logs, scale="log_probability")
-    assert np.array_equal(found, rmia(scores, membership, targets))
+    assert np.array_equal(rmia(*logs, scale="log_probability"), rmia(scores, membership, targets))
 
 
 def test_order_of_models_and_records_does_not_matter() -> None:
@@ -552,9 +545,6 @@ def test_the_room_gives_its_names() -> None:
         assert callable(getattr(attacks, name))
     with pytest.raises(AttributeError, match=r"'lightning_audit.attacks' has no attribute 'none'"):
         _ = attacks.none
-
-
-ATTACKS = [lira, normal_ratio, rmia, score_difference, score_threshold]
 
 
 def changed(case: str):

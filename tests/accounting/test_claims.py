@@ -114,10 +114,7 @@ def test_is_frozen() -> None:
         ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 must be a finite number > 0"),
         ({"expected_batch_size": 0}, "expected_batch_size=0 must be a finite number > 0"),
         ({"epsilon": "8", "delta": 1e-5}, "epsilon='8' must be"),
-        (
-            {"adjacency": "swap"},
-            r"adjacency='swap' must be one of \['add_remove', 'replace_one'\]",
-        ),
+        ({"adjacency": "swap"}, r"adjacency='swap' must be one of \['add_remove', 'replace_one'\]"),
         (
             {"private_dataset_size": 1},
             "private_dataset_size=1 must be True or False; True if the number of records must stay",

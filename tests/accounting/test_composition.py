@@ -33,6 +33,10 @@ from lightning_audit.stats.tradeoff import gaussian_epsilon
 sigmas = st.floats(0.05, 100)
 phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
 histories = st.lists(phases, max_size=20)
+DELTA = 1e-5
+#: Sample rate and steps of trainings.
+SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
+ONE = [1]
 
 
 @pytest.fixture
@@ -54,7 +58,6 @@ def builds(monkeypatch: pytest.MonkeyPatch):
 
 
 # Reference numbers; the last column is the finest grid that is printed.
-
 TABLE = [
     (1.0, 0.01, 1000, {1e-3: 1.828934, 1e-4: 1.828244}, 1.828244),
     (1.0, 0.01, 10_000, {1e-3: 6.190976, 1e-4: 6.187745}, 6.187745),
@@ -64,18 +67,14 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
-def test_reference_epsilons_on_given_grids(
-    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
-) -> None:
+def test_reference_epsilons_on_given_grids(sigma, rate, steps, by_grid, finest) -> None:
     for grid, expected in by_grid.items():
         epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=grid)
         assert epsilon == pytest.approx(expected, abs=6e-7)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
-def test_automatic_grid_is_within_half_a_percent(
-    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
-) -> None:
+def test_automatic_grid_is_within_half_a_percent(sigma, rate, steps, by_grid, finest) -> None:
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
     assert epsilon == pytest.approx(finest, rel=0.005)
     assert epsilon >= finest
@@ -94,9 +93,7 @@ def test_reference_epsilons_by_mu_of_a_step(mu: float, expected: float) -> None:
     ("sigma", "rate", "steps", "expected"),
     [(0.7512, 0.00512, 20_000, 8.0), (1.41576, 0.01, 1000, 1.0)],
 )
-def test_reference_noise_multipliers_of_claims(
-    sigma: float, rate: float, steps: int, expected: float
-) -> None:
+def test_reference_noise_multipliers_of_claims(sigma, rate, steps, expected) -> None:
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=5e-4)
     assert epsilon == pytest.approx(expected, rel=2e-3)
 
@@ -118,9 +115,7 @@ def test_reference_noise_multipliers_are_right_to_the_last_digit(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
-def test_reference_epsilons_on_the_finest_grid(
-    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
-) -> None:
+def test_reference_epsilons_on_the_finest_grid(sigma, rate, steps, by_grid, finest) -> None:
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
     assert epsilon == pytest.approx(finest, abs=6e-7)
 
@@ -135,8 +130,7 @@ def test_full_batches_compose_exactly() -> None:
     # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
-    mu = math.sqrt(17 / 4 + 40 / 25)
-    assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(mu, 1e-5)
+    assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(math.sqrt(17 / 4 + 40 / 25), 1e-5)
 
 
 def test_nearly_full_batches_agree_with_the_exact_composition() -> None:
@@ -161,8 +155,6 @@ def test_agrees_with_quadrature_of_a_single_step() -> None:
 
 
 # Replaced records.
-
-
 def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
     # Naive twin: opposite gradients, each of which joins the batch with the sample rate.
     sigma, rate, delta = 0.8, 0.2, 1e-3
@@ -175,8 +167,7 @@ def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
 
 
 def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
-    history = [Phase(2.0, 1.0, 100)]
-    epsilon = epsilon_of_history(history, 1e-5, adjacency="replace_one")
+    epsilon = epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(10.0, 1e-5)
     nearly = [Phase(2.0, 1 - 1e-9, 100)]
     sampled = epsilon_of_history(nearly, 1e-5, adjacency="replace_one", grid=1e-3)
@@ -184,9 +175,7 @@ def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
 
 
 @pytest.mark.parametrize("history", [[Phase(1.0, 0.01, 1000)], [Phase(0.7, 0.1, 10)]])
-def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(
-    history: list[Phase],
-) -> None:
+def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(history) -> None:
     delta = 1e-5
     replaced = epsilon_of_history(history, delta, adjacency="replace_one")
     assert replaced > epsilon_of_history(history, delta)
@@ -198,8 +187,7 @@ def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(
 
 
 def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling() -> None:
-    history = [Phase(1.0, 0.01, 1000)]
-    epsilon = epsilon_of_history(history, 1e-13, adjacency="replace_one")
+    epsilon = epsilon_of_history([Phase(1.0, 0.01, 1000)], 1e-13, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(2 * math.sqrt(1000), 1e-13)
 
 
@@ -209,14 +197,10 @@ def test_another_neighbourhood_is_refused() -> None:
 
 
 # The automatic grid.
-
-
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"), [(0.1, 0.05, 300), (0.3, 0.05, 300), (0.01, 0.05, 300)]
 )
-def test_large_losses_take_a_coarse_grid(
-    sigma: float, rate: float, steps: int, builds: list[tuple[float, float, float]]
-) -> None:
+def test_large_losses_take_a_coarse_grid(sigma, rate, steps, builds) -> None:
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
     grids = [grid for _, _, grid in builds]
     assert min(grids) > 1e-3
@@ -257,8 +241,6 @@ def test_smallest_delta_of_the_grid_agrees_with_the_exact_composition() -> None:
 
 
 # Caching.
-
-
 def test_growing_history_builds_nothing_new(builds: list) -> None:
     for steps in (300, 400, 800, 1023):
         epsilon_of_history([Phase(1.0, 0.01, steps)], 1e-5)
@@ -289,9 +271,6 @@ def test_order_of_calls_does_not_matter() -> None:
 def test_caches_are_bounded() -> None:
     assert composition._single_step.cache_info().maxsize is not None
     assert composition._sufficient_grid.cache_info().maxsize is not None
-
-
-# Laws.
 
 
 def test_nothing_spends_nothing() -> None:
@@ -329,8 +308,6 @@ def test_another_phase_spends_more_than_either_and_less_than_both() -> None:
 
 
 # Buckets and compression.
-
-
 @pytest.mark.heavy
 def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> None:
     history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
@@ -350,8 +327,6 @@ def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
 
 
 # Arguments and imports.
-
-
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
     (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
@@ -391,13 +366,6 @@ def test_the_composition_of_the_reference_is_bracketed() -> None:
 
 
 # Of Opacus' accountants: rdp at a small epsilon, whose best order is the last one, and gdp always.
-
-DELTA = 1e-5
-
-#: Sample rate and steps of trainings.
-SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
-
-
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
 @pytest.mark.parametrize("claimed", [0.01, 0.1, 1.0, 8.0, 100.0])
 @pytest.mark.parametrize(
@@ -499,8 +467,6 @@ def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceede
 
 
 # --- The epsilon of passes over shuffled batches: that of steps on all records.
-
-
 @pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
 @pytest.mark.parametrize("passes", [1, 7, 100])
 def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma: float, passes: int) -> None:
@@ -573,9 +539,6 @@ def counted(passes: Sequence[Sequence[Sequence[int]]]) -> PassCounter:
     return counter
 
 
-ONE = [1]
-
-
 @pytest.mark.parametrize(
     ("passes", "count"),
     [
@@ -591,9 +554,7 @@ ONE = [1]
         ([[[0]] * 4], 0),
     ],
 )
-def test_of_each_pass_the_batch_of_most_steps_counts(
-    passes: list[list[list[int]]], count: int
-) -> None:
+def test_of_each_pass_the_batch_of_most_steps_counts(passes, count) -> None:
     counter = counted(passes)
     steps = [sum(each) for each in itertools.zip_longest(*itertools.chain(*passes), fillvalue=0)]
     assert counter.passes(steps) == count
@@ -606,8 +567,7 @@ def test_no_record_enters_more_steps_than_are_counted() -> None:
         entered = np.zeros(6, dtype=int)  # by record, each a batch of its own
         for batches in passes:
             entered += rng.permutation(batches.sum(axis=1))
-        counter = counted(passes.tolist())
-        assert entered.max() <= counter.passes(passes.sum(axis=(0, 1)).tolist())
+        assert entered.max() <= counted(passes.tolist()).passes(passes.sum(axis=(0, 1)).tolist())
 
 
 def test_a_batch_counts_while_it_lasts() -> None:
@@ -616,8 +576,7 @@ def test_a_batch_counts_while_it_lasts() -> None:
     counter.start_batch([])
     assert counter.passes([4]) == 4
     counter.start_batch([4])
-    assert counter.passes([6]) == 4
-    assert counter.passes([10]) == 6
+    assert (counter.passes([6]), counter.passes([10])) == (4, 6)
 
 
 def test_a_pass_that_is_begun_again_after_a_stop_counts_twice() -> None:
@@ -668,8 +627,7 @@ def test_full_batches_are_exact_and_a_replaced_record_doubles_mu() -> None:
 
 
 def test_no_steps_show_nothing_and_no_noise_shows_all() -> None:
-    assert total_variation([]) == 0
-    assert total_variation([Phase(0.0, 0.1, 1)]) == 1
+    assert (total_variation([]), total_variation([Phase(0.0, 0.1, 1)])) == (0, 1)
 
 
 def test_it_grows_with_steps_and_rate_and_falls_with_noise() -> None:

@@ -52,8 +52,7 @@ def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]
     assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
     assert len({(phase.noise_multiplier, phase.sample_rate) for phase in short}) == len(short)
     before = sum(phase.steps / phase.noise_multiplier**2 for phase in history)
-    after = sum(phase.steps / phase.noise_multiplier**2 for phase in short)
-    assert after <= before * (1 + 1e-9)
+    assert sum(phase.steps / phase.noise_multiplier**2 for phase in short) <= before * (1 + 1e-9)
     kept = compress(history, max_phases=8, rounding="mean")
     assert _chi_square(kept) == pytest.approx(_chi_square(history), rel=1e-9)
 

@@ -10,6 +10,8 @@ from lightning_audit import PrivacyClaim
 from lightning_audit.blackbox.mechanism import MechanismError, OutputSource, audit_mechanism
 from lightning_audit.stats.tradeoff import ApproxDPTradeoff, GaussianTradeoff
 
+ONE = ["a record"]
+
 
 def laplace(data, rng, scale=1.0):
     return data + rng.laplace(0, scale)
@@ -52,14 +54,12 @@ def test_too_little_noise_is_refuted_whatever_the_claim_is_written_as(claim) -> 
 def test_the_claim_of_a_whole_training_is_its_composed_epsilon() -> None:
     claim = PrivacyClaim(noise_multiplier=2.0, sample_rate=0.1, steps=20, delta=1e-5)
     audit = audit_mechanism(laplace, 0.0, 0.1, claim, max_samples=600)
-    assert audit.claim == ApproxDPTradeoff(claim.composed_epsilon(), 1e-5)
-    assert audit.delta == 1e-5
+    assert (audit.claim, audit.delta) == (ApproxDPTradeoff(claim.composed_epsilon(), 1e-5), 1e-5)
 
 
 def test_too_few_outputs_are_inconclusive_and_never_a_pass() -> None:
     audit = audit_mechanism(laplace, 0.0, 1.0, (1.0, 0.0), max_samples=64)
-    assert audit.verdict.outcome == "INCONCLUSIVE"
-    assert audit.verdict.advice == "raise max_samples"
+    assert (audit.verdict.outcome, audit.verdict.advice) == ("INCONCLUSIVE", "raise max_samples")
     large = audit_mechanism(laplace, 0.0, 1.0, (9.0, 0.0), max_samples=2000)
     assert large.verdict.outcome == "INCONCLUSIVE"
     assert "not even a perfect attack could be found" in large.verdict.pass_blockers[0]
@@ -113,9 +113,6 @@ def test_a_true_claim_is_refuted_less_often_than_the_significance() -> None:
         for seed in range(runs)
     ]
     assert outcomes.count("VIOLATION") <= level * runs
-
-
-ONE = ["a record"]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +180,6 @@ def test_arguments_out_of_range_are_refused(arguments, kind, message: str) -> No
 
 
 # --- Outputs of a mechanism are drawn in turn, checked, and refused with the call that failed.
-
-
 def source(mechanism) -> OutputSource:
     return OutputSource(mechanism, (0, 1), np.random.default_rng(2))
 
@@ -233,8 +228,7 @@ def test_outputs_of_both_data_sets_are_drawn_in_turn_from_one_generator() -> Non
 
     drawn = source(mechanism)
     p, q = drawn.draw(3)
-    assert calls == [0, 1, 0, 1, 0, 1]
-    assert drawn.shape == (2, 2)
+    assert (calls, drawn.shape) == ([0, 1, 0, 1, 0, 1], (2, 2))
     assert p.shape == q.shape == (3, 2, 2)
     expected = np.random.default_rng(2).random(6)
     assert p[:, 0, 0] == pytest.approx(expected[::2])

@@ -74,8 +74,7 @@ def test_real_trainings_with_too_little_noise_are_a_violation_that_the_gate_fail
     assert "200 trainings are planned" in told.err
     assert "min left" in told.err or " s left" in told.err or audit.trainings < 100
     report = AuditReport.load(tmp_path / "report.json")
-    assert report.verdict == audit.verdict
-    assert report.settings["canary"] == "Crafted"
+    assert (report.verdict, report.settings["canary"]) == (audit.verdict, "Crafted")
     assert main(["check", str(tmp_path)]) == 1
 
 
@@ -179,8 +178,7 @@ def test_many_canaries_of_each_training_are_audited(tmp_path):
     audit = audit_training(
         train, DATA, (1.0, 1e-5), canary=canary, trainings=60, store=tmp_path, **HERE
     )
-    assert audit.seen.canaries == 8
-    assert audit.verdict.outcome == "VIOLATION"
+    assert (audit.seen.canaries, audit.verdict.outcome) == (8, "VIOLATION")
     assert main(["check", str(tmp_path)]) == 1
 
 

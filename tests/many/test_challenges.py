@@ -32,8 +32,13 @@ from lightning_audit.stats._arguments import ConfusionCounts
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 # --- Selection finds the records that models give away, by models that did not fit the attack.
-
 SHIFT = np.where(np.isin(np.arange(40), [3, 17, 29]), [[4.0]], 0.0)[0]
+MADE = simulated(48, 6, 3.0, np.random.default_rng(0), failed=[41])
+FITTED, TARGETS = MADE.split(2, 1)
+#: The truth of the simulation, and the numbers of points and of models.
+MU, POINTS, TRAININGS, LEVEL = 1.0, 20, 40, 0.05
+POINTS_OF_SELECTION_PRICE = (1, 10, 100, 1000)
+INPUTS, TARGETS_OF_WORST_START = digits(160)
 
 
 @pytest.mark.parametrize("by", ["separation", "accuracy"])
@@ -83,11 +88,6 @@ def test_what_cannot_be_selected_is_refused():
 
 
 # --- Targets are scored by what is fitted on other models; bounds hold apart or paid, not without.
-
-MADE = simulated(48, 6, 3.0, np.random.default_rng(0), failed=[41])
-FITTED, TARGETS = MADE.split(2, 1)
-
-
 def middle(scores, membership, targets):
     """Guess by the middle between the means of the two groups of each record."""
     inside = np.where(membership, scores, 0).sum(0) / membership.sum(0)
@@ -116,8 +116,7 @@ def test_guesses_are_counted_and_those_of_a_failed_model_are_wrong():
 @pytest.mark.parametrize("pairs", [True, False])
 def test_a_model_has_one_challenge_and_a_pair_too(pairs):
     made = simulated(400, 3, 0.0, np.random.default_rng(0), pairs=pairs)
-    every = Challenges(made.scores, made.membership, pairs)
-    one = every.one_a_model(seed=1)
+    one = Challenges(made.scores, made.membership, pairs).one_a_model(seed=1)
     assert one.scores.shape == (200 if pairs else 400, 1)
     assert not one.pairs
     of_models = made.scores[:: 2 if pairs else 1]
@@ -190,14 +189,8 @@ def test_paying_divides_the_significance_and_returns_the_worst_point():
         bound_significance=0.05 / 3,
     )
     assert (paid.errors, paid.guesses) == (alone.errors, alone.guesses)
-    assert paid.epsilon_lower == alone.epsilon_lower
-    assert paid.verdict.outcome == "VIOLATION"
-    together = challenge_audit(challenges, GaussianTradeoff(1.0))
-    assert together.seen.canaries == 3
-
-
-#: The truth of the simulation, and the numbers of points and of models.
-MU, POINTS, TRAININGS, LEVEL = 1.0, 20, 40, 0.05
+    assert (paid.epsilon_lower, paid.verdict.outcome) == (alone.epsilon_lower, "VIOLATION")
+    assert challenge_audit(challenges, GaussianTradeoff(1.0)).seen.canaries == 3
 
 
 def false_bounds(choose, runs):
@@ -213,8 +206,7 @@ def false_bounds(choose, runs):
         if choose == "neither":
             settings["bound_significance"] = min(0.999, LEVEL * POINTS)
         if choose == "apart":
-            other = simulated(TRAININGS, POINTS, MU, rng)
-            points = challenge_points(other, 1, attack=middle)
+            points = challenge_points(simulated(TRAININGS, POINTS, MU, rng), 1, attack=middle)
             every = Challenges(made.scores[:, points], made.membership[:, points])
         audit = challenge_audit(every, truth, **settings)
         wrong += audit.epsilon_lower_at_end > truth.epsilon_at(1e-5)
@@ -237,21 +229,12 @@ def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, 
 
 
 # --- What the worst of several points costs, and p-values of several points and folds.
-
-POINTS_OF_SELECTION_PRICE = (1, 10, 100, 1000)
-
-
 @pytest.mark.parametrize(
     ("epsilon", "significance", "trainings"),
-    [
-        (8.0, 0.05, [14, 24, 34, 44]),
-        (8.0, 0.001, [31, 41, 51, 62]),
-        (4.0, 0.05, [8, 14, 20, 26]),
-    ],
+    [(8.0, 0.05, [14, 24, 34, 44]), (8.0, 0.001, [31, 41, 51, 62]), (4.0, 0.05, [8, 14, 20, 26])],
 )
 def test_paying_costs_the_logarithm_of_the_number_of_points(epsilon, significance, trainings):
-    claim = GaussianTradeoff(float(gaussian_mu(epsilon, 1e-5)))
-    error = promise_of(claim).least_error
+    error = promise_of(GaussianTradeoff(float(gaussian_mu(epsilon, 1e-5)))).least_error
     needed = [
         trainings_for_worst_of(error, significance, points) for points in POINTS_OF_SELECTION_PRICE
     ]
@@ -298,14 +281,11 @@ def test_combined_p_values_hold_their_level_for_dependent_tests(combine, correla
     rng = np.random.default_rng(0)
     cover = np.full((5, 5), correlation) + (1 - correlation) * np.eye(5)
     p_values = stats.norm.sf(rng.multivariate_normal(np.zeros(5), cover, runs))
-    wrong = sum(combine(row) <= 0.05 for row in p_values)
-    assert wrong <= most_failures(runs, 0.05, 100_000)
+    assert sum(combine(row) <= 0.05 for row in p_values) <= most_failures(runs, 0.05, 100_000)
     assert np.mean(p_values.min(axis=1) <= 0.05) > 0.05  # the smallest of five does not
 
 
 # --- Trainings that start at a model fitted to other records give a canary away more.
-
-INPUTS, TARGETS_OF_WORST_START = digits(160)
 DATA, OTHERS = (
     (INPUTS[:60], TARGETS_OF_WORST_START[:60]),
     (INPUTS[60:], TARGETS_OF_WORST_START[60:]),
@@ -319,8 +299,7 @@ def start(steps=100):
 @pytest.mark.training
 def test_it_is_fitted_to_the_other_records_and_depends_on_the_seed_alone():
     model = start()
-    right = (model(OTHERS[0]).argmax(1) == OTHERS[1]).float().mean()
-    assert right > 0.9
+    assert (model(OTHERS[0]).argmax(1) == OTHERS[1]).float().mean() > 0.9
     assert torch.equal(model.weight, start().weight)
     other = worst_case_start(linear, OTHERS, steps=100, learning_rate=1.0, seed=1)
     assert not torch.equal(model.weight, other.weight)

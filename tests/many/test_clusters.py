@@ -14,9 +14,8 @@ from environments import printed_by
 from lightning_audit._validate import BadArgument
 from lightning_audit.many import DaskEngine, RayEngine
 
+
 # --- Runs cases of clusters_worker.py in the environment of Ray and Dask.
-
-
 def on_cluster(kind: str, case: str, folder: Path) -> Any:
     """Return what a case of a cluster ("ray", "dask") prints."""
     # By default, Ray gives up after 30 s, which are too few on a busy machine.
@@ -25,10 +24,7 @@ def on_cluster(kind: str, case: str, folder: Path) -> Any:
 
 
 # --- A real local Ray of two worker processes, in an environment of its own.
-
 # --- A real local Dask of two worker processes, in an environment of its own.
-
-
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(BadArgument, match=re.escape("pip install 'lightning-audit[dask]'")):
@@ -65,20 +61,14 @@ def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(
-    tmp_path: Path,
-) -> None:
+def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(tmp_path) -> None:
     found = on_cluster("dask", "gone", tmp_path)
     assert "which continues after what is stored" in found["error"]
     assert found["equal"]
 
 
 # --- A real local Ray of two worker processes, in an environment of its own.
-
-
-def test_without_the_package_the_error_names_the_extra_ray_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_package_the_error_names_the_extra_ray_engine(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadArgument, match=re.escape("pip install 'lightning-audit[ray]'")):
         RayEngine("auto").start(work_of())
@@ -97,9 +87,7 @@ def test_a_number_of_workers_is_checked_before_the_cluster_is_reached_ray_engine
         ({"num_gpus": float("nan")}, "num_gpus=nan must be a finite number >= 0"),
     ],
 )
-def test_resources_are_checked_before_the_cluster_is_reached(
-    given: dict[str, float], message: str
-) -> None:
+def test_resources_are_checked_before_the_cluster_is_reached(given, message) -> None:
     with pytest.raises(ValueError, match=message):
         RayEngine("auto", **given).start(work_of())
 
@@ -129,9 +117,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence_ray_engine(tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run_ray_engine(
-    tmp_path: Path,
-) -> None:
+def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run_ray_engine(tmp_path) -> None:
     found = on_cluster("ray", "chaos", tmp_path)
     assert found["killed"] == {"driver": 10, "worker": 10}
     assert (found["last_error"], found["different"]) == ("", 0)

@@ -63,8 +63,7 @@ def test_a_longer_plan_continues_the_trainings_of_a_shorter_one(tmp_path):
     short = drive(quick, tmp_path, 6)
     calls = []
     longer = drive(lambda data, seed: calls.append(seed) or quick(data, seed), tmp_path, 12)
-    assert longer[:6] == short
-    assert len(calls) == 6
+    assert (longer[:6], len(calls)) == (short, 6)
 
 
 def test_a_stored_plan_runs_nothing(tmp_path):
@@ -87,8 +86,7 @@ def test_an_exception_costs_one_training_after_a_second_attempt(tmp_path):
 
     rows = drive(train, tmp_path, 12)
     assert [row.training.number for row in rows if row.scores is None] == [4]
-    assert (rows[4].error, rows[4].attempts) == ("ValueError: no such thing", 2)
-    assert calls.count(4) == 2
+    assert (rows[4].error, rows[4].attempts, calls.count(4)) == ("ValueError: no such thing", 2, 2)
 
 
 def test_on_failure_raise_names_the_training_and_keeps_the_others(tmp_path):
@@ -162,8 +160,7 @@ def test_a_look_sees_the_prefix_of_the_plan_and_stops_the_run(tmp_path):
 
 def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
     start = time.monotonic()
-    engine = FromExecutor(Threads(hanging=[4]), workers=3)
-    rows = drive(quick, tmp_path, 12, engine, limit=0.2)
+    rows = drive(quick, tmp_path, 12, FromExecutor(Threads(hanging=[4]), workers=3), limit=0.2)
     assert time.monotonic() - start < 20
     failed = [row for row in rows if row.scores is None]
     assert [row.training.number for row in failed] == [4]

@@ -29,12 +29,13 @@ from lightning_audit.many.engines import (
 from lightning_audit.many.store import Plan
 from lightning_audit.many.worlds import Work, worlds_of
 
+NUMBERS = seeds_of(Plan(0, 12, 3))
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
 # --- Executors of the user, and this process.
-
-
 def test_no_engine_means_local_processes_and_other_values_are_refused():
-    assert settings_of(None) == LocalProcesses()
-    assert settings_of(ThisProcess()) == ThisProcess()
+    assert (settings_of(None), settings_of(ThisProcess())) == (LocalProcesses(), ThisProcess())
     with pytest.raises(BadArgument, match=r"engine='fast' must be LocalProcesses\(workers\)"):
         settings_of("fast")
     with pytest.raises(ValueError, match="workers=0 must be a whole number >= 1"):
@@ -57,11 +58,6 @@ def test_any_executor_of_processes_gives_what_this_process_gives(tmp_path):
 
 
 # --- Processes of this machine: killed, hanging, without a guard.
-
-NUMBERS = seeds_of(Plan(0, 12, 3))
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
 def workers_of(process: int) -> list[int]:
     """Processes of a pool that a process started."""
     found = []
@@ -100,13 +96,11 @@ def test_a_killed_worker_costs_no_training_and_a_hanging_one_costs_one(tmp_path)
             time.sleep(1000)
         return killed(dataset, seed)
 
-    engine = LocalProcesses(2, ("torch",))
-    rows = drive(train, tmp_path / "store", 12, engine, limit=3.0)
+    rows = drive(train, tmp_path / "store", 12, LocalProcesses(2, ("torch",)), limit=3.0)
     whole = drive(quick, tmp_path / "whole", 12)
     assert (tmp_path / "flag").exists()
     assert facts(rows)[:7] + facts(rows)[8:] == facts(whole)[:7] + facts(whole)[8:]
-    assert rows[7].error == "did not end within 3 s"
-    assert rows[4].attempts == 2
+    assert (rows[7].error, rows[4].attempts) == ("did not end within 3 s", 2)
 
 
 @pytest.mark.heavy
@@ -202,15 +196,12 @@ def test_rows_after_kills_at_random_times_are_those_of_an_undisturbed_run(
     drivers.run("nothing", 0.0)
     rows = drive(driven_trainings.softmax_regression(), tmp_path / "killed", trainings)
     whole = drive(driven_trainings.softmax_regression(), tmp_path / "whole", trainings)
-    assert facts(rows) == facts(whole)
-    assert drivers.twice == 0
+    assert (facts(rows), drivers.twice) == (facts(whole), 0)
     assert drivers.told <= {row.training.number for row in rows}
     assert len(drivers.told) > trainings // 4
 
 
 # --- What cannot be sent to another process is named.
-
-
 @pytest.mark.parametrize(
     ("train", "score", "named"),
     [(threading.Lock(), None, "train"), (quick, threading.Lock(), "score")],
@@ -222,8 +213,7 @@ def test_what_cannot_be_pickled_is_named(train, score, named):
 
 
 def test_data_that_cannot_be_pickled_is_named():
-    data = [(1.0, threading.Lock())]
-    worlds = worlds_of(data, _Given(), "add_remove")
+    worlds = worlds_of([(1.0, threading.Lock())], _Given(), "add_remove")
     with pytest.raises(Unpicklable, match=r"^dataset cannot be sent to another process"):
         packed(Work(quick, worlds))
 

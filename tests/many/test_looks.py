@@ -24,6 +24,7 @@ FAIR = 0.5
 Rng = np.random.Generator
 #: Scores of n trainings, given their coins; each training is as private as the error rate says.
 Mechanism = Callable[[Rng, np.ndarray], np.ndarray]
+GOOD = {"scores": [0.0, 1.0], "coins": [False, True], "failed": [False, False]}
 
 
 def played(rng: Rng, n: int, mechanism: Mechanism) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -62,8 +63,7 @@ def test_the_own_coin_decides_only_whether_the_guess_is_right() -> None:
     scores, coins, failed = played(np.random.default_rng(2), 50, gaussian(1.0))
     flipped = coins.copy()
     flipped[-1] = not flipped[-1]
-    ends = [guess_coins(scores, c, failed).wrong[-1] for c in (coins, flipped)]
-    assert sorted(ends) == [0, 1]
+    assert sorted([guess_coins(scores, c, failed).wrong[-1] for c in (coins, flipped)]) == [0, 1]
 
 
 def test_a_threshold_half_way_between_the_means_is_the_naive_one() -> None:
@@ -72,8 +72,7 @@ def test_a_threshold_half_way_between_the_means_is_the_naive_one() -> None:
     naive = []
     for k in range(guesses.first, 300):
         past, flips = scores[:k], coins[:k]
-        middle = 0.5 * (past[flips].mean() + past[~flips].mean())
-        naive.append((scores[k] > middle) != coins[k])
+        naive.append((scores[k] > 0.5 * (past[flips].mean() + past[~flips].mean())) != coins[k])
     assert abs(guesses.errors - sum(naive)) <= 6  # other rules may lead
     assert guesses.errors <= special.ndtr(-1) * 300 + 3 * math.sqrt(300 * 0.16 * 0.84)
 
@@ -87,8 +86,7 @@ def test_a_failed_training_is_a_wrong_guess_and_teaches_nothing() -> None:
     assert guesses.failures == 2
     kept = ~failed
     others = guess_coins(scores[kept], coins[kept], failed[kept])
-    assert guesses.errors == others.errors + 2
-    assert guesses.counts == others.counts
+    assert (guesses.errors, guesses.counts) == (others.errors + 2, others.counts)
     assert int(guesses.counts.n_in + guesses.counts.n_out) == others.total
 
 
@@ -147,8 +145,6 @@ def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses() -> None:
 
 
 # Several canaries in one training.
-
-
 def test_canaries_of_one_training_are_guessed_from_earlier_trainings_only() -> None:
     rng = np.random.default_rng(10)
     coins = rng.random((40, 5)) < FAIR
@@ -176,8 +172,6 @@ def test_one_column_is_one_canary() -> None:
 
 
 # By simulation: a true claim is seldom refuted at any look, for scores that try to.
-
-
 def randomized_response(error: float) -> Mechanism:
     return lambda rng, coins: (coins ^ (rng.random(len(coins)) < error)).astype(float)
 
@@ -271,7 +265,6 @@ def test_dependent_canaries_of_one_training_refute_no_true_claim() -> None:
     assert refuted <= most_failures(150, 0.05, 4000)
 
 
-GOOD = {"scores": [0.0, 1.0], "coins": [False, True], "failed": [False, False]}
 test_bad_arrays_are_refused = refused_changes(
     guess_coins,
     GOOD,
@@ -291,7 +284,6 @@ def test_a_significance_that_is_no_probability_is_refused() -> None:
 
 
 # Recipes R2 and R3 of the lab, for n guesses of which s are right.
-
 UNIFORM = {  # log e of a uniform bet above the claim, by epsilon of the claim: 1, 4, 8
     (10, 10): (4.324893, 2.605876, 1.374490),
     (100, 95): (38.308085, 20.949705, 8.318779),
@@ -324,9 +316,7 @@ def test_the_bet_in_use_is_near_the_uniform_one_of_the_lab(n: int, s: int) -> No
         (2000, 1990, (0.991534, 4.77633, 31.065), (0.989136, 4.59016, 29.4067)),
     ],
 )
-def test_limits_of_counts_are_those_of_the_lab(
-    n: int, s: int, one_look: tuple[float, ...], any_time: tuple[float, ...]
-) -> None:
+def test_limits_of_counts_are_those_of_the_lab(n, s, one_look, any_time) -> None:
     upper = float(clopper_pearson_upper(n - s, n, 0.05))
     proved = promise_of(GaussianTradeoff(1.0)).proved_at(upper)
     assert (1 - upper, proved.mu) == pytest.approx(one_look[:2], abs=1e-5)

@@ -27,9 +27,12 @@ from lightning_audit.many.store import (
     status_of,
 )
 
+PLAN = Plan(0, 100_000, 2)
+IDENTITY = {"train": "a1", "dataset": "b2"}
+PLAN_OF_TRAINING_STORE = Plan(0, 10, 2)
+
+
 # --- Coins are fair and each training's own; seeds are distinct; blocks are part of the plan.
-
-
 def test_a_plan_depends_on_its_seed_alone():
     assert Plan(3, 10, 2).training(7) == Plan(3, 1000, 50).training(7)
     one, other = Plan(3, 64, 2), Plan(4, 64, 2)
@@ -78,8 +81,6 @@ def test_blocks_hold_each_training_once():
 
 
 # --- What another process reads of a store while a driver writes it.
-
-PLAN = Plan(0, 100_000, 2)
 CALL = {
     "trainings": 100_000,
     "claim": "a claim",
@@ -152,8 +153,7 @@ def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     assert status["started_again"] == 1
     assert status["in_use"] is (None if sys.platform == "win32" else True)
     assert status["training_seconds"] == 0.25
-    between = status["seconds_between"]
-    assert status["seconds_left"] == pytest.approx(99_960 * between)
+    assert status["seconds_left"] == pytest.approx(99_960 * status["seconds_between"])
     assert status["last_error"] == "ValueError"
     assert "secret" not in told
     seen = status["evidence"]
@@ -171,8 +171,7 @@ def test_evidence_is_that_of_the_looks(tmp_path):
     store = filled(tmp_path, [row(n) for n in range(30)])
     prefix = store.prefix()
     store.close()
-    guesses = guess_coins(prefix.scores, prefix.coins, prefix.failed)
-    seen = look_of(guesses, 0.4, -math.log(1e-3))
+    seen = look_of(guess_coins(prefix.scores, prefix.coins, prefix.failed), 0.4, -math.log(1e-3))
     found = status_of(tmp_path).evidence
     assert found is not None
     assert found.log10_e == pytest.approx(seen.log_e / math.log(10))
@@ -255,11 +254,6 @@ def test_a_value_of_another_type_is_damage(tmp_path, change):
 
 
 # --- The store keeps each row once, and refuses in one sentence what it cannot keep.
-
-IDENTITY = {"train": "a1", "dataset": "b2"}
-PLAN_OF_TRAINING_STORE = Plan(0, 10, 2)
-
-
 @contextlib.contextmanager
 def opened(folder, identity=IDENTITY, canaries=1):
     store = TrainingStore(folder, identity, canaries)
@@ -309,15 +303,13 @@ def test_the_prefix_ends_before_the_first_training_that_has_not_ended(tmp_path):
             ]
         )
         prefix = store.prefix()
-        assert prefix.failed.tolist() == [False, True]
-        assert prefix.scores[0] == 0.5
+        assert (prefix.failed.tolist(), prefix.scores[0]) == ([False, True], 0.5)
         assert math.isnan(prefix.scores[1])
         assert prefix.coins.tolist() == [
             bool(PLAN_OF_TRAINING_STORE.training(n).coins[0]) for n in range(2)
         ]
         store.add([row_training_store(2, 0.6)])
-        assert store.prefix().scores[2:].tolist() == [0.6, 0.7]
-        assert len(store.prefix(3).scores) == 3
+        assert (store.prefix().scores[2:].tolist(), len(store.prefix(3).scores)) == ([0.6, 0.7], 3)
 
 
 def test_scores_of_many_canaries_are_in_files_that_are_there_before_their_row(tmp_path):

@@ -32,8 +32,9 @@ from lightning_audit.many.records import (
 from lightning_audit.many.vectorised import DPSGDMany
 
 # --- Canaries have the form of the data's records and the contents that their names say.
-
 DATA = Records(digits(200))
+MODELS, RECORDS = 3, 5
+RECORD = (torch.tensor([1.0, -2.0]), torch.tensor(2))
 
 
 def test_blank_is_zero_in_the_dtype_of_the_data():
@@ -64,8 +65,7 @@ def test_crafted_lies_where_the_data_vary_least(length):
 
 
 def test_crafted_keeps_the_shape_and_refuses_too_many_features():
-    images = torch.rand(6, 1, 4, 4)
-    [(canary, _)] = Crafted().records(Records((images, torch.arange(6))))
+    [(canary, _)] = Crafted().records(Records((torch.rand(6, 1, 4, 4), torch.arange(6))))
     assert canary.shape == (1, 4, 4)
     with pytest.raises(BadArgument, match=r"at most 4096 features a record, and these have 5000"):
         Crafted().records(Records((torch.zeros(2, 5000), torch.zeros(2))))
@@ -88,10 +88,6 @@ def test_a_record_outside_of_the_data_is_named():
 
 
 # --- Clipped sums: ghost norms and per-sample gradients give those of one backward pass a record.
-
-MODELS, RECORDS = 3, 5
-
-
 def squares(outputs, targets):
     return (outputs - torch.eye(4)[targets]).square().mean()
 
@@ -189,15 +185,10 @@ def test_a_loss_of_the_user_is_that_of_one_record():
     )
     draw = torch.Generator().manual_seed(0)
     data = (torch.randn(10, 6, generator=draw), torch.randint(4, (10,), generator=draw))
-    plain = looped(train, data, 3, squares)
-    assert differences([train(data, 3)], [plain]) < 1e-6
+    assert differences([train(data, 3)], [looped(train, data, 3, squares)]) < 1e-6
 
 
 # --- The score is log p / (1 - p) of the canary's class, also where p is 1 in floating point.
-
-RECORD = (torch.tensor([1.0, -2.0]), torch.tensor(2))
-
-
 def returns(*logits, shape=(1, -1)):
     return lambda batch: torch.tensor(logits).reshape(shape)
 
@@ -232,8 +223,7 @@ def test_a_model_of_opacus_is_read_in_evaluation_mode():
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )
-    scores = {LogitMargin()(private, RECORD) for _ in range(5)}
-    assert scores == {LogitMargin()(model, RECORD)}
+    assert {LogitMargin()(private, RECORD) for _ in range(5)} == {LogitMargin()(model, RECORD)}
 
 
 @pytest.mark.parametrize(
@@ -256,8 +246,7 @@ def test_many_records_have_the_scores_of_each():
     records = [(torch.randn(2), n % 4) for n in range(9)]
     together = LogitMargin().many(model, records)
     assert np.allclose(together, [LogitMargin()(model, record) for record in records], atol=1e-6)
-    binary = torch.nn.Linear(2, 1)
-    both = LogitMargin().many(binary, [(records[0][0], 1), (records[0][0], 0)])
+    both = LogitMargin().many(torch.nn.Linear(2, 1), [(records[0][0], 1), (records[0][0], 0)])
     assert both[0] == -both[1] != 0.0
     lengths = torch.nn.AdaptiveAvgPool1d(3)  # records of several shapes
     ragged = [(torch.arange(float(n)), 0) for n in (6, 9)]
@@ -270,8 +259,6 @@ def test_a_class_without_others_is_certain():
 
 
 # --- Records of a data set, and data sets with other records.
-
-
 def test_nothing_changed_is_the_same_object():
     data = [(1.0, 0), (2.0, 1)]
     assert Records(data).extended([], {}) is data
@@ -306,5 +293,4 @@ def test_a_canary_takes_the_dtype_of_the_column():
     inputs, classes = Records(data).extended([(np.ones(3), 1.0)], {})
     assert (inputs.dtype, classes.dtype) == (np.float32, np.int32)
     tensors = Records(tuple(map(torch.as_tensor, data))).extended([], {0: (np.ones(3), 1)})
-    assert tensors[0].dtype == torch.float32
-    assert tensors[0][0].tolist() == [1.0, 1.0, 1.0]
+    assert (tensors[0].dtype, tensors[0][0].tolist()) == (torch.float32, [1.0, 1.0, 1.0])

@@ -23,9 +23,12 @@ from lightning_audit.many import (
 from lightning_audit.many.shadows import Halves, Subsets
 from lightning_audit.many.store import Plan
 
+INPUTS, TARGETS = torch.arange(4.0)[:, None], torch.arange(4)
+DATA = digits(20)
+MADE = simulated(16, 5, 0.0, np.random.default_rng(0), pairs=True, failed=[3])
+
+
 # --- Halves are fair coins of each record, opposite in the second model of a pair.
-
-
 def test_each_record_is_in_one_model_of_each_pair_and_first_models_are_independent():
     plan = Halves(3, 100, 20, 50)
     coins = np.array([t.coins for block in plan.blocks() for t in block])
@@ -47,9 +50,6 @@ class Rows(Dataset):
         return torch.tensor([float(index)]), index
 
 
-INPUTS, TARGETS = torch.arange(4.0)[:, None], torch.arange(4)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -68,8 +68,7 @@ def test_a_half_has_its_records_in_the_form_of_the_data(data):
         half = list(zip(*half, strict=True))
     else:
         assert not isinstance(half, tuple)
-    assert len(half) == 2
-    assert [int(half[i][1]) for i in range(2)] == [1, 3]
+    assert (len(half), [int(half[i][1]) for i in range(2)]) == (2, [1, 3])
     assert [int(target) for _, target in subsets.records] == [0, 1, 2, 3]
 
 
@@ -79,8 +78,6 @@ def test_one_record_has_no_halves():
 
 
 # --- Shadow models are trained on their halves, stored, continued, and failures are kept.
-
-DATA = digits(20)
 TRAIN = DPSGDMany(
     linear,
     noise_multiplier=0.0,
@@ -159,10 +156,6 @@ def test_a_data_set_without_a_known_form_is_refused():
 
 
 # --- Groups of shadow models share no model, and no pair is divided.
-
-MADE = simulated(16, 5, 0.0, np.random.default_rng(0), pairs=True, failed=[3])
-
-
 def test_groups_are_whole_pairs_and_share_no_model():
     groups = MADE.split(3, 3, 2)
     assert [len(group) for group in groups] == [6, 6, 4]
@@ -178,8 +171,7 @@ def test_failed_models_are_left_out_of_what_is_fitted_only():
     firsts = MADE.firsts()
     assert len(firsts) == 8
     assert np.array_equal(firsts.seeds, MADE.seeds[::2])
-    joined = firsts.joined(MADE.finished())
-    assert len(joined) == 23
+    assert len(firsts.joined(MADE.finished())) == 23
 
 
 @pytest.mark.parametrize("shares", [(1, 0), (1, -2), (1, 100)])

@@ -29,6 +29,10 @@ from lightning_audit.stats.one_run import (
 from lightning_audit.stats.sequential import share_error_upper
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
+DELTA = 1e-5
+MU8 = float(gaussian_mu(8, DELTA))
+STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, delta=DELTA)
+
 
 @pytest.fixture(scope="module")
 def counts() -> ConfusionCounts:
@@ -42,9 +46,7 @@ def test_intervals_of_the_published_example(counts: ConfusionCounts) -> None:
     assert found.mu[0] < found.mu[1]
 
 
-def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible(
-    counts: ConfusionCounts,
-) -> None:
+def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible(counts) -> None:
     found = posteriors_of(counts, 1e-5)
     assert found.epsilon_of_strength is not None
     assert found.strength is not None
@@ -71,10 +73,6 @@ def test_a_level_that_is_no_probability_is_refused(counts: ConfusionCounts) -> N
 
 
 # --- Coins of several trainings as those of one, against recipe R7 of the lab and by simulation.
-
-DELTA = 1e-5
-
-
 def flawless(trainings: int, canaries: int) -> PooledRun:
     rng = np.random.default_rng(0)
     coins = rng.random((trainings, canaries)) < 0.5
@@ -90,9 +88,7 @@ def flawless(trainings: int, canaries: int) -> PooledRun:
         (1000, 1000, 2.36807, 5.78228),
     ],
 )
-def test_bounds_of_all_coins_are_those_of_the_lab(
-    right: int, coins: int, mu: float, epsilon: float
-) -> None:
+def test_bounds_of_all_coins_are_those_of_the_lab(right, coins, mu, epsilon) -> None:
     assert mu_one_run(right, coins, coins, 0.05) == pytest.approx(mu, abs=1e-5)
     assert epsilon_one_run(right, coins, coins, DELTA, 0.05) == pytest.approx(epsilon, abs=1e-5)
 
@@ -125,8 +121,7 @@ def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
     def of_bets(trainings: int) -> float:
         return mu_of_error(share_error_upper([0.76] * trainings, 0.05))
 
-    pooled = mu_one_run(760, 1000, 1000, 0.05)
-    assert of_bets(15) < pooled < of_bets(16)
+    assert of_bets(15) < mu_one_run(760, 1000, 1000, 0.05) < of_bets(16)
     assert [round(of_bets(n), 2) for n in (30, 100)] == [0.87, 1.23]
 
 
@@ -135,8 +130,7 @@ def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot() -> Non
     coins = rng.random((3, 400)) < 0.5
     scores = coins + 0.2 * rng.standard_normal((3, 400))
     audit = conclude(scores, coins, np.zeros(3, bool), promise_of((1.0, DELTA)), planned=3)
-    assert audit.verdict.outcome == "VIOLATION"
-    assert audit.seen.refuted_after == 3
+    assert (audit.verdict.outcome, audit.seen.refuted_after) == ("VIOLATION", 3)
     assert audit.epsilon_lower == 0  # no bound at any time
     assert audit.epsilon_lower_at_end is not None
     assert audit.epsilon_lower_at_end > 1
@@ -179,11 +173,6 @@ def test_a_true_claim_is_seldom_refuted(runs: int) -> None:
 
 
 # --- Results of audits, their reach on Gaussian scores, and their reports.
-
-MU8 = float(gaussian_mu(8, DELTA))
-STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, delta=DELTA)
-
-
 def test_half_the_noise_is_a_violation() -> None:
     audit = audited(mu=2.0)
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "epsilon")
@@ -329,8 +318,7 @@ def test_several_canaries_in_one_training_are_one_bet() -> None:
     coins = rng.random((120, 4)) < 0.5
     scores = rng.standard_normal((120, 4)) + 2.5 * coins
     audit = conclude(scores, coins, np.zeros(120, bool), promised(), planned=120)
-    assert audit.verdict.outcome == "VIOLATION"
-    assert audit.seen.canaries == 4
+    assert (audit.verdict.outcome, audit.seen.canaries) == ("VIOLATION", 4)
     assert audit.guesses == 4 * (120 - guess_coins(scores, coins, np.zeros(120, bool)).first)
     assert audit.seen.error_upper_at_end is None
     singles = {bound.name for bound in audit.bounds if bound.looks == "single"}
@@ -358,12 +346,8 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
 
 
 # The reach that the issue asks for, on scores of a Gaussian attack that sees mu 1.61 of 1.67.
-
-
 @pytest.mark.parametrize(("n", "at_end", "anytime"), [(500, 0.65, 0.60), (1000, 0.75, 0.68)])
-def test_the_median_bound_reaches_its_share_of_epsilon_8(
-    n: int, at_end: float, anytime: float
-) -> None:
+def test_the_median_bound_reaches_its_share_of_epsilon_8(n, at_end, anytime) -> None:
     promise, ends, at_any_time = promise_of(STEPS8), [], []
     for seed in range(20):
         guesses = guess_coins(*trainings(1.61, n, seed))

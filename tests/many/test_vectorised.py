@@ -176,8 +176,7 @@ def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
     store.add([rows[14]])  # a part of the block
     store.close()
     resumed = drive(train, tmp_path / "resumed", 18, block=6)
-    assert sizes == [6, 6, 6, 6]
-    assert [f[0] for f in facts(resumed)] == [f[0] for f in facts(rows)]
+    assert (sizes, [f[0] for f in facts(resumed)]) == ([6, 6, 6, 6], [f[0] for f in facts(rows)])
     scores = [[row.scores[0] for row in each] for each in (resumed, rows)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert len(set(scores[0])) == 18

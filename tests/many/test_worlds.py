@@ -25,9 +25,9 @@ from lightning_audit.many.worlds import (
 )
 
 # --- The user's function is seeded, run and checked; helpers build it from Opacus and Lightning.
-
 WORLDS = worlds_of(digits(), Blank(label=1), "add_remove")
 BLOCK = next(Plan(0, 6, 6).blocks())
+INPUTS, CLASSES = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 2, 1])
 
 
 @pytest.mark.training
@@ -78,8 +78,7 @@ def test_a_score_that_returns_text_is_refused():
 
 @pytest.mark.training
 def test_real_opacus_shows_the_canary_if_there_is_no_noise():
-    work = Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS)
-    outcomes = work.run(BLOCK)
+    outcomes = Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS).run(BLOCK)
     inside = [o.scores[0] for o, t in zip(outcomes, BLOCK, strict=True) if t.coins[0]]
     outside = [o.scores[0] for o, t in zip(outcomes, BLOCK, strict=True) if not t.coins[0]]
     assert min(inside) > max(outside)
@@ -164,8 +163,6 @@ def test_one_model_for_all_trainings_is_copied():
 
 
 # --- Neighboring data sets differ by the canaries whose coins are 1, and by nothing else.
-
-INPUTS, CLASSES = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 2, 1])
 FORMS = {
     "tuple of tensors": (INPUTS, CLASSES),
     "tuple of arrays": (INPUTS.numpy(), CLASSES.numpy()),
@@ -205,8 +202,7 @@ def test_the_canary_takes_the_place_of_the_last_record(form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_each_of_many_canaries_has_its_own_coin(form, adjacency):
-    canary = Many([Blank(0), Blank(1), Blank(2)])
-    worlds = worlds_of(FORMS[form], canary, adjacency)
+    worlds = worlds_of(FORMS[form], Many([Blank(0), Blank(1), Blank(2)]), adjacency)
     assert worlds.canaries == 3
     found = table(worlds.of((1, 0, 1)))
     if adjacency == "add_remove":
@@ -220,13 +216,11 @@ def test_a_loader_of_torch_reads_the_data_set(form):
     worlds = worlds_of(FORMS[form], Mislabeled(1), "add_remove")
     inputs, classes = next(iter(DataLoader(worlds.of((1,)), batch_size=5)))
     assert torch.equal(inputs[4], INPUTS[1])
-    assert classes.tolist() == [0, 1, 2, 1, 2]
-    assert classes.dtype == torch.int64
+    assert (classes.tolist(), classes.dtype) == ([0, 1, 2, 1, 2], torch.int64)
 
 
 def test_a_given_pair_is_passed_unchanged():
-    pair = Neighbors("without", "with", record=(1.0, 1))
-    worlds = worlds_of(pair, Blank(), "add_remove")
+    worlds = worlds_of(Neighbors("without", "with", record=(1.0, 1)), Blank(), "add_remove")
     assert (worlds.of((0,)), worlds.of((1,)), worlds.records) == ("without", "with", ((1.0, 1),))
 
 

@@ -31,8 +31,14 @@ from lightning_audit.stats.noise_tests import NOISE_PRECISIONS, noise_upper
 from lightning_audit.stats.power import sensitivity_power, steps_needed
 
 # --- The coin bet: against a naive twin, in expectation, and on a gross fault.
-
 residual = st.floats(-1e4, 1e4)
+PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
+SHARE = 1e-4
+GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+LEVEL = 0.05
+RUNS = 2000
+GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
+FINE = np.arange(0.02, 1.2, 0.02)
 
 
 @given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
@@ -73,11 +79,6 @@ def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
 
 
 # --- The betting tests with coins of a known probability that is not one half.
-
-PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
-SHARE = 1e-4
-
-
 def steps_of(
     p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -85,9 +86,6 @@ def steps_of(
     for _ in range(steps):
         coins = (rng.random(shape) < p).astype(float)
         yield coins, shift * coins + 0.3 + rng.standard_normal(shape)
-
-
-# ------------------------------------------------------------------ naive twins
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
@@ -157,14 +155,9 @@ def test_a_coin_that_is_none_is_refused(p: float) -> None:
             make()
 
 
-# ------------------------------------------------------------------ laws
-
-
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("residuals", [[0.0], [1e4], [-3.0, 2.0], [0.4, -1e3, 7.0]])
-def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(
-    p: float, residuals: list[float]
-) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(p, residuals) -> None:
     assert mean_over_coins(np.array(residuals), 1.0, p=p) == pytest.approx(1, abs=1e-9)
     for shift in (-3.0, 0.0, 0.9):
         assert mean_over_coins(np.array(residuals), shift, p=p) <= 1 + 1e-9
@@ -173,9 +166,7 @@ def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("data_term", [0.0, -0.7, 4.0])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_leakage_bets_gain_nothing_at_the_true_ratio(
-    p: float, data_term: float, ratio: float
-) -> None:
+def test_leakage_bets_gain_nothing_at_the_true_ratio(p, data_term, ratio) -> None:
     sigma, z = 0.7, np.linspace(-9.0, 9.0, 400_001)
     density = stats.norm.pdf(z) * (z[1] - z[0])
     wealth = np.zeros(11)
@@ -190,8 +181,6 @@ def test_leakage_bets_gain_nothing_at_the_true_ratio(
 
 
 # ------------------------------------------------------------------ false alarms
-
-
 def rare_bursts(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
     return 10.0 * (rng.random(level.shape) < 0.02)
 
@@ -235,16 +224,11 @@ def false_alarms(p: float, term: str, runs: int, steps: int = 100) -> dict[str, 
         pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
     ],
 )
-def test_sound_runs_alarm_no_oftener_than_the_significance(
-    p: float, runs: int, terms: list[str]
-) -> None:
+def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     for term in terms:
         rates = false_alarms(p, term, runs)
         assert max(rates.values()) <= highest, (term, rates)
-
-
-GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -256,9 +240,7 @@ GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "
         pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.nightly),
     ],
 )
-def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(
-    p: float, runs: int, terms: list[str]
-) -> None:
+def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     # The kinds differ in their signal, none adds more than it may, and one is much louder.
     signal = np.array([1.0, 1.0, 0.5, 0.9, 1.0, 1.0, 1.0, 0.0])
@@ -296,9 +278,6 @@ def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare() -> None:
     assert shares[1] <= nominal + 3 * math.sqrt(nominal / runs)
 
 
-# ------------------------------------------------------------------ power
-
-
 def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later() -> None:
     runs, share = 200, SHARE
     spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
@@ -311,8 +290,7 @@ def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardl
             for step in range(100):
                 coins = rng.integers(0, 2, (runs, len(GROUPS))).astype(float)
                 bet.update(coins, shift * coins + rng.standard_normal(coins.shape))
-                found = bet.log_e >= -math.log(share)
-                first = np.minimum(first, np.where(found, step + 1, 200))
+                first = np.minimum(first, np.where(bet.log_e >= -math.log(share), step + 1, 200))
             medians.append(float(np.median(first)))
     assert medians[1] < 0.55 * medians[0]
     assert medians[3] <= medians[2] + 2
@@ -330,8 +308,7 @@ def flagged(p: float, k: int, steps: int, shift: float, runs: int = 1000) -> flo
 @pytest.mark.parametrize(("k", "shift"), [(1, 11.0), (8, 2.0)])
 def test_steps_said_to_be_needed_are_enough(p: float, k: int, shift: float) -> None:
     steps = steps_needed(lambda n: sensitivity_power(k, n, shift, 1.0, SHARE, p))
-    seen = flagged(p, k, steps, shift)
-    assert seen >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
+    assert flagged(p, k, steps, shift) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
     # And not many more than are: with half of them a run in twenty is not flagged.
     assert flagged(p, k, steps // 2, shift) < 0.95
 
@@ -357,10 +334,6 @@ def test_the_ratio_of_a_known_mu_is_approached_from_below(p: float) -> None:
 
 
 # --- Bets on the score of guesses: what is proved of steps that leak unlike parts of their claims.
-
-LEVEL = 0.05
-
-
 def run(
     claims: list[Claim],
     noise: np.ndarray,
@@ -465,7 +438,6 @@ CHANGES: dict[str, tuple[list[Claim], np.ndarray]] = {
     "rate falls": ([(1.0, 0.1, 100), (1.0, 0.001, 500)], np.repeat([2.0, 1.0], [100, 500])),
     "batch grows": ([(1.0, 0.004, 300), (1.0, 0.064, 100)], np.repeat([1.0, 1.6], [300, 100])),
 }
-RUNS = 2000
 
 
 @pytest.mark.parametrize("runs", staged(quick=[200], nightly=[RUNS]))
@@ -487,11 +459,6 @@ def test_the_true_course_is_admitted_at_all_looks(name: str, p: float, runs: int
 
 
 # --- Bets on a grid of signals, and the limit of the noise: how much a step leaks at least.
-
-GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
-FINE = np.arange(0.02, 1.2, 0.02)
-
-
 def readings_of(
     seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, shift: float = 1.0
 ) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -539,9 +506,7 @@ def test_e_value_decreases_in_the_signal(seed: int, p: float, shift: float) -> N
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("residual", [-300.0, -1.0, 0.0, 0.7, 250.0])
 @pytest.mark.parametrize("adds", [1.0, 0.6])
-def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(
-    p: float, residual: float, adds: float
-) -> None:
+def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, residual, adds) -> None:
     past = readings_of(3, 12, (1,), p)
     mean = 0.0
     for coin, chance in ((0.0, 1 - p), (1.0, p)):
@@ -599,9 +564,7 @@ def nothing(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarra
 @pytest.mark.heavy
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("data", [nothing, two_valued, parity, skewed, following])
-def test_limit_of_the_signal_holds_at_all_times_for_any_data(
-    data: Callable[[np.random.Generator, np.ndarray, int], np.ndarray], p: float
-) -> None:
+def test_limit_of_the_signal_holds_at_all_times_for_any_data(data, p) -> None:
     runs, k, adds = 4000, 4, 0.5
     rng = np.random.default_rng(7)
     bet, total = SignalBet((runs, k), np.array([0.5, 0.51, 1.0]), 1.0, p), np.zeros((runs, k))
@@ -617,8 +580,6 @@ def test_limit_of_the_signal_holds_at_all_times_for_any_data(
 
 
 # ------------------------------------------------------------------ the limit of the noise
-
-
 def e_values(count: ArrayLike, squares: ArrayLike) -> np.ndarray:
     n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)

@@ -32,10 +32,10 @@ from lightning_audit.stats.dependence import (
 from lightning_audit.stats.noise_tests import noise_log_e
 
 # --- Entries of a step that share their noise, at distances that nobody was told.
-
 FloatArray = NDArray[np.float64]
 Made = Callable[[FloatArray], FloatArray]
 FLAGS = np.log(1e5)
+SPREAD = 30.0
 
 
 def after(
@@ -180,8 +180,6 @@ def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
 
 
 # --- The response of the recovered draws is the inverse of the matrix of coefficients.
-
-
 def matrix(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
     column = np.zeros(steps)
     column[: len(coefficients)] = coefficients[:steps]
@@ -206,16 +204,13 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
         ((1.0, -1.0, -1.0), False),
     ],
 )
-def test_draws_are_recovered_where_no_rest_grows(
-    coefficients: tuple[float, ...], recovered: bool
-) -> None:
+def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
     assert is_recoverable(coefficients) is recovered
 
 
 def test_square_root_factorisation_is_recoverable() -> None:
     """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
-    k = np.arange(1, 500)
-    full = np.cumprod([1.0, *(1.0 - 1.5 / k)])
+    full = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
     assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
     assert is_recoverable(tuple(full))
 
@@ -227,15 +222,13 @@ def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
     # The first ten draws are not known: what is left of them in the later ones that are recovered.
     draws = np.random.default_rng(0).standard_normal((10, 400))
     full = matrix(c, steps)
-    read = full[10:, :10] @ draws
-    left = np.linalg.solve(full[10:, 10:], read)
+    left = np.linalg.solve(full[10:, 10:], full[10:, :10] @ draws)
     assert np.abs(left[:3]).max() > 0.5
     assert left[forgets:].std(axis=1).max() < 0.02
     assert steps_to_forget((1.0, -1.0)) is None
 
 
 # --- Noise that can be told in advance is found, and noise that cannot is left alone.
-
 #: Log e-value at which a check of a hundredth of the default significance flags.
 #: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
 
@@ -324,8 +317,7 @@ def test_dependent_noise_is_found_by_many_entries_soon_and_by_few_in_time(
 
 def test_noise_that_begins_to_depend_late_is_found() -> None:
     new = np.random.default_rng(1).normal(size=(400, 128))
-    rows = np.concatenate([new[:300], autoregressive(-0.6)(new[300:])])
-    at = first(rows)
+    at = first(np.concatenate([new[:300], autoregressive(-0.6)(new[300:])]))
     assert at is not None
     assert 300 < at < 360
 
@@ -411,14 +403,11 @@ def test_one_step_says_nothing() -> None:
 
 
 # ------------------------------------------------------------------ noise that is drawn anew
-
-
 def following(new: FloatArray, noise: float) -> FloatArray:
     """Data that undo what the last reading was, or follow it: the worst that a past can do."""
     rows = np.zeros_like(new)
     for t in range(len(new)):
-        data = 0.0 if t == 0 else (-0.9 if t % 3 else 0.5) * rows[t - 1]
-        rows[t] = data + noise * new[t]
+        rows[t] = (0.0 if t == 0 else (-0.9 if t % 3 else 0.5) * rows[t - 1]) + noise * new[t]
     return rows
 
 
@@ -454,8 +443,7 @@ def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs:
         max(logs(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])
         for seed in range(runs)
     ]
-    accused = sum(log_e >= np.log(20.0) for log_e in highest)
-    assert accused <= most_failures(runs, 0.05, 2000)
+    assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 2000)
 
 
 @pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
@@ -464,14 +452,11 @@ def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
     values = [
         np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(runs)
     ]
-    error = np.std(values) / np.sqrt(len(values))
-    assert np.mean(values) <= 1.0 + 3.0 * error
+    assert np.mean(values) <= 1.0 + 3.0 * (np.std(values) / np.sqrt(len(values)))
     assert np.mean(values) > 0.7
 
 
 # --- Signs that follow earlier signs are seen, and noise of any mean and size follows nothing.
-
-
 def test_the_e_value_is_two_coins_against_the_best_one() -> None:
     counts = np.array([[3, 5], [6, 2]])
 
@@ -532,13 +517,10 @@ def test_entries_without_noise_have_no_sign() -> None:
     signs = LagSigns()
     for t in range(20):
         signs.update(np.full(100, 1e-6), t)
-    assert signs.log_e == 0.0
-    assert (signs.counts.sum(), signs.agreement) == (0, 0.5)
+    assert (signs.log_e, signs.counts.sum(), signs.agreement) == (0.0, 0, 0.5)
 
 
 # --- Matrices of few directions are seen, those of noise are not, whatever their size.
-
-
 def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
@@ -572,10 +554,6 @@ def test_the_largest_singular_value_of_noise_keeps_to_its_bound() -> None:
 
 
 # --- Products of independent symmetric numbers: an e-value by hand, its laws, and its level.
-
-SPREAD = 30.0
-
-
 def by_hand(products: np.ndarray) -> float:
     """The mixture over slopes, integrated."""
     total, variance = products.sum(), (products**2).sum()
@@ -617,8 +595,7 @@ def test_independent_symmetric_noise_keeps_the_mean_at_most_one(noise: str, gap:
         "one is large": lambda: rng.normal(size=shape) * [1e3, *[1.0] * 11],
     }[noise]
     one, other = drawn(), drawn()
-    products = one * other if not gap else one[:, :-gap] * one[:, gap:]
-    e = np.exp(product_log_e(products))
+    e = np.exp(product_log_e(one * other if not gap else one[:, :-gap] * one[:, gap:]))
     assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
     for level in (0.1, 0.01):
         assert (e >= 1.0 / level).mean() <= level
@@ -628,8 +605,7 @@ def test_dependence_of_either_sign_is_seen() -> None:
     rng = np.random.default_rng(1)
     one, other = rng.normal(size=(2, 2000))
     for part in (0.3, -0.3):
-        mixed = part * one + math.sqrt(1.0 - part**2) * other
-        assert product_log_e(one * mixed) > 20.0
+        assert product_log_e(one * (part * one + math.sqrt(1.0 - part**2) * other)) > 20.0
 
 
 def together_by_hand(draws: np.ndarray) -> float:

@@ -32,6 +32,10 @@ from lightning_audit.stats.tradeoff import gaussian_delta, gaussian_epsilon
 shifts = st.floats(-50.0, 50.0)
 ratios = st.floats(-3.0, 3.0).map(math.exp)
 deltas = st.floats(-12, math.log10(0.5)).map(lambda power: 10.0**power)
+MUS = [0.02, 0.1, 0.5, 1.0, 2.0, 4.0, 50.0]
+ratios_isotropic_divergence = st.floats(-1.5, 1.5).map(math.exp)
+coordinates = st.integers(0, 9).map(lambda power: 10**power)
+deltas_isotropic_divergence = st.floats(-10, math.log10(0.5)).map(lambda power: 10.0**power)
 
 
 def integrated(epsilon: float, m1: float, s1: float, m0: float, s0: float) -> float:
@@ -168,10 +172,6 @@ test_arguments_out_of_range_are_refused = refusals(
 
 
 # --- Scores of a guess made of hockey sticks.
-
-MUS = [0.02, 0.1, 0.5, 1.0, 2.0, 4.0, 50.0]
-
-
 def naive_score(sticks: HockeySticks, x: float, b: float) -> float:
     total = 0.0
     for c, t, eps in zip(sticks.weights, sticks.thresholds, sticks.epsilons, strict=True):
@@ -205,8 +205,7 @@ def test_most_is_above_the_divergences_and_concave_in_the_square_of_mu(mu: float
     # At the step that it is made for little is given away, of common noise multipliers nothing.
     made_for = min(max(mu, 0.05), 4.0)
     least = float(gaussian_delta(sticks.epsilons, made_for) @ sticks.weights)
-    given = float(sticks.most(np.asarray(made_for))) / least - 1.0
-    assert given < (1e-9 if mu >= 0.1 else 0.03)
+    assert float(sticks.most(np.asarray(made_for))) / least - 1.0 < (1e-9 if mu >= 0.1 else 0.03)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
@@ -257,11 +256,6 @@ def test_the_mean_of_any_private_pair_is_below_most() -> None:
     ):
         values = sticks.score(x, b)
         assert values.mean() <= limit + 5 * values.std() / len(b) ** 0.5
-
-
-ratios_isotropic_divergence = st.floats(-1.5, 1.5).map(math.exp)
-coordinates = st.integers(0, 9).map(lambda power: 10**power)
-deltas_isotropic_divergence = st.floats(-10, math.log10(0.5)).map(lambda power: 10.0**power)
 
 
 def exact_isotropic_divergence(epsilon: float, ratio: float, n: int) -> mpmath.mpf:
@@ -399,8 +393,6 @@ def test_a_negative_epsilon_is_refused() -> None:
 
 
 # --- The cost of a step: Rényi divergences.
-
-
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 1.7, 3.0])
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.99])
 def test_they_are_what_a_renyi_accountant_adds(mu: float, rate: float) -> None:
@@ -418,8 +410,7 @@ def test_full_batches_cost_the_square_of_mu_and_nothing_overflows() -> None:
     assert order_two_divergence(mu, 1.0) == pytest.approx(mu**2)
     assert order_two_slope(mu, 1.0) == pytest.approx(2 * mu)
     assert renyi_divergence(mu, 1.0, 5) == pytest.approx(2.5 * mu**2)
-    far = order_two_divergence(1e3, 0.01)
-    assert far == pytest.approx(1e6 + 2 * np.log(0.01))
+    assert order_two_divergence(1e3, 0.01) == pytest.approx(1e6 + 2 * np.log(0.01))
     assert order_two_slope(1e3, 0.01) == pytest.approx(2e3)
 
 
@@ -429,6 +420,5 @@ def test_slope_is_the_derivative_and_the_cost_is_convex_in_the_square(rate: floa
     h = 1e-5 * mu
     numeric = order_two_divergence(mu + h, rate) - order_two_divergence(mu - h, rate)
     assert order_two_slope(mu, rate) == pytest.approx(numeric / (2 * h), rel=1e-4)
-    square = np.linspace(1e-4, 40.0, 2000)
-    second = np.diff(order_two_divergence(np.sqrt(square), rate), n=2)
+    second = np.diff(order_two_divergence(np.sqrt(np.linspace(1e-4, 40.0, 2000)), rate), n=2)
     assert (second > -1e-12).all()

@@ -28,14 +28,20 @@ from lightning_audit.stats.epsilon_star import (
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
+METHODS = [Empirical(clip=1e-3), Parametric(clip=1e-6)]
+deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
+models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12)
+few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
+whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
+clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
+TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
+
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
     return GaussianMixture((1.0,), (mean,), (std,))
 
 
 # The numbers of the paper's simulation, and those of known distributions.
-
-
 GAMMAS = [
     ((5, 1), (5, 1), [0, 0, 0], [0, 0, 0]),
     ((5, 1), (6, 1), [1.7193, 2.9609, 4.1377], [1.7176, 2.5403, 2.5403]),
@@ -94,8 +100,6 @@ def test_sampled_gammas_have_the_reference_values() -> None:
 
 
 # The empirical form.
-
-
 @pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
 def test_more_separation_raises_it(method: Method) -> None:
     rng = np.random.default_rng(3)
@@ -119,8 +123,6 @@ def test_order_of_the_losses_does_not_matter() -> None:
 
 
 # The parametric form and known distributions.
-
-
 def paper_transform(train, population) -> tuple[np.ndarray, np.ndarray]:
     pooled = np.concatenate([train, population])
 
@@ -165,9 +167,6 @@ def test_changed_units_leave_the_parametric_value() -> None:
     assert changed.threshold == pytest.approx(7 * star.threshold - 30, rel=1e-6)
     exchanged = epsilon_star(population, train, 1e-5, Parametric(1e-6))
     assert exchanged.value == pytest.approx(star.value, rel=1e-9)
-
-
-# Bad input.
 
 
 @pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
@@ -231,9 +230,6 @@ def test_other_bad_arguments_are_named() -> None:
         epsilon_star_of_distributions(stats.norm(0), gaussian(1), 0, clip=0.1)
     with pytest.raises(ValueError, match="must have finite quantiles"):
         epsilon_star_of_distributions(stats.norm(math.nan), stats.norm(math.nan), 0, clip=0.1)
-
-
-METHODS = [Empirical(clip=1e-3), Parametric(clip=1e-6)]
 
 
 def null(train, population, method: Method, permutations: int = 99, seed: int = 0):
@@ -370,8 +366,7 @@ def test_the_scale_is_the_negative_logit_of_the_paper() -> None:
 
 
 def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values() -> None:
-    values = np.array([1.0, 2.0, 4.0])
-    fitted = fit("losses_train", values, 1)
+    fitted = fit("losses_train", np.array([1.0, 2.0, 4.0]), 1)
     assert fitted.means == pytest.approx([7 / 3])
     assert fitted.stds == pytest.approx([math.sqrt(7 / 3)])
 
@@ -389,9 +384,7 @@ def test_a_mixture_is_found_again(n: int) -> None:
     assert log_likelihood(values, fitted) >= log_likelihood(values, truth)
 
 
-def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch) -> None:
     values = two_gaussians(np.random.default_rng(1), 30_000)
     grouped = fit("losses_train", values, 2)
     monkeypatch.setattr("lightning_audit.stats.epsilon_star._GROUPS", 10**6)
@@ -467,10 +460,6 @@ def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say() -
 
 
 # --- Epsilon* of known distributions: the paper's numbers, other forms, and the search for it.
-
-deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
-
-
 # Two Gaussians, training losses N(0, 1) and population N(3, 1).
 @pytest.mark.parametrize(
     ("delta", "clip", "expected"),
@@ -491,9 +480,7 @@ deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
         (1e-5, 0, 16.6755),
     ],
 )
-def test_known_gaussians_have_the_reference_values(
-    delta: float, clip: float, expected: float
-) -> None:
+def test_known_gaussians_have_the_reference_values(delta, clip, expected) -> None:
     star = epsilon_star_of_distributions(gaussian(0), gaussian(3), delta, clip=clip)
     # The reference is a maximum over a fixed grid: it may be short by one unit.
     assert expected - 6e-5 <= star.value <= expected + 1.1e-4
@@ -527,8 +514,7 @@ def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: floa
 def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
     k = min(len(means), len(stds))
     train = GaussianMixture((1 / k,) * k, tuple(means[:k]), tuple(stds[:k]))
-    population = gaussian(0.5, 1.5)
-    star = epsilon_star_of_distributions(train, population, delta, clip=clip)
+    star = epsilon_star_of_distributions(train, gaussian(0.5, 1.5), delta, clip=clip)
     t = np.linspace(-20, 20, 20_001)
     tpr, fnr = (
         sum(special.ndtr(sign * (t - m) / s) / k for m, s in zip(means, stds, strict=False))
@@ -571,9 +557,6 @@ def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
         clipped = epsilon_star_of_distributions(train, population, 0.1, clip=1e-4)
     assert star.value == math.inf
     assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
-
-
-models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12)
 
 
 def beaten(model: tuple[int, int], by: tuple[float, float]) -> bool:
@@ -627,8 +610,6 @@ def test_bad_models_are_named(cost, benefit, message) -> None:
 
 
 # --- The empirical Epsilon*: against counting, and its invariances.
-
-
 def empirical(train, population, delta: float = 0.0, clip: float = 0.0) -> EpsilonStar:
     return epsilon_star(train, population, delta, Empirical(clip))
 
@@ -660,11 +641,6 @@ def paper_value(train, population, delta: float, clip: float) -> float:
         best = max(best, (tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
         best = max(best, (fpr - delta) / tpr, (1 - tpr - delta) / (1 - fpr))
     return math.log(best)
-
-
-few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
-whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
-clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
 
 
 @given(few, few, deltas, clips)
@@ -702,9 +678,6 @@ def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> No
     assert paper_value(train, population, 0, 1e-3) == 0
 
 
-TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
-
-
 @given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
 def test_increasing_transforms_leave_the_empirical_value(
     train, population, delta, clip, transform
@@ -720,8 +693,7 @@ def test_decreasing_transforms_and_exchanged_sides_leave_the_empirical_value(
     train, population, delta, clip
 ) -> None:
     value = empirical(train, population, delta, clip).value
-    turned = empirical(-np.array(train), -np.array(population), delta, clip)
-    assert turned.value == value
+    assert empirical(-np.array(train), -np.array(population), delta, clip).value == value
     assert empirical(population, train, delta, clip).value == value
 
 
@@ -739,8 +711,7 @@ def test_training_losses_that_are_lower_still_raise_it(
 ) -> None:
     before = empirical(train, population, delta, clip)
     assume(before.inequality in ("train_below", "population_above"))
-    after = empirical(np.array(train) - shift, population, delta, clip)
-    assert after.value >= before.value
+    assert empirical(np.array(train) - shift, population, delta, clip).value >= before.value
 
 
 @given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))

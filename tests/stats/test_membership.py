@@ -23,6 +23,8 @@ from lightning_audit.stats.membership import (
 )
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon
 
+scores = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, math.inf]), min_size=1, max_size=12)
+
 
 def as_published(loss: float, out: np.ndarray, inside: np.ndarray, alpha: float) -> bool:
     """Algorithm 3, with the R of appendix D and its third case."""
@@ -67,8 +69,7 @@ def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, other, al
     grid = np.linspace(m0 - 8 * s0, m0 + 8 * s0, 4001)
     p = normal_ratio_p_value(grid, m0, s0, m1, s1)
     in_region = p <= alpha
-    cell = grid[1] - grid[0]
-    size = np.sum(stats.norm.pdf(grid, m0, s0)[in_region]) * cell
+    size = np.sum(stats.norm.pdf(grid, m0, s0)[in_region]) * (grid[1] - grid[0])
     if np.any(p < 1):
         assert size == pytest.approx(alpha, abs=5e-3) or shift == 0
     ratio = stats.norm.logpdf(grid, m1, s1) - stats.norm.logpdf(grid, m0, s0)
@@ -117,8 +118,7 @@ def test_an_outlier_leaves_the_spread_of_the_others() -> None:
     p = normal_ratio_p_value(
         out[-1], out[:-1].mean(), out[:-1].std(ddof=1), inside.mean(), inside.std(ddof=1)
     )
-    alone = measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99)))
-    assert int(alone.fp) >= 1
+    assert int(measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99))).fp) >= 1
 
 
 def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
@@ -166,9 +166,6 @@ def test_bad_shadows_are_named(shadows, message) -> None:
         )
 
 
-scores = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, math.inf]), min_size=1, max_size=12)
-
-
 @given(scores, scores)
 def test_area_is_the_share_of_pairs_in_the_right_order(inside, outside) -> None:
     pairs = [(x > y) + 0.5 * (x == y) for x in inside for y in outside]
@@ -192,8 +189,7 @@ def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
     points = list(zip(curve.fpr, curve.tpr, strict=True))
     assert (np.diff(curve.fpr) >= 0).all()
     assert (np.diff(curve.tpr) >= 0).all()
-    assert points[0] == (0.0, 0.0)
-    assert points[-1] == (1.0, 1.0)
+    assert (points[0], points[-1]) == ((0.0, 0.0), (1.0, 1.0))
     for t, point in zip(curve.thresholds, points, strict=True):
         assert point == (np.mean(np.array(outside) > t), np.mean(np.array(inside) > t))
 
@@ -201,21 +197,18 @@ def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
 @given(scores, scores, st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 0.7, 1.0]))
 def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr) -> None:
     curve = roc_curve(inside, outside)
-    expected = curve.tpr[curve.fpr <= fpr + 1e-12].max()
-    assert tpr_at_fpr(inside, outside, fpr) == expected
+    assert tpr_at_fpr(inside, outside, fpr) == curve.tpr[curve.fpr <= fpr + 1e-12].max()
 
 
 def test_a_product_that_rounds_down_costs_no_score() -> None:
     outside, inside = np.arange(100.0), [70.5]
     assert 0.29 * 100 < 29
-    assert tpr_at_fpr(inside, outside, 0.29) == 1.0
-    assert tpr_at_fpr(inside, outside, 0.28) == 0.0
+    assert (tpr_at_fpr(inside, outside, 0.29), tpr_at_fpr(inside, outside, 0.28)) == (1.0, 0.0)
 
 
 def test_constant_scores_tell_nothing() -> None:
     same = [3.0] * 50
-    assert auroc(same, same) == 0.5
-    assert tpr_at_fpr(same, same, 0.9) == 0.0
+    assert (auroc(same, same), tpr_at_fpr(same, same, 0.9)) == (0.5, 0.0)
     assert tpr_at_fpr_lower(same, same, 0.9, 0.05) == 0.0
     assert tradeoff_upper(same, same, 0.05).epsilon_at(1e-5) == 0.0
 

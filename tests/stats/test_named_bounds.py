@@ -87,6 +87,10 @@ DIRECT: dict[str, Callable[[], Any]] = {
 WITH_RATES = ["fdp_cp", "eps_cp"]
 BY_THRESHOLD = [name for name in BOUND_NAMES if name != "fdp_t"]
 CHOICES: list[Any] = [Fixed(AT), Grid([0.0, AT, 1.2]), Split(), Maximum(), Simultaneous()]
+SIZES = [50, 500, 5000]
+SIGNIFICANCE = 0.05
+LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
+RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
 
 
 def test_every_method_has_a_twin_here_and_its_own_name() -> None:
@@ -145,9 +149,7 @@ def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
 
 @pytest.mark.parametrize("name", WITH_RATES)
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
-def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(
-    name: str, band: Any
-) -> None:
+def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, band) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Simultaneous(band))
     assert bound.valid
     assert bound.threshold == "searched"
@@ -199,12 +201,6 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
 
 
 # --- How often the bounds from counts exceed the truth, at a threshold fixed beforehand.
-
-SIZES = [50, 500, 5000]
-SIGNIFICANCE = 0.05
-LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
-RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
-
 # Rates of an attack (FNR, FPR), with the least mu and the least epsilon (delta = 0) that hold the
 # mechanism; the attacks at the midpoint attain that mu, and those on pure DP's corners the epsilon.
 GAMES = {
@@ -238,8 +234,7 @@ def test_frontiers_of_pure_dp_mechanisms_are_those_stated() -> None:
     # No other threshold needs a larger mu.
     t = np.linspace(-5, 6, 20_001)
     fnr, fpr = stats.laplace.cdf(t - 1), stats.laplace.sf(t)
-    needed = -special.ndtri(fnr) - special.ndtri(fpr)
-    assert needed.max() == pytest.approx(LAPLACE, rel=1e-6)
+    assert (-special.ndtri(fnr) - special.ndtri(fpr)).max() == pytest.approx(LAPLACE, rel=1e-6)
     for fnr, fpr, mu, epsilon in GAMES.values():
         assert -special.ndtri(fnr) - special.ndtri(fpr) <= mu + 1e-12
         assert epsilon_at_rates(fnr, fpr, 0.0) <= epsilon + 1e-12
@@ -282,8 +277,7 @@ def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, signific
     wrong = mu_pooled_clopper_pearson(counts, significance) > mu
     for share in (0.0, 0.2, 0.5):
         sure = math.floor(2 * n * mean * share)
-        rest = (2 * n * mean - sure) / (2 * n - sure)
-        mass = stats.binom.pmf(pooled - sure, 2 * n - sure, rest)
+        mass = stats.binom.pmf(pooled - sure, 2 * n - sure, (2 * n * mean - sure) / (2 * n - sure))
         assert mass[wrong].sum() <= significance
 
 
@@ -345,8 +339,7 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
         at_truth = cdf(np.where(np.isfinite(truth), truth, 700.0))
         uniform = np.where(truth > 0, at_truth, rng.uniform(size=draws) * at_truth)
         for p in (0.025, 0.05, 0.1, 0.5, 0.9, 0.95):
-            error = 3 * math.sqrt(p * (1 - p) / draws)
-            assert abs(np.mean(uniform < p) - p) < error
+            assert abs(np.mean(uniform < p) - p) < 3 * math.sqrt(p * (1 - p) / draws)
 
 
 @pytest.mark.heavy

@@ -34,9 +34,23 @@ from lightning_audit.stats.tradeoff import (
     gaussian_mu,
 )
 
+few_values = st.lists(st.integers(0, 6).map(float), max_size=12)
+distinct = st.lists(st.integers(-50, 50).map(float), min_size=2, max_size=40, unique=True)
+numbers = st.tuples(st.integers(0, 25), st.integers(0, 15), st.integers(0, 40)).map(
+    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
+)
+CANARIES, REPETITIONS = 400, 4000
+sizes = st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(0, 30)).map(
+    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
+)
+numbers_one_run_fdp = st.tuples(st.integers(0, 40), st.integers(0, 25), st.integers(0, 200)).map(
+    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
+)
+CANARIES_OF_ONE_RUN_FDP, REPETITIONS_OF_ONE_RUN_FDP, DELTA = 400, 2000, 0.01
+RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
+
+
 # --- Scores of canaries from their coins, by mechanisms whose epsilon is known.
-
-
 def null(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
     return rng.random(coins.shape)
 
@@ -63,10 +77,7 @@ def shared_failure(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
     return leaked if rng.random() < 0.01 else rng.random(coins.shape)
 
 
-# ---
-
 # --- Which canaries are guessed, and which way.
-
 # From scores, numbers of guesses and keywords to a bound, of each kind.
 BOUNDS = {
     "steinke": lambda *s, **k: epsilon_one_run_from_scores(*s, 1e-3, 0.05, **k),
@@ -94,15 +105,10 @@ def naive_guesses(
     return [canaries[i][1] for i in said_in], [canaries[i][1] for i in said_out]
 
 
-few_values = st.lists(st.integers(0, 6).map(float), max_size=12)
-
-
 @given(
     few_values, few_values, st.integers(0, 8), st.integers(1, 40), st.sampled_from(["both", "in"])
 )
-def test_guesses_are_those_that_a_count_by_hand_finds(
-    inside: list[float], outside: list[float], unscored: int, r: int, sides: str
-) -> None:
+def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored, r, sides) -> None:
     m = len(inside) + len(outside) + unscored
     if r > m:
         return
@@ -115,17 +121,13 @@ def test_guesses_are_those_that_a_count_by_hand_finds(
     assert found.value == epsilon_one_run(correct, r, m, 1e-3, 0.5)
 
 
-distinct = st.lists(st.integers(-50, 50).map(float), min_size=2, max_size=40, unique=True)
-
-
 @every_bound
 @given(distinct, st.randoms(use_true_random=False), st.integers(0, 20))
 def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random, unscored) -> None:
     coins = [random.random() < 1 / (1 + math.exp(-s / 10)) for s in scores]
     inside = np.array([s for s, coin in zip(scores, coins, strict=True) if coin])
     outside = np.array([s for s, coin in zip(scores, coins, strict=True) if not coin])
-    even = [r for r in (2, 8, 20) if r <= len(scores)]
-    ways = {"guesses": even, "unscored": unscored}
+    ways = {"guesses": [r for r in (2, 8, 20) if r <= len(scores)], "unscored": unscored}
     assert bound(inside, outside, **ways) == bound(-outside, -inside, **ways)
 
 
@@ -219,8 +221,7 @@ def test_no_count_is_likelier_than_the_p_value_by_exact_enumeration(sides: str) 
             for v in range(r + 1):
                 seen = law[v:].sum()
                 assert seen <= one_run_p_value(v, r, m, epsilon, 0.0) + 1e-12
-                claim = ApproxDPTradeoff(epsilon, 0.0)
-                assert seen <= one_run_fdp_p_value(v, r, m, claim) + 1e-9
+                assert seen <= one_run_fdp_p_value(v, r, m, ApproxDPTradeoff(epsilon, 0.0)) + 1e-9
 
 
 OF_COUNTS = {
@@ -285,9 +286,7 @@ def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, 
         (100, 100, 100, 3.49297, 3.49022),
     ],
 )
-def test_reference_bounds(
-    canaries: int, guesses: int, correct: int, pure: float, approximate: float
-) -> None:
+def test_reference_bounds(canaries, guesses, correct, pure, approximate) -> None:
     for delta, expected in ((0.0, pure), (1e-5, approximate)):
         bound = epsilon_one_run(correct, guesses, canaries, delta, 0.05)
         assert bound == pytest.approx(expected, abs=6e-6)
@@ -300,15 +299,8 @@ def naive_p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float
     return min(1.0, at_least + 2 * m * delta * max(parts, default=0.0))
 
 
-numbers = st.tuples(st.integers(0, 25), st.integers(0, 15), st.integers(0, 40)).map(
-    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
-)
-
-
 @given(numbers, st.floats(0, 8), st.sampled_from([0.0, 1e-6, 1e-3, 0.1]))
-def test_p_value_agrees_with_sums_over_the_binomial_law(
-    vrm: tuple[int, int, int], epsilon: float, delta: float
-) -> None:
+def test_p_value_agrees_with_sums_over_the_binomial_law(vrm, epsilon, delta) -> None:
     expected = naive_p_value(*vrm, epsilon, delta)
     assert one_run_p_value(*vrm, epsilon, delta) == pytest.approx(expected, rel=1e-9)
 
@@ -324,9 +316,7 @@ def test_p_value_of_many_guesses_leaves_no_count_out(v: int, r: int, epsilon: fl
 
 
 @given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]), st.sampled_from([1e-6, 0.05, 0.5]))
-def test_bound_is_where_the_p_value_exceeds_the_significance(
-    vrm: tuple[int, int, int], delta: float, significance: float
-) -> None:
+def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, significance) -> None:
     bound = epsilon_one_run(*vrm, delta, significance)
     if bound > 0:
         assert one_run_p_value(*vrm, bound, delta) == pytest.approx(significance, rel=1e-6)
@@ -337,9 +327,7 @@ def test_bound_is_where_the_p_value_exceeds_the_significance(
 
 
 @given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(
-    vrm: tuple[int, int, int], delta: float
-) -> None:
+def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(vrm, delta) -> None:
     v, r, m = vrm
     bound = epsilon_one_run(v, r, m, delta, 0.05)
     if v < r:
@@ -371,10 +359,6 @@ test_arguments_out_of_range_are_refused = refusals(
 
 
 # Coverage: coins, scores of all canaries, and the mechanism's epsilon at its delta.
-
-CANARIES, REPETITIONS = 400, 4000
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("mechanism", "epsilon", "delta"),
@@ -422,9 +406,7 @@ def test_bound_fails_no_more_often_than_it_says(mechanism, epsilon, delta, guess
         (10000, 10000, 7000, 1.37609, 0.3582, None),
     ],
 )
-def test_reference_bounds_one_run_fdp(
-    canaries: int, guesses: int, correct: int, epsilon: float, mu: float, of_any: float | None
-) -> None:
+def test_reference_bounds_one_run_fdp(canaries, guesses, correct, epsilon, mu, of_any) -> None:
     bound = mu_one_run(correct, guesses, canaries, 0.05)
     assert bound == pytest.approx(mu, abs=6e-5)
     assert gaussian_epsilon(bound, 1e-5) == pytest.approx(epsilon, abs=6e-6)
@@ -453,16 +435,9 @@ def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]
     return -found.fun
 
 
-sizes = st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(0, 30)).map(
-    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
-)
-
-
 @given(sizes, st.floats(0, 4), st.sampled_from([0.0, 1e-3, 0.1]))
 @settings(max_examples=60)
-def test_p_value_is_that_of_the_worst_law_under_approximate_dp(
-    vrm: tuple[int, int, int], epsilon: float, delta: float
-) -> None:
+def test_p_value_is_that_of_the_worst_law_under_approximate_dp(vrm, epsilon, delta) -> None:
     lines = [
         (1 - delta, -math.exp(epsilon)),
         (math.exp(-epsilon) * (1 - delta), -math.exp(-epsilon)),
@@ -473,9 +448,7 @@ def test_p_value_is_that_of_the_worst_law_under_approximate_dp(
 
 @given(sizes, st.lists(st.tuples(st.floats(0.05, 0.9), st.floats(0.02, 0.9)), max_size=4))
 @settings(max_examples=60)
-def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(
-    vrm: tuple[int, int, int], points: list[tuple[float, float]]
-) -> None:
+def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(vrm, points) -> None:
     f = PiecewiseTradeoff([a for a, _ in points], [b for _, b in points])
     slopes = np.diff(f.betas) / np.diff(f.alphas)
     lines = list(zip(f.betas[:-1] - slopes * f.alphas[:-1], slopes, strict=True))
@@ -491,15 +464,8 @@ def test_fast_bounds_are_those_of_their_families() -> None:
         assert epsilon_one_run_fdp(*vrm, 1e-3, 0.05) == pytest.approx(epsilon, rel=1e-9)
 
 
-numbers_one_run_fdp = st.tuples(st.integers(0, 40), st.integers(0, 25), st.integers(0, 200)).map(
-    lambda t: (t[0], t[0] + t[1], t[0] + t[1] + t[2])
-)
-
-
 @given(numbers_one_run_fdp, st.sampled_from([1e-6, 0.05, 0.5]))
-def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(
-    vrm: tuple[int, int, int], significance: float
-) -> None:
+def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, significance) -> None:
     mu = mu_one_run(*vrm, significance)
     if mu > 0:
         p = one_run_fdp_p_value(*vrm, GaussianTradeoff(mu))
@@ -510,18 +476,14 @@ def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(
 
 
 @given(numbers_one_run_fdp, st.floats(0, 3))
-def test_p_value_covers_the_law_of_independent_gaussian_canaries(
-    vrm: tuple[int, int, int], mu: float
-) -> None:
+def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu) -> None:
     v, r, _ = vrm
     tail = stats.binom.sf(v - 1, r, special.ndtr(mu / 2))
     assert one_run_fdp_p_value(v, r, r, GaussianTradeoff(mu)) >= tail * (1 - 1e-6)
 
 
 @given(numbers_one_run_fdp)
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(
-    vrm: tuple[int, int, int],
-) -> None:
+def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(vrm) -> None:
     v, r, m = vrm
     for bound in (mu_one_run, lambda *a: epsilon_one_run_fdp(*a[:3], 1e-4, a[3])):
         value = bound(v, r, m, 0.05)
@@ -571,13 +533,6 @@ test_arguments_out_of_range_are_refused_one_run_fdp = refusals(
 
 
 # Coverage: a mechanism's scores from its coins, and its mu and epsilon at the delta.
-
-CANARIES_OF_ONE_RUN_FDP, REPETITIONS_OF_ONE_RUN_FDP, DELTA = 400, 2000, 0.01
-
-
-RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("mechanism", "mu", "epsilon"),

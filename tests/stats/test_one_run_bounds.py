@@ -29,6 +29,11 @@ from lightning_audit.stats.one_run_bounds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+DELTA_OF_ONE_RUN_BOUNDS, LEVEL = 1e-4, 0.03
+RNG = np.random.default_rng(5)
+SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
+GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
 def naive(inside: np.ndarray, outside: np.ndarray, delta: float, significance: float) -> float:
@@ -155,16 +160,11 @@ def test_a_million_scores_on_either_side_give_a_bound_near_the_truth() -> None:
     assert 0.98 * truth < bound < truth
 
 
-of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
-
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
     (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
     (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
-    (
-        lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05),
-        "squares_out=inf must be a",
-    ),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05), "squares_out=inf must be a"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
     (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
@@ -226,12 +226,6 @@ def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name
     assert white_box < 0.1
 
 
-DELTA_OF_ONE_RUN_BOUNDS, LEVEL = 1e-4, 0.03
-RNG = np.random.default_rng(5)
-SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
-GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
-
-
 def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | None]:
     """Epsilon, and mu where the method bounds it."""
     match name:
@@ -286,8 +280,7 @@ def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> Non
     assert bound.epsilon_lower == direct(name, [60])[0]
     assert (bound.guesses, bound.rule) == (60, "60 guesses, half in and half out")
     order = np.sort(np.concatenate(SCORES))
-    right = int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
-    assert bound.correct == right
+    assert bound.correct == int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
     paid = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60, 700])
     assert paid.epsilon_lower < bound.epsilon_lower
     assert paid.rule == (
@@ -307,9 +300,7 @@ def test_guesses_that_are_not_given_are_the_default_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_numbers_that_are_given_are_assumed_to_be_chosen_before_the_scores_were_seen(
-    name: str,
-) -> None:
+def test_numbers_that_are_given_are_assumed_to_be_chosen_before_the_scores_were_seen(name) -> None:
     chosen = "the numbers of guesses were chosen before the scores were seen, which cannot be "
     given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
     default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
@@ -339,13 +330,10 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
 
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize(("canaries", "words"), [(0, "no guesses"), (2, "1 guess")])
-def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(
-    name: str, canaries: int, words: str
-) -> None:
+def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries, words) -> None:
     scores = [1.0] * (canaries // 2), [0.0] * (canaries // 2)
     bound = named_one_run_bound(name, *scores, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
-    assert bound.epsilon_lower == 0.0
-    assert bound.rule == words
+    assert (bound.epsilon_lower, bound.rule) == (0.0, words)
 
 
 @pytest.mark.parametrize("name", GUESSING)
@@ -396,10 +384,7 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
         "delta": DELTA_OF_ONE_RUN_BOUNDS,
         "significance": LEVEL,
     },
-    (
-        {"method": "fdp_cp"},
-        r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',",
-    ),
+    ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',"),
     ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
     ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
     ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),

@@ -27,6 +27,7 @@ from lightning_audit.stats.output_estimates import (
 from lightning_audit.stats.tradeoff import GaussianTradeoff, SubsampledGaussianTradeoff
 
 RNG = np.random.default_rng(5)
+ALPHA = np.linspace(0, 1, 2001)
 
 
 def naive_density(samples: np.ndarray, places: np.ndarray, bandwidth: float) -> np.ndarray:
@@ -53,8 +54,7 @@ def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples() -> None:
     samples = np.random.default_rng(3).normal(2.0, 5.0, 10_000)
     assert silverman_bandwidth(samples) == pytest.approx(0.9 * 5 * 10_000**-0.2, rel=0.02)
     assert silverman_bandwidth(3 * samples) == pytest.approx(3 * silverman_bandwidth(samples))
-    mostly_equal = np.concatenate([np.zeros(900), samples[:100]])
-    assert silverman_bandwidth(mostly_equal) > 0
+    assert silverman_bandwidth(np.concatenate([np.zeros(900), samples[:100]])) > 0
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,6 @@ test_arguments_out_of_range_are_refused = refusals(
 
 
 # --- Likelihood ratios by neighbours: against sorted distances.
-
-
 def naive_ratio(p: np.ndarray, q: np.ndarray, x: np.ndarray, k: int) -> np.ndarray:
     """Neighbours by sorting all distances; ties with the k-th count."""
     out = []
@@ -144,15 +142,11 @@ def test_a_number_of_neighbours_out_of_range_is_refused(neighbours: int, message
 
 
 # --- Samples and claims as arguments: what is taken, and what is refused in which words.
-
-
 def test_samples_of_any_shape_are_rows_of_floats() -> None:
     p, q = sample_pair([True, False, True], [3, 4])
-    assert p.tolist() == [[1.0], [0.0], [1.0]]
-    assert q.tolist() == [[3.0], [4.0]]
+    assert (p.tolist(), q.tolist()) == ([[1.0], [0.0], [1.0]], [[3.0], [4.0]])
     p, q = sample_pair(np.arange(12).reshape(2, 3, 2), np.zeros((5, 6)))
-    assert (p.shape, q.shape) == ((2, 6), (5, 6))
-    assert p[1].tolist() == [6, 7, 8, 9, 10, 11]
+    assert (p.shape, q.shape, p[1].tolist()) == ((2, 6), (5, 6), [6, 7, 8, 9, 10, 11])
 
 
 @pytest.mark.parametrize(
@@ -178,9 +172,6 @@ def test_a_claim_of_one_order_of_the_worlds_is_refused_where_it_says_so() -> Non
     for direction in ("add", "remove"):
         with pytest.raises(ValueError, match=f"direction '{direction}' only, must be of both"):
             claim_of_both_orders(SubsampledGaussianTradeoff(1.0, 0.1, direction))
-
-
-ALPHA = np.linspace(0, 1, 2001)
 
 
 def naive_exceedance(ratios, weights, thresholds, smoothing):
@@ -233,8 +224,7 @@ def test_estimates_in_the_plane_approach_the_true_curve() -> None:
 def test_ten_dimensions_are_estimated_by_neighbours() -> None:
     rng = np.random.default_rng(4)
     p, q = rng.normal(0, 1, (4000, 10)), rng.normal(1 / np.sqrt(10), 1, (4000, 10))
-    estimate = estimate_by_neighbours(p, q, neighbours=401)
-    assert distance(estimate, GaussianTradeoff(1.0)) < 0.08
+    assert distance(estimate_by_neighbours(p, q, neighbours=401), GaussianTradeoff(1.0)) < 0.08
 
 
 @given(st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 2.0]))
@@ -282,8 +272,7 @@ def test_a_mechanism_without_noise_has_no_errors(estimator) -> None:
 @pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
 def test_equal_worlds_are_guessed_by_tossing_a_coin(estimator) -> None:
     values = np.random.default_rng(10).normal(size=4000)
-    estimate = estimator(values[::2], values[1::2])
-    assert distance(estimate, GaussianTradeoff(0.0)) < 0.06
+    assert distance(estimator(values[::2], values[1::2]), GaussianTradeoff(0.0)) < 0.06
 
 
 def test_convex_hull_lies_on_or_below_the_estimate() -> None:

@@ -37,9 +37,8 @@ from lightning_audit.stats.tradeoff import (
     SubsampledGaussianTradeoff,
 )
 
+
 # --- The test of a stream of outputs: its false alarms, what it finds, and its bound.
-
-
 def runs_flagged(sampler, claim, runs: int, most: int, significance: float, truth=None):
     """How often a claim is refuted at any look, and how often a bound exceeds the truth."""
     rng = np.random.default_rng([runs, most])

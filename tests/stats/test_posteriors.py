@@ -43,10 +43,13 @@ from lightning_audit.stats.posteriors import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 # --- The posteriors of epsilon and of mu by one name each; a delta of None stands for mu.
-
 regions = st.sampled_from(["two_sided", "one_sided"])
 deltas = st.sampled_from([None, None, 0.0, 1e-9, 1e-5, 0.05])
 probabilities = st.sampled_from([1e-6, 0.05, 0.5, 0.975, 1 - 1e-9])
+SOME = ConfusionCounts(1, 2, 3, 4)
+heavy = pytest.mark.heavy
+EXAMPLE = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
 
 
 def thresholds(n: int, shift: float) -> ConfusionCounts:
@@ -86,11 +89,6 @@ def outside(value, counts, delta):
     return mu_outside(value, *counts) if delta is None else epsilon_outside(value, *counts, delta)
 
 
-# ---
-
-# Reference numbers, to the digits given.
-
-
 @pytest.mark.parametrize(
     ("counts", "mu", "epsilon"),
     [
@@ -106,8 +104,7 @@ def test_lower_quantiles_of_counts_are_reproduced(counts, mu: float, epsilon: fl
 
 
 @pytest.mark.parametrize(
-    ("n", "at_025", "at_05"),
-    [(100, 27.653, 29.262), (500, 38.183, 39.714), (1000, 42.557, 44.061)],
+    ("n", "at_025", "at_05"), [(100, 27.653, 29.262), (500, 38.183, 39.714), (1000, 42.557, 44.061)]
 )
 def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05) -> None:
     # Published as 44.0 for 1,000 observations a world.
@@ -120,11 +117,6 @@ def test_largest_mus_of_flawless_attacks_are_reproduced() -> None:
     counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
     found = [mu_posterior_quantile(p, counts) for p in (0.05, 0.025)]
     assert found == pytest.approx([6.11902, 5.97274], abs=5.1e-6)
-
-
-# Arguments.
-
-SOME = ConfusionCounts(1, 2, 3, 4)
 
 
 def test_numbers_give_floats_and_arrays_broadcast() -> None:
@@ -159,8 +151,7 @@ def test_quantiles_cdf_and_mean_are_those_of_the_density(law) -> None:
         assert found.cdf(found.quantile(p)) == pytest.approx(p, abs=1e-12)
     assert found.mean == pytest.approx(law.mean(), abs=1e-4)
     assert found.interval(0.1) == (found.quantile(0.05), found.quantile(0.95))
-    inside = found.cdf(np.array([0.0, law.median(), 1e9]))
-    assert inside == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
+    assert found.cdf(np.array([0.0, law.median(), 1e9])) == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
 
 
 def test_weights_change_the_density() -> None:
@@ -183,15 +174,13 @@ def test_integrals_of_parabolas_are_exact_and_never_fall() -> None:
     even = np.linspace(0.0, 3.0, 7)
     assert cumulative(even, even**2)[-1] == pytest.approx(9.0, rel=1e-12)
     assert cumulative(x[:2], np.array([1.0, 3.0])).tolist() == [0.0, 1.0]
-    spiky = cumulative(x, np.array([0.0, 9.0, 0.0, 9.0, 0.0]))
-    assert (np.diff(spiky) >= 0).all()
+    assert (np.diff(cumulative(x, np.array([0.0, 9.0, 0.0, 9.0, 0.0]))) >= 0).all()
 
 
 def test_a_curve_through_increasing_values_increases_whatever_the_slopes() -> None:
     x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 5.0, 5.1])
     curve = increasing_curve(x, y, np.array([50.0, -3.0, 50.0, 50.0]))
-    values = curve(np.linspace(0.0, 3.0, 301))
-    assert (np.diff(values) >= -1e-12).all()
+    assert (np.diff(curve(np.linspace(0.0, 3.0, 301))) >= -1e-12).all()
     assert curve(x) == pytest.approx(y)
 
 
@@ -210,11 +199,7 @@ def test_what_is_no_density_is_refused(points, density, message: str) -> None:
         GridDistribution(np.array(points), np.array(density))
 
 
-heavy = pytest.mark.heavy
-
 # Naive twins; a delta of None stands for mu.
-
-
 @pytest.mark.parametrize(
     ("counts", "delta", "value"),
     [
@@ -279,8 +264,7 @@ def test_agrees_with_two_dimensional_quadrature(region: str) -> None:
         return max(0.0, 1 - delta - math.exp(epsilon) * fnr, (1 - delta - fnr) / math.e)
 
     def stop(fnr: float) -> float:
-        mirrored = 1 - start(1 - fnr)
-        return mirrored if region == "two_sided" else 1.0
+        return (1 - start(1 - fnr)) if region == "two_sided" else 1.0
 
     c = (1 - delta) / (1 + math.e)
     twin = sum(
@@ -309,10 +293,6 @@ def test_agrees_with_draws_from_the_posterior(counts, prior: float, delta) -> No
             inside = cdf(value, ConfusionCounts(*counts), delta, region=region, prior=prior)
             error = 4 * math.sqrt(inside * (1 - inside) / draws) + 1e-6
             assert abs(np.mean(drawn <= value) - inside) < error
-
-
-EXAMPLE = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-# Reference numbers, to the digits given.
 
 
 def test_published_corner_case_is_reproduced() -> None:
@@ -370,21 +350,16 @@ def test_null_scores_are_positive_in_the_published_region_only() -> None:
     assert epsilon_posterior_quantile(0.05, ConfusionCounts(0, 0, 0, 0), 0, region="one_sided") == 0
 
 
-# Arguments.
-
-
 def test_numbers_give_floats_and_arrays_broadcast_posterior() -> None:
     assert type(epsilon_posterior_cdf(1.0, EXAMPLE, 0.0)) is float
     assert type(epsilon_posterior_quantile(0.05, EXAMPLE, 0)) is float
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
     table = epsilon_posterior_cdf(np.array([[0.5], [1.0], [2.0]]), two, 0.05)
-    assert table.shape == (3, 2)
-    assert table[1, 0] == epsilon_posterior_cdf(1.0, EXAMPLE, 0.05)
+    assert (table.shape, table[1, 0]) == ((3, 2), epsilon_posterior_cdf(1.0, EXAMPLE, 0.05))
     low, high = epsilon_posterior_interval(two, 0.05, 0.05)
     assert low.shape == high.shape == (2,)
     assert epsilon_posterior_cdf(np.inf, EXAMPLE, 0.0) == 1.0
-    empty = ConfusionCounts([], [], [], [])
-    assert epsilon_posterior_quantile(0.05, empty, 1e-5).shape == (0,)
+    assert epsilon_posterior_quantile(0.05, ConfusionCounts([], [], [], []), 1e-5).shape == (0,)
 
 
 test_arguments_out_of_range_are_refused_posterior = refusals(
@@ -405,9 +380,6 @@ test_arguments_out_of_range_are_refused_posterior = refusals(
         r"counts hold no threshold",
     ),
 )
-
-
-MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
 
 
 @pytest.mark.parametrize(

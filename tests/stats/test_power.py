@@ -40,6 +40,11 @@ BOUNDS = {
     "fdp_pooled_cp": mu_pooled_clopper_pearson,
     "fdp_bayes": lambda c, level: mu_posterior_quantile(level, c, region="one_sided"),
 }
+DELTA = 1e-5
+#: One tenth of the default significance of 1e-3.
+SHARE = 1e-4
+NOISE = noise_power, {"coordinates": 8, "steps": 10, "noise_ratio": 0.8}
+SHIFT = sensitivity_power, {"canaries": 8, "steps": 10, "shift": 2.0, "residual_std": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +78,7 @@ def test_a_simulation_agrees(method) -> None:
     rng = np.random.default_rng(5)
     scores_in, scores_out = 1.0 + rng.standard_normal((runs, n)), rng.standard_normal((runs, n))
     fn, fp = (scores_in <= 0.5).sum(axis=1), (scores_out > 0.5).sum(axis=1)
-    bound = BOUNDS[method](ConfusionCounts(fn, n - fn, fp, n - fp), 0.05)
-    share = float(np.mean(bound > 0.8))
+    share = float(np.mean(BOUNDS[method](ConfusionCounts(fn, n - fn, fp, n - fp), 0.05) > 0.8))
     power = bound_power(method, 0.8, 1.0, n)
     assert 0.05 < power < 0.99
     assert share == pytest.approx(power, abs=4 * np.sqrt(power * (1 - power) / runs))
@@ -118,10 +122,6 @@ def test_a_mechanism_that_hides_nothing_is_always_told(method) -> None:
 
 
 # --- Numbers of guesses, against recipes R4 and R5 of the lab, naive twins and simulations.
-
-DELTA = 1e-5
-
-
 def approx_dp(epsilon: float) -> float:
     return (1 - DELTA) / (1 + math.exp(epsilon))
 
@@ -169,9 +169,7 @@ def test_flawless_guesses_are_the_first_that_refute_and_no_fewer_than_at_one_loo
     ("claim", "truth", "at_05", "at_001"),
     [(1, 4, 166, 342), (4, 6, None, 1076), (4, 8, 145, 305), (8, 12, 235, 496), (8, 16, 75, 160)],
 )
-def test_guesses_for_power_are_those_of_the_lab(
-    claim: float, truth: float, at_05: int | None, at_001: int
-) -> None:
+def test_guesses_for_power_are_those_of_the_lab(claim, truth, at_05, at_001) -> None:
     rates = gaussian(claim), gaussian(truth)
     if at_05 is not None:
         assert guesses_for_power(*rates, 0.05) == at_05
@@ -187,12 +185,9 @@ def test_guesses_for_power_agree_with_the_lab_where_its_search_was_coarse() -> N
 
 @pytest.mark.parametrize("rates", [(0.4, 0.3), (0.25, 0.1), (0.1, 0.0)])
 @pytest.mark.parametrize("significance", [0.05, 1e-3])
-def test_guesses_for_power_are_the_first_of_a_naive_search(
-    rates: tuple[float, float], significance: float
-) -> None:
+def test_guesses_for_power_are_the_first_of_a_naive_search(rates, significance) -> None:
     def power(n: int) -> float:
-        below = stats.binom.cdf(np.arange(n), n, rates[0]) <= significance
-        most = int(np.count_nonzero(below)) - 1
+        most = int(np.count_nonzero(stats.binom.cdf(np.arange(n), n, rates[0]) <= significance)) - 1
         return float(stats.binom.cdf(most, n, rates[1]))
 
     found = guesses_for_power(*rates, significance, 0.9)
@@ -209,8 +204,7 @@ def test_anytime_power_is_the_share_of_simulated_runs_that_are_refuted(true_rate
 
 
 def test_anytime_power_is_zero_where_no_attack_is_found() -> None:
-    assert anytime_power(0, 0.4, 0.0, 1e-3) == 0
-    assert anytime_power(10, 0.4, 0.0, 1e-3) == 0
+    assert (anytime_power(0, 0.4, 0.0, 1e-3), anytime_power(10, 0.4, 0.0, 1e-3)) == (0, 0)
     assert anytime_power(3, 0.5, 1.0, 0.9999999) in (0.0, 1.0)
 
 
@@ -245,10 +239,6 @@ test_bad_arguments_are_refused = refusals(
 def test_numbers_that_are_too_large_are_none() -> None:
     assert flawless_guesses(1e-13, 1e-3) is None
     assert guesses_for_power(0.4, 0.3999, 0.05) is None
-
-
-#: One tenth of the default significance of 1e-3.
-SHARE = 1e-4
 
 
 def simulated_noise_power(
@@ -296,9 +286,7 @@ def error_of(power: float, runs: int = 2000) -> float:
         (256, 6, 0.85, 0.05, 1e-3),
     ],
 )
-def test_noise_power_is_that_of_the_audits_own_code(
-    k: int, steps: int, ratio: float, data: float, significance: float
-) -> None:
+def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, significance) -> None:
     predicted = noise_power(k, steps, ratio, data, significance)
     simulated = simulated_noise_power(k, steps, ratio, data, significance)
     assert abs(simulated - predicted) <= 3 * error_of(predicted)
@@ -316,9 +304,7 @@ def test_noise_power_is_that_of_the_audits_own_code(
         (0.2, 0.0, 0.03, 0.004388837739743602),
     ],
 )
-def test_noise_power_agrees_with_the_reference_numbers(
-    data: float, reference: float, tolerance: float, ours: float
-) -> None:
+def test_noise_power_agrees_with_the_reference_numbers(data, reference, tolerance, ours) -> None:
     power = noise_power(8, 100, 0.8255, data, SHARE)
     assert power == pytest.approx(reference, abs=tolerance)
     assert power == pytest.approx(ours, rel=1e-9)
@@ -340,9 +326,7 @@ SENSITIVITY = [
 
 @pytest.mark.parametrize(("k", "steps", "shift", "std"), SENSITIVITY)
 @pytest.mark.one_in(3)
-def test_sensitivity_power_promises_no_more_than_the_bet_keeps(
-    k: int, steps: int, shift: float, std: float
-) -> None:
+def test_sensitivity_power_promises_no_more_than_the_bet_keeps(k, steps, shift, std) -> None:
     predicted = sensitivity_power(k, steps, shift, std, SHARE)
     simulated = simulated_sensitivity_power(k, steps, shift, std, SHARE)
     assert simulated >= predicted - 3 * error_of(predicted)
@@ -397,9 +381,7 @@ def test_noise_power_falls_with_the_data_and_the_noise_and_rises_with_the_signif
 
 
 @given(st.integers(1, 32), st.integers(1, 400), st.floats(1.05, 20), st.floats(0.2, 10))
-def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(
-    k: int, steps: int, shift: float, std: float
-) -> None:
+def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(k, steps, shift, std) -> None:
     power = sensitivity_power(k, steps, shift, std)
     assert 0 <= power <= 1
     if power > 0.05:
@@ -420,16 +402,11 @@ def test_steps_needed_are_those_of_a_linear_search(first: int, target: float) ->
     def power(steps: int) -> float:
         return 1 - 0.5 ** (steps / first)
 
-    linear = next(n for n in range(1, 10_000) if power(n) >= target)
-    assert steps_needed(power, target) == linear
+    assert steps_needed(power, target) == next(n for n in range(1, 10_000) if power(n) >= target)
 
 
 def test_steps_needed_end_at_the_limit_where_no_number_is_enough() -> None:
     assert steps_needed(lambda _: 0.5, limit=1000) == 1000
-
-
-NOISE = noise_power, {"coordinates": 8, "steps": 10, "noise_ratio": 0.8}
-SHIFT = sensitivity_power, {"canaries": 8, "steps": 10, "shift": 2.0, "residual_std": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ RECORDS, SIZE, EPOCH = 512, 16, 32
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (8, 8), (5, 9), (0, 3), (28, 30), (30, 30)])
-def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(
-    low: int, high: int
-) -> None:
+def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(low, high) -> None:
     rates = np.linspace(0, 1, 20_001)
     naive = (stats.binom.cdf(high, 30, rates) - stats.binom.cdf(low - 1, 30, rates)).max()
     assert largest_interval_probability(30, low, high) == pytest.approx(naive, rel=1e-6)
@@ -39,9 +37,7 @@ def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(
 @pytest.mark.parametrize(
     ("records", "marked", "drawn"), [(30, 7, 5), (30, 29, 12), (10, 10, 4), (8, 3, 8), (9, 4, 0)]
 )
-def test_overlap_has_mean_one_under_the_hypergeometric_law(
-    records: int, marked: int, drawn: int
-) -> None:
+def test_overlap_has_mean_one_under_the_hypergeometric_law(records, marked, drawn) -> None:
     law = stats.hypergeom(records, marked, drawn)
     x = np.arange(drawn + 1)
     naive = (OVERLAP_TILTS[:, None] ** x * law.pmf(x)).sum(axis=1)
@@ -80,8 +76,6 @@ def test_bet_on_the_size_has_mean_one_at_most_whatever_the_rate(rate: float) -> 
 
 
 # ------------------------------------------------------------------ what the samplers draw
-
-
 def poisson(rng: np.random.Generator, _: int) -> np.ndarray:
     return np.flatnonzero(rng.random(RECORDS) < SIZE / RECORDS)
 
@@ -161,9 +155,7 @@ def test_rates_that_vary_leave_a_short_run_without_alarm() -> None:
         (SeededEachEpoch, "repeated", EPOCH + 3),
     ],
 )
-def test_other_sampling_is_found_in_few_batches_and_named(
-    make: Callable[[], Draw], what: str, at_most: int
-) -> None:
+def test_other_sampling_is_found_in_few_batches_and_named(make, what, at_most) -> None:
     for seed in range(5):
         top, batches, seen = highest(make(), seed, 100, floor=math.log(1e5))
         assert (top >= math.log(1e5), seen) == (True, what)
@@ -193,9 +185,7 @@ def test_wrong_sampling_after_a_long_healthy_time_is_not_paid_for_by_repetition_
     assert bets.wealth[4] >= 9 * EPOCH * math.log(1 - REPEAT_STAKE) - 1e-9
 
 
-def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(monkeypatch) -> None:
     monkeypatch.setattr("lightning_audit.stats.sampling_tests.WATCHED", 200)
     bets = PoissonBatchBets(RECORDS)
     order = np.random.default_rng(0).permutation(RECORDS)
@@ -206,8 +196,6 @@ def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(
 
 
 # --- The divisor's e-process: against scipy, in expectation, and on divided sums.
-
-
 @pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
 def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
     rng = np.random.default_rng(0)
@@ -337,9 +325,7 @@ def test_a_stated_divisor_costs_at_most_one_on_average(scale: float, ratio: floa
 @pytest.mark.parametrize("scale", [1.0, 1.2, 2.0])
 @pytest.mark.parametrize("ratio", [0.9, 1.05, 1.5])
 @pytest.mark.parametrize("data", [0.5, 2.0])
-def test_without_the_sum_a_stated_divisor_costs_at_most_one_on_average(
-    scale: float, ratio: float, data: float
-) -> None:
+def test_without_the_sum_a_stated_divisor_costs_at_most_one_on_average(scale, ratio, data) -> None:
     rng = np.random.default_rng(3)
     sums = data * rng.normal(size=3)
     noisy = sums + scale * rng.normal(size=(10_000, 3))
@@ -352,14 +338,11 @@ def test_a_realised_batch_size_is_seen_in_two_steps(scale: float) -> None:
     test = DivisorTest()
     for size in (11, 21):
         sums = rng.normal(size=384)
-        noisy = sums + scale * rng.normal(size=384)
-        test.update(noisy * 16 / size, sums, 1.0, (size / 16,))
+        test.update((sums + scale * rng.normal(size=384)) * 16 / size, sums, 1.0, (size / 16,))
     assert test.log_e > 12
 
 
 # --- Batches that come again, and records that are favoured: found, and not found by chance.
-
-
 def batches(records: int, rate: float, count: int, seed: int = 0) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(seed)
     return [tuple(np.flatnonzero(rng.random(records) < rate)) for _ in range(count)]

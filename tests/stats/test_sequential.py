@@ -37,6 +37,22 @@ from lightning_audit.stats.sequential import (
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
 
+CLAIMED = gaussian_mu(1.27, 1e-5)
+CANARIES = 8
+RUNS, STEPS, BATCH = 20_000, 100, 2_500
+#: A tenth of a batch's time shows what is wrong by a half.
+FEW = 1_000
+CANARIES_OF_SEQUENTIAL_VALIDITY, TENSORS, EACH, LAGS = 8, 2, 4, 4
+#: Of the default mix.
+KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+SIGNIFICANCE = 0.05
+sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
+SHARES = shares()
+#: Not of the verdict: rejected signals are a bound.
+BOUND = "bound on the signal"
+#: Of a run's verdict.
+VERDICT = 1e-3
+
 
 def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
     runs, k, steps = 3, 2, 15
@@ -98,8 +114,7 @@ def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_
 
 
 def test_log_mean_exp_does_not_overflow() -> None:
-    assert float(log_mean_exp([1e5, 1e5])) == 1e5
-    assert float(log_mean_exp([-1e5, -1e5, -1e5])) == -1e5
+    assert (float(log_mean_exp([1e5, 1e5])), float(log_mean_exp([-1e5, -1e5, -1e5]))) == (1e5, -1e5)
 
 
 def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later() -> None:
@@ -108,11 +123,6 @@ def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later()
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
-
-CLAIMED = gaussian_mu(1.27, 1e-5)
-CANARIES = 8
-
-
 def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarray, ...]:
     """Errors in either world at c/2, sums and squares of the noise, after each 50 observations."""
     rate = float(special.ndtr(-CLAIMED / 2))
@@ -183,15 +193,9 @@ def medians(noise: float, shift: float, steps: int) -> list[float]:
     ("noise", "shift", "published"),
     # Published for pairs of observations, looking every 10 (50 for noise x0.8), from 200 runs or
     # fewer; None where it was not published.
-    [
-        (0.5, 1.0, (240, 495)),
-        (1.0, 2.0, (245, 520)),
-        (0.8, 1.0, (3075, None)),
-    ],
+    [(0.5, 1.0, (240, 495)), (1.0, 2.0, (245, 520)), (0.8, 1.0, (3075, None))],
 )
-def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(
-    noise: float, shift: float, published: tuple[float | None, ...]
-) -> None:
+def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift, published) -> None:
     found = medians(noise, shift, 1300 if noise == 0.8 else 220)
     print(f"\nnoise x{noise}, shift x{shift}: {found}")
     for median, expected in zip(found, published, strict=True):
@@ -249,8 +253,7 @@ def test_correct_runs_are_not_accused(data: float) -> None:
         each = log_mean_exp(noise_log_e(witnesses, squares))
         bet.update(log_mean_exp(np.stack([together, each], axis=-1)))
         highest = np.maximum(highest, bet.log_e)
-    alarms = np.mean(highest >= np.log(20.0))
-    assert alarms <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
+    assert np.mean(highest >= np.log(20.0)) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
 
 
 def test_one_step_without_noise_among_hundreds_is_seen() -> None:
@@ -263,18 +266,6 @@ def test_one_step_without_noise_among_hundreds_is_seen() -> None:
 
 
 # --- False alarms of every test by simulation, on correct runs with data terms made to mislead.
-
-RUNS, STEPS, BATCH = 20_000, 100, 2_500
-#: A tenth of a batch's time shows what is wrong by a half.
-FEW = 1_000
-CANARIES_OF_SEQUENTIAL_VALIDITY, TENSORS, EACH, LAGS = 8, 2, 4, 4
-#: Of the default mix.
-KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
-SIGNIFICANCE = 0.05
-
-sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
-
-
 def batches(runs: int) -> list[int]:
     """Sizes of the batches in which so many runs are simulated."""
     return [min(BATCH, runs)] * math.ceil(runs / BATCH)
@@ -305,8 +296,6 @@ def test_quick_mean_is_the_mean() -> None:
 
 
 # ------------------------------------------------------------------ data terms
-
-
 @dataclass
 class Past:
     """What the data term of a step may depend on: everything but the step's coins and noise."""
@@ -362,13 +351,11 @@ def heavy_tails(past: Past) -> np.ndarray:
 
 
 def loud_then_quiet(past: Past) -> np.ndarray:
-    loud = len(past.residuals) < 30
-    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
+    return 3 * past.sigma * (len(past.residuals) < 30) * past.rng.standard_normal(past.shape)
 
 
 def quiet_then_loud(past: Past) -> np.ndarray:
-    loud = len(past.residuals) >= 30
-    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
+    return 3 * past.sigma * (len(past.residuals) >= 30) * past.rng.standard_normal(past.shape)
 
 
 def against_the_coins(past: Past) -> np.ndarray:
@@ -435,8 +422,6 @@ def multipliers(term: str, sigma: float) -> list[float]:
 
 
 # ------------------------------------------------------------------ the checks, for many runs
-
-
 class ManyPooled:
     """`checks.noise_size.PooledSums`, for many runs at once."""
 
@@ -464,8 +449,7 @@ class ManyWitnesses:
     """
 
     def __init__(self, runs: int) -> None:
-        shape = (runs, TENSORS, EACH)
-        self._centre = PredictableCentre(shape)
+        self._centre = PredictableCentre((runs, TENSORS, EACH))
         self._variance = np.ones((runs, TENSORS))
         self._pooled = ManyPooled(runs, np.full(TENSORS, float(EACH)))
         self._lag = np.zeros((2, runs, LAGS))
@@ -476,8 +460,7 @@ class ManyWitnesses:
         residual = (readings - self._centre.value) / sigma
         squares = (residual**2).sum(axis=-1)
         pooled, units = self._pooled.update(squares)
-        quietest = self._variance.min(axis=-1, keepdims=True)
-        use = self._variance < np.maximum(1.25, 1.05 * quietest)
+        use = self._variance < np.maximum(1.25, 1.05 * self._variance.min(axis=-1, keepdims=True))
         use &= bool(self._past)  # nothing is known of a tensor at the first step
         for lag, past in enumerate(reversed(self._past[-LAGS:])):
             gap = ((past - readings) / sigma * use[..., None]) ** 2
@@ -542,8 +525,7 @@ def correct_run(
     for now in multipliers(term, sigma):
         coins = rng.integers(0, 2, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)).astype(float)
         for past in (canaries, witnesses):
-            noise = now * rng.standard_normal(past.shape)
-            past.residuals.append(DATA_TERMS[term](past) + noise)
+            past.residuals.append(DATA_TERMS[term](past) + (now * rng.standard_normal(past.shape)))
         yield coins, canaries.residuals[-1] + coins, witnesses.residuals[-1], now
         signs = (2 * coins - 1).sum(axis=-1)
         canaries.surplus = signs if canaries.surplus is None else canaries.surplus + signs
@@ -555,14 +537,7 @@ ELSEWHERE = {
     *("reuse.recurrence", "reuse.forecast", "reuse.entries", "noise.shape", "noise.entries"),
     *("noise.whole", "batch_normalised"),
 }
-SHARES = shares()
 OF_STEPS = [n for n in SHARES if not n.startswith("sampling.") and n not in ELSEWHERE]
-
-
-#: Not of the verdict: rejected signals are a bound.
-BOUND = "bound on the signal"
-#: Of a run's verdict.
-VERDICT = 1e-3
 
 
 def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], dict[str, int]]:
@@ -612,8 +587,6 @@ def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
 
 
 # ------------------------------------------------------------------ the twins are the checks
-
-
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
 def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
@@ -633,16 +606,13 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
         broadcast += sums["broadcast_count"], sums["broadcast_squares"]
         pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
         assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
-        units = float(log_mean_exp(pooled.unit_log_e))
-        assert log_e["noise.tensor"][1] == pytest.approx(units)
+        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(pooled.unit_log_e)))
         assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
         assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
 
 
 # ------------------------------------------------------------------ coverage of the bound
-
-
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
 @sizes
@@ -650,9 +620,7 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
 @pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
 @pytest.mark.heavy_one_in(6)
-def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
-    true_ratio: float, sigma: float, term: str, runs: int
-) -> None:
+def test_lower_ratio_covers_that_of_a_gaussian_mechanism(true_ratio, sigma, term, runs) -> None:
     missed = 0
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
@@ -661,8 +629,7 @@ def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
             np.zeros(size, dtype=bool),
         )
         for coins, readings, _, now in correct_run(rng, size, term, sigma):
-            shifted = readings + (true_ratio - 1) * coins
-            course.update(coins, shifted, now, mu=true_ratio / now)
+            course.update(coins, readings + (true_ratio - 1) * coins, now, mu=true_ratio / now)
             refused |= course.refused(SIGNIFICANCE)
         missed += int(refused.sum())
     print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / runs}")
@@ -674,8 +641,7 @@ def laplace(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
 
 
 def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    truthful = rng.random(coins.shape) < math.e / (1 + math.e)
-    return np.where(truthful, coins, 1 - coins)
+    return np.where(rng.random(coins.shape) < math.e / (1 + math.e), coins, 1 - coins)
 
 
 @pytest.mark.usefixtures("quick_means")
@@ -712,8 +678,6 @@ def test_lower_ratio_covers_that_of_mechanisms_that_are_not_gaussian(
 
 
 # ------------------------------------------------------------------ detection
-
-
 def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> float:
     first: np.ndarray | None = None
     for step, log_e in enumerate(log_e_of_steps, start=1):
@@ -761,9 +725,7 @@ def test_violations_on_canaries_are_flagged_within_the_published_steps(
     ("fault", "test", "steps"),
     [("same", "reuse.lag", 6), ("lag 3", "reuse.lag", 9), ("broadcast", "reuse.broadcast", 2)],
 )
-def test_reused_noise_is_flagged_within_the_published_steps(
-    fault: str, test: str, steps: float, sigma: float
-) -> None:
+def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, sigma) -> None:
     # 32 tensors of 4 would need real tensors: here 2 of 4, so a tenth of 1e-3 takes a step more.
     runs, rng = 2000, np.random.default_rng(1)
     witness = ManyWitnesses(runs)
@@ -786,8 +748,6 @@ def test_reused_noise_is_flagged_within_the_published_steps(
 
 
 # --- Bets on shares of right guesses, against recipe R6 of the lab, naive twins and simulations.
-
-
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
@@ -795,9 +755,7 @@ def test_reused_noise_is_flagged_within_the_published_steps(
         (1.0, {10: 1.2937, 30: 2.6208, 100: 3.7760, 300: 4.6575}),
     ],
 )
-def test_the_product_of_shares_gives_the_bounds_of_the_lab(
-    share: float, expected: dict[int, float]
-) -> None:
+def test_the_product_of_shares_gives_the_bounds_of_the_lab(share, expected) -> None:
     for trainings, mu in expected.items():
         rate = float(special.ndtr(-mu / 2))  # the claim that is just rejected at 0.05
         values = share_log_e([share] * trainings, rate, [np.inf])
@@ -840,8 +798,7 @@ def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
 
 
 def test_further_trainings_like_those_so_far_refute() -> None:
-    right = np.full(40, 0.75)
-    more = further_trainings(right, 0.3, 1e-3)
+    more = further_trainings(np.full(40, 0.75), 0.3, 1e-3)
     assert more is not None
     assert share_log_e(np.full(40 + more, 0.75), 0.3)[-1] >= math.log(1e3)
     assert further_trainings(np.full(400, 0.75), 0.3, 1e-3) == 0
@@ -855,8 +812,7 @@ def test_it_seldom_refutes_a_true_claim_if_coins_of_a_training_depend(dependence
     runs, rng, rate = 400, np.random.default_rng(2), 0.3
     shape = (runs, 150, 8)
     wrong = rng.random(shape) < rate
-    together = rng.random(shape[:2]) < dependence
-    wrong = np.where(together[..., None], wrong[..., :1], wrong)
+    wrong = np.where((rng.random(shape[:2]) < dependence)[..., None], wrong[..., :1], wrong)
     failures = sum(share_log_e(1 - row.mean(axis=1), rate).max() >= math.log(20) for row in wrong)
     assert failures <= most_failures(runs, 0.05, 4000)
 
@@ -872,8 +828,6 @@ test_bad_arguments_are_refused = refusals(
 
 
 # --- Statistics of the readings with and without the canary: against plain sums over all of them.
-
-
 def test_statistics_are_those_of_all_centred_readings_together() -> None:
     groups, centre, rows, sides = TwoGroups(3), PredictableCentre((3,)), [], []
     for coins, readings in simulated_steps(0, 40, 3):
@@ -897,12 +851,10 @@ def test_steps_from_another_noise_multiplier_on_are_left_out() -> None:
     for sigma, step in zip((1.4, 1.5, 1.5, 1.5), others, strict=True):
         groups.update(*step, sigma)
     assert groups.frozen
-    assert groups.noise_multiplier == 1.5
-    assert groups.statistics == before
+    assert (groups.noise_multiplier, groups.statistics) == (1.5, before)
 
 
 def test_readings_that_agree_have_no_spread_below_zero() -> None:
     groups = TwoGroups(1)
     groups.update(np.array([1.0]), np.array([0.3]), 1.0)
-    assert groups.statistics == (1, 0, 0.3, 0.0)
-    assert TwoGroups(1).statistics == (0, 0, 0.0, 0.0)
+    assert (groups.statistics, TwoGroups(1).statistics) == ((1, 0, 0.3, 0.0), (0, 0, 0.0, 0.0))

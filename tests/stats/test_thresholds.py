@@ -37,7 +37,6 @@ from lightning_audit.stats.thresholds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
 # --- A bound on mu from counts, quick at many thresholds, for the tests of threshold choices.
-
 CHOICES = [
     Fixed(0.5),
     Grid([0.0, 0.5, 1.0]),
@@ -47,6 +46,12 @@ CHOICES = [
     Simultaneous("dkw"),
     Maximum(),
 ]
+few_values = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=12)
+any_values = st.lists(st.floats(-math.inf, math.inf, allow_nan=False), max_size=12)
+REPETITIONS = {200: 4000, 1000: 2000, 5000: 700}
+#: Of the sizes and epsilons of `TIGHTNESS`: none proved, and a label that is deserved.
+FEW = [(1000, 0.0), (5000, 4.0)]
+ALL = list(itertools.product(REPETITIONS, [0.0, 1.0, 4.0, 8.0]))
 
 
 @lru_cache(maxsize=64)
@@ -59,8 +64,7 @@ def mu_of_counts(counts: ConfusionCounts, significance: float) -> np.ndarray:
     """The corner bound on mu: both error rates at their upper limits."""
     n_in, n_out = int(counts.n_in.flat[0]), int(counts.n_out.flat[0])
     fnr = probits(n_in, significance / 2)[counts.fn]
-    fpr = probits(n_out, significance / 2)[counts.fp]
-    return np.maximum(-fnr - fpr, 0.0)
+    return np.maximum(-fnr - probits(n_out, significance / 2)[counts.fp], 0.0)
 
 
 def mu_of_rates(fnr_upper: np.ndarray, fpr_upper: np.ndarray) -> np.ndarray:
@@ -73,9 +77,6 @@ def bound(
     return threshold_bound(
         inside, outside, choice, mu_of_counts, significance, from_rates=mu_of_rates, **options
     )
-
-
-# ---
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,7 @@ def test_two_observations_can_be_done_by_hand() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.sampled_from([1e-8, 1e-3, 0.05, 0.5]))
-def test_level_falls_with_observations_and_rises_with_significance(
-    n: int, significance: float
-) -> None:
+def test_level_falls_with_observations_and_rises_with_significance(n, significance) -> None:
     level = berk_jones_level(n, significance)
     assert significance / n * (1 - 1e-3) <= level <= significance
     assert berk_jones_level(n + 1, significance) <= level * (1 + 1e-3)
@@ -145,8 +144,7 @@ def test_dkw_limits_are_the_rates_and_a_half_width(n: int, significance: float) 
 
 def test_berk_jones_limits_are_clopper_pearson_limits_at_their_level() -> None:
     limits = simultaneous_upper_limits(40, 0.05, "berk_jones")
-    level = berk_jones_level(40, 0.05)
-    assert (limits == clopper_pearson_upper(np.arange(41), 40, level)).all()
+    assert (limits == clopper_pearson_upper(np.arange(41), 40, berk_jones_level(40, 0.05))).all()
     assert (np.diff(limits) > 0).all()
     assert limits[-1] == 1
 
@@ -241,9 +239,7 @@ def test_equal_counts_stand_for_their_lowest_threshold() -> None:
     st.sampled_from([Maximum(), Simultaneous("dkw"), Split(), MultiSplit(splits=2)]),
 )
 @settings(max_examples=30)
-def test_leaving_out_thresholds_that_cannot_win_changes_nothing(
-    seed: int, mu: float, choice: ThresholdChoice
-) -> None:
+def test_leaving_out_thresholds_that_cannot_win_changes_nothing(seed, mu, choice) -> None:
     rng = np.random.default_rng(seed)
     # Rounded to thousandths: ties within and between the groups, and thousands of thresholds.
     inside, outside = (mu + rng.standard_normal(3000)).round(3), rng.standard_normal(4000).round(3)
@@ -273,8 +269,7 @@ def test_labels_say_what_may_be_claimed() -> None:
 
 
 def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> None:
-    words = [words_of(choice) for choice in CHOICES]
-    assert len(set(words)) == len(CHOICES)
+    assert len({words_of(choice) for choice in CHOICES}) == len(CHOICES)
     wrong = [choice for choice in CHOICES if "NOT valid" in words_of(choice)]
     assert wrong == [choice for choice in CHOICES if not choice.valid] != []
     assert words_of(Split(fraction=0.2)).startswith("chosen on a random 20 % of the scores")
@@ -306,17 +301,9 @@ def test_only_what_a_caller_gives_rests_on_when_it_was_chosen() -> None:
     assert words_of(Fixed(0.5, given=False)) == "half way between out and in"
 
 
-few_values = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=12)
-any_values = st.lists(st.floats(-math.inf, math.inf, allow_nan=False), max_size=12)
-
-
 # Candidates.
-
-
 @given(st.one_of(few_values, any_values), st.one_of(few_values, any_values))
-def test_candidates_give_every_pair_of_counts_once(
-    inside: list[float], outside: list[float]
-) -> None:
+def test_candidates_give_every_pair_of_counts_once(inside, outside) -> None:
     thresholds = candidate_thresholds(inside, outside)
     assert (thresholds[1:] > thresholds[:-1]).all()
 
@@ -338,8 +325,6 @@ def test_candidates_of_neighbouring_floats_are_told_apart() -> None:
 
 
 # What each choice does, by naive twins.
-
-
 def counts_at(inside, outside, threshold: float) -> ConfusionCounts:
     fn, fp = int(np.sum(inside <= threshold)), int(np.sum(outside > threshold))
     return ConfusionCounts([fn], [len(inside) - fn], [fp], [len(outside) - fp])
@@ -376,8 +361,7 @@ def test_maximum_is_the_largest_bound_of_all_thresholds() -> None:
     values = [mu_of_counts(counts_at(inside, outside, t), 0.05)[0] for t in scores]
     result = bound(inside, outside, Maximum())
     assert result.value == max(values)
-    at = counts_at(inside, outside, result.threshold)
-    assert mu_of_counts(at, 0.05)[0] == result.value
+    assert mu_of_counts(counts_at(inside, outside, result.threshold), 0.05)[0] == result.value
 
 
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
@@ -415,8 +399,7 @@ def test_the_middle_of_many_splits_is_reached_by_half_of_them() -> None:
         # The lowest of the thresholds with these counts: at a score of the first part.
         scores = np.concatenate([parts[0][0], parts[1][0]])
         below = scores[scores <= first.threshold]
-        rest = bound(parts[0][1], parts[1][1], Fixed(below.max()), 0.025)
-        values.append(rest.value)
+        values.append(bound(parts[0][1], parts[1][1], Fixed(below.max()), 0.025).value)
     result = bound(inside, outside, MultiSplit(splits=5, fraction=0.4, seed=3))
     assert result.value == sorted(values)[2] > 0
     assert (int(result.counts.n_in), int(result.counts.n_out)) == (36, 54)
@@ -434,9 +417,7 @@ def test_many_splits_hardly_depend_on_the_seed() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(CHOICES), st.integers(0, 40), st.integers(0, 40))
-def test_only_the_order_of_scores_against_the_thresholds_matters(
-    seed: int, choice: ThresholdChoice, n_in: int, n_out: int
-) -> None:
+def test_only_the_order_of_scores_against_the_thresholds_matters(seed, choice, n_in, n_out) -> None:
     inside, outside = sample(n_in, n_out, 1.5, seed)
     result = bound(inside, outside, choice)
     assert result.value >= 0
@@ -447,8 +428,7 @@ def test_only_the_order_of_scores_against_the_thresholds_matters(
         shuffled = bound(inside[::-1], outside[::-1], choice)
         assert (shuffled.value, shuffled.threshold) == (result.value, result.threshold)
     if choice.label == "searched" and not isinstance(choice, Grid):
-        stretched = bound(np.exp(inside), np.exp(outside), choice)
-        assert stretched.value == result.value
+        assert bound(np.exp(inside), np.exp(outside), choice).value == result.value
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40))
@@ -489,8 +469,6 @@ def test_what_is_no_choice_is_refused() -> None:
 
 
 # Coverage and tightness on Gaussian scores.
-
-REPETITIONS = {200: 4000, 1000: 2000, 5000: 700}
 #: Median epsilon over true epsilon at 1, 4 and 8, by the number of scores a group. References of
 #: 4,000, 2,000 and 700 repetitions, printed to two digits.
 TIGHTNESS = {
@@ -528,17 +506,10 @@ def highest_miss(repetitions: int) -> float:
     return 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
 
-#: Of the sizes and epsilons of `TIGHTNESS`: none proved, and a label that is deserved.
-FEW = [(1000, 0.0), (5000, 4.0)]
-ALL = list(itertools.product(REPETITIONS, [0.0, 1.0, 4.0, 8.0]))
-
-
 @pytest.mark.parametrize(
     ("n", "epsilon"), staged(heavy=FEW, nightly=[case for case in ALL if case not in FEW])
 )
-def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(
-    n: int, epsilon: float
-) -> None:
+def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(n, epsilon) -> None:
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     values = simulated(n, n, mu, REPETITIONS[n])
     miss = {name: float(np.mean(found > mu)) for name, found in values.items()}
@@ -565,9 +536,7 @@ def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> N
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("epsilon", [0.0, 4.0])
-def test_many_splits_keep_their_level_and_prove_as_much_as_one_at_half_of_it(
-    epsilon: float,
-) -> None:
+def test_many_splits_keep_their_level_and_prove_as_much_as_one_at_half_of_it(epsilon) -> None:
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     rng = np.random.default_rng(round(epsilon))
     many, single = [], []

@@ -28,6 +28,12 @@ epsilons = st.floats(0, 100)
 
 MUS = [1e-3, 3e-3, 0.01, 0.0999999, 0.1, 0.1000001, 0.33307, 1.0, 2.0, 3.0, 10.0, 27.0, 50.0]
 DELTAS = [1e-12, 1e-9, 1e-5, 1e-3, 0.1, 0.5]
+rates = st.floats(0, 1)
+points = st.lists(st.tuples(rates, rates), max_size=20)
+sigmas, qs = st.floats(0.1, 20), st.floats(1e-4, 1)
+directions = st.sampled_from(["both", "remove", "add"])
+CASES = [(0.3**0.5, 0.25), (1.0, 0.01), (0.4, 0.9), (3.0, 1.0), (0.2, 0.05)]
+alphas = st.floats(0, 1)
 
 
 def exact_delta(epsilon, mu):
@@ -44,9 +50,6 @@ def exact_root(function, delta, start):
 
 def relative_error(value, exact):
     return float(abs(mpmath.mpf(value) / exact - 1))
-
-
-# Reference numbers, to the digits given.
 
 
 @pytest.mark.parametrize(
@@ -73,13 +76,7 @@ def test_reference_epsilons_of_mu(mu: float, delta: float, epsilon: float) -> No
 
 @pytest.mark.parametrize(
     ("epsilon", "mu", "digits"),
-    [
-        (1, 0.2681, 4),
-        (1.27, 0.33307, 5),
-        (1.57, 0.40348, 5),
-        (4, 0.9249, 4),
-        (8, 1.6660, 4),
-    ],
+    [(1, 0.2681, 4), (1.27, 0.33307, 5), (1.57, 0.40348, 5), (4, 0.9249, 4), (8, 1.6660, 4)],
 )
 def test_reference_mus_of_epsilon(epsilon: float, mu: float, digits: int) -> None:
     assert gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, abs=0.51 * 10**-digits)
@@ -88,9 +85,6 @@ def test_reference_mus_of_epsilon(epsilon: float, mu: float, digits: int) -> Non
 def test_reference_noise_multiplier_of_the_claim() -> None:
     assert 1 / gaussian_mu(1.27, 1e-5) == pytest.approx(3.0023, abs=6e-5)
     assert gaussian_epsilon(0.25, 1e-5) == pytest.approx(0.926, abs=6e-4)
-
-
-# Naive twins.
 
 
 @pytest.mark.parametrize("mu", MUS)
@@ -119,8 +113,7 @@ def test_epsilon_has_twelve_digits(mu: float) -> None:
 def test_mu_has_twelve_digits(epsilon: float) -> None:
     for delta in DELTAS:
         mu = gaussian_mu(epsilon, delta)
-        exact = exact_root(lambda m: exact_delta(epsilon, m), delta, mu)
-        assert relative_error(mu, exact) < 1e-12
+        assert relative_error(mu, exact_root(lambda m: exact_delta(epsilon, m), delta, mu)) < 1e-12
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-100])
@@ -130,9 +123,6 @@ def test_tiny_deltas_keep_ten_digits(mu: float, delta: float) -> None:
     with mpmath.workdps(400):
         assert relative_error(gaussian_delta(epsilon, mu), exact_delta(epsilon, mu)) < 1e-10
     assert gaussian_mu(epsilon, delta) == pytest.approx(mu, rel=1e-10)
-
-
-# Laws.
 
 
 @given(mus, deltas)
@@ -158,9 +148,7 @@ def test_epsilon_rises_with_mu_and_falls_with_delta(mu: float, delta: float, fac
 
 
 @given(epsilons, mus, st.floats(1.001, 10))
-def test_delta_rises_with_mu_and_falls_with_epsilon(
-    epsilon: float, mu: float, factor: float
-) -> None:
+def test_delta_rises_with_mu_and_falls_with_epsilon(epsilon, mu, factor) -> None:
     delta = gaussian_delta(epsilon, mu)
     assert 0 <= delta <= 1
     assert gaussian_delta(epsilon, mu * factor) >= delta * (1 - 1e-14)
@@ -168,14 +156,12 @@ def test_delta_rises_with_mu_and_falls_with_epsilon(
 
 
 def test_ends_of_the_range() -> None:
-    assert gaussian_epsilon(0.0, 1e-5) == 0.0
-    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert (gaussian_epsilon(0.0, 1e-5), gaussian_epsilon(math.inf, 1e-5)) == (0.0, math.inf)
     assert gaussian_epsilon(1e200, 1e-5) == math.inf
     assert gaussian_epsilon(1e8, 1e-5) == pytest.approx(5e15, rel=1e-6)
     assert gaussian_mu(math.inf, 1e-5) == math.inf
     assert gaussian_mu(1e300, 1e-5) == pytest.approx(math.sqrt(2e300), rel=1e-12)
-    assert gaussian_delta(0.0, 0.0) == 0.0
-    assert gaussian_delta(math.inf, 1.0) == 0.0
+    assert (gaussian_delta(0.0, 0.0), gaussian_delta(math.inf, 1.0)) == (0.0, 0.0)
     assert gaussian_delta(3.0, math.inf) == 1.0
     assert gaussian_delta(0.0, 1e-200) == pytest.approx(1e-200 / math.sqrt(2 * math.pi))
     assert gaussian_delta(5.0, 1e5) == 1.0
@@ -186,8 +172,7 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert type(gaussian_epsilon(np.float64(1), 1e-5)) is float
     assert type(gaussian_mu(1, 1e-5)) is float
     table = gaussian_epsilon(np.array([[0.5], [2.0]]), np.array([1e-9, 1e-5, 0.3]))
-    assert table.shape == (2, 3)
-    assert table[1, 0] == gaussian_epsilon(2.0, 1e-9)
+    assert (table.shape, table[1, 0]) == ((2, 3), gaussian_epsilon(2.0, 1e-9))
     assert gaussian_mu(table, np.array([1e-9, 1e-5, 0.3]))[1] == pytest.approx(2.0, rel=1e-12)
     assert gaussian_delta(np.array([]), 1.0).shape == (0,)
 
@@ -203,10 +188,6 @@ test_arguments_out_of_range_are_refused = refusals(
 )
 
 
-rates = st.floats(0, 1)
-points = st.lists(st.tuples(rates, rates), max_size=20)
-
-
 def of_points(found: list[tuple[float, float]]) -> PiecewiseTradeoff:
     return PiecewiseTradeoff([a for a, _ in found], [b for _, b in found])
 
@@ -216,9 +197,7 @@ def of_points(found: list[tuple[float, float]]) -> PiecewiseTradeoff:
     [(0.7143257050979355, 0.28283178817419974), (0.714325705097931, 0.2828317881742041)], 0, 0, 0
 )
 @given(points, rates, rates, rates)
-def test_is_a_tradeoff_function_on_or_below_its_points(
-    found: list[tuple[float, float]], alpha: float, other: float, weight: float
-) -> None:
+def test_is_a_tradeoff_function_on_or_below_its_points(found, alpha, other, weight) -> None:
     f = of_points(found)
     assert isinstance(f, TradeoffFunction)
     for a, b in found:
@@ -255,18 +234,14 @@ def test_corners_are_those_of_a_library_hull() -> None:
 
 
 @given(points, st.floats(0, 20))
-def test_privacy_curve_is_the_maximum_over_the_corners(
-    found: list[tuple[float, float]], epsilon: float
-) -> None:
+def test_privacy_curve_is_the_maximum_over_the_corners(found, epsilon) -> None:
     f = of_points(found)
     naive = max(0.0, float(np.max(1 - f.betas - math.exp(epsilon) * f.alphas)))
     assert f.delta_at(epsilon) == pytest.approx(naive, abs=1e-14)
 
 
 @given(points, st.floats(1e-9, 1 - 1e-9))
-def test_epsilon_is_the_least_with_its_delta(
-    found: list[tuple[float, float]], delta: float
-) -> None:
+def test_epsilon_is_the_least_with_its_delta(found, delta) -> None:
     f = of_points(found)
     epsilon = f.epsilon_at(delta)
     if math.isinf(epsilon):
@@ -278,9 +253,7 @@ def test_epsilon_is_the_least_with_its_delta(
 
 
 @given(st.floats(0.1, 5), st.floats(1e-4, 0.5), st.floats(0, 8), st.floats(1e-3, 0.9))
-def test_three_corners_of_approx_dp_give_its_own_curve(
-    epsilon: float, delta: float, other: float, wanted: float
-) -> None:
+def test_three_corners_of_approx_dp_give_its_own_curve(epsilon, delta, other, wanted) -> None:
     exact = ApproxDPTradeoff(epsilon, delta)
     equal = (1 - delta) / (1 + math.exp(epsilon))
     f = PiecewiseTradeoff([0.0, equal, 1 - delta], [1 - delta, equal, 0.0])
@@ -325,20 +298,12 @@ test_arguments_out_of_range_are_refused_piecewise = refusals(
 )
 
 
-sigmas, qs = st.floats(0.1, 20), st.floats(1e-4, 1)
-directions = st.sampled_from(["both", "remove", "add"])
-CASES = [(0.3**0.5, 0.25), (1.0, 0.01), (0.4, 0.9), (3.0, 1.0), (0.2, 0.05)]
-
-
 def test_reference_step() -> None:
     f = SubsampledGaussianTradeoff(0.3**0.5, 0.25)
     assert f(0.1) == pytest.approx(0.7483, abs=6e-5)
     assert f.epsilon_at(1e-5) == pytest.approx(6.9533, abs=6e-5)
     same_epsilon = GaussianTradeoff(gaussian_mu(f.epsilon_at(1e-5), 1e-5))
     assert same_epsilon(0.1) == pytest.approx(0.4204, abs=6e-5)
-
-
-# Naive twins.
 
 
 def masses(edges: np.ndarray) -> np.ndarray:
@@ -367,8 +332,7 @@ def neyman_pearson(sigma: float, q: float, direction: str) -> tuple[np.ndarray, 
 @pytest.mark.parametrize(("sigma", "q"), CASES)
 def test_one_direction_is_the_neyman_pearson_curve(sigma: float, q: float, direction: str) -> None:
     alpha, beta = neyman_pearson(sigma, q, direction)
-    f = SubsampledGaussianTradeoff(sigma, q, direction)
-    assert f(alpha) == pytest.approx(beta, abs=1e-9)
+    assert SubsampledGaussianTradeoff(sigma, q, direction)(alpha) == pytest.approx(beta, abs=1e-9)
 
 
 @pytest.mark.parametrize(("sigma", "q"), CASES)
@@ -385,9 +349,7 @@ def test_both_directions_are_the_hull_of_the_two(sigma: float, q: float) -> None
 
 @pytest.mark.parametrize("direction", ["both", "remove", "add"])
 @pytest.mark.parametrize(("sigma", "q"), CASES)
-def test_privacy_curve_is_the_hockey_stick_divergence(
-    sigma: float, q: float, direction: str
-) -> None:
+def test_privacy_curve_is_the_hockey_stick_divergence(sigma, q, direction) -> None:
     x = np.linspace(-10 * sigma, 1 + 10 * sigma, 400_001)
     out, shifted = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
     inside = (1 - q) * out + q * shifted
@@ -407,13 +369,8 @@ def test_full_batches_are_gaussian() -> None:
         assert f.epsilon_at(1e-5) == pytest.approx(GaussianTradeoff(2.0).epsilon_at(1e-5), rel=1e-9)
 
 
-# Laws.
-
-
 @given(sigmas, qs, st.floats(1e-12, 1 - 1e-12))
-def test_add_is_the_inverse_of_remove_and_both_is_its_own(
-    sigma: float, q: float, alpha: float
-) -> None:
+def test_add_is_the_inverse_of_remove_and_both_is_its_own(sigma, q, alpha) -> None:
     remove, add, both = (
         SubsampledGaussianTradeoff(sigma, q, direction) for direction in ("remove", "add", "both")
     )
@@ -449,9 +406,7 @@ def test_removing_a_record_is_the_worse_direction(sigma: float, q: float, epsilo
 
 
 @given(sigmas, qs, st.floats(0.01, 0.99), st.floats(1.01, 2))
-def test_more_noise_and_less_sampling_raise_the_curve(
-    sigma: float, q: float, alpha: float, factor: float
-) -> None:
+def test_more_noise_and_less_sampling_raise_the_curve(sigma, q, alpha, factor) -> None:
     beta = SubsampledGaussianTradeoff(sigma, q)(alpha)
     assert SubsampledGaussianTradeoff(factor * sigma, q)(alpha) >= beta - 1e-12
     assert SubsampledGaussianTradeoff(sigma, q / factor)(alpha) >= beta - 1e-12
@@ -460,8 +415,7 @@ def test_more_noise_and_less_sampling_raise_the_curve(
 def test_ends_and_shapes() -> None:
     for direction in ("both", "remove", "add"):
         f = SubsampledGaussianTradeoff(0.7, 0.2, direction)
-        assert f(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
-        assert f.delta_at(math.inf) == 0.0
+        assert (f(np.array([0.0, 1.0])).tolist(), f.delta_at(math.inf)) == ([1.0, 0.0], 0.0)
         assert f.epsilon_at(0.5) == 0.0
         assert type(f(0.5)) is type(f.delta_at(1.0)) is type(f.epsilon_at(1e-5)) is float
         assert f.epsilon_at(np.array([[1e-9], [1e-5]])).shape == (2, 1)
@@ -476,9 +430,6 @@ test_arguments_out_of_range_are_refused_subsampled = refusals(
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5)(1.5), r"alpha=1\.5 must be"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5).epsilon_at(0.0), r"delta=0\.0 must be"),
 )
-
-
-alphas = st.floats(0, 1)
 
 
 test_arguments_out_of_range_are_refused_tradeoff_functions = refusals(
@@ -505,9 +456,7 @@ subsampled = st.builds(
 
 
 @given(st.one_of(functions, subsampled), alphas, alphas, st.floats(0, 1))
-def test_is_a_tradeoff_function(
-    f: TradeoffFunction, alpha: float, other: float, weight: float
-) -> None:
+def test_is_a_tradeoff_function(f, alpha, other, weight) -> None:
     assert isinstance(f, TradeoffFunction)
     beta, other_beta = f(alpha), f(other)
     assert 0 <= beta <= 1 - alpha + 1e-12
