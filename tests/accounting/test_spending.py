@@ -184,10 +184,8 @@ def test_the_history_that_costs_more_is_composed() -> None:
 def test_a_lower_bound_and_an_epsilon_that_is_not_excluded_are_on_either_side() -> None:
     schedule = [Phase(sigma, 0.02, 25) for sigma in np.geomspace(4.0, 0.8, 40).tolist()]
     spent = composed_epsilon(schedule, DELTA)
-    assert spent is not None
     lower, upper = (epsilon_at_ratio(schedule, 1.0, DELTA, lower=low) for low in (True, False))
     assert upper == spent
-    assert lower is not None
     assert 0.8 * spent < lower < spent  # twelve noise multipliers stand in for forty
 
 
@@ -210,28 +208,24 @@ def test_it_is_the_number_that_counting_gives(claimed_epsilon: float, history: l
         assert steps_within(claimed_epsilon, DELTA, history, [STEP], planned=planned) == expected
 
 
-def test_no_more_than_planned_are_looked_for() -> None:
-    assert steps_within(8.0, DELTA, (), [STEP], planned=7) == 7
-    assert steps_within(1e-3, DELTA, (), [STEP], planned=7) == 0
+@pytest.mark.parametrize(
+    ("epsilon", "step", "planned", "found"),
+    [
+        (8.0, STEP, 7, 7),
+        (1e-3, STEP, 7, 0),
+        (8.0, Phase(0.0, 0.1, 1), 5, 0),  # without noise
+        (8.0, Phase(1.0, None, 1), 5, None),  # without a rate
+        (8.0, Phase(20.0, 0.01, 1), None, MOST_ASKED),
+    ],
+)
+def test_no_more_than_planned_or_possible_in_seconds_are_looked_for(epsilon, step, planned, found):
+    assert steps_within(epsilon, DELTA, (), [step], planned=planned) == found
 
 
-def test_steps_of_two_optimizers_count_together() -> None:
+def test_steps_of_two_optimizers_count_together_and_replaced_records_leave_fewer() -> None:
     one = steps_within(2.0, DELTA, (), [STEP])
-    assert one is not None
     assert steps_within(2.0, DELTA, (), [STEP, STEP]) == one // 2
-
-
-def test_replaced_records_leave_fewer_steps() -> None:
-    removed = steps_within(2.0, DELTA, (), [STEP])
-    replaced = steps_within(2.0, DELTA, (), [STEP], adjacency="replace_one")
-    assert removed is not None
-    assert replaced is not None
-    assert replaced < removed
-
-
-def test_without_noise_there_is_none_and_without_a_rate_no_answer() -> None:
-    assert steps_within(8.0, DELTA, (), [Phase(0.0, 0.1, 1)], planned=5) == 0
-    assert steps_within(8.0, DELTA, (), [Phase(1.0, None, 1)], planned=5) is None
+    assert steps_within(2.0, DELTA, (), [STEP], adjacency="replace_one") < one
 
 
 def test_a_number_of_planned_steps_that_is_none_is_refused() -> None:
@@ -241,14 +235,9 @@ def test_a_number_of_planned_steps_that_is_none_is_refused() -> None:
 
 def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate() -> None:
     fits = steps_within(2.0, DELTA, (), [STEP])
-    assert fits is not None
     assert steps_within(2.0, DELTA, (), [STEP], planned=fits + 1) == fits + 1
     assert epsilon_of_history([Phase(1.0, 0.05, 2 * fits)], DELTA) > 2.1
     assert steps_within(2.0, DELTA, (), [STEP], planned=2 * fits) == fits
-
-
-def test_where_nobody_plans_no_more_are_looked_for_than_can_be_in_seconds() -> None:
-    assert steps_within(8.0, DELTA, (), [Phase(20.0, 0.01, 1)]) == MOST_ASKED
 
 
 def test_of_what_was_seen_and_what_was_told_the_dearer_counts() -> None:
@@ -256,7 +245,5 @@ def test_of_what_was_seen_and_what_was_told_the_dearer_counts() -> None:
     quieter = ([Phase(0.9, 0.05, 3)], [Phase(0.9, 0.05, 1)])
     told = steps_within(2.0, DELTA, [Phase(1.0, 0.05, 3)], [STEP], told=quieter)
     assert told == steps_within(2.0, DELTA, *quieter)
-    assert told is not None
-    assert alone is not None
     assert told < alone
     assert steps_within(2.0, DELTA, (), [STEP], told=((), [Phase(2.0, 0.05, 1)])) == alone

@@ -169,7 +169,7 @@ def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
     assert torch.equal(torch.randn(3), torch.randn(3, generator=again.manual_seed(4)))
 
 
-def draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
+def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
     def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = torch.cat([grad.flatten(1) for grad in grads], dim=1)
         torch.randn(int((rows.norm(dim=1) > 0).sum()))
@@ -277,7 +277,7 @@ def released(privatize, divisor: float = 1.0) -> Released:
     [
         (
             lambda g: 1 / 0,
-            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, 3",
+            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, ",
         ),
         (lambda g: g, r"returned shapes \[\(32, 4, 3\), \(32, 5\)\], must be \[\(4, 3\), \(5,\)\]"),
         (lambda g: [x.sum(0) / 0 for x in g], "returned numbers that are not finite .* norms 0 to"),
@@ -288,7 +288,7 @@ def released(privatize, divisor: float = 1.0) -> Released:
     ],
 )
 def test_what_is_wrong_with_a_function_is_told(privatize, message: str) -> None:
-    zeros, large = np.zeros((32, 17)), np.zeros((32, 17))
+    zeros, large = np.zeros((2, 32, 17))
     large[-1, 0] = 1000.0
     called = released(privatize)
     with pytest.raises(MechanismError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import driven_trainings
 import pytest
 from driven_trainings import drive, facts, killed_once, quick, seeds_of, wait_for, work_of
+from stages import staged
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.engines import (
@@ -26,6 +28,7 @@ from lightning_audit.many.engines import (
     packed,
     settings_of,
 )
+from lightning_audit.many.records import ChosenRecord
 from lightning_audit.many.store import Plan
 from lightning_audit.many.worlds import Work, worlds_of
 
@@ -124,17 +127,14 @@ def test_a_script_without_a_guard_is_told_to_add_it(tmp_path):
     script.write_text(
         "from lightning_audit.many.driver import Driver\n"
         "from lightning_audit.many.engines import LocalProcesses\n"
-        "from lightning_audit.many.worlds import Plan\n"
-        "from lightning_audit.many.worlds import Work\n"
-        "from lightning_audit.many.worlds import Neighbors, Worlds\n"
+        "from lightning_audit.many.worlds import Neighbors, Plan, Work, Worlds\n"
         "from lightning_audit.many.store import TrainingStore\n"
         f"store = TrainingStore({str(tmp_path / 'store')!r}, {{}}, 1)\n"
         "work = Work(lambda data, seed: 1.0, Worlds(Neighbors(0, 1), (None,), 'add_remove'))\n"
         "Driver(Plan(0, 6, 1), work, LocalProcesses(1, ()), store).run()\n"
     )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "put the call of audit_training under `if __name__ == '__main__':`" in done.stderr
     assert "EngineError: the engine ended 3 times before a training" in done.stderr
@@ -175,49 +175,42 @@ class KilledDrivers:
         return driver.returncode == 0
 
 
-KILLS = [
-    pytest.param(["driver", "worker"], 120, marks=pytest.mark.heavy),
-    pytest.param(["driver", "worker", "interrupt"] * 14, 2000, marks=pytest.mark.nightly),
-]
+KILLS = staged(
+    heavy=[(["driver", "worker"], 120)], nightly=[(["driver", "worker", "interrupt"] * 14, 2000)]
+)
 
 
 @on_linux
 @pytest.mark.training
 @pytest.mark.parametrize(("kills", "trainings"), KILLS)
-def test_rows_after_kills_at_random_times_are_those_of_an_undisturbed_run(
-    tmp_path, kills, trainings
-):
-    import random
-
+def test_rows_after_random_kills_are_those_of_an_undisturbed_run(tmp_path, kills, trainings):
     times = random.Random(7)
     drivers = KilledDrivers(tmp_path / "killed", trainings)
     for kill in kills:
         drivers.run(kill, times.uniform(0.05, 1.0))
     drivers.run("nothing", 0.0)
-    rows = drive(driven_trainings.softmax_regression(), tmp_path / "killed", trainings)
-    whole = drive(driven_trainings.softmax_regression(), tmp_path / "whole", trainings)
+    rows, whole = (
+        drive(driven_trainings.softmax_regression(), tmp_path / folder, trainings)
+        for folder in ("killed", "whole")
+    )
     assert (facts(rows), drivers.twice) == (facts(whole), 0)
     assert drivers.told <= {row.training.number for row in rows}
     assert len(drivers.told) > trainings // 4
 
 
 # --- What cannot be sent to another process is named.
+LOCKED = worlds_of([(1.0, threading.Lock())], ChosenRecord((0.0, 1)), "add_remove")
+
+
 @pytest.mark.parametrize(
-    ("train", "score", "named"),
-    [(threading.Lock(), None, "train"), (quick, threading.Lock(), "score")],
+    ("work", "named"),
+    [
+        (work_of(threading.Lock(), None), "train"),
+        (work_of(quick, threading.Lock()), "score"),
+        (Work(quick, LOCKED), "dataset"),
+    ],
 )
-def test_what_cannot_be_pickled_is_named(train, score, named):
+def test_what_cannot_be_pickled_is_named(work, named):
     match = rf"^{named} cannot be sent to another process \(TypeError: .*lock.*engine=ThisProcess"
     with pytest.raises(Unpicklable, match=match):
-        packed(work_of(train, score))
-
-
-def test_data_that_cannot_be_pickled_is_named():
-    worlds = worlds_of([(1.0, threading.Lock())], _Given(), "add_remove")
-    with pytest.raises(Unpicklable, match=r"^dataset cannot be sent to another process"):
-        packed(Work(quick, worlds))
-
-
-class _Given:
-    def records(self, data):
-        return [(0.0, 1)]
+        packed(work)

@@ -44,7 +44,9 @@ def test_blank_is_zero_in_the_dtype_of_the_data():
     assert int(target) == int(DATA[0][1])
 
 
-def test_mislabeled_is_a_record_with_another_class():
+def test_mislabeled_is_a_record_of_the_data_with_another_class():
+    with pytest.raises(BadArgument, match=r"record 200 of the 200 of dataset"):
+        Mislabeled(200).records(DATA)
     [(inputs, target)] = Mislabeled(index=5).records(DATA)
     assert torch.equal(inputs, DATA[5][0])
     assert int(target) == (int(DATA[5][1]) + 1) % 10
@@ -80,11 +82,6 @@ def test_many_are_the_records_of_each():
     assert found[1] is record
     with pytest.raises(BadArgument, match="must be at least two canaries"):
         Many([Blank()]).records(DATA)
-
-
-def test_a_record_outside_of_the_data_is_named():
-    with pytest.raises(BadArgument, match=r"record 200 of the 200 of dataset"):
-        Mislabeled(200).records(DATA)
 
 
 # --- Clipped sums: ghost norms and per-sample gradients give those of one backward pass a record.
@@ -142,15 +139,13 @@ def hooked():
     return model
 
 
-def tied():
-    layer = nn.Linear(4, 4)
-    return nn.Sequential(layer, nn.Tanh(), layer)
-
-
 def frozen():
     model = stack()
     model[1].requires_grad_(False)
     return model
+
+
+TIED = nn.Linear(4, 4)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +158,7 @@ def frozen():
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)), PerSampleSums),
         (nn.Conv1d(1, 2, 3), PerSampleSums),
         (hooked(), PerSampleSums),
-        (tied(), PerSampleSums),
+        (nn.Sequential(TIED, nn.Tanh(), TIED), PerSampleSums),
         (frozen(), PerSampleSums),
     ],
     ids=["linear", "stack", "in place", "norm", "softmax", "conv", "hook", "tied", "frozen"],
@@ -173,16 +168,9 @@ def test_only_stacks_of_linear_layers_have_ghost_norms(model, kind):
 
 
 def test_a_loss_of_the_user_is_that_of_one_record():
-    train = DPSGDMany(
-        lambda: nn.Linear(6, 4),
-        squares,
-        noise_multiplier=1.0,
-        max_grad_norm=0.3,
-        sample_rate=0.5,
-        expected_batch_size=5,
-        steps=8,
-        learning_rate=0.5,
-    )
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.3, "sample_rate": 0.5, "steps": 8}
+    settings |= {"expected_batch_size": 5, "learning_rate": 0.5}
+    train = DPSGDMany(lambda: nn.Linear(6, 4), squares, **settings)
     draw = torch.Generator().manual_seed(0)
     data = (torch.randn(10, 6, generator=draw), torch.randint(4, (10,), generator=draw))
     assert differences([train(data, 3)], [looped(train, data, 3, squares)]) < 1e-6
@@ -200,9 +188,10 @@ def test_it_is_the_log_odds_of_the_class(logits):
     assert LogitMargin()(returns(*logits), RECORD) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_it_does_not_saturate():
+def test_it_does_not_saturate_and_a_class_without_others_is_certain():
     one, other = (LogitMargin()(returns(0.0, 0.0, top), RECORD) for top in (200.0, 300.0))
     assert other - one == pytest.approx(100.0)
+    assert LogitMargin()(returns(0.0, -math.inf, -math.inf), (RECORD[0], 0)) == math.inf
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
@@ -254,17 +243,12 @@ def test_many_records_have_the_scores_of_each():
     assert scores.tolist() == [LogitMargin()(lengths, record) for record in ragged]
 
 
-def test_a_class_without_others_is_certain():
-    assert LogitMargin()(returns(0.0, -math.inf, -math.inf), (RECORD[0], 0)) == math.inf
-
-
 # --- Records of a data set, and data sets with other records.
-def test_nothing_changed_is_the_same_object():
-    data = [(1.0, 0), (2.0, 1)]
-    assert Records(data).extended([], {}) is data
 
 
 def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
+    data = [(1.0, 0), (2.0, 1)]
+    assert Records(data).extended([], {}) is data
     reads = []
 
     class Lazy:
@@ -278,13 +262,8 @@ def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     changed = Records(Lazy()).extended([(9.0, 1)], {1: (8.0, 1)})
     assert isinstance(changed, ChangedDataset)
     assert reads == []
-    assert [changed[i] for i in (0, 1, 2, 3, -1)] == [
-        (0.0, 0),
-        (8.0, 1),
-        (2.0, 0),
-        (9.0, 1),
-        (9.0, 1),
-    ]
+    whole = [(0.0, 0), (8.0, 1), (2.0, 0), (9.0, 1), (9.0, 1)]
+    assert [changed[i] for i in (0, 1, 2, 3, -1)] == whole
     assert reads == [0, 2]
 
 

@@ -209,8 +209,7 @@ def test_more_attacks_narrow_the_interval() -> None:
 # The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
 @pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
 def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
-    rng = np.random.default_rng(2026)
-    ranks = []
+    rng, ranks = np.random.default_rng(2026), []
     for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
         x, y = rng.random((2, 1_000_000))

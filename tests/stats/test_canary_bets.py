@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from admitted_course import AdmittedCourse
 from coin_steps import RATIOS, mean_over_coins, normal_mean
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike
+from refused_calls import refusals
 from scipy import stats
 from stages import most_failures, staged
 
@@ -42,20 +42,15 @@ FINE = np.arange(0.02, 1.2, 0.02)
 
 
 @given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
-def test_coin_bet_gains_exactly_nothing_over_the_coins_whatever_the_residual(
-    residuals: list[float], history: int
-) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_whatever_the_residual(residuals, history) -> None:
     assert mean_over_coins(np.array(residuals), 1.0, history) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 0.9, 1.0])
-def test_coin_bet_has_expectation_at_most_one_up_to_the_signal(shift: float) -> None:
+def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(shift) -> None:
     mean = normal_mean(lambda r: mean_over_coins(np.array([r]), shift, history=0), 0.4, 0.7)
     assert mean <= 1 + 1e-9
     assert (mean < 1 - 1e-4) == (shift < 0.95)
-
-
-def test_coin_bet_gains_on_average_if_the_canary_adds_more() -> None:
     assert normal_mean(lambda r: mean_over_coins(np.array([r]), 2.0, 0), 0.0, 0.7) > 1.01
 
 
@@ -63,9 +58,8 @@ def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre() -> None:
     # Were the centre to use the present step, a constant would have no residual at all.
     bet = CoinBet((1,))
     bet.update(np.array([1.0]), np.array([6.0]))
-    assert float(bet.log_e) == pytest.approx(
-        math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES)))), abs=1e-12
-    )
+    expected = math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES))))
+    assert float(bet.log_e) == pytest.approx(expected, abs=1e-12)
 
 
 def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
@@ -79,9 +73,8 @@ def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
 
 
 # --- The betting tests with coins of a known probability that is not one half.
-def steps_of(
-    p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0):
+    """Coins and readings of each step."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         coins = (rng.random(shape) < p).astype(float)
@@ -113,24 +106,20 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
 
 def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
     groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
-    bet = CoinBet((4,), groups=groups)
-    wealth = np.ones((len(COIN_SLOPES), 4))
+    bet, wealth = CoinBet((4,), groups=groups), np.ones((len(COIN_SLOPES), 4))
     past: list[np.ndarray] = []
     squares, number = 20.0, 20.0
     for coins, readings in steps_of(0.5, 3, 40, (4,), shift=2.0):
         residuals = readings - coins
         pooled = float(np.mean(past)) if past else 0.0
-        total = np.sum(past, axis=0) if past else np.zeros(4)
-        centred = residuals - (total + 10 * pooled) / (len(past) + 10)
+        centred = residuals - (sum(past, np.zeros(4)) + 10 * pooled) / (len(past) + 10)
         says_in = stats.logistic.cdf(np.outer(COIN_SLOPES, centred) / math.sqrt(squares / number))
         wealth *= np.where(coins == 1, says_in, 1 - says_in) / 0.5
         squares, number = squares + float(centred @ centred), number + 4
         past.append(residuals)
         bet.update(coins, readings)
-    of_groups = [
-        np.mean(np.prod(wealth[:, np.array(groups) == name], axis=1)) for name in set(groups)
-    ]
-    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_groups)
+    of_each = [np.prod(wealth[:, np.array(groups) == name], axis=1).mean() for name in set(groups)]
+    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_each)
     assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
 
 
@@ -142,17 +131,18 @@ def test_one_group_is_all_canaries_together() -> None:
         assert bets[0].log_e == bets[1].log_e
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0, -0.1, math.nan])
-def test_a_coin_that_is_none_is_refused(p: float) -> None:
-    makers: list[Callable[[], object]] = [
-        lambda: CoinBet((1,), coin_probability=p),
-        lambda: LeakageBet((1,), p),
-        lambda: SignalBet((1,), RATIOS, 1.0, p),
-        lambda: sensitivity_power(1, 10, 2.0, 1.0, coin_probability=p),
-    ]
-    for make in makers:
-        with pytest.raises(ValueError, match=r"^coin_probability="):
-            make()
+test_a_coin_that_is_none_is_refused = refusals(
+    *(
+        (partial(make, p), r"^coin_probability=")
+        for p in (0.0, 1.0, -0.1, math.nan)
+        for make in (
+            lambda p: CoinBet((1,), coin_probability=p),
+            lambda p: LeakageBet((1,), p),
+            lambda p: SignalBet((1,), RATIOS, 1.0, p),
+            lambda p: sensitivity_power(1, 10, 2.0, 1.0, coin_probability=p),
+        )
+    )
+)
 
 
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
@@ -185,15 +175,11 @@ def rare_bursts(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
     return 10.0 * (rng.random(level.shape) < 0.02)
 
 
-def against_the_coins(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
-    return -3.0 * np.sign(level)
-
-
 DATA_TERMS = {
     "nothing": lambda rng, level: np.zeros(level.shape),
     "rare bursts": rare_bursts,
     "skewed": lambda rng, level: rng.exponential(1.5, level.shape),
-    "against the coins": against_the_coins,
+    "against the coins": lambda rng, level: -3.0 * np.sign(level),
 }
 
 
@@ -218,11 +204,7 @@ def false_alarms(p: float, term: str, runs: int, steps: int = 100) -> dict[str, 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize(
-    ("runs", "terms"),
-    [
-        (1500, ["nothing", "rare bursts"]),
-        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
-    ],
+    ("runs", "terms"), staged([(1500, ["nothing", "rare bursts"])], [(10_000, list(DATA_TERMS))])
 )
 def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
@@ -234,11 +216,7 @@ def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> No
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize(
     ("runs", "terms"),
-    [
-        (1500, ["skewed"]),
-        pytest.param(2500, list(DATA_TERMS), marks=pytest.mark.heavy),
-        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.nightly),
-    ],
+    staged([(1500, ["skewed"])], [(2500, list(DATA_TERMS))], [(10_000, list(DATA_TERMS))]),
 )
 def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
@@ -334,29 +312,6 @@ def test_the_ratio_of_a_known_mu_is_approached_from_below(p: float) -> None:
 
 
 # --- Bets on the score of guesses: what is proved of steps that leak unlike parts of their claims.
-def run(
-    claims: list[Claim],
-    noise: np.ndarray,
-    runs: int,
-    *,
-    k: int = 8,
-    p: float = 0.5,
-    planned: int | None = None,
-    seed: int = 0,
-) -> LeakageBet:
-    """Gaussian readings of this noise, under these claims."""
-    rng, bet, t = np.random.default_rng(seed), LeakageBet((runs, k), p, planned), 0
-    for sigma, rate, steps in claims:
-        for _ in range(steps):
-            coins = (rng.random((runs, k)) < p).astype(float)
-            bet.update(coins, coins + noise[t] * rng.standard_normal((runs, k)), sigma, rate)
-            t += 1
-    return bet
-
-
-def ratio_of(bet: LeakageBet, claims: list[Claim]) -> np.ndarray:
-    (found,) = bet.ratios(LEVEL, [(sum(n for *_, n in claims), bet.growth)], claims)
-    return found
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2])
@@ -396,17 +351,19 @@ def test_stakes_follow_the_cost_of_a_step() -> None:
     plan = StakePlan(1000, 8)
     cheap, dear = plan.next(2.0, 0.01), plan.next(1.0, 0.01)
     assert dear.stakes[0] > cheap.stakes[0]
-    assert StakePlan(1000, 8).next(2.0, 0.5).stakes == pytest.approx(
-        StakePlan(1000, 8).next(2.0, 0.05).stakes, rel=0.11
-    )
+    often, seldom = (StakePlan(1000, 8).next(2.0, rate).stakes for rate in (0.5, 0.05))
+    assert often == pytest.approx(seldom, rel=0.11)
     assert plan.next(1.0, 0.01) is dear  # of equal claims the same
 
 
-@pytest.mark.parametrize("planned", [300, None])
-def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned: int | None) -> None:
-    claims = [(1.0, 1 / 28, 300)]
-    found = ratio_of(run(claims, np.ones(300), 200, planned=planned), claims)
-    assert np.median(found) > (0.86 if planned else 0.82)
+@pytest.mark.parametrize(("planned", "most"), [(300, 0.86), (None, 0.82)])
+def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned, most) -> None:
+    rng, bet = np.random.default_rng(0), LeakageBet((200, 8), 0.5, planned)
+    for _ in range(300):
+        coins = (rng.random((200, 8)) < 0.5).astype(float)
+        bet.update(coins, coins + rng.standard_normal((200, 8)), 1.0, 1 / 28)
+    (found,) = bet.ratios(LEVEL, [(300, bet.growth)], [(1.0, 1 / 28, 300)])
+    assert np.median(found) > most
     assert (found > 1).mean() <= LEVEL
 
 
@@ -459,9 +416,8 @@ def test_the_true_course_is_admitted_at_all_looks(name: str, p: float, runs: int
 
 
 # --- Bets on a grid of signals, and the limit of the noise: how much a step leaks at least.
-def readings_of(
-    seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, shift: float = 1.0
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def readings_of(seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, shift: float = 1.0):
+    """Coins and readings of each step."""
     rng = np.random.default_rng(seed)
     coins = (rng.random((steps, *shape)) < p).astype(float)
     return list(zip(coins, shift * coins + 0.4 + rng.standard_normal(coins.shape), strict=True))
@@ -522,8 +478,7 @@ def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, resid
 
 
 def test_no_reading_is_large_enough_to_overflow() -> None:
-    bet = SignalBet((4,), GRID)
-    rng = np.random.default_rng(0)
+    bet, rng = SignalBet((4,), GRID), np.random.default_rng(0)
     for _ in range(30):
         coins = rng.integers(0, 2, 4).astype(float)
         bet.update(coins, 1e12 * coins - 1e9)
@@ -541,46 +496,37 @@ def test_limit_rises_with_significance_and_nothing_is_proved_at_the_start() -> N
     assert 0.5 < lower[0] < lower[2] <= 1
 
 
-def two_valued(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return 100.0 * rng.integers(0, 2, total.shape)
-
-
-def parity(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return np.full(total.shape, 30.0 * (step % 2))
-
-
-def skewed(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return 50.0 * (rng.random(total.shape) < 0.02)
-
-
-def following(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return -20.0 * np.sign(total)
-
-
-def nothing(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return np.zeros(total.shape)
+#: Data terms, from the generator, the sum of the residuals so far and the number of the step.
+DATA_OF_ANY_KIND = {
+    "nothing": lambda rng, total, step: np.zeros(total.shape),
+    "two values": lambda rng, total, step: 100.0 * rng.integers(0, 2, total.shape),
+    "parity": lambda rng, total, step: np.full(total.shape, 30.0 * (step % 2)),
+    "skewed": lambda rng, total, step: 50.0 * (rng.random(total.shape) < 0.02),
+    "following": lambda rng, total, step: -20.0 * np.sign(total),
+}
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("data", [nothing, two_valued, parity, skewed, following])
-def test_limit_of_the_signal_holds_at_all_times_for_any_data(data, p) -> None:
+@pytest.mark.parametrize("data", DATA_OF_ANY_KIND)
+def test_limit_of_the_signal_holds_at_all_times_for_any_data(data: str, p: float) -> None:
     runs, k, adds = 4000, 4, 0.5
     rng = np.random.default_rng(7)
     bet, total = SignalBet((runs, k), np.array([0.5, 0.51, 1.0]), 1.0, p), np.zeros((runs, k))
     missed = np.zeros(runs, dtype=bool)
     for step in range(80):
         coins = (rng.random((runs, k)) < p).astype(float)
-        readings = adds * coins + data(rng, total, step) + 0.3 * rng.standard_normal((runs, k))
+        term = DATA_OF_ANY_KIND[data](rng, total, step)
+        readings = adds * coins + term + 0.3 * rng.standard_normal((runs, k))
         bet.update(coins, readings)
         missed |= bet.signal_lower(0.05) >= adds
         total += readings - adds * coins
-    print(f"\n{data.__name__} p={p}: {missed.mean()}")
+    print(f"\n{data} p={p}: {missed.mean()}")
     assert missed.sum() <= stats.binom.isf(1e-3, runs, 0.05)
 
 
 # ------------------------------------------------------------------ the limit of the noise
-def e_values(count: ArrayLike, squares: ArrayLike) -> np.ndarray:
+def e_values(count, squares) -> np.ndarray:
     n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)
 
@@ -592,22 +538,16 @@ def test_noise_upper_is_where_the_e_value_reaches_the_level() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 100.0), st.floats(1e-6, 0.5))
-def test_noise_upper_is_above_the_root_mean_square_and_falls_with_significance(
-    count: int, scale: float, significance: float
-) -> None:
-    args = [count], [count * scale**2], [1.0]
-    limit = noise_upper(*args, significance)
+def test_noise_upper_exceeds_the_root_mean_square_and_falls_with_the_level(n, scale, level) -> None:
+    limit = noise_upper([n], [n * scale**2], [1.0], level)
     assert limit >= scale
-    assert noise_upper(*args, 0.5 * significance) >= limit
+    assert noise_upper([n], [n * scale**2], [1.0], 0.5 * level) >= limit
 
 
-def test_noise_upper_at_the_ends() -> None:
+def test_noise_upper_at_the_ends_and_of_many_readings() -> None:
     assert noise_upper([0, 0], [0.0, 0.0], [0.5, 0.5], 0.05) == math.inf
     assert noise_upper([1], [0.0], [1.0], 1e-6) == math.inf
     assert noise_upper([100], [0.0], [1.0], 1e-6) == 0.0
-
-
-def test_noise_upper_of_many_readings_is_within_half_a_percent() -> None:
     assert noise_upper([200_000], [200_000.0], [1.0], 0.025) < 1.0065
 
 

@@ -38,23 +38,13 @@ FLAGS = np.log(1e5)
 SPREAD = 30.0
 
 
-def after(
-    made: Made, *, n: int = 800, steps: int = 40, seed: int = 0
-) -> tuple[list[float], AlikeBet]:
-    """Log e-value after each step."""
+def after(made: Made, n: int = 800, seed: int = 0) -> tuple[list[float], AlikeBet]:
+    """Log e-value after each of 40 steps."""
     rng, bet, found = np.random.default_rng(seed), AlikeBet(), []
-    for _ in range(steps):
+    for _ in range(40):
         bet.update(made(rng.normal(size=n)))
         found.append(bet.log_e)
     return found, bet
-
-
-def tiled(period: int) -> Made:
-    return lambda new: np.resize(new[:period], len(new))
-
-
-def repeated(times: int) -> Made:
-    return lambda new: np.repeat(new, times)[: len(new)]
 
 
 def mirror(sign: float) -> Made:
@@ -65,11 +55,6 @@ def mirror(sign: float) -> Made:
     return made
 
 
-def smoothed(new: FloatArray) -> FloatArray:
-    """Neighbours that have a part in common."""
-    return np.asarray(np.sqrt(0.5) * (new + np.roll(new, 1)))
-
-
 def part(new: FloatArray) -> FloatArray:
     """A tenth of the entries has the noise of others."""
     tenth = len(new) // 10
@@ -78,13 +63,13 @@ def part(new: FloatArray) -> FloatArray:
 
 
 SHARED = {
-    "tiled": tiled(37),
-    "tiled in rows": tiled(200),
-    "each value twice": repeated(2),
-    "each value ten times": repeated(10),
+    "tiled": lambda new: np.resize(new[:37], len(new)),
+    "tiled in rows": lambda new: np.resize(new[:200], len(new)),
+    "each value twice": lambda new: np.repeat(new, 2)[: len(new)],
+    "each value ten times": lambda new: np.repeat(new, 10)[: len(new)],
     "mirrored": mirror(1.0),
     "mirrored with the other sign": mirror(-1.0),
-    "smoothed": smoothed,
+    "smoothed": lambda new: np.sqrt(0.5) * (new + np.roll(new, 1)),
     "a tenth": part,
 }
 
@@ -98,8 +83,8 @@ def test_shared_noise_is_found_in_a_few_steps(made: Made) -> None:
 
 
 def test_where_it_is_shared_is_told() -> None:
-    assert after(tiled(200))[1].distance in (200, 400, 600)
-    assert after(mirror(1.0), n=801)[1].mirror == 800
+    assert after(SHARED["tiled in rows"])[1].distance in (200, 400, 600)
+    assert after(SHARED["mirrored"], n=801)[1].mirror == 800
 
 
 def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
@@ -149,9 +134,7 @@ def test_what_was_most_alike_is_what_a_plain_search_finds(n: int) -> None:
 
 
 def test_one_entry_says_nothing() -> None:
-    bet = AlikeBet()
-    bet.update(np.zeros(1))
-    assert bet.log_e == pytest.approx(0.0)
+    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
 
 
 SOUND: dict[str, Made] = {
@@ -192,16 +175,12 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
     assert inverse_response(coefficients, 30) == pytest.approx(inverse[:, 0], rel=1e-9)
 
 
+# Of DP-FTRL, (1, -1): the noise of the sum so far is one draw.
 @pytest.mark.parametrize(
     ("coefficients", "recovered"),
     [
-        ((1.0, -0.5, -0.25), True),
-        ((1.0, -1.0), True),  # DP-FTRL: the noise of the sum so far is one draw
-        ((1.0, -2.0, 1.0), True),
-        ((1.0, 0.5), True),
-        ((1.0, -1.1), False),
-        ((0.5, -1.0), False),
-        ((1.0, -1.0, -1.0), False),
+        *((c, True) for c in [(1.0, -0.5, -0.25), (1.0, -1.0), (1.0, -2.0, 1.0), (1.0, 0.5)]),
+        *((c, False) for c in [(1.0, -1.1), (0.5, -1.0), (1.0, -1.0, -1.0)]),
     ],
 )
 def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
@@ -258,10 +237,6 @@ def autoregressive(part: float, lag: int = 1) -> Made:
     return made
 
 
-def cancelling(new: FloatArray) -> FloatArray:
-    return np.asarray(np.sqrt(0.5) * np.diff(new, axis=0, prepend=-new[:1]))
-
-
 def drawn_back(new: FloatArray) -> FloatArray:
     """A running sum that is drawn back to zero, of steps of size 1."""
     rows, total = new.copy(), np.zeros(new.shape[1])
@@ -271,54 +246,40 @@ def drawn_back(new: FloatArray) -> FloatArray:
     return rows
 
 
-def flipped(new: FloatArray) -> FloatArray:
-    rows = new.copy()
-    rows[1::2] = -rows[0:-1:2]
-    return rows
-
-
-def taken_back_later(lag: int) -> Made:
+def taken_back(new: FloatArray, lag: int) -> FloatArray:
     """What was added is taken back so many steps later, in every second stretch."""
-
-    def made(new: FloatArray) -> FloatArray:
-        rows = new.copy()
-        for t in range(len(new)):
-            if t // lag % 2:
-                rows[t] = -rows[t - lag]
-        return rows
-
-    return made
+    rows = new.copy()
+    for t in range(len(new)):
+        if t // lag % 2:
+            rows[t] = -rows[t - lag]
+    return rows
 
 
 DEPENDENT = {
     "half of the step before": autoregressive(0.4),
     "against the step before": autoregressive(-0.6),
     "of lag 16": autoregressive(-0.5, FORECAST_LAGS),
-    "cancelling": cancelling,
+    "cancelling": lambda new: np.sqrt(0.5) * np.diff(new, axis=0, prepend=-new[:1]),
     "drawn back": drawn_back,
-    "flipped": flipped,
-    "taken back after 11 steps": taken_back_later(11),
+    "flipped": lambda new: taken_back(new, 1),
+    "taken back after 11 steps": lambda new: taken_back(new, 11),
 }
 
 
 @pytest.mark.parametrize("made", DEPENDENT.values(), ids=DEPENDENT)
 @pytest.mark.parametrize(("width", "within"), [(384, 30), (40, 120), (12, 319)])
 @pytest.mark.one_in(3)
-def test_dependent_noise_is_found_by_many_entries_soon_and_by_few_in_time(
-    made: Made, width: int, within: int
-) -> None:
+def test_dependent_noise_is_found_soon_by_many_entries_and_by_few(made, width, within) -> None:
     for seed in range(3):
         rows = made(np.random.default_rng(seed).normal(size=(320, width)))
         assert rows.std() == pytest.approx(1.0, abs=0.05)  # its size is right
-        at = first(rows)
-        assert at is not None
+        assert (at := first(rows)) is not None
         assert at < within
 
 
 def test_noise_that_begins_to_depend_late_is_found() -> None:
     new = np.random.default_rng(1).normal(size=(400, 128))
     at = first(np.concatenate([new[:300], autoregressive(-0.6)(new[300:])]))
-    assert at is not None
     assert 300 < at < 360
 
 
@@ -333,8 +294,7 @@ def test_what_tells_most_is_told() -> None:
     rng = np.random.default_rng(3)
     _, bet = logs(autoregressive(0.4)(rng.normal(size=(100, 256))))
     assert bet.best == (1, pytest.approx(0.4, abs=0.03))
-    assert bet.left == pytest.approx(1.0 - 0.4**2, abs=0.02)
-    assert bet.ratio == pytest.approx(1.0, abs=0.02)
+    assert (bet.left, bet.ratio) == pytest.approx((1.0 - 0.4**2, 1.0), abs=0.02)
     _, bet = logs(autoregressive(-0.5, 7)(rng.normal(size=(100, 256))))
     assert bet.best == (7, pytest.approx(-0.5, abs=0.03))
     _, bet = logs(drawn_back(rng.normal(size=(200, 256))))
@@ -411,11 +371,6 @@ def following(new: FloatArray, noise: float) -> FloatArray:
     return rows
 
 
-def lattice(new: FloatArray) -> FloatArray:
-    """A discrete Gaussian, of a lattice that is fine beside its size."""
-    return np.asarray(np.round(new * 64.0) / 64.0)
-
-
 def canaries(new: FloatArray) -> FloatArray:
     """Each entry holds a canary at half of the steps, by a coin that no past tells."""
     rng = np.random.default_rng(int(abs(new[0, 0]) * 1e6))
@@ -429,7 +384,8 @@ SOUND_OF_FORECAST: dict[str, Made] = {
     "large and dependent": lambda new: 1.2 * autoregressive(0.5)(new),
     "beside data that follow": lambda new: following(new, 1.0),
     "beside data that follow, larger": lambda new: following(new, 1.1),
-    "on a lattice": lattice,
+    # A discrete Gaussian, of a lattice that is fine beside its size.
+    "on a lattice": lambda new: np.round(new * 64.0) / 64.0,
     "beside canaries": canaries,
 }
 
@@ -469,8 +425,7 @@ def test_the_e_value_is_two_coins_against_the_best_one() -> None:
 
 def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]:
     """Share of runs whose e-value ever reached 20, and its last value in each."""
-    rng = np.random.default_rng(seed)
-    largest, last = [], []
+    rng, largest, last = np.random.default_rng(seed), [], []
     for _ in range(runs):
         signs, top = LagSigns(), 0.0
         for t, noise in enumerate(make(rng, steps)):
@@ -486,10 +441,11 @@ def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]
 @pytest.mark.one_in(4)
 def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, scale: float) -> None:
     """At a level of 5 % (an e-value of 20), at any step of 60."""
-    alarms, _ = streams(
-        200, 60, 1, lambda rng, steps: shift + scale * rng.standard_normal((steps, 16))
-    )
-    assert alarms <= 0.05
+
+    def independent(rng: np.random.Generator, steps: int) -> np.ndarray:
+        return shift + scale * rng.standard_normal((steps, 16))
+
+    assert streams(200, 60, 1, independent)[0] <= 0.05
 
 
 @pytest.mark.parametrize("rho", [0.4, -0.4])
@@ -582,23 +538,29 @@ def test_neither_size_nor_sign_matters() -> None:
     assert product_log_e(np.zeros((3, 0))).tolist() == [0.0] * 3
 
 
-@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large"])
-@pytest.mark.parametrize("gap", [0, 1, 3])
-def test_independent_symmetric_noise_keeps_the_mean_at_most_one(noise: str, gap: int) -> None:
-    # By simulation; proved for any sizes, since the signs are fair coins.
-    rng = np.random.default_rng(gap)
-    shape = (20_000, 12)
-    drawn = {
-        "normal": lambda: rng.normal(size=shape),
-        "lattice": lambda: np.round(1.5 * rng.normal(size=shape)),
-        "heavy": lambda: rng.standard_cauchy(shape),
-        "one is large": lambda: rng.normal(size=shape) * [1e3, *[1.0] * 11],
-    }[noise]
-    one, other = drawn(), drawn()
-    e = np.exp(product_log_e(one * other if not gap else one[:, :-gap] * one[:, gap:]))
+def symmetric(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = rng.standard_cauchy(shape) if kind == "heavy" else rng.normal(size=shape)
+    if kind == "lattice":
+        drawn = np.round(1.5 * drawn)
+    if kind == "one is large":
+        drawn[..., 0] *= 1e3
+    return drawn
+
+
+def costs_nothing(log_e: np.ndarray) -> None:
+    """By simulation; proved for any sizes, since the signs are fair coins."""
+    e = np.exp(log_e)
     assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
     for level in (0.1, 0.01):
         assert (e >= 1.0 / level).mean() <= level
+
+
+@pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large"])
+@pytest.mark.parametrize("gap", [0, 1, 3])
+def test_independent_symmetric_noise_keeps_the_mean_at_most_one(kind: str, gap: int) -> None:
+    rng = np.random.default_rng(gap)
+    one, other = (symmetric(rng, kind, (20_000, 12)) for _ in range(2))
+    costs_nothing(product_log_e(one[:, :-gap] * one[:, gap:] if gap else one * other))
 
 
 def test_dependence_of_either_sign_is_seen() -> None:
@@ -643,20 +605,11 @@ def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter() -> None:
     assert together_log_e(draws[:1]) == together_log_e(np.zeros((4, 7))) == 0.0
 
 
-@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large", "few entries"])
-def test_independent_entries_keep_the_mean_at_most_one(noise: str) -> None:
-    # By simulation; proved for any sizes, since the signs are fair coins.
-    rng = np.random.default_rng(5)
-    shape = (2000, 8, 5 if noise == "few entries" else 60)
-    drawn = rng.standard_cauchy(shape) if noise == "heavy" else rng.normal(size=shape)
-    if noise == "lattice":
-        drawn = np.round(1.5 * drawn)
-    if noise == "one is large":
-        drawn[..., 0] *= 1e3
-    e = np.exp([together_log_e(draws) for draws in drawn])
-    assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
-    for level in (0.1, 0.01):
-        assert (e >= 1.0 / level).mean() <= level
+@pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large", "few entries"])
+def test_independent_entries_keep_the_mean_at_most_one(kind: str) -> None:
+    shape = (2000, 8, 5 if kind == "few entries" else 60)
+    drawn = symmetric(np.random.default_rng(5), kind, shape)
+    costs_nothing(np.array([together_log_e(draws) for draws in drawn]))
 
 
 @pytest.mark.parametrize("pattern", ["scattered pairs", "half of the directions"])

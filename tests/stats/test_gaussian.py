@@ -52,28 +52,24 @@ def test_distance_agrees_with_bracketing(weight: float, share: float) -> None:
 
 def of_t(t: float, n_in: int, n_out: int, significance: float) -> float:
     """The limit on the noncentrality from the t statistic itself."""
-    weight = n_in * n_out / (n_in + n_out)
-    difference = t / math.sqrt(weight)
-    squares = float(n_in + n_out - 2)
-    return mu_noncentral_t(n_in, n_out, difference, squares, significance) * math.sqrt(weight)
+    root, squares = math.sqrt(n_in * n_out / (n_in + n_out)), float(n_in + n_out - 2)
+    return mu_noncentral_t(n_in, n_out, t / root, squares, significance) * root
 
 
 @pytest.mark.parametrize("significance", [1e-3, 0.05, 0.5, 0.9])
 @pytest.mark.parametrize(("n_in", "n_out"), [(2, 1), (5, 5), (50, 50), (30, 900)])
 @pytest.mark.parametrize("t", [-1.0, 0.5, 3.0, 12.0])
 def test_agrees_with_root_of_scipys_noncentral_t(t, n_in, n_out, significance) -> None:
-    df = n_in + n_out - 2
-    ours = of_t(t, n_in, n_out, significance)
+    df, ours = n_in + n_out - 2, of_t(t, n_in, n_out, significance)
     if stats.t.sf(t, df) >= significance:
         assert ours == 0
         return
-    # Where its left tail is next to zero, scipy gives nan.
-    twin = optimize.brentq(
-        lambda c: np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance),
-        1e-12,
-        3 * abs(t) + 20,
-        xtol=1e-12,
-    )
+
+    def excess(c: float) -> float:
+        # Where its left tail is next to zero, scipy gives nan.
+        return np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance)
+
+    twin = optimize.brentq(excess, 1e-12, 3 * abs(t) + 20, xtol=1e-12)
     assert ours == pytest.approx(twin, rel=1e-8, abs=1e-8)
 
 
@@ -125,25 +121,22 @@ def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: 
 def test_scores_give_what_their_statistics_give() -> None:
     rng = np.random.default_rng(0)
     inside, outside = 3 + 2 * rng.standard_normal(40), 1 + 2 * rng.standard_normal(70)
-    twin = stats.ttest_ind(inside, outside).statistic
-    assert mu_noncentral_t_from_scores(inside, outside, 0.05) == pytest.approx(
-        of_t(float(twin), 40, 70, 0.05) / math.sqrt(40 * 70 / 110), rel=1e-10
-    )
+    twin = of_t(float(stats.ttest_ind(inside, outside).statistic), 40, 70, 0.05)
+    found = mu_noncentral_t_from_scores(inside, outside, 0.05)
+    assert found == pytest.approx(twin / math.sqrt(40 * 70 / 110), rel=1e-10)
 
 
 @given(sizes, sizes, st.floats(-3, 30), st.floats(1e-3, 1e3), significances)
-def test_limit_is_free_of_unit_and_rises_with_difference_and_significance(
-    n_in: int, n_out: int, mu: float, unit: float, significance: float
-) -> None:
-    squares = float(n_in + n_out)
-    limit = mu_noncentral_t(n_in, n_out, mu, squares, significance)
+def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, unit, level) -> None:
+    squares = float(n + m)
+    limit = mu_noncentral_t(n, m, mu, squares, level)
     assert limit >= 0
-    scaled = mu_noncentral_t(n_in, n_out, unit * mu, unit**2 * squares, significance)
+    scaled = mu_noncentral_t(n, m, unit * mu, unit**2 * squares, level)
     assert scaled == pytest.approx(limit, rel=1e-8, abs=1e-12)
     slack = 1e-9 * (1 + limit)
-    assert mu_noncentral_t(n_out, n_in, mu, squares, significance) == pytest.approx(limit, rel=1e-9)
-    assert mu_noncentral_t(n_in, n_out, mu + 0.1, squares, significance) >= limit - slack
-    assert mu_noncentral_t(n_in, n_out, mu, squares, significance / 2) <= limit + slack
+    assert mu_noncentral_t(m, n, mu, squares, level) == pytest.approx(limit, rel=1e-9)
+    assert mu_noncentral_t(n, m, mu + 0.1, squares, level) >= limit - slack
+    assert mu_noncentral_t(n, m, mu, squares, level / 2) <= limit + slack
 
 
 @given(st.integers(2, 10**6), st.floats(0.01, 40))
@@ -234,11 +227,9 @@ def naive(inside: np.ndarray, outside: np.ndarray, significance: float) -> float
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.integers(2, 60), st.sampled_from([0.5, 3.0]))
-def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(
-    seed: int, n_in: int, n_out: int, mu: float
-) -> None:
+def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m, mu) -> None:
     rng = np.random.default_rng(seed)
-    inside, outside = mu + rng.standard_normal(n_in), rng.standard_normal(n_out)
+    inside, outside = mu + rng.standard_normal(n), rng.standard_normal(m)
     for significance in (1e-3, 0.05, 0.3):
         bound = mu_white_box_from_scores(inside, outside, significance)
         assert bound == pytest.approx(naive(inside, outside, significance), rel=1e-8, abs=1e-9)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_arguments import refused
 from refused_calls import refusals
 from scipy import special, stats
 
@@ -52,19 +53,14 @@ def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in) -> No
 def test_independent_challenges_are_counted_as_published() -> None:
     rng = np.random.default_rng(3)
     draws = [rng.normal(mean, std, (30, 8)) for mean, std in [(1, 1), (0, 0.7), (1, 1), (0, 0.7)]]
-    losses = rng.normal(1, 1, 30), rng.normal(0, 0.7, 30)
-    found = measure_attack(
-        Challenges(losses[0], draws[0], draws[1]), Challenges(losses[1], draws[2], draws[3]), 0.2
-    )
-    fp = sum(as_published(losses[0][i], draws[0][i], draws[1][i], 0.2) for i in range(30))
-    tp = sum(as_published(losses[1][i], draws[2][i], draws[3][i], 0.2) for i in range(30))
+    worlds = [(rng.normal(1, 1, 30), *draws[:2]), (rng.normal(0, 0.7, 30), *draws[2:])]
+    found = measure_attack(*(Challenges(*world) for world in worlds), 0.2)
+    fp, tp = (sum(as_published(*one, 0.2) for one in zip(*world, strict=True)) for world in worlds)
     assert (int(found.fp), int(found.tp), int(found.n_in), int(found.n_out)) == (fp, tp, 30, 30)
 
 
-@given(
-    st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(-3, 3), st.floats(0.05, 0.95)
-)
-def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, other, alpha) -> None:
+@given(st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(0.05, 0.95))
+def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, alpha) -> None:
     s0, m1, s1 = 1.5, m0 + shift, 1.5 * scale
     grid = np.linspace(m0 - 8 * s0, m0 + 8 * s0, 4001)
     p = normal_ratio_p_value(grid, m0, s0, m1, s1)
@@ -86,11 +82,8 @@ def test_nearly_equal_spreads_approach_the_third_case() -> None:
         assert normal_ratio_p_value(z, 0.0, 1.0, -0.7, scale) == pytest.approx(equal, rel=1e-6)
 
 
-def test_equal_distributions_tell_nothing() -> None:
+def test_equal_distributions_tell_nothing_and_small_p_values_keep_their_digits() -> None:
     assert normal_ratio_p_value([-5.0, 0.0, 5.0], 1.0, 2.0, 1.0, 2.0).tolist() == [1.0, 1.0, 1.0]
-
-
-def test_small_p_values_keep_their_digits() -> None:
     p = normal_ratio_p_value(20.0, 0.0, 1.0, 30.0, 0.999999)
     assert p == pytest.approx(stats.norm.sf(20.0), rel=1e-6)
 
@@ -113,57 +106,39 @@ def test_more_false_positives_are_allowed_for_fewer_misses() -> None:
 
 def test_an_outlier_leaves_the_spread_of_the_others() -> None:
     rng = np.random.default_rng(2)
-    out = np.append(rng.normal(0, 1e-6, 20), 1e6)
-    inside = rng.normal(-1e-6, 1e-6, 21)
-    p = normal_ratio_p_value(
-        out[-1], out[:-1].mean(), out[:-1].std(ddof=1), inside.mean(), inside.std(ddof=1)
-    )
+    out, inside = np.append(rng.normal(0, 1e-6, 20), 1e6), rng.normal(-1e-6, 1e-6, 21)
+    moments = [moment for x in (out[:-1], inside) for moment in (x.mean(), x.std(ddof=1))]
+    p = normal_ratio_p_value(out[-1], *moments)
     assert int(measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99))).fp) >= 1
 
 
 def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
-    rng = np.random.default_rng(4)
-    fp = 0
+    rng, fp = np.random.default_rng(4), 0
     for _ in range(300):
         fp += int(measure_cross_fed(rng.normal(0, 1, 200), rng.normal(-1, 2, 200), 0.1).fp)
     # Cross-fed decisions agree more than independent ones: a wide interval.
     assert fp / 60_000 == pytest.approx(0.1, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("out", "inside", "alpha", "message"),
-    [
-        ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
-        ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
-        (
-            [1.0, np.nan, 3.0],
-            [1.0, 2.0, 3.0],
-            0.1,
-            r"losses_out holds nan or infinity.*1 of 3, the first at index 1",
-        ),
-        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
-        ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
-    ],
+test_bad_losses_are_named = refused(
+    measure_cross_fed,
+    ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
+    ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
+    ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], 0.1, "losses_out holds nan .*1 of 3, .* at index 1"),
+    ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
+    ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
+    ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
 )
-def test_bad_losses_are_named(out, inside, alpha, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        measure_cross_fed(out, inside, alpha)
 
 
-@pytest.mark.parametrize(
-    ("shadows", "message"),
-    [
-        (np.ones((2, 1)), "inside.shadows_out has 1 shadow models, must have at least 2"),
-        (np.ones((3, 4)), r"inside.shadows_out has shape \(3, 4\) for losses of shape \(2,\)"),
-    ],
+GOOD = np.array([[1.0, 2.0], [3.0, 5.0]])
+test_bad_shadows_are_named = refused(
+    lambda shadows: measure_attack(
+        Challenges([1.0, 2.0], GOOD, GOOD), Challenges([1.0, 2.0], shadows, GOOD), 0.1
+    ),
+    (np.ones((2, 1)), "inside.shadows_out has 1 shadow models, must have at least 2"),
+    (np.ones((3, 4)), r"inside.shadows_out has shape \(3, 4\) for losses of shape \(2,\)"),
 )
-def test_bad_shadows_are_named(shadows, message) -> None:
-    good = np.array([[1.0, 2.0], [3.0, 5.0]])
-    with pytest.raises(ValueError, match=message):
-        measure_attack(
-            Challenges([1.0, 2.0], good, good), Challenges([1.0, 2.0], shadows, good), 0.1
-        )
 
 
 @given(scores, scores)

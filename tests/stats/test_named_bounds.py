@@ -67,12 +67,7 @@ from lightning_audit.stats.tradeoff import gaussian_epsilon
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6
 RNG = np.random.default_rng(5)
 INSIDE, OUTSIDE = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
-COUNTS = ConfusionCounts(
-    fn=int((INSIDE <= AT).sum()),
-    tp=int((INSIDE > AT).sum()),
-    fp=int((OUTSIDE > AT).sum()),
-    tn=int((OUTSIDE <= AT).sum()),
-)
+COUNTS = ConfusionCounts.from_scores(INSIDE, OUTSIDE, AT)
 
 DIRECT: dict[str, Callable[[], Any]] = {
     "fdp_cp": lambda: mu_clopper_pearson(COUNTS, LEVEL),
@@ -106,12 +101,9 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
     value = float(DIRECT[name]())
     assert value > 0.3
-    if METHODS[name].quantity == "mu":
-        assert bound.mu_lower == value
-        assert bound.epsilon_lower == float(gaussian_epsilon(value, DELTA))
-    else:
-        assert bound.mu_lower is None
-        assert bound.epsilon_lower == value
+    of_mu = METHODS[name].quantity == "mu"
+    expected = (value, float(gaussian_epsilon(value, DELTA))) if of_mu else (None, value)
+    assert (bound.mu_lower, bound.epsilon_lower) == expected
     assert (bound.method, bound.significance, bound.valid) == (name, LEVEL, True)
     assert bound.delta == (0.0 if name == "katz" else DELTA)
     assert bound.interpretation == METHODS[name].interpretation
@@ -151,8 +143,7 @@ def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
 def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, band) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Simultaneous(band))
-    assert bound.valid
-    assert bound.threshold == "searched"
+    assert (bound.valid, bound.threshold) == (True, "searched")
     best = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Maximum())
     assert 0 < bound.epsilon_lower < best.epsilon_lower
 
@@ -271,10 +262,8 @@ def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, signific
     mu = 1.0
     mean = special.ndtr(-mu / 2)
     pooled = np.arange(2 * n + 1)
-    counts = ConfusionCounts(
-        pooled // 2, n - pooled // 2, pooled - pooled // 2, n - (pooled + 1) // 2
-    )
-    wrong = mu_pooled_clopper_pearson(counts, significance) > mu
+    fn, fp = pooled // 2, (pooled + 1) // 2
+    wrong = mu_pooled_clopper_pearson(ConfusionCounts(fn, n - fn, fp, n - fp), significance) > mu
     for share in (0.0, 0.2, 0.5):
         sure = math.floor(2 * n * mean * share)
         mass = stats.binom.pmf(pooled - sure, 2 * n - sure, (2 * n * mean - sure) / (2 * n - sure))
@@ -326,14 +315,11 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
     shift = -special.ndtri(fnr) - special.ndtri(fpr)
     below = fnr + fpr < 1
     epsilon = epsilon_at_rates(fnr, fpr, 0.01)
-    truths = (
-        (
-            epsilon,
-            lambda value: epsilon_posterior_cdf(value, counts, 0.01, region=region, prior=prior),
-        ),
-        (np.abs(shift), lambda value: mu_posterior_cdf(value, counts, region=region, prior=prior)),
-    )
-    for both_sides, cdf in truths:
+    options = {"region": region, "prior": prior}
+    for both_sides, cdf in (
+        (epsilon, lambda value: epsilon_posterior_cdf(value, counts, 0.01, **options)),
+        (np.abs(shift), lambda value: mu_posterior_cdf(value, counts, **options)),
+    ):
         truth = both_sides if region == "two_sided" else np.where(below, both_sides, 0.0)
         # Beyond any epsilon of finite rates the distribution function is one.
         at_truth = cdf(np.where(np.isfinite(truth), truth, 700.0))

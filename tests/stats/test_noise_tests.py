@@ -143,7 +143,6 @@ def test_intervals_of_half_the_noise_have_these_ends(count, lower, upper) -> Non
     assert found == pytest.approx((lower, upper), rel=1e-6)
     # No narrower than the exact interval for a number that is fixed beforehand.
     exact = np.sqrt(count * 0.25 / stats.chi2.ppf([0.995, 0.005], count))
-    assert found is not None
     assert found[0] < exact[0] < 0.5 < exact[1] < found[1]
 
 
@@ -309,8 +308,7 @@ def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(scale, shif
 @pytest.mark.parametrize("name", list(WRONG))
 def test_noise_of_another_shape_is_seen(name: str, shift: float) -> None:
     draw, steps = WRONG[name]
-    rng = np.random.default_rng(1)
-    tails, ties = TailBet(), TieBet()
+    rng, tails, ties = np.random.default_rng(1), TailBet(), TieBet()
     for _ in range(steps):
         readings = draw(rng, 384)
         tails.update(readings, shift)
@@ -336,8 +334,7 @@ def test_signs_of_fair_coins_average_to_one(n: int) -> None:
 # --- Noise that comes back: found by brute force as well, and never in noise that is new.
 @pytest.mark.parametrize("width", [2, 9, 130, 512])
 def test_the_nearest_step_is_that_of_a_plain_search(width: int) -> None:
-    rng = np.random.default_rng(width)
-    past, rows = NoisePast(), []
+    rng, past, rows = np.random.default_rng(width), NoisePast(), []
     stride = max(2, width // SEARCHED)
     for step in range(40):
         now = rng.normal(size=width)
@@ -354,8 +351,7 @@ def test_the_nearest_step_is_that_of_a_plain_search(width: int) -> None:
 
 
 def test_noise_that_comes_back_is_found_whenever_it_was() -> None:
-    rng = np.random.default_rng(0)
-    past = NoisePast()
+    rng, past = np.random.default_rng(0), NoisePast()
     rows = rng.normal(size=(300, 384))
     for row in rows:
         past.add(row)
@@ -366,8 +362,7 @@ def test_noise_that_comes_back_is_found_whenever_it_was() -> None:
 
 
 def test_noise_that_comes_back_beside_other_data_is_found() -> None:
-    rng = np.random.default_rng(0)
-    past = NoisePast()
+    rng, past = np.random.default_rng(0), NoisePast()
     noise = rng.normal(size=(50, 384))
     for row in noise:
         past.add(row + 0.4 * rng.normal(size=384))
@@ -398,8 +393,7 @@ def test_one_entry_cannot_be_searched_and_tested() -> None:
 
 def test_new_noise_is_held_to_be_new() -> None:
     """The mean of the e-value, the nearest of many steps chosen by the other coordinates."""
-    rng = np.random.default_rng(3)
-    values = []
+    rng, values = np.random.default_rng(3), []
     for _ in range(300):
         past = NoisePast()
         for row in rng.normal(size=(30, 12)) * 0.2:  # a past that lies where noise is likely

@@ -1,5 +1,3 @@
-""""""
-
 from __future__ import annotations
 
 import itertools
@@ -420,8 +418,7 @@ def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]
 
     The trade-off function is the maximum of the lines (intercept, slope) and 0.
     """
-    j = np.arange(r + 1)
-    rows, limits = [], []
+    j, rows, limits = np.arange(r + 1), [], []
     for c in range(1, r + 1):
         right = np.where(j >= c, j / m, 0.0)
         wrong = np.where(j >= c - 1, (r - j) / m, 0.0)

@@ -194,8 +194,7 @@ def reference_errors(name: str, n: int, draws: int, rng) -> list[float]:
 @pytest.mark.heavy
 def test_errors_of_the_reference_table_to_the_digits() -> None:
     """Drawn as the reference drew them: one generator, the rows one after the other."""
-    rng = np.random.default_rng(0)
-    found = []
+    rng, found = np.random.default_rng(0), []
     for name in MECHANISMS:
         for n, draws in ((1000, 30), (10_000, 20), (100_000, 10)):
             errors = reference_errors(name, n, draws, rng)

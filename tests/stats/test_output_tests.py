@@ -87,8 +87,7 @@ def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(nu
     ],
 )  # fmt: skip
 def test_half_the_privacy_is_refuted(sampler, claim, most: int) -> None:
-    rng = np.random.default_rng(3)
-    test = SequentialTradeoffTest(claim)
+    rng, test = np.random.default_rng(3), SequentialTradeoffTest(claim)
     while test.log_e < math.log(1000):
         test.update(*sampler(rng, 50))
         assert test.samples <= most

@@ -1,5 +1,3 @@
-""""""
-
 from __future__ import annotations
 
 import math
@@ -486,8 +484,7 @@ def test_pruned_maximum_is_the_maximum(shift: float, delta, probability, region:
     counts = thresholds(60, shift)
     every = quantile(probability, counts, delta, region=region)
     value, index = maximum(probability, counts, delta, region=region)
-    assert value == pytest.approx(every.max(), rel=1e-10)
-    assert every[index] == pytest.approx(every.max(), rel=1e-10)
+    assert (value, every[index]) == pytest.approx((every.max(), every.max()), rel=1e-10)
 
 
 def test_pruned_maximum_of_samples_of_different_sizes_is_the_maximum() -> None:

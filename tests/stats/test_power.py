@@ -74,8 +74,7 @@ def test_the_power_is_the_sum_over_all_counts_of_what_the_bound_decides(
 
 @pytest.mark.parametrize("method", POWER_METHODS)
 def test_a_simulation_agrees(method) -> None:
-    n, runs = 300, 1500
-    rng = np.random.default_rng(5)
+    n, runs, rng = 300, 1500, np.random.default_rng(5)
     scores_in, scores_out = 1.0 + rng.standard_normal((runs, n)), rng.standard_normal((runs, n))
     fn, fp = (scores_in <= 0.5).sum(axis=1), (scores_out > 0.5).sum(axis=1)
     share = float(np.mean(BOUNDS[method](ConfusionCounts(fn, n - fn, fp, n - fp), 0.05) > 0.8))
@@ -159,7 +158,6 @@ def test_flawless_guesses_are_the_first_that_refute_and_no_fewer_than_at_one_loo
     rate: float, significance: float
 ) -> None:
     found = flawless_guesses(rate, significance)
-    assert found is not None
     values = error_rate_log_e(np.zeros(2, dtype=int), np.array([found - 1, found]), rate)
     assert values[0] < -math.log(significance) <= values[1]
     assert found >= flawless_guesses_at_end(rate, significance)
@@ -210,7 +208,6 @@ def test_anytime_power_is_zero_where_no_attack_is_found() -> None:
 
 def test_guesses_for_anytime_power_reach_it() -> None:
     found = guesses_for_anytime_power(0.4, 0.3, 1e-3, 0.9)
-    assert found is not None
     assert anytime_power(found, 0.4, 0.3, 1e-3) >= 0.9
     assert anytime_power(found // 2, 0.4, 0.3, 1e-3) < 0.9
     assert guesses_for_anytime_power(0.3, 0.3, 1e-3) is None
@@ -218,7 +215,6 @@ def test_guesses_for_anytime_power_reach_it() -> None:
 
 def test_further_guesses_refute_at_the_present_rate_and_not_before() -> None:
     more = further_guesses(50, 200, 0.32, 1e-3)
-    assert more is not None
     for n, refuted in ((more, True), (more - 1, False)):
         errors = 50 + math.ceil(0.25 * n)
         assert bool(error_rate_log_e(errors, 200 + n, 0.32) >= math.log(1e3)) is refuted

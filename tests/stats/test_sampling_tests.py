@@ -121,8 +121,7 @@ class SeededEachEpoch:
 
 def highest(draw: Draw, seed: int, steps: int, floor: float = math.inf) -> tuple[float, int, str]:
     """The largest log e-value, the batch at which it passed ``floor``, and what showed it."""
-    rng, bets = np.random.default_rng(seed), PoissonBatchBets(RECORDS)
-    top = 0.0
+    rng, bets, top = np.random.default_rng(seed), PoissonBatchBets(RECORDS), 0.0
     for t in range(steps):
         if t % EPOCH == 0:
             bets.start_epoch()
@@ -175,8 +174,7 @@ def test_favoured_records_are_found_by_the_rate_of_those_that_came_before() -> N
 
 
 def test_wrong_sampling_after_a_long_healthy_time_is_not_paid_for_by_repetition_bets() -> None:
-    bets = PoissonBatchBets(RECORDS)
-    rng = np.random.default_rng(0)
+    bets, rng = PoissonBatchBets(RECORDS), np.random.default_rng(0)
     for t in range(10 * EPOCH):
         if t % EPOCH == 0:
             bets.start_epoch()
@@ -283,8 +281,7 @@ def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 2.0])
 def test_the_stated_divisor_says_nothing_against_itself(scale: float) -> None:
-    rng = np.random.default_rng(0)
-    test = DivisorTest()
+    rng, test = np.random.default_rng(0), DivisorTest()
     for _ in range(30):
         sums = rng.normal(size=40)
         test.update(sums + scale * rng.normal(size=40), sums, 1.0, (1.0, 1.0))
@@ -334,8 +331,7 @@ def test_without_the_sum_a_stated_divisor_costs_at_most_one_on_average(scale, ra
 
 @pytest.mark.parametrize("scale", [0.02, 0.5, 1.0])
 def test_a_realised_batch_size_is_seen_in_two_steps(scale: float) -> None:
-    rng = np.random.default_rng(2)
-    test = DivisorTest()
+    rng, test = np.random.default_rng(2), DivisorTest()
     for size in (11, 21):
         sums = rng.normal(size=384)
         test.update((sums + scale * rng.normal(size=384)) * 16 / size, sums, 1.0, (size / 16,))

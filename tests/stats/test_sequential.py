@@ -76,8 +76,7 @@ def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
 
 
 def test_centre_is_made_of_the_past_alone() -> None:
-    rng = np.random.default_rng(0)
-    centre, past = PredictableCentre((2, 3)), []
+    rng, centre, past = np.random.default_rng(0), PredictableCentre((2, 3)), []
     for _ in range(20):
         expected = sum(past) / (len(past) + 10) if past else np.zeros((2, 3))
         assert centre.value == pytest.approx(expected, abs=1e-14)
@@ -135,8 +134,7 @@ def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarra
 
 @pytest.mark.heavy
 def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() -> None:
-    runs, looks = 1000, 100
-    rng = np.random.default_rng(0)
+    runs, looks, rng = 1000, 100, np.random.default_rng(0)
     errors, sums, squares = at_looks(rng, runs, looks)
     n = np.broadcast_to(50 * np.arange(1, looks + 1), (runs, looks))
     within = (squares - sums**2 / n).sum(axis=0)
@@ -207,8 +205,7 @@ def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift,
 
 
 def test_wealth_is_that_of_a_plain_loop() -> None:
-    rng = np.random.default_rng(0)
-    bet = SingleStepBet()
+    rng, bet = np.random.default_rng(0), SingleStepBet()
     wealth = np.ones(len(STEP_STAKES))
     for log_e in rng.normal(-0.5, 1.0, 50):
         bet.update(log_e)
@@ -242,8 +239,7 @@ def test_correct_runs_are_not_accused(data: float) -> None:
     """20,000 runs of 100 steps, 64 witnesses in each of 6 tensors, data that follow the past."""
     rng = np.random.default_rng(1)
     runs, tensors, witnesses = 20_000, 6, 64
-    highest = np.zeros(runs)
-    bet = SingleStepBet((runs,))
+    highest, bet = np.zeros(runs), SingleStepBet((runs,))
     mean = np.zeros((runs, tensors))
     for _ in range(100):
         # The sum of squares of normals around a common data term, by its mean and its spread.
@@ -257,8 +253,7 @@ def test_correct_runs_are_not_accused(data: float) -> None:
 
 
 def test_one_step_without_noise_among_hundreds_is_seen() -> None:
-    rng = np.random.default_rng(2)
-    bet = SingleStepBet((20,))
+    rng, bet = np.random.default_rng(2), SingleStepBet((20,))
     for step in range(400):
         x = rng.standard_normal((20, 384)) * (0.05 if step == 250 else 1.0)
         bet.update(noise_log_e(np.full(20, 384.0), np.sum(x * x, axis=-1)))
@@ -549,8 +544,7 @@ def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], di
     shared: dict[str, int] = dict.fromkeys([*OF_STEPS, "union"], 0)
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([list(DATA_TERMS).index(term), round(10 * sigma), batch])
-        canary = ManyCanaries(size, sigma)
-        witness = ManyWitnesses(size)
+        canary, witness = ManyCanaries(size, sigma), ManyWitnesses(size)
         highest = {name: np.zeros(size) for name in (*OF_STEPS, BOUND)}
         for coins, readings, seen, now in correct_run(rng, size, term, sigma):
             log_e = canary.update(coins, readings, now) | witness.update(seen, now)
@@ -703,8 +697,7 @@ def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> fl
 def test_violations_on_canaries_are_flagged_within_the_published_steps(
     noise: float, shift: float, test: str, steps: float
 ) -> None:
-    sigma, runs = 3.0023, 2000
-    rng = np.random.default_rng(0)
+    sigma, runs, rng = 3.0023, 2000, np.random.default_rng(0)
     canary = ManyCanaries(runs, sigma)
 
     def looks() -> Iterator[np.ndarray]:
@@ -799,7 +792,6 @@ def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
 
 def test_further_trainings_like_those_so_far_refute() -> None:
     more = further_trainings(np.full(40, 0.75), 0.3, 1e-3)
-    assert more is not None
     assert share_log_e(np.full(40 + more, 0.75), 0.3)[-1] >= math.log(1e3)
     assert further_trainings(np.full(400, 0.75), 0.3, 1e-3) == 0
     assert further_trainings(np.full(40, 0.5), 0.3, 1e-3) is None

@@ -1,5 +1,3 @@
-""""""
-
 from __future__ import annotations
 
 import itertools
@@ -249,8 +247,7 @@ def test_leaving_out_thresholds_that_cannot_win_changes_nothing(seed, mu, choice
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 4.0])
 def test_few_of_many_thresholds_are_looked_at(mu: float) -> None:
-    rng = np.random.default_rng(0)
-    n, looked_at = 100_000, 0
+    rng, n, looked_at = np.random.default_rng(0), 100_000, 0
 
     def counted(counts: ConfusionCounts, significance: float) -> np.ndarray:
         nonlocal looked_at
