@@ -311,30 +311,6 @@ def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
 
 
 # Arguments and imports.
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: epsilon_of_passes(-1.0, 1, DELTA), "noise_multiplier="),
-    (lambda: epsilon_of_passes(1.0, 0, DELTA), "passes="),
-    (lambda: PrivacyClaim(sampling="fixed"), "sampling='fixed' must be one of"),
-    (
-        lambda: PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5)),
-        "contradicts noise_coefficients",
-    ),
-    (
-        lambda: epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, adjacency="zero"),
-        r"adjacency='zero' must be one of \['add_remove', 're",
-    ),
-    (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
-    (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
-    (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
-    (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
-    (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
-    (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
-    (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
-    (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
-    (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
-    (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
-    (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
-)
 
 
 @pytest.mark.parametrize(
@@ -591,6 +567,28 @@ def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches() -> None:
 
 
 test_bad_arguments_are_refused = refusals(
+    (lambda: epsilon_of_passes(-1.0, 1, DELTA), "noise_multiplier="),
+    (lambda: epsilon_of_passes(1.0, 0, DELTA), "passes="),
+    (lambda: PrivacyClaim(sampling="fixed"), "sampling='fixed' must be one of"),
+    (
+        lambda: PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5)),
+        "contradicts noise_coefficients",
+    ),
+    (
+        lambda: epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, adjacency="zero"),
+        r"adjacency='zero' must be one of \['add_remove', 're",
+    ),
+    (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
+    (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
+    (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
+    (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
+    (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
+    (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
+    (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
+    (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
+    (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
+    (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
+    (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
     (lambda: total_variation([Phase(1.0, None, 5)]), "sample_rate=None"),
     (lambda: total_variation([], adjacency="near"), "adjacency='near'"),  # type: ignore[arg-type]
 )

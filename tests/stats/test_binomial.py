@@ -201,15 +201,6 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert error_rate_confidence_sequence(0, 0, 0.05) == 1.0
 
 
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
-    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
-    (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
-    (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
-    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
-)
-
-
 def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
     """First observation a world at which the claim of epsilon 1.27 is rejected, at .05."""
     claimed = gaussian_mu(1.27, 1e-5)
@@ -247,37 +238,36 @@ def test_limits_miss_at_most_as_often_as_they_say(p, trials, significance) -> No
     assert mass[clopper_pearson_upper(k, trials, significance) < p].sum() <= significance
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 5), (3, 5), (1, 200), (117, 200), (199, 200)])
-def test_no_tighter_limit_has_the_level(k: int, n: int) -> None:
+@pytest.mark.parametrize(
+    ("k", "n", "level"),
+    [
+        *((k, n, 0.05) for k, n in ((0, 5), (3, 5), (1, 200), (117, 200), (199, 200))),
+        *((0, 9, 0.05), (4, 9, 1e-6), (500, 10_000, 0.3)),
+    ],
+)
+def test_no_tighter_limit_has_the_level(k: int, n: int, level: float) -> None:
     # At the limit itself, what was seen or anything further away has exactly the significance.
-    upper = clopper_pearson_upper(k, n, 0.05)
-    assert stats.binom.cdf(k, n, upper) == pytest.approx(0.05, rel=1e-11)
-    if k:
-        lower = clopper_pearson_lower(k, n, 0.05)
-        assert stats.binom.sf(k - 1, n, lower) == pytest.approx(0.05, rel=1e-11)
-
-
-@pytest.mark.parametrize(("k", "n", "level"), [(0, 9, 0.05), (4, 9, 1e-6), (500, 10_000, 0.3)])
-def test_agrees_with_root_finding_on_the_binomial_tail(k: int, n: int, level: float) -> None:
+    upper = clopper_pearson_upper(k, n, level)
+    assert stats.binom.cdf(k, n, upper) == pytest.approx(level, rel=1e-11)
     twin = optimize.brentq(lambda p: stats.binom.cdf(k, n, p) - level, 0.0, 1.0, xtol=1e-15)
-    assert clopper_pearson_upper(k, n, level) == pytest.approx(twin, rel=1e-10)
+    assert upper == pytest.approx(twin, rel=1e-10)
+    if k:
+        lower = clopper_pearson_lower(k, n, level)
+        assert stats.binom.sf(k - 1, n, lower) == pytest.approx(level, rel=1e-11)
 
 
 @given(few_counts, any_significance)
-def test_lower_and_upper_mirror_each_other(count: tuple[int, int], significance: float) -> None:
-    k, n = count
-    lower = clopper_pearson_lower(k, n, significance)
-    assert 1 - clopper_pearson_upper(n - k, n, significance) == pytest.approx(lower, abs=1e-12)
-
-
-@given(few_counts, any_significance)
-def test_limits_rise_with_successes(count: tuple[int, int], significance: float) -> None:
+def test_limits_mirror_each_other_rise_with_successes_and_hold_those_of_jeffreys(count, level):
     k, n = count
     successes = np.array([max(k - 1, 0), k])
     for limit in (clopper_pearson_lower, clopper_pearson_upper):
-        below, here = limit(successes, n, significance)
+        below, here = limit(successes, n, level)
         assert 0 <= below <= here <= 1
         assert (below < here) == (k > 0)
+    for low, high in (LIMITS[:2], LIMITS[2:]):
+        assert 1 - high(n - k, n, level) == pytest.approx(low(k, n, level), abs=1e-12)
+    assert clopper_pearson_lower(k, n, level) <= jeffreys_lower(k, n, level)
+    assert jeffreys_upper(k, n, level) <= clopper_pearson_upper(k, n, level)
 
 
 @given(few_counts)
@@ -288,11 +278,8 @@ def test_less_significance_gives_wider_limits(count: tuple[int, int]) -> None:
     assert lower[-1] <= count[0] / count[1] <= upper[-1]
 
 
-def test_no_observation_proves_nothing() -> None:
+def test_no_observation_proves_nothing_numbers_give_floats_and_arrays_broadcast() -> None:
     assert [limit(0, 0, 0.05) for limit in LIMITS] == [0.0, 1.0, 0.0, 1.0]
-
-
-def test_numbers_give_floats_and_arrays_broadcast_intervals() -> None:
     assert type(clopper_pearson_lower(1, 2, 0.05)) is float
     assert type(clopper_pearson_upper(np.int64(1), 2, 0.05)) is float
     table = clopper_pearson_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05)
@@ -305,15 +292,6 @@ def test_jeffreys_limits_are_quantiles_of_the_posterior(k: int, n: int) -> None:
     posterior = stats.beta(k + 0.5, n - k + 0.5)
     assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
     assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
-
-
-@given(few_counts, any_significance)
-def test_jeffreys_limits_are_inside_the_exact_ones(count, significance) -> None:
-    k, n = count
-    lower, upper = jeffreys_lower(k, n, significance), jeffreys_upper(k, n, significance)
-    assert clopper_pearson_lower(k, n, significance) <= lower
-    assert upper <= clopper_pearson_upper(k, n, significance)
-    assert 1 - jeffreys_upper(n - k, n, significance) == pytest.approx(lower, abs=1e-12)
 
 
 def test_jeffreys_limits_at_the_ends_are_the_ends() -> None:
@@ -341,6 +319,11 @@ def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates() -> None:
 
 
 test_impossible_arguments_are_refused = refusals(
+    (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
+    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
+    (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
+    (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
+    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
     *((partial(limit, 6, 5, 0.05), "successes=6 must be at most trials=5") for limit in LIMITS),
     *((partial(limit, 1, 2, 1.0), r"significance=.* must be in \(0, 1\); it") for limit in LIMITS),
     (lambda: katz_log_lower(6, 5, 1, 5, 0.05), "successes=6 must be at most trials=5"),

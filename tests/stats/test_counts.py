@@ -60,20 +60,15 @@ def test_flawless_attacks_are_reproduced(delta: float) -> None:
     assert bounds == pytest.approx([5.8091, 6.2543], abs=5.1e-5)
 
 
-def test_published_corner_case_is_reproduced() -> None:
+def test_published_corner_case_is_reproduced_but_for_its_minimum() -> None:
     fnr, fpr = clopper_pearson_upper(10, 100, 0.025), clopper_pearson_upper(0, 100, 0.025)
     assert (fnr, fpr) == pytest.approx((0.17622, 0.03622), abs=5.1e-6)
-    assert epsilon_at_rates(fnr, fpr, 1e-5) == pytest.approx(3.12437, abs=5.1e-6)
     low, high = epsilon_clopper_pearson_interval(CORNER, 1e-5, 0.1)
-    assert low == pytest.approx(3.12437, abs=5.1e-6)
+    assert (epsilon_at_rates(fnr, fpr, 1e-5), low) == pytest.approx((3.12437,) * 2, abs=5.1e-6)
     assert high == math.inf
     bounds = [f(CORNER, 1e-5, 0.1) for f in (epsilon_clopper_pearson, epsilon_jeffreys)]
     assert bounds == pytest.approx([3.3441, 3.7928], abs=5.1e-5)
-
-
-def test_published_minimum_at_no_false_positives_is_none() -> None:
     # Printed as 1.736 at (FNR+, 0): one of two terms there; by the other no epsilon is enough.
-    fnr = clopper_pearson_upper(10, 100, 0.025)
     assert math.log((1 - 1e-5) / fnr) == pytest.approx(1.736, abs=5.1e-4)
     assert epsilon_at_rates(fnr, 0.0, 1e-5) == math.inf
 
@@ -173,12 +168,6 @@ def test_worlds_may_be_swapped(bound, counts, delta, significance) -> None:
     assert bound(swapped, delta, significance) == pytest.approx(value, rel=slack, abs=0)
 
 
-@given(counts_of(), significances)
-def test_larger_delta_never_raises_a_bound(counts, significance) -> None:
-    found = [epsilon_clopper_pearson(counts, delta, significance) for delta in (0, 1e-9, 0.01, 0.5)]
-    assert found == sorted(found, reverse=True)
-
-
 @pytest.mark.parametrize("interval", INTERVALS)
 @given(counts_of(), deltas, significances)
 def test_interval_holds_the_observed_epsilon(interval, counts, delta, significance) -> None:
@@ -194,10 +183,11 @@ def test_interval_holds_the_observed_epsilon(interval, counts, delta, significan
 
 
 @given(counts_of(), deltas, significances)
-def test_jeffreys_claims_more_than_clopper_pearson(counts, delta, significance) -> None:
-    assert epsilon_jeffreys(counts, delta, significance) >= epsilon_clopper_pearson(
-        counts, delta, significance
-    )
+def test_larger_delta_never_raises_a_bound_and_jeffreys_claims_more(counts, delta, level) -> None:
+    found = [epsilon_clopper_pearson(counts, delta, level) for delta in (0, 1e-9, 0.01, 0.5)]
+    assert found == sorted(found, reverse=True)
+    exact = epsilon_clopper_pearson(counts, delta, level)
+    assert epsilon_jeffreys(counts, delta, level) >= exact
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
@@ -235,15 +225,6 @@ def test_one_threshold_gives_floats_and_many_give_arrays() -> None:
     assert type(epsilon_at_rates(0.1, 0.2, 0)) is float
 
 
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: epsilon_at_rates(1.5, 0.1, 0.0), r"fnr=1\.5 must be in \(0, 1\]; an error rate"),
-    (lambda: epsilon_clopper_pearson(EXAMPLE, 1.0, 0.05), r"delta=1\.0 must be in \(0, 1\); or"),
-    (lambda: epsilon_clopper_pearson(EXAMPLE, -0.1, 0.05), r"delta=-0\.1 must be in"),
-    (lambda: epsilon_jeffreys(EXAMPLE, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\); it"),
-    (lambda: epsilon_katz(EXAMPLE, 2.0), r"significance=2\.0 must be in \(0, 1\); it is"),
-)
-
-
 @pytest.mark.parametrize(
     ("counts", "corner", "pooled"),
     [
@@ -277,13 +258,6 @@ def test_equal_sizes_have_a_closed_form() -> None:
     upper = clopper_pearson_upper(counts.fn + counts.fp, counts.n_in + counts.n_out, 0.01)
     expected = np.maximum(-2 * special.ndtri(upper), 0)
     assert mu_pooled_clopper_pearson(counts, 0.01) == pytest.approx(expected, rel=1e-12)
-
-
-test_impossible_significance_is_refused = refusals(
-    (lambda: mu_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
-    (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
-    (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0.3), r"=0\.3 must be in \(0, 1/4\].*use mu_clop"),
-)
 
 
 # --- Bounds on the epsilon of a subsampled step, against the game itself.
@@ -330,13 +304,8 @@ def test_epsilon_of_mu_is_that_of_the_gaussian_without_sampling_and_amplified_wi
     epsilons = [subsampled_epsilon_of_mu(1.0, q, DELTA) for q in (0.01, 0.1, 0.5, 1.0)]
     assert epsilons == sorted(epsilons)
     assert epsilons[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("mu", "q", "epsilon"), [(0.0, 0.1, 0.0), (math.inf, 0.1, math.inf), (math.inf, 1e-6, 0.0)]
-)
-def test_epsilon_of_the_ends_of_mu(mu: float, q: float, epsilon: float) -> None:
-    assert subsampled_epsilon_of_mu(mu, q, DELTA) == epsilon
+    for mu, q, epsilon in ((0.0, 0.1, 0.0), (math.inf, 0.1, math.inf), (math.inf, 1e-6, 0.0)):
+        assert subsampled_epsilon_of_mu(mu, q, DELTA) == epsilon
 
 
 @given(st.floats(1e-6, 30.0), st.floats(1e-3, 1.0))
@@ -345,6 +314,14 @@ def test_epsilon_of_mu_is_finite_and_below_that_of_the_step(mu: float, q: float)
 
 
 test_arguments_are_checked = refusals(
+    (lambda: epsilon_at_rates(1.5, 0.1, 0.0), r"fnr=1\.5 must be in \(0, 1\]; an error rate"),
+    (lambda: epsilon_clopper_pearson(EXAMPLE, 1.0, 0.05), r"delta=1\.0 must be in \(0, 1\); or"),
+    (lambda: epsilon_clopper_pearson(EXAMPLE, -0.1, 0.05), r"delta=-0\.1 must be in"),
+    (lambda: epsilon_jeffreys(EXAMPLE, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\); it"),
+    (lambda: epsilon_katz(EXAMPLE, 2.0), r"significance=2\.0 must be in \(0, 1\); it is"),
+    (lambda: mu_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
+    (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
+    (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0.3), r"=0\.3 must be in \(0, 1/4\].*use mu_clop"),
     *(
         (partial(subsampled_epsilon_clopper_pearson, ConfusionCounts(1, 9, 2, 8), *given), name)
         for *given, name in (

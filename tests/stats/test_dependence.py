@@ -87,13 +87,11 @@ def test_where_it_is_shared_is_told() -> None:
     assert after(SHARED["mirrored"], n=801)[1].mirror == 800
 
 
-def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
-    found, bet = after(lambda new: 0.7 * new)
-    assert found[-1] > FLAGS
-    assert bet.left > 0.97
-    found, bet = after(lambda new: new)
-    assert max(found) < FLAGS
-    assert bet.left > 0.97
+def test_noise_of_its_own_is_told_from_noise_that_is_small_and_one_entry_says_nothing() -> None:
+    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
+    (small, bet), (own, other) = after(lambda new: 0.7 * new), after(lambda new: new)
+    assert max(own) < FLAGS < small[-1]
+    assert min(bet.left, other.left) > 0.97
     assert AlikeBet().left == 1.0
 
 
@@ -131,10 +129,6 @@ def test_what_was_most_alike_is_what_a_plain_search_finds(n: int) -> None:
         before = np.abs(apart).argmax(), np.abs(about).argmax()
     bet.update(rng.normal(size=n))
     assert (bet.distance, bet.mirror) == before
-
-
-def test_one_entry_says_nothing() -> None:
-    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
 
 
 SOUND: dict[str, Made] = {
@@ -185,13 +179,10 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
 )
 def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
     assert is_recoverable(coefficients) is recovered
-
-
-def test_square_root_factorisation_is_recoverable() -> None:
-    """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
-    full = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
-    assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
-    assert is_recoverable(tuple(full))
+    # Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023).
+    square_root = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
+    assert square_root[:3] == pytest.approx([1.0, -0.5, -0.125])
+    assert is_recoverable(tuple(square_root))
 
 
 def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
@@ -302,11 +293,14 @@ def test_what_tells_most_is_told() -> None:
     assert ForecastBet().left == ForecastBet().ratio == 1.0
 
 
-def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none() -> None:
+def test_noise_that_is_small_is_found_without_a_forecast_and_one_step_says_nothing() -> None:
     found, bet = logs(0.5 * np.random.default_rng(4).normal(size=(20, 128)))
     assert found[-1] > FLAGS
     assert bet.left > 0.99
     assert bet.ratio == pytest.approx(0.5, abs=0.02)
+    found, bet = logs(np.zeros((1, 8)))
+    assert found == pytest.approx([0.0])
+    assert not bet.compared
 
 
 def plain_log_e(rows: FloatArray) -> float:
@@ -354,12 +348,6 @@ def test_steps_that_were_not_read_are_compared_with_none() -> None:
     assert not past.before(41 + FORECAST_LAGS, 4).any()
     # The sum begins anew behind steps that were not read.
     assert np.array_equal(past.before(41, 4)[-1], rows[40])
-
-
-def test_one_step_says_nothing() -> None:
-    found, bet = logs(np.zeros((1, 8)))
-    assert found == pytest.approx([0.0])
-    assert not bet.compared
 
 
 # ------------------------------------------------------------------ noise that is drawn anew
@@ -461,19 +449,15 @@ def test_noise_that_follows_that_of_some_steps_before_is_seen(rho: float, lag: i
     assert min(last) > 12.0
 
 
-def test_the_lag_and_the_share_of_equal_signs_are_told() -> None:
-    rng, signs = np.random.default_rng(3), LagSigns()
+def test_the_lag_and_the_share_of_equal_signs_are_told_but_without_noise_there_is_none() -> None:
+    rng, signs, silent = np.random.default_rng(3), LagSigns(), LagSigns()
     noise = [rng.standard_normal(64) for _ in range(3)]
-    for t in range(12):
-        signs.update(noise[t % 3], 2 * t)  # every second step was read
-    assert (signs.lag, signs.agreement) == (6, 1.0)
-
-
-def test_entries_without_noise_have_no_sign() -> None:
-    signs = LagSigns()
     for t in range(20):
-        signs.update(np.full(100, 1e-6), t)
-    assert (signs.log_e, signs.counts.sum(), signs.agreement) == (0.0, 0, 0.5)
+        if t < 12:
+            signs.update(noise[t % 3], 2 * t)  # every second step was read
+        silent.update(np.full(100, 1e-6), t)
+    assert (signs.lag, signs.agreement) == (6, 1.0)
+    assert (silent.log_e, silent.counts.sum(), silent.agreement) == (0.0, 0, 0.5)
 
 
 # --- Matrices of few directions are seen, those of noise are not, whatever their size.

@@ -148,33 +148,12 @@ def test_limit_approaches_the_effect_with_more_data(n: int, mu: float) -> None:
     assert mu - 3 * math.sqrt(2 / n + mu**2 / (4 * n)) <= limit(n) < mu or n < 10
 
 
-def test_too_little_data_proves_nothing() -> None:
-    assert mu_noncentral_t(0, 1000, 5.0, 1.0, 0.05) == 0.0
-    assert mu_noncentral_t(1000, 0, 5.0, 1.0, 0.05) == 0.0
-    assert mu_noncentral_t(1, 1, 5.0, 0.0, 0.05) == 0.0
-    assert mu_noncentral_t_from_scores([], [], 0.05) == 0.0
-    assert mu_noncentral_t_from_scores([1.0], [0.0], 0.05) == 0.0
-
-
 def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert type(mu_noncentral_t(5, 5, 1.0, 1.0, 0.05)) is float
     table = mu_noncentral_t(np.array([[10], [0]]), 10, np.array([0.5, 2.0, -1.0]), np.ones(3), 0.05)
     assert (table.shape, table[0, 1]) == ((2, 3), mu_noncentral_t(10, 10, 2.0, 1.0, 0.05))
     assert (table[1] == 0).all()
     assert table[0, 2] == 0
-
-
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
-    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
-    (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
-    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
-    (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
-    (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
-)
 
 
 # Coverage and tightness on simulated experiments, from the laws of the two statistics.
@@ -260,13 +239,26 @@ def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares,
     assert mu_white_box(n, n, difference, 2 * squares, level) <= bound
 
 
-def test_few_canaries_prove_nothing() -> None:
+def test_too_little_data_proves_nothing() -> None:
+    for given_data in ((0, 1000, 5.0, 1.0), (1000, 0, 5.0, 1.0), (1, 1, 5.0, 0.0)):
+        assert mu_noncentral_t(*given_data, 0.05) == 0.0
     assert mu_white_box(0, 5, 1.0, 1.0, 0.05) == mu_white_box(1, 1, 1.0, 0.0, 0.05) == 0.0
     assert mu_white_box(3, 3, 100.0, 1e-6, 1e-3) == 0.0
+    for scores in (([], []), ([1.0], [0.0])):
+        assert mu_noncentral_t_from_scores(*scores, 0.05) == 0.0
     assert mu_white_box_from_scores([], [1.0], 0.05) == 0.0
 
 
-test_arguments_out_of_range_are_refused_white_box = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
+    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
+    (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
+    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
+    (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
+    (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
     (lambda: mu_white_box(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number"),
     (lambda: mu_white_box(5, 2.5, 1.0, 1.0, 0.05), r"n_out=2\.5 must be a whole number"),
     (lambda: mu_white_box(5, 5, math.inf, 1.0, 0.05), "difference=inf must be finite"),

@@ -73,8 +73,10 @@ def test_noise_log_e_decreases_in_the_sum_of_squares(count, mean_square, more) -
     assert larger < smaller or smaller == larger == -math.inf
 
 
-def test_residuals_of_the_claimed_size_are_no_evidence_of_small_noise() -> None:
+def test_residuals_of_the_claimed_size_are_no_evidence_and_huge_counts_are_finite() -> None:
     assert (noise_log_e([1, 100, 10**6], [1, 100, 10**6]) <= 0).all()
+    for count in (10**9, 10**12):
+        assert np.isfinite(noise_log_e(count, [0.0, 0.5 * count, 1.0 * count, 9.0 * count])).all()
 
 
 @pytest.mark.parametrize("actual", [1.0, 1.001, 1.1, 2.0, 10.0])
@@ -88,11 +90,6 @@ def test_noise_factor_of_a_step_has_expectation_at_most_one(actual, data_term) -
 
 def test_too_small_a_noise_lets_the_noise_factor_grow_on_average() -> None:
     assert normal_mean(lambda x: math.exp(float(noise_log_e(1, x * x))), 0.0, 0.9) > 1.001
-
-
-@pytest.mark.parametrize("count", [10**9, 10**12])
-def test_huge_counts_give_finite_results(count: int) -> None:
-    assert np.isfinite(noise_log_e(count, [0.0, 0.5 * count, 1.0 * count, 9.0 * count])).all()
 
 
 # ------------------------------------------------------------------ how large the noise is
@@ -113,17 +110,14 @@ def _naive_interval(units: list[np.ndarray], significance: float) -> tuple[float
     def edge(inside: float, outside: float, precisions: list[float]) -> float:
         for _ in range(40):
             middle = math.sqrt(inside * outside)
-            inside, outside = (
-                (inside, middle) if rejected(middle, precisions) else (middle, outside)
-            )
+            ends = (inside, middle) if rejected(middle, precisions) else (middle, outside)
+            inside, outside = ends
         return inside
 
     centre = math.sqrt(np.mean(np.concatenate(units) ** 2))
     small = [float(tau) for tau in NOISE_PRECISIONS]
-    return (
-        edge(centre, centre / 50, [1.0 / tau for tau in small]),
-        edge(centre, centre * 50, small),
-    )
+    lower = edge(centre, centre / 50, [1.0 / tau for tau in small])
+    return lower, edge(centre, centre * 50, small)
 
 
 @pytest.mark.parametrize("counts", [(6,), (9, 4)])
@@ -165,9 +159,7 @@ def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio: f
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8])
-def test_the_interval_holds_where_the_finding_stops_the_run_and_the_quietest_reading_does_not(
-    ratio: float,
-) -> None:
+def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_not(ratio) -> None:
     rng, runs = np.random.default_rng(4), 100
     missed = below = 0
     for _ in range(runs):
@@ -266,21 +258,18 @@ def test_tie_wealth_is_that_of_a_plain_loop() -> None:
     assert bet.log_e == pytest.approx(math.log(np.mean(wealth)), rel=1e-9)
 
 
-@pytest.mark.parametrize("n", [2, 63, 64, 65, 128, 129, 512, 4096])
-def test_at_most_sixty_four_readings_are_compared_with(n: int) -> None:
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 128, 129, 512, 4096])
+def test_at_most_sixty_four_readings_are_compared_with_and_one_with_nothing(n: int) -> None:
     bet = TieBet()
     bet.update(np.arange(n, dtype=float))  # no ties
+    if n == 1:
+        assert bet.log_e == 0.0
+        return
     compared = -(-n // max(2, -(-n // COMPARED)))
     assert 1 <= compared <= COMPARED
     chance = compared * 2 * TIE * stats.norm.pdf(0)
     misses = (n - compared) * np.log((1 - TIE_RATES) / (1 - chance))
     assert bet.log_e == pytest.approx(np.logaddexp.reduce(misses) - math.log(2), rel=1e-9)
-
-
-def test_one_reading_is_compared_with_nothing() -> None:
-    bet = TieBet()
-    bet.update(np.zeros(1))
-    assert bet.log_e == 0.0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.4])
@@ -350,25 +339,16 @@ def test_the_nearest_step_is_that_of_a_plain_search(width: int) -> None:
         rows.append(now)
 
 
-def test_noise_that_comes_back_is_found_whenever_it_was() -> None:
+@pytest.mark.parametrize(("data", "least"), [(0.0, 500), (0.4, 50)])
+def test_noise_that_comes_back_is_found_whenever_it_was_and_beside_other_data(data, least) -> None:
     rng, past = np.random.default_rng(0), NoisePast()
-    rows = rng.normal(size=(300, 384))
-    for row in rows:
-        past.add(row)
-    for earlier in (0, 17, 299):
-        log_e, age = past.recurrence_log_e(rows[earlier])
-        assert age == 300 - earlier
-        assert log_e > 500
-
-
-def test_noise_that_comes_back_beside_other_data_is_found() -> None:
-    rng, past = np.random.default_rng(0), NoisePast()
-    noise = rng.normal(size=(50, 384))
+    noise = rng.normal(size=(300, 384))
     for row in noise:
-        past.add(row + 0.4 * rng.normal(size=384))
-    log_e, age = past.recurrence_log_e(noise[20] + 0.4 * rng.normal(size=384))
-    assert age == 30
-    assert log_e > 50
+        past.add(row + data * rng.normal(size=384))
+    for earlier in (0, 17, 299):
+        log_e, age = past.recurrence_log_e(noise[earlier] + data * rng.normal(size=384))
+        assert age == 300 - earlier
+        assert log_e > least
 
 
 def test_the_oldest_steps_give_way() -> None:
@@ -423,31 +403,27 @@ def bets(rows: FloatArray) -> tuple[list[float], EntryBets]:
     return found, made
 
 
-def silent(rows: FloatArray) -> FloatArray:
-    return np.zeros_like(rows)
+#: The entries 7, 50, 200 and 399 of 400.
+FEW = [7, 50, 200, 399]
 
 
-def halved(rows: FloatArray) -> FloatArray:
-    return 0.5 * rows
-
-
-def constant(rows: FloatArray) -> FloatArray:
-    return np.broadcast_to(rows[:1], rows.shape)
-
-
-@pytest.mark.parametrize(("fault", "within"), [(silent, 15), (halved, 120), (constant, 30)])
+@pytest.mark.parametrize(
+    ("fault", "within"),
+    [
+        (np.zeros_like, 15),
+        (lambda rows: 0.5 * rows, 120),
+        (lambda rows: np.broadcast_to(rows[:1], rows.shape), 30),
+    ],
+    ids=["silent", "halved", "constant"],
+)
 def test_one_entry_in_a_hundred_is_found(fault: Callable, within: int) -> None:
     for seed in range(5):
         rows = np.random.default_rng(seed).normal(size=(200, 400))
-        rows[:, [7, 50, 200, 399]] = fault(rows[:, [7, 50, 200, 399]])
+        rows[:, FEW] = fault(rows[:, FEW])
         found, made = bets(rows)
         assert next(step for step, log_e in enumerate(found) if log_e >= FLAGS) < within
-        assert {7, 50, 200, 399} >= set(quiet_entries(made.entry_log_e, FLAGS))
-        assert (
-            made.ratios[[7, 50, 200, 399]].max()
-            < 0.7
-            < np.delete(made.ratios, [7, 50, 200, 399]).min()
-        )
+        assert set(FEW) >= set(quiet_entries(made.entry_log_e, FLAGS))
+        assert made.ratios[FEW].max() < 0.7 < np.delete(made.ratios, FEW).min()
 
 
 def test_it_is_what_its_definition_gives() -> None:

@@ -69,27 +69,15 @@ def mu_of_rates(fnr_upper: np.ndarray, fpr_upper: np.ndarray) -> np.ndarray:
     return np.maximum(-special.ndtri(fnr_upper) - special.ndtri(fpr_upper), 0.0)
 
 
-def bound(
-    inside, outside, choice: ThresholdChoice, significance: float = 0.05, **options: bool
-) -> ThresholdBound:
-    return threshold_bound(
-        inside, outside, choice, mu_of_counts, significance, from_rates=mu_of_rates, **options
-    )
+def bound(inside, outside, choice: ThresholdChoice, significance=0.05, **options) -> ThresholdBound:
+    options["from_rates"] = mu_of_rates
+    return threshold_bound(inside, outside, choice, mu_of_counts, significance, **options)
 
 
-@pytest.mark.parametrize(
-    ("n", "level"),
-    [
-        (100, 1.094e-3),
-        (200, 8.481e-4),
-        (500, 6.393e-4),
-        (1000, 5.329e-4),
-        (2500, 4.329e-4),
-        (5000, 3.772e-4),
-    ],
-)
-def test_reference_levels(n: int, level: float) -> None:
-    assert berk_jones_level(n, 0.025) == pytest.approx(level, rel=6e-4)
+def test_reference_levels() -> None:
+    levels = [berk_jones_level(n, 0.025) for n in (100, 200, 500, 1000, 2500, 5000)]
+    expected = [1.094e-3, 8.481e-4, 6.393e-4, 5.329e-4, 4.329e-4, 3.772e-4]
+    assert levels == pytest.approx(expected, rel=6e-4)
 
 
 def kept_by_binomials(bounds: np.ndarray) -> float:
@@ -166,24 +154,11 @@ def test_many_observations_are_compared_at_some_counts_with_the_significance_sha
     assert np.mean(wider) < 1.3
 
 
-def test_no_observation_limits_nothing() -> None:
-    assert simultaneous_upper_limits(0, 0.05, "berk_jones").tolist() == [1.0]
-    assert simultaneous_upper_limits(0, 0.05, "dkw").tolist() == [1.0]
-
-
-def test_cached_limits_cannot_be_overwritten() -> None:
+def test_no_observation_limits_nothing_and_cached_limits_cannot_be_overwritten() -> None:
+    for band in ("berk_jones", "dkw"):
+        assert simultaneous_upper_limits(0, 0.05, band).tolist() == [1.0]
     with pytest.raises(ValueError, match="read-only"):
         simultaneous_upper_limits(5, 0.05, "dkw")[0] = 0.0
-
-
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: berk_jones_level(0, 0.05), "n=0 must be a whole number >= 1"),
-    (lambda: berk_jones_level(5, 1.0), r"significance=1\.0 must be in \(0, 1\); it is"),
-    (lambda: berk_jones_level(5, 1e-9), r"significance=1e-09 must be in \[1e-08, 1\) .* DKW"),
-    (lambda: dkw_half_width(0, 0.05), "n=0 must be"),
-    (lambda: dkw_half_width(5, 0.6), r"significance=0\.6 must be in \(0, 1/2\]"),
-    (lambda: simultaneous_upper_limits(5, 0.05, "ks"), "band='ks' must be one of"),
-)
 
 
 def crossing_rate(n: int, significance: float, band: str, ties: int, repetitions: int) -> float:
@@ -224,11 +199,6 @@ def test_a_part_and_the_rest_are_all_scores_at_every_threshold() -> None:
         assert (rest.n_in[0], rest.n_out[0]) == (21, 28)
         assert rest.fn + part.counts(i, i).fn == every.fn == np.sum(inside <= stairs.thresholds[i])
         assert rest.fp + part.counts(i, i).fp == every.fp == np.sum(outside > stairs.thresholds[i])
-
-
-def test_equal_counts_stand_for_their_lowest_threshold() -> None:
-    stairs = Stairs.of(np.array([1.0]), np.array([2.0]), np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
-    assert [stairs.first_like(i) for i in range(5)] == [0, 0, 2, 2, 4]
 
 
 @given(
@@ -272,23 +242,14 @@ def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> N
     assert words_of(Split(fraction=0.2)).startswith("chosen on a random 20 % of the scores")
     with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed"):
         words_of(0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="threshold choice 'max' must be Fixed, Grid, Split, Sim"):
+        bound([1.0], [0.0], "max")
 
 
-test_choices_that_are_none_are_refused = refusals(
-    (lambda: Fixed(math.nan), "threshold holds nan"),
-    (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
-    (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
-    (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
-    (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
-    (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
-    (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
-    (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
-    (lambda: Simultaneous("ks"), "band='ks' must be one of"),
-)
-
-
-def test_repeated_thresholds_of_a_grid_count_once_in_their_order() -> None:
+def test_equal_thresholds_count_once_and_equal_counts_stand_for_their_lowest_threshold() -> None:
     assert Grid([1.5, 0.5, 1.5]).thresholds == (0.5, 1.5)
+    stairs = Stairs.of(np.array([1.0]), np.array([2.0]), np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
+    assert [stairs.first_like(i) for i in range(5)] == [0, 0, 2, 2, 4]
 
 
 def test_only_what_a_caller_gives_rests_on_when_it_was_chosen() -> None:
@@ -333,32 +294,24 @@ def sample(n_in: int, n_out: int, mu: float, seed: int = 0) -> tuple[np.ndarray,
     return (mu + rng.standard_normal(n_in)).round(1), rng.standard_normal(n_out).round(1)
 
 
-def test_fixed_threshold_takes_the_counts_there() -> None:
+def test_fixed_and_grid_and_maximum_take_the_counts_at_one_or_the_best_threshold() -> None:
     inside, outside = sample(60, 90, 2.0)
-    result = bound(inside, outside, Fixed(1.0))
-    expected = counts_at(inside, outside, 1.0)
-    assert result.value == mu_of_counts(expected, 0.05)[0]
-    assert (result.threshold, result.valid) == (1.0, True)
-    assert (result.counts.fn, result.counts.fp) == (expected.fn[0], expected.fp[0])
-    assert result.counts.fn.shape == ()
 
+    def values(thresholds, significance: float) -> list[float]:
+        counts = (counts_at(inside, outside, t) for t in thresholds)
+        return [mu_of_counts(each, significance)[0] for each in counts]
 
-def test_grid_shares_the_significance_among_its_thresholds() -> None:
-    inside, outside = sample(60, 90, 2.0)
-    grid = [1.5, 0.5, 1.0, 0.5]
-    values = [mu_of_counts(counts_at(inside, outside, t), 0.05 / 3)[0] for t in (0.5, 1.0, 1.5)]
-    result = bound(inside, outside, Grid(grid))
-    assert result.value == max(values)
-    assert result.threshold == [0.5, 1.0, 1.5][int(np.argmax(values))]
-
-
-def test_maximum_is_the_largest_bound_of_all_thresholds() -> None:
-    inside, outside = sample(60, 90, 2.0)
-    scores = np.concatenate([inside, outside])
-    values = [mu_of_counts(counts_at(inside, outside, t), 0.05)[0] for t in scores]
+    fixed, expected = bound(inside, outside, Fixed(1.0)), counts_at(inside, outside, 1.0)
+    assert [fixed.value] == values([1.0], 0.05)
+    assert (fixed.threshold, fixed.valid) == (1.0, True)
+    assert (fixed.counts.fn, fixed.counts.fp) == (expected.fn[0], expected.fp[0])
+    assert fixed.counts.fn.shape == ()
+    grid = bound(inside, outside, Grid([1.5, 0.5, 1.0, 0.5]))
+    shared = values((0.5, 1.0, 1.5), 0.05 / 3)
+    assert (grid.value, grid.threshold) == (max(shared), [0.5, 1.0, 1.5][int(np.argmax(shared))])
     result = bound(inside, outside, Maximum())
-    assert result.value == max(values)
-    assert mu_of_counts(counts_at(inside, outside, result.threshold), 0.05)[0] == result.value
+    assert result.value == max(values([*inside, *outside], 0.05))
+    assert values([result.threshold], 0.05) == [result.value]
 
 
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
@@ -443,7 +396,22 @@ def test_no_scores_prove_nothing() -> None:
             assert bound(*scores, choice).value == 0.0
 
 
-test_arguments_out_of_range_are_refused_thresholds = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: berk_jones_level(0, 0.05), "n=0 must be a whole number >= 1"),
+    (lambda: berk_jones_level(5, 1.0), r"significance=1\.0 must be in \(0, 1\); it is"),
+    (lambda: berk_jones_level(5, 1e-9), r"significance=1e-09 must be in \[1e-08, 1\) .* DKW"),
+    (lambda: dkw_half_width(0, 0.05), "n=0 must be"),
+    (lambda: dkw_half_width(5, 0.6), r"significance=0\.6 must be in \(0, 1/2\]"),
+    (lambda: simultaneous_upper_limits(5, 0.05, "ks"), "band='ks' must be one of"),
+    (lambda: Fixed(math.nan), "threshold holds nan"),
+    (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
+    (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
+    (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
+    (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
+    (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
+    (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
+    (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
+    (lambda: Simultaneous("ks"), "band='ks' must be one of"),
     (lambda: bound([[1.0]], [0.0], Maximum()), r"scores_in has shape \(1, 1\)"),
     (lambda: bound([1.0], [math.nan], Maximum()), "scores_out holds nan"),
     (lambda: bound([1.0], [0.0], Maximum(), 0.0), r"significance=0\.0 must be in"),
@@ -456,13 +424,6 @@ test_arguments_out_of_range_are_refused_thresholds = refusals(
         "the method gave .* for 3 thresholds",
     ),
 )
-
-
-def test_what_is_no_choice_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match="threshold choice 'max' must be Fixed, Grid, Split, Simultaneous"
-    ):
-        bound([1.0], [0.0], "max")
 
 
 # Coverage and tightness on Gaussian scores.
