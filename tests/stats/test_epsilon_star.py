@@ -261,8 +261,8 @@ test_arguments_out_of_range_are_refused = refusals(
             ([1.0, 2.0], [1.0, 3.0], -1e-5, "delta=-1e-05 must be"),
             ([1.0, 2.0], [1.0, 3.0], math.nan, "delta=nan must be"),
         )
-    )
-    * (
+    ),
+    *(
         (
             partial(null, [1.0, 2.0], [1.0, 3.0], Empirical(0.1), permutations),
             r"permutations=.* must be a whole number >= 1; 999 are",
