@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
 from refused_calls import refusals
@@ -31,9 +30,6 @@ from lightning_audit.accounting.history import Phase, bucket_up, compress
 from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
-sigmas = st.floats(0.05, 100)
-phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
-histories = st.lists(phases, max_size=20)
 DELTA = 1e-5
 #: Sample rate and steps of trainings.
 SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]

@@ -29,7 +29,6 @@ from lightning_audit.blackbox.probes import (
     read_shift,
 )
 
-# --- Crafted gradients beside equal noise: what is right is never accused, whatever its noise.
 #: Correct functions whose noise cannot be held fixed.
 UNREPEATABLE = {"the operating system"}
 ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))

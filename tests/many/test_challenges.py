@@ -97,7 +97,6 @@ test_what_cannot_be_selected_or_audited_is_refused = refusals(
 )
 
 
-# --- Targets are scored by what is fitted on other models; bounds hold apart or paid, not without.
 def middle(scores, membership, targets):
     """Guess by the middle between the means of the two groups of each record."""
     inside = np.where(membership, scores, 0).sum(0) / membership.sum(0)

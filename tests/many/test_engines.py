@@ -60,7 +60,6 @@ def test_any_executor_of_processes_gives_what_this_process_gives(tmp_path):
     assert facts(rows) == facts(drive(quick, tmp_path / "here", 6))
 
 
-# --- Processes of this machine: killed, hanging, without a guard.
 def workers_of(process: int) -> list[int]:
     """Processes of a pool that a process started."""
     found = []

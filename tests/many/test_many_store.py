@@ -79,7 +79,6 @@ def test_blocks_hold_each_training_once():
     ]
 
 
-# --- What another process reads of a store while a driver writes it.
 CALL = {"trainings": 100_000, "claim": "a claim", "least_error": 0.4, "significance": 1e-3}
 CALL |= {"begun": 0.0}
 READER = (

@@ -243,9 +243,6 @@ def test_many_records_have_the_scores_of_each():
     assert scores.tolist() == [LogitMargin()(lengths, record) for record in ragged]
 
 
-# --- Records of a data set, and data sets with other records.
-
-
 def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     data = [(1.0, 0), (2.0, 1)]
     assert Records(data).extended([], {}) is data

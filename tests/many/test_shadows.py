@@ -134,7 +134,6 @@ test_arguments_out_of_range_are_refused = pytest.mark.training(
 )
 
 
-# --- Groups of shadow models share no model, and no pair is divided.
 def test_groups_are_whole_pairs_and_share_no_model():
     groups = MADE.split(3, 3, 2)
     assert [len(group) for group in groups] == [6, 6, 4]

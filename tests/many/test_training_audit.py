@@ -52,10 +52,13 @@ def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible() -> None:
     assert 0 < found.strength[0] < found.strength[1] <= 1
 
 
-def test_without_scores_of_a_data_set_the_strength_is_unknown_and_without_errors_known() -> None:
+def test_without_scores_of_a_data_set_the_strength_is_unknown() -> None:
     found = posteriors_of(ConfusionCounts(fn=0, tp=9, fp=0, tn=0), 1e-5)
     assert found.epsilon_of_strength is None
     assert found.strength is None
+
+
+def test_an_attack_without_errors_has_intervals() -> None:
     found = posteriors_of(ConfusionCounts(fn=0, tp=50, fp=0, tn=50), 1e-5)
     assert found.epsilon[0] > 2
     assert found.epsilon_of_strength[0] > 1
@@ -156,7 +159,6 @@ def test_a_true_claim_is_seldom_refuted(runs: int) -> None:
     assert refuted <= most_failures(runs, 0.05, 4000)
 
 
-# --- Results of audits, their reach on Gaussian scores, and their reports.
 def test_half_the_noise_is_a_violation() -> None:
     audit = audited(mu=2.0)
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "epsilon")

@@ -147,7 +147,6 @@ def test_one_model_for_all_trainings_is_copied():
     assert not torch.equal(one, other)
 
 
-# --- Neighboring data sets differ by the canaries whose coins are 1, and by nothing else.
 FORMS = {
     "tuple of tensors": (INPUTS, CLASSES),
     "tuple of arrays": (INPUTS.numpy(), CLASSES.numpy()),

@@ -43,11 +43,14 @@ def test_one_wrong_element_anywhere_is_refused(at: int, wrong: float) -> None:
         each(non_negative, "mu", values)
 
 
-def test_shapes_are_kept_only_numbers_become_floats_and_the_first_wrong_place_is_named() -> None:
+def test_shapes_are_kept_and_only_numbers_become_floats() -> None:
     for value, shape in ((2, ()), (np.array(2), ()), (np.ones((2, 0)), (2, 0))):
         assert each(_validate.non_negative, "mu", value).shape == shape
     assert type(like_input(np.array(2.0))) is float
     assert like_input(np.ones(1)).shape == (1,)
+
+
+def test_places_count_the_wrong_elements_and_name_the_first() -> None:
     assert places(np.array([False, True, True])) == "2 of 3, the first at index 1"
     assert places(np.eye(2, dtype=bool)[::-1]) == "2 of 4, the first at index (0, 1)"
 
@@ -78,15 +81,18 @@ def test_scores_above_the_threshold_are_guessed_in() -> None:
     assert np.all(counts.n_out == 40)
 
 
-def test_counts_are_equal_by_value_have_no_hash_and_cannot_be_changed() -> None:
-    counts = ConfusionCounts(np.array([1, 2]), 3, 4, 5)
+def test_counts_are_equal_by_value_and_have_no_hash() -> None:
+    counts = ConfusionCounts([1, 2], 3, 4, 5)
     assert counts == ConfusionCounts([1, 2], [3, 3], 4, 5)
     assert counts != ConfusionCounts([1, 3], 3, 4, 5)
     assert counts != (1, 3, 4, 5)
     with pytest.raises(TypeError, match="unhashable"):
         hash(counts)
+
+
+def test_counts_cannot_be_changed_after_the_check() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        counts.fn[0] = -1
+        ConfusionCounts(np.array([1, 2]), 3, 4, 5).fn[0] = -1
 
 
 test_what_cannot_be_counted_is_refused = refusals(
@@ -128,11 +134,14 @@ def test_roots_at_zero_and_far_away_are_found() -> None:
     assert roots == pytest.approx([0.0, 0.0, 1e-12, 3.0, 1e6], rel=1e-9, abs=1e-15)
 
 
-def test_a_slope_that_points_nowhere_is_bracketed_and_a_root_that_is_not_there_an_error() -> None:
+def test_a_root_that_is_not_there_is_an_error() -> None:
+    with np.errstate(all="ignore"), pytest.raises(RuntimeError, match="1 of 1 roots not found"):
+        least_nonnegative(lambda x, rows: (np.full(1, -1.0), np.full(1, 1e-9)), np.ones(1))
+
+
+def test_a_slope_that_points_nowhere_is_bracketed() -> None:
     # A step, whose slope is zero on either side: halving alone has to find it.
     found = least_nonnegative(
         lambda x, rows: (np.where(x < 7.0, -1.0, 1.0), np.zeros(x.size)), np.ones(2)
     )
     assert found == pytest.approx([7.0, 7.0], rel=1e-15)
-    with np.errstate(all="ignore"), pytest.raises(RuntimeError, match="1 of 1 roots not found"):
-        least_nonnegative(lambda x, rows: (np.full(1, -1.0), np.full(1, 1e-9)), np.ones(1))

@@ -184,10 +184,13 @@ def test_the_posterior_is_that_of_sums_over_rates_and_parameters() -> None:
     assert posterior.strength.cdf(s + 0.005) == pytest.approx(naive, abs=3e-3)
 
 
-def test_without_challenges_the_posterior_is_the_prior_and_both_errors_count_alike() -> None:
+def test_without_challenges_the_posterior_is_the_prior() -> None:
     posterior = attack_strength_posterior(attack_counts(0, 0, 0, 0), 1e-5)
     assert posterior.epsilon.mean == pytest.approx(np.sqrt(20 / np.pi), rel=1e-4)
     assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
+
+
+def test_errors_of_either_kind_count_alike() -> None:
     errors = [30, 10], [5, 20]
     one, other = (
         attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5).epsilon.interval(0.1)

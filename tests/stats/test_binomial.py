@@ -278,8 +278,11 @@ def test_less_significance_gives_wider_limits(count: tuple[int, int]) -> None:
     assert lower[-1] <= count[0] / count[1] <= upper[-1]
 
 
-def test_no_observation_proves_nothing_numbers_give_floats_and_arrays_broadcast() -> None:
+def test_no_observation_proves_nothing() -> None:
     assert [limit(0, 0, 0.05) for limit in LIMITS] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_numbers_give_floats_and_arrays_broadcast_limits() -> None:
     assert type(clopper_pearson_lower(1, 2, 0.05)) is float
     assert type(clopper_pearson_upper(np.int64(1), 2, 0.05)) is float
     table = clopper_pearson_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05)

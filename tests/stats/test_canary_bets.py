@@ -72,7 +72,6 @@ def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
     assert flagged.mean() >= 0.95
 
 
-# --- The betting tests with coins of a known probability that is not one half.
 def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0):
     """Coins and readings of each step."""
     rng = np.random.default_rng(seed)
@@ -170,7 +169,6 @@ def test_leakage_bets_gain_nothing_at_the_true_ratio(p, data_term, ratio) -> Non
         assert wealth == pytest.approx(1, abs=0.01)  # little is given away at the claim itself
 
 
-# ------------------------------------------------------------------ false alarms
 def rare_bursts(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
     return 10.0 * (rng.random(level.shape) < 0.02)
 
@@ -525,7 +523,6 @@ def test_limit_of_the_signal_holds_at_all_times_for_any_data(data: str, p: float
     assert missed.sum() <= stats.binom.isf(1e-3, runs, 0.05)
 
 
-# ------------------------------------------------------------------ the limit of the noise
 def e_values(count, squares) -> np.ndarray:
     n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)

@@ -60,7 +60,7 @@ def test_flawless_attacks_are_reproduced(delta: float) -> None:
     assert bounds == pytest.approx([5.8091, 6.2543], abs=5.1e-5)
 
 
-def test_published_corner_case_is_reproduced_but_for_its_minimum() -> None:
+def test_published_corner_case_is_reproduced() -> None:
     fnr, fpr = clopper_pearson_upper(10, 100, 0.025), clopper_pearson_upper(0, 100, 0.025)
     assert (fnr, fpr) == pytest.approx((0.17622, 0.03622), abs=5.1e-6)
     low, high = epsilon_clopper_pearson_interval(CORNER, 1e-5, 0.1)
@@ -68,7 +68,11 @@ def test_published_corner_case_is_reproduced_but_for_its_minimum() -> None:
     assert high == math.inf
     bounds = [f(CORNER, 1e-5, 0.1) for f in (epsilon_clopper_pearson, epsilon_jeffreys)]
     assert bounds == pytest.approx([3.3441, 3.7928], abs=5.1e-5)
+
+
+def test_published_minimum_at_no_false_positives_is_none() -> None:
     # Printed as 1.736 at (FNR+, 0): one of two terms there; by the other no epsilon is enough.
+    fnr = clopper_pearson_upper(10, 100, 0.025)
     assert math.log((1 - 1e-5) / fnr) == pytest.approx(1.736, abs=5.1e-4)
     assert epsilon_at_rates(fnr, 0.0, 1e-5) == math.inf
 
@@ -200,8 +204,11 @@ def test_a_bound_is_zero_without_data_and_without_leakage(bound) -> None:
         assert bound(nothing, delta, 0.05).tolist() == [0.0] * 7
 
 
-def test_no_data_leave_every_epsilon_and_guessing_the_larger_world_proves_nothing() -> None:
+def test_an_interval_without_data_is_all_there_is() -> None:
     assert epsilon_clopper_pearson_interval(ConfusionCounts(0, 0, 0, 0), 0, 0.05) == (0, math.inf)
+
+
+def test_always_guessing_the_larger_world_proves_nothing() -> None:
     # 10 errors in 1,010 guesses look good, but need no distance at all.
     assert mu_pooled_clopper_pearson(ConfusionCounts(fn=10, tp=0, fp=0, tn=1000), 0.05) == 0.0
 

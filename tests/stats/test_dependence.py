@@ -87,12 +87,15 @@ def test_where_it_is_shared_is_told() -> None:
     assert after(SHARED["mirrored"], n=801)[1].mirror == 800
 
 
-def test_noise_of_its_own_is_told_from_noise_that_is_small_and_one_entry_says_nothing() -> None:
-    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
+def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
     (small, bet), (own, other) = after(lambda new: 0.7 * new), after(lambda new: new)
     assert max(own) < FLAGS < small[-1]
     assert min(bet.left, other.left) > 0.97
     assert AlikeBet().left == 1.0
+
+
+def test_one_entry_says_nothing() -> None:
+    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 30])
@@ -179,10 +182,13 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
 )
 def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
     assert is_recoverable(coefficients) is recovered
-    # Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023).
-    square_root = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
-    assert square_root[:3] == pytest.approx([1.0, -0.5, -0.125])
-    assert is_recoverable(tuple(square_root))
+
+
+def test_square_root_factorisation_is_recoverable() -> None:
+    """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
+    full = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
+    assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
+    assert is_recoverable(tuple(full))
 
 
 def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
@@ -198,7 +204,6 @@ def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
     assert steps_to_forget((1.0, -1.0)) is None
 
 
-# --- Noise that can be told in advance is found, and noise that cannot is left alone.
 #: Log e-value at which a check of a hundredth of the default significance flags.
 #: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
 
@@ -293,11 +298,14 @@ def test_what_tells_most_is_told() -> None:
     assert ForecastBet().left == ForecastBet().ratio == 1.0
 
 
-def test_noise_that_is_small_is_found_without_a_forecast_and_one_step_says_nothing() -> None:
+def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none() -> None:
     found, bet = logs(0.5 * np.random.default_rng(4).normal(size=(20, 128)))
     assert found[-1] > FLAGS
     assert bet.left > 0.99
     assert bet.ratio == pytest.approx(0.5, abs=0.02)
+
+
+def test_one_step_says_nothing() -> None:
     found, bet = logs(np.zeros((1, 8)))
     assert found == pytest.approx([0.0])
     assert not bet.compared
@@ -350,7 +358,6 @@ def test_steps_that_were_not_read_are_compared_with_none() -> None:
     assert np.array_equal(past.before(41, 4)[-1], rows[40])
 
 
-# ------------------------------------------------------------------ noise that is drawn anew
 def following(new: FloatArray, noise: float) -> FloatArray:
     """Data that undo what the last reading was, or follow it: the worst that a past can do."""
     rows = np.zeros_like(new)

@@ -82,8 +82,11 @@ def test_nearly_equal_spreads_approach_the_third_case() -> None:
         assert normal_ratio_p_value(z, 0.0, 1.0, -0.7, scale) == pytest.approx(equal, rel=1e-6)
 
 
-def test_equal_distributions_tell_nothing_and_small_p_values_keep_their_digits() -> None:
+def test_equal_distributions_tell_nothing() -> None:
     assert normal_ratio_p_value([-5.0, 0.0, 5.0], 1.0, 2.0, 1.0, 2.0).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_small_p_values_keep_their_digits() -> None:
     p = normal_ratio_p_value(20.0, 0.0, 1.0, 30.0, 0.999999)
     assert p == pytest.approx(stats.norm.sf(20.0), rel=1e-6)
 
@@ -171,9 +174,12 @@ def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr) -> N
     assert tpr_at_fpr(inside, outside, fpr) == curve.tpr[curve.fpr <= fpr + 1e-12].max()
 
 
-def test_a_product_that_rounds_down_costs_no_score_and_constant_scores_tell_nothing() -> None:
+def test_a_product_that_rounds_down_costs_no_score() -> None:
     assert 0.29 * 100 < 29
     assert [tpr_at_fpr([70.5], np.arange(100.0), fpr) for fpr in (0.29, 0.28)] == [1.0, 0.0]
+
+
+def test_constant_scores_tell_nothing() -> None:
     same = [3.0] * 50
     assert (auroc(same, same), tpr_at_fpr(same, same, 0.9)) == (0.5, 0.0)
     assert tpr_at_fpr_lower(same, same, 0.9, 0.05) == 0.0

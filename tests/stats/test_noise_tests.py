@@ -48,7 +48,6 @@ Draw = Callable[[np.random.Generator, int], FloatArray]
 FLAGS = np.log(1e5)
 
 
-# --- The noise's e-value: against a naive twin, in expectation, and at its ends.
 @pytest.mark.parametrize("count", [1, 7, 60])
 @pytest.mark.parametrize("scale", [0.1, 0.8, 1.0, 3.0])
 def test_noise_log_e_equals_the_step_by_step_product(count: int, scale: float) -> None:
@@ -92,7 +91,6 @@ def test_too_small_a_noise_lets_the_noise_factor_grow_on_average() -> None:
     assert normal_mean(lambda x: math.exp(float(noise_log_e(1, x * x))), 0.0, 0.9) > 1.001
 
 
-# ------------------------------------------------------------------ how large the noise is
 def _naive_interval(units: list[np.ndarray], significance: float) -> tuple[float, float]:
     """All ratios that no mixture of step-by-step products rejects, by bisection."""
 

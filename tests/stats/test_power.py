@@ -344,19 +344,25 @@ def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(k, steps, s
         assert sensitivity_power(k, steps, shift, 1.5 * std) <= power + 0.02
 
 
-def test_noise_that_data_hide_and_one_coordinate_of_one_step_are_never_flagged() -> None:
+def test_noise_that_data_hide_is_never_flagged_by_more_steps() -> None:
     powers = [noise_power(8, steps, 0.9, 0.5, SHARE) for steps in (10, 1000, 100_000)]
     assert powers[-1] <= powers[0] + 1e-12 < 1e-3
+
+
+def test_one_coordinate_of_one_step_can_show_nothing_at_a_small_significance() -> None:
     assert noise_power(1, 1, 0.01, 0.0, 1e-4) == 0.0
 
 
 @given(st.integers(1, 300), st.floats(0.05, 0.99))
-def test_steps_needed_are_those_of_a_linear_search_up_to_the_limit(first: int, target) -> None:
+def test_steps_needed_are_those_of_a_linear_search(first: int, target: float) -> None:
     def power(steps: int) -> float:
         return 1 - 0.5 ** (steps / first)
 
     assert steps_needed(power, target) == next(n for n in range(1, 10_000) if power(n) >= target)
-    assert steps_needed(lambda _: 0.04, target, limit=1000) == 1000
+
+
+def test_steps_needed_end_at_the_limit_where_no_number_is_enough() -> None:
+    assert steps_needed(lambda _: 0.5, limit=1000) == 1000
 
 
 test_an_argument_out_of_range_is_named = refusals(

@@ -290,7 +290,6 @@ def test_quick_mean_is_the_mean() -> None:
     assert quick_log_mean_exp(values) == pytest.approx(log_mean_exp(values), rel=1e-13)
 
 
-# ------------------------------------------------------------------ data terms
 @dataclass
 class Past:
     """What the data term of a step may depend on: everything but the step's coins and noise."""
@@ -375,7 +374,6 @@ def multipliers(term: str, sigma: float) -> list[float]:
     return [sigma] * STEPS
 
 
-# ------------------------------------------------------------------ the checks, for many runs
 class ManyPooled:
     """`checks.noise_size.PooledSums`, for many runs at once."""
 
@@ -539,7 +537,6 @@ def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
     assert {name: number for name, number in shared.items() if number > highest[name]} == {}
 
 
-# ------------------------------------------------------------------ the twins are the checks
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
 def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
@@ -565,7 +562,6 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
 
 
-# ------------------------------------------------------------------ coverage of the bound
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
 @sizes
@@ -622,7 +618,6 @@ def test_lower_ratio_covers_mechanisms_that_are_not_gaussian(mechanism, mu, k, r
         assert positive > 0.9 * runs  # the bound says something
 
 
-# ------------------------------------------------------------------ detection
 def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> float:
     first: np.ndarray | None = None
     for step, log_e in enumerate(log_e_of_steps, start=1):

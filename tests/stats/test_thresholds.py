@@ -246,8 +246,11 @@ def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> N
         bound([1.0], [0.0], "max")
 
 
-def test_equal_thresholds_count_once_and_equal_counts_stand_for_their_lowest_threshold() -> None:
+def test_repeated_thresholds_of_a_grid_count_once_in_their_order() -> None:
     assert Grid([1.5, 0.5, 1.5]).thresholds == (0.5, 1.5)
+
+
+def test_equal_counts_stand_for_their_lowest_threshold() -> None:
     stairs = Stairs.of(np.array([1.0]), np.array([2.0]), np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
     assert [stairs.first_like(i) for i in range(5)] == [0, 0, 2, 2, 4]
 

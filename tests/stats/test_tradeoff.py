@@ -476,6 +476,11 @@ def test_approx_dp_curve_and_its_inverse(epsilon: float, delta: float, other: fl
         assert f.epsilon_at(reached) == pytest.approx(other, abs=1e-12 + error)
 
 
+def test_approx_dp_below_its_delta_has_no_epsilon() -> None:
+    found = ApproxDPTradeoff(1.0, 0.1).epsilon_at(np.array([0.05, 0.1, 0.9]))
+    assert found.tolist() == [math.inf, 1.0, 0.0]
+
+
 def test_named_points() -> None:
     assert GaussianTradeoff(0.0)(0.3) == pytest.approx(0.7, rel=1e-15)
     assert GaussianTradeoff(2.0)(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
@@ -487,7 +492,5 @@ def test_named_points() -> None:
     at = ApproxDPTradeoff(0.0, 0.2)(np.array([0.0, 0.5, 0.8, 1.0]))
     assert at == pytest.approx([0.8, 0.3, 0.0, 0.0])
     assert ApproxDPTradeoff(1000.0, 0.2)(np.array([0.0, 0.5])).tolist() == [0.8, 0.0]
-    below = ApproxDPTradeoff(1.0, 0.1).epsilon_at(np.array([0.05, 0.1, 0.9]))
-    assert below.tolist() == [math.inf, 1.0, 0.0]
     # Reference: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
     assert GaussianTradeoff(gaussian_mu(6.9533, 1e-5))(0.1) == pytest.approx(0.4204, abs=6e-5)
