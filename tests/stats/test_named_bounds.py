@@ -1,4 +1,4 @@
-"""
+"""How often bounds exceed the truth.
 
 The counts of a fixed threshold are binomial, so that the failure probability of a bound is a sum
 over pairs of counts, here without the pairs beyond seven standard deviations. Proved bounds must
