@@ -1,11 +1,12 @@
-""""""
-
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
+from refused_arguments import refused
+from refused_calls import refusals, refused_changes
 from scipy import special, stats
 
 from lightning_audit import attacks
@@ -26,17 +27,12 @@ from lightning_audit.stats.attack_strength import attack_strength_posterior
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 
 # --- Scores of shadow models with known distributions: each record has its own mean and leakage.
-
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+ATTACKS = [lira, normal_ratio, rmia, score_difference, score_threshold]
 
 
 def shadow_models(
-    models: int = 24,
-    records: int = 7,
-    targets: int = 3,
-    leakage: float = 1.0,
-    seed: int = 0,
-    spread: float = 0.5,
+    models=24, records=7, targets=3, leakage: float = 1.0, seed=0, spread: float = 0.5
 ) -> Arrays:
     """Scores and membership ``[models, records]``, targets and theirs ``[targets, records]``.
 
@@ -54,9 +50,6 @@ def shadow_models(
     membership[models:] = rng.random((targets, records)) < 0.5
     scores = means + leakage * membership + stds * rng.standard_normal(membership.shape)
     return scores[:models], membership[:models], scores[models:], membership[models:]
-
-
-# ---
 
 
 def twin(scores, membership, targets, online: bool, pooled: bool) -> np.ndarray:
@@ -79,12 +72,9 @@ def twin(scores, membership, targets, online: bool, pooled: bool) -> np.ndarray:
         ]
     result = np.empty(targets.shape)
     for (t, r), score in np.ndenumerate(targets):
-        if online:
-            result[t, r] = np.log(
-                stats.norm.pdf(score, *fits[True][r]) / stats.norm.pdf(score, *fits[False][r])
-            )
-        else:
-            result[t, r] = stats.norm.cdf(score, *fits[False][r])
+        out = stats.norm(*fits[False][r])
+        ratio = stats.norm(*fits[True][r]).pdf(score) / out.pdf(score) if online else 1.0
+        result[t, r] = np.log(ratio) if online else out.cdf(score)
     return result
 
 
@@ -105,18 +95,24 @@ def test_offline_has_the_published_distribution_function(variance) -> None:
     assert special.ndtr(found) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("variance", ["pooled", "own"])
-@pytest.mark.parametrize("online", [True, False])
-def test_order_of_models_and_records_and_the_unit_do_not_matter(variance, online) -> None:
-    scores, membership, targets, _ = shadow_models(seed=3)
-    found = lira(scores, membership, targets, online=online, variance=variance)
-    rng = np.random.default_rng(0)
+LIRAS = [
+    partial(lira, online=online, variance=variance)
+    for online in (True, False)
+    for variance in ("pooled", "own")
+]
+
+
+@pytest.mark.parametrize("attack", [*LIRAS, rmia])
+def test_order_of_models_and_records_and_the_unit_do_not_matter(attack) -> None:
+    scores, membership, targets, _ = shadow_models(seed=7 if attack is rmia else 3)
+    found, rng = attack(scores, membership, targets), np.random.default_rng(0)
     models, records = rng.permutation(len(scores)), rng.permutation(scores.shape[1])
     moved = (a[models][:, records] for a in (scores, membership))
-    again = lira(*moved, targets[:, records], online=online, variance=variance)
-    assert again == pytest.approx(found[:, records], rel=1e-9)
-    scaled = lira(5 + 3 * scores, membership, 5 + 3 * targets, online=online, variance=variance)
-    assert scaled == pytest.approx(found, abs=1e-9)
+    again = attack(*moved, targets[:, records])
+    assert again == pytest.approx(found[:, records], rel=1e-9, abs=0)
+    if attack is not rmia:
+        scaled = attack(5 + 3 * scores, membership, 5 + 3 * targets)
+        assert scaled == pytest.approx(found, abs=1e-9)
 
 
 def test_equal_distributions_of_both_sides_give_a_constant() -> None:
@@ -135,11 +131,18 @@ def test_the_area_is_that_of_two_normal_distributions(online) -> None:
     assert found.tpr[0.01] == pytest.approx(special.ndtr(1.5 + special.ndtri(0.01)), abs=0.03)
 
 
-@pytest.mark.parametrize("variance", ["pooled", "own"])
-@pytest.mark.parametrize("online", [True, False])
-def test_without_leakage_the_area_is_a_half(variance, online) -> None:
-    known = shadow_models(60, 200, 100, leakage=0.0)
-    found = attack_performance(lira(*known[:3], online=online, variance=variance), known[3])
+@pytest.mark.parametrize(
+    ("attack", "models", "seed"),
+    [
+        *((attack, 60, 0) for attack in LIRAS),
+        *((partial(rmia, offline_a=a), 40, 0) for a in (None, 0.5)),
+        *((attack, 60, 7) for attack in (score_difference, normal_ratio)),
+        (partial(out_quantile, level=0.8), 60, 7),
+    ],
+)
+def test_without_leakage_the_area_is_a_half(attack, models, seed) -> None:
+    known = shadow_models(models, 200, 100, leakage=0.0, seed=seed)
+    found = attack_performance(attack(*known[:3]), known[3])
     # Four standard deviations of the area of 10,000 and 10,000 scores.
     assert found.auc == pytest.approx(0.5, abs=4 * np.sqrt(2 / 12 / 1e4))
 
@@ -148,10 +151,11 @@ def test_offline_needs_no_model_with_the_record() -> None:
     scores, membership, targets, _ = shadow_models()
     rest = np.zeros_like(membership)
     found = lira(scores, rest, targets, online=False, variance="own")
-    expected = (targets - scores.mean(axis=0)) / scores.std(axis=0, ddof=1)
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx((targets - scores.mean(axis=0)) / scores.std(axis=0, ddof=1))
     with pytest.raises(ValueError, match=r"record 0 in 0 models, must have .* at least 2"):
         lira(scores, rest, targets)
+    with pytest.raises(ValueError, match=r"variance='global' must be one of \['own', 'pooled'\]"):
+        lira(scores, membership, targets, variance="global")  # type: ignore[arg-type]
 
 
 def test_far_scores_keep_their_order() -> None:
@@ -161,21 +165,11 @@ def test_far_scores_keep_their_order() -> None:
     assert np.all(high > low)
 
 
-def test_an_unknown_variance_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"variance='global' must be one of \['own', 'pooled'\]"):
-        lira(*shadow_models()[:3], variance="global")  # type: ignore[arg-type]
-
-
 def decision(score: float, out, inside, alpha: float) -> bool:
     """Algorithm 3 on one target, through the attack, which has its own twin."""
     scores = np.concatenate([out, inside])[:, None]
     membership = np.arange(len(scores))[:, None] >= len(out)
     return bool(normal_ratio(scores, membership, [[score]])[0, 0] >= -alpha)
-
-
-def columns(known, record: int) -> tuple[list[float], list[float]]:
-    scores, inside = known[0][:, record], known[1][:, record]
-    return list(scores[~inside]), list(scores[inside])
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4])
@@ -184,7 +178,7 @@ def test_cross_fed_counts_are_those_of_algorithm_5(alpha) -> None:
     counts, n = cross_fed_mia(known[0], known[1], alpha)
     assert n == min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min())
     for r in range(5):
-        out, inside = (side[:n] for side in columns(known, r))
+        out, inside = (side[:n] for side in sides(known[0], known[1], r))
         fp = sum(decision(out[j], out[:j] + out[j + 1 :], inside, alpha) for j in range(n))
         tp = sum(decision(inside[j], out, inside[:j] + inside[j + 1 :], alpha) for j in range(n))
         assert (int(counts.fp[r]), int(counts.tp[r])) == (fp, tp)
@@ -195,11 +189,10 @@ def test_cross_fed_counts_are_those_of_algorithm_5(alpha) -> None:
 def test_counts_are_those_of_algorithm_4(shadows) -> None:
     known = shadow_models(models=70, records=4, leakage=2.0)
     counts = measure_mia(known[0], known[1], 0.2, shadows=shadows)
-    least = min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min())
-    n = least // (2 * shadows + 1)
+    n = min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min()) // (2 * shadows + 1)
     assert n > 2
     for r in range(4):
-        out, inside = columns(known, r)
+        out, inside = sides(known[0], known[1], r)
         attacked = {False: out[:n], True: inside[:n]}
         rest = {False: iter(out[n:]), True: iter(inside[n:])}
         found = {False: 0, True: 0}
@@ -347,34 +340,16 @@ def test_the_normal_ratio_orders_a_record_as_lira_with_own_variances() -> None:
     ratios = lira(scores, membership, targets, variance="own")
     for r in range(scores.shape[1]):
         assert np.array_equal(np.argsort(p_values[:, r]), np.argsort(ratios[:, r]))
-    losses = normal_ratio(-scores, membership, -targets)
-    assert losses == pytest.approx(p_values, abs=1e-12)
+    assert normal_ratio(-scores, membership, -targets) == pytest.approx(p_values, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "attack", [score_difference, normal_ratio, lambda *a: out_quantile(*a, level=0.8)]
+test_a_level_needs_models = refused_changes(
+    partial(out_quantile, *shadow_models()[:3]),
+    {},
+    ({"level": 1.0}, r"level=1.0 must be in \(0, 1\)"),
+    ({"level": 0.99}, r"record \d out of \d+ models, must have each record out of at least 100"),
+    ({"level": 0.02}, "must have each record out of at least 50"),
 )
-def test_without_leakage_the_area_is_a_half_plain_scores(attack) -> None:
-    scores, membership, targets, inside = shadow_models(60, 200, 100, leakage=0.0, seed=7)
-    found = attack_performance(attack(scores, membership, targets), inside)
-    assert found.auc == pytest.approx(0.5, abs=4 * np.sqrt(2 / 12 / 1e4))
-
-
-@pytest.mark.parametrize(
-    ("level", "message"),
-    [
-        (1.0, r"level=1.0 must be in \(0, 1\)"),
-        (
-            0.99,
-            r"membership has record \d out of \d+ models, must have each record out of at least "
-            "100",
-        ),
-        (0.02, "must have each record out of at least 50"),
-    ],
-)
-def test_a_level_needs_models(level, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        out_quantile(*shadow_models()[:3], level=level)
 
 
 def test_a_level_of_a_tenth_needs_ten_models_and_no_more() -> None:
@@ -434,16 +409,7 @@ def test_shares_are_those_of_the_definition(gamma, a, known_population) -> None:
 def test_log_probabilities_are_another_scale_of_the_same() -> None:
     scores, membership, targets, _ = shadow_models(seed=6)
     logs = log_probability(scores), membership, log_probability(targets)
-    found = rmia(*logs, scale="log_probability")
-    assert np.array_equal(found, rmia(scores, membership, targets))
-
-
-def test_order_of_models_and_records_does_not_matter() -> None:
-    scores, membership, targets, _ = shadow_models(seed=7)
-    rng = np.random.default_rng(0)
-    models, records = rng.permutation(len(scores)), rng.permutation(scores.shape[1])
-    found = rmia(scores[models][:, records], membership[models][:, records], targets[:, records])
-    assert np.array_equal(found, rmia(scores, membership, targets)[:, records])
+    assert np.array_equal(rmia(*logs, scale="log_probability"), rmia(scores, membership, targets))
 
 
 @pytest.mark.parametrize("a", [None, 0.3])
@@ -465,41 +431,24 @@ def test_probabilities_too_small_for_a_float_are_compared() -> None:
     assert found.std() > 0.1
 
 
-@pytest.mark.parametrize("a", [None, 0.5])
-def test_without_leakage_the_area_is_a_half_rmia_attack(a) -> None:
-    known = shadow_models(40, 200, 100, leakage=0.0)
-    found = attack_performance(rmia(*known[:3], offline_a=a), known[3])
-    assert found.auc == pytest.approx(0.5, abs=4 * np.sqrt(2 / 12 / 1e4))
-
-
 def test_members_are_separated_better_than_by_their_own_scores() -> None:
     known = shadow_models(40, 200, 20, leakage=1.5)
     found = attack_performance(rmia(*known[:3]), known[3]).auc
     assert found > attack_performance(known[2], known[3]).auc + 0.1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": 0.0}, "gamma=0.0 must be a finite number > 0"),
-        ({"offline_a": 1.5}, r"offline_a=1.5 must be in \[0, 1\]"),
-        ({"offline_a": -1.0}, "offline_a=-1.0 must be a finite number >= 0"),
-        ({"scale": "loss"}, "scale='loss' must be one of"),
-        ({"scale": "log_probability"}, "scores holds .* must be at most 0"),
-        ({"population": np.zeros(3)}, "must be two arrays"),
-        (
-            {"population": (np.zeros((24, 2)), np.zeros((3, 4)))},
-            r"must have \[24, p\] and \[3, p\]",
-        ),
-        (
-            {"population": (np.full((24, 2), np.nan), np.zeros((3, 2)))},
-            r"population\[0\] holds nan",
-        ),
-    ],
+test_bad_options_are_named = refused_changes(
+    partial(rmia, *shadow_models()[:3]),
+    {},
+    ({"gamma": 0.0}, "gamma=0.0 must be a finite number > 0"),
+    ({"offline_a": 1.5}, r"offline_a=1.5 must be in \[0, 1\]"),
+    ({"offline_a": -1.0}, "offline_a=-1.0 must be a finite number >= 0"),
+    ({"scale": "loss"}, "scale='loss' must be one of"),
+    ({"scale": "log_probability"}, "scores holds .* must be at most 0"),
+    ({"population": np.zeros(3)}, "must be two arrays"),
+    ({"population": (np.zeros((24, 2)), np.zeros((3, 4)))}, r"must have \[24, p\] and \[3, p\]"),
+    ({"population": (np.full((24, 2), np.nan), np.zeros((3, 2)))}, r"population\[0\] holds nan"),
 )
-def test_bad_options_are_named(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        rmia(*shadow_models()[:3], **options)
 
 
 def test_one_record_has_no_others() -> None:
@@ -527,23 +476,14 @@ def test_a_monotone_transform_does_not_matter() -> None:
     assert attack_performance(np.exp(targets), inside) == attack_performance(targets, inside)
 
 
-@pytest.mark.parametrize(
-    ("membership", "message"),
-    [
-        ([[True, True]], "membership has 2 members and 0 others, must have some of both"),
-        ([[False, False]], "membership has 0 members and 2 others"),
-        ([[True]], r"membership has shape \(1, 1\), must be that of attacked, \(1, 2\)"),
-        ([[1, 0]], "membership has dtype int64, must be bool"),
-    ],
+test_bad_membership_and_nan_are_named = refused(
+    attack_performance,
+    ([[0.1, 0.2]], [[True, True]], "2 members and 0 others, must have some of both"),
+    ([[0.1, 0.2]], [[False, False]], "membership has 0 members and 2 others"),
+    ([[0.1, 0.2]], [[True]], r"shape \(1, 1\), must be that of attacked, \(1, 2\)"),
+    ([[0.1, 0.2]], [[1, 0]], "membership has dtype int64, must be bool"),
+    ([[0.1, np.nan]], [[True, False]], "attacked holds nan"),
 )
-def test_bad_membership_is_named(membership, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        attack_performance([[0.1, 0.2]], membership)
-
-
-def test_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="attacked holds nan"):
-        attack_performance([[0.1, np.nan]], [[True, False]])
 
 
 def test_the_room_gives_its_names() -> None:
@@ -554,53 +494,35 @@ def test_the_room_gives_its_names() -> None:
         _ = attacks.none
 
 
-ATTACKS = [lira, normal_ratio, rmia, score_difference, score_threshold]
+def at(array: np.ndarray, index: tuple[int, int], value: float) -> np.ndarray:
+    changed = array.copy()
+    changed[index] = value
+    return changed
 
 
-def changed(case: str):
-    """Arguments of an attack, one of them bad."""
-    scores, membership, targets, _ = shadow_models()
-    if case == "nan":
-        scores[3, 2] = np.nan
-    elif case == "infinite target":
-        targets[1, 0] = np.inf
-    elif case == "vector":
-        scores = scores[:, 0]
-    elif case == "shape":
-        membership = membership[:-1]
-    elif case == "integers":
-        membership = membership.astype(int)
-    elif case == "records":
-        targets = targets[:, :-1]
-    return scores, membership, targets
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("nan", r"scores holds nan or infinity.*1 of 168, the first at index \(3, 2\)"),
-        ("infinite target", r"targets holds nan or infinity.*first at index \(1, 0\)"),
-        ("vector", r"scores has shape \(24,\), must be \[models, records\]"),
-        ("shape", r"membership has shape \(23, 7\), must be that of scores, \(24, 7\)"),
-        ("integers", "membership has dtype int64, must be bool"),
-        ("records", r"targets has shape \(3, 6\), must be .* for 7 records"),
-    ],
+SCORES, MEMBERSHIP, TARGETS, _ = shadow_models()
+NAN = "holds nan or infinity"
+test_bad_arguments_are_named = refusals(
+    *(
+        (partial(attack, *given), message)
+        for attack in ATTACKS
+        for *given, message in (
+            (at(SCORES, (3, 2), np.nan), MEMBERSHIP, TARGETS, rf"scores {NAN}.*1 of 168, .*\(3, 2"),
+            (SCORES, MEMBERSHIP, at(TARGETS, (1, 0), np.inf), rf"targets {NAN}.* at index \(1, 0"),
+            (SCORES[:, 0], MEMBERSHIP, TARGETS, r"shape \(24,\), must be \[models, records\]"),
+            (SCORES, MEMBERSHIP[:-1], TARGETS, r"shape \(23, 7\), must be that of scores, \(24, 7"),
+            (SCORES, MEMBERSHIP.astype(int), TARGETS, "membership has dtype int64, must be bool"),
+            (SCORES, MEMBERSHIP, TARGETS[:, :-1], r"shape \(3, 6\), must be .* for 7 records"),
+        )
+    )
 )
-def test_bad_arguments_are_named(attack, case, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        attack(*changed(case))
 
 
 @pytest.mark.parametrize(
     ("attack", "side", "least"),
     [
-        (lira, "in", 2),
-        (lira, "out", 2),
-        (normal_ratio, "in", 2),
-        (normal_ratio, "out", 2),
-        (rmia, "in", 1),
-        (rmia, "out", 1),
+        *((attack, side, 2) for attack in (lira, normal_ratio) for side in ("in", "out")),
+        *((rmia, side, 1) for side in ("in", "out")),
         (score_difference, "out", 1),
     ],
 )

@@ -36,9 +36,8 @@ from published_numbers import (
     widths_of_figure_5,
 )
 
+
 # Zanella-Béguelin et al. 2023, Bayesian estimation.
-
-
 @pytest.mark.parametrize(
     ("name", "ends"),
     [
@@ -49,8 +48,7 @@ from published_numbers import (
     ],
 )
 def test_the_intervals_of_the_worked_example(name: str, ends: tuple[float, float]) -> None:
-    found = INTERVALS[name](EXAMPLE, EXAMPLE_DELTA, 0.05)
-    assert found == pytest.approx(ends, abs=5.1e-6)
+    assert INTERVALS[name](EXAMPLE, EXAMPLE_DELTA, 0.05) == pytest.approx(ends, abs=5.1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,6 @@ def test_the_intervals_of_figure_7(printed: tuple[float, float]) -> None:
 
 
 # Nasr et al. 2023, tight auditing.
-
-
 def test_the_mu_of_epsilon_one_is_not_a_quarter() -> None:
     # The text says "mu ~ .25 for (1, 1e-5)".
     assert gaussian_mu(1.0, DELTA) == pytest.approx(0.26805, abs=5e-6)

@@ -38,11 +38,7 @@ def test_bucket_is_the_next_grid_point_upward(sigma: float, ratio: float) -> Non
 @given(sigmas, sigmas)
 def test_buckets_keep_the_order(one: float, other: float) -> None:
     low, high = sorted((one, other))
-    assert bucket_up(low) <= bucket_up(high)
-
-
-def test_bucket_of_no_noise_is_no_noise() -> None:
-    assert bucket_up(0.0) == 0.0
+    assert bucket_up(0.0) == 0.0 < bucket_up(low) <= bucket_up(high)
 
 
 @given(histories)
@@ -52,8 +48,7 @@ def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]
     assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
     assert len({(phase.noise_multiplier, phase.sample_rate) for phase in short}) == len(short)
     before = sum(phase.steps / phase.noise_multiplier**2 for phase in history)
-    after = sum(phase.steps / phase.noise_multiplier**2 for phase in short)
-    assert after <= before * (1 + 1e-9)
+    assert sum(phase.steps / phase.noise_multiplier**2 for phase in short) <= before * (1 + 1e-9)
     kept = compress(history, max_phases=8, rounding="mean")
     assert _chi_square(kept) == pytest.approx(_chi_square(history), rel=1e-9)
 
@@ -77,35 +72,27 @@ def test_phase_holds_plain_numbers() -> None:
 
 def test_steps_of_an_unknown_rate_are_merged_and_not_composed() -> None:
     unknown = Phase(1.0, None, 3)
-    assert merge([unknown, Phase(1.0, 0.01, 2), unknown]) == [
-        Phase(1.0, None, 6),
-        Phase(1.0, 0.01, 2),
-    ]
+    merged = merge([unknown, Phase(1.0, 0.01, 2), unknown])
+    assert merged == [Phase(1.0, None, 6), Phase(1.0, 0.01, 2)]
     assert not rates_known([Phase(1.0, 0.01, 2), unknown])
     with pytest.raises(ValueError, match="sample_rate=None must be in"):
         epsilon_of_history([unknown], 1e-5)
 
 
 def test_leakage_over_claim_divides_every_noise_multiplier() -> None:
-    assert leaking([Phase(1.0, 0.5, 3), Phase(3.0, None, 1)], 2.0) == [
-        Phase(0.5, 0.5, 3),
-        Phase(1.5, None, 1),
-    ]
+    history, halved = ([Phase(s, 0.5, 3), Phase(3 * s, None, 1)] for s in (1.0, 0.5))
+    assert leaking(history, 2.0) == halved
 
 
-def test_history_holds_the_phases_in_the_order_of_their_first_steps() -> None:
-    sigma = [2.0] * 3 + [1.0] * 2 + [2.0]
-    assert monitor_of(simulate(6, sigma=sigma)).history == (
-        Phase(2.0, 0.01, 4),
-        Phase(1.0, 0.01, 2),
-    )
-
-
-def test_unknown_sample_rates_are_one_phase() -> None:
-    assert monitor_of(simulate(5, sample_rate=math.nan)).history == (Phase(1.0, None, 5),)
-
-
-def test_a_rate_at_which_no_record_joins_is_unknown() -> None:
+@pytest.mark.parametrize(
+    ("steps", "simulated", "phases"),
+    [
+        (6, {"sigma": [2.0] * 3 + [1.0] * 2 + [2.0]}, (Phase(2, 0.01, 4), Phase(1, 0.01, 2))),
+        (5, {"sample_rate": math.nan}, (Phase(1.0, None, 5),)),
+    ],
+)
+def test_history_holds_the_phases_in_the_order_of_their_first_steps(steps, simulated, phases):
+    assert monitor_of(simulate(steps, **simulated)).history == phases
     claims = StepHistory()
-    claims.add(1.0, 0.0)
+    claims.add(1.0, 0.0)  # a rate at which no record joins is unknown
     assert claims.runs() == (Phase(1.0, None, 1),)

@@ -22,9 +22,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("sigma", "rate", "grid", "steps"), STEPS)
-def test_losses_and_their_sums_are_those_of_dp_accounting(
-    sigma: float, rate: float, grid: float, steps: int
-) -> None:
+def test_losses_and_their_sums_are_those_of_dp_accounting(sigma, rate, grid, steps) -> None:
     ours = step_losses(sigma, rate, grid)
     theirs = from_gaussian_mechanism(sigma, value_discretization_interval=grid, sampling_prob=rate)
     for mine, other in ((ours._pmf_remove, theirs._pmf_remove), (ours._pmf_add, theirs._pmf_add)):

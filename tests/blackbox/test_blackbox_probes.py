@@ -29,10 +29,10 @@ from lightning_audit.blackbox.probes import (
     read_shift,
 )
 
-# --- Crafted gradients beside equal noise: what is right is never accused, whatever its noise.
-
 #: Correct functions whose noise cannot be held fixed.
 UNREPEATABLE = {"the operating system"}
+ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))
+MODULE_GENERATOR = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("seed", staged(quick=[0], heavy=[1, 2]))
@@ -66,9 +66,7 @@ def test_sizes_are_exact() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("make", [on_a_lattice, of_integers])
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.3])
-def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(
-    make: Any, step: float
-) -> None:
+def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, step) -> None:
     torch.manual_seed(0)
     np.random.seed(0)
     right = make(step * NORM)
@@ -80,9 +78,7 @@ def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(
 @pytest.mark.heavy
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_in_low_precision_a_shift_half_too_large_is_found(
-    dtype: torch.dtype, factor: float
-) -> None:
+def test_in_low_precision_a_shift_half_too_large_is_found(dtype, factor) -> None:
     torch.manual_seed(0)
 
     def privatize(grads: torch.Tensor) -> torch.Tensor:
@@ -172,14 +168,13 @@ def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
     assert torch.equal(torch.randn(3), torch.randn(3, generator=again.manual_seed(4)))
 
 
-def draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
+def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
     def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = torch.cat([grad.flatten(1) for grad in grads], dim=1)
         torch.randn(int((rows.norm(dim=1) > 0).sum()))
         return noisy(clipped_sum)(grads)
 
-    found = reading(privatize)
-    assert "its random numbers follow the gradients" in found.reason
+    assert "its random numbers follow the gradients" in reading(privatize).reason
     torch.manual_seed(0)
     assert audit(privatize, calls=120).passed
 
@@ -190,11 +185,6 @@ def test_a_line_says_what_was_found() -> None:
 
 
 # --- Calls of a function under equal random numbers, wherever these come from.
-
-ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))
-MODULE_GENERATOR = np.random.default_rng(0)
-
-
 def frozen(privatize: Any) -> FrozenNoise:
     return FrozenNoise(Released(privatize, [(3,)], True, 1.0, 1.0, "numpy"))
 
@@ -277,8 +267,6 @@ def test_a_function_goes_on_by_one_call_and_is_put_back_at_the_end() -> None:
 
 
 # --- Calls of a privatize function: units, refusals, and what is read off them.
-
-
 def released(privatize, divisor: float = 1.0) -> Released:
     return Released(privatize, SHAPES, False, NORM, divisor, "torch")
 
@@ -288,7 +276,7 @@ def released(privatize, divisor: float = 1.0) -> Released:
     [
         (
             lambda g: 1 / 0,
-            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, 3",
+            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, ",
         ),
         (lambda g: g, r"returned shapes \[\(32, 4, 3\), \(32, 5\)\], must be \[\(4, 3\), \(5,\)\]"),
         (lambda g: [x.sum(0) / 0 for x in g], "returned numbers that are not finite .* norms 0 to"),
@@ -299,7 +287,7 @@ def released(privatize, divisor: float = 1.0) -> Released:
     ],
 )
 def test_what_is_wrong_with_a_function_is_told(privatize, message: str) -> None:
-    zeros, large = np.zeros((32, 17)), np.zeros((32, 17))
+    zeros, large = np.zeros((2, 32, 17))
     large[-1, 0] = 1000.0
     called = released(privatize)
     with pytest.raises(MechanismError, match=message):
@@ -312,8 +300,7 @@ def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shap
     for divisor in (1.0, 6.0):
         found = released(lambda grads, by=divisor: [g.sum(0) / by for g in grads], divisor)
         assert found(rows) == pytest.approx(rows.sum(axis=0), rel=1e-5, abs=1e-6)
-        assert found.sizes == [12, 5]
-        assert found.calls == 1
+        assert (found.sizes, found.calls) == ([12, 5], 1)
 
 
 def read(fault: str, calls: int = 100) -> tuple[ShiftReading, NoiseReading]:
@@ -359,6 +346,5 @@ def test_reading_stops_at_its_goal() -> None:
 
 
 def test_a_direction_has_one_length_in_every_tensor() -> None:
-    along = direction([12, 5, 1], np.random.default_rng(0))
-    parts = np.split(along, [12, 17])
+    parts = np.split(direction([12, 5, 1], np.random.default_rng(0)), [12, 17])
     assert [np.linalg.norm(part) for part in parts] == pytest.approx([3**-0.5] * 3)

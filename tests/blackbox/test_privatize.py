@@ -34,8 +34,7 @@ def test_correct_functions_pass(sigma: float, divisor: float | None) -> None:
 
 
 def test_dividing_by_the_rows_is_right_for_batches_of_a_fixed_size() -> None:
-    privatize = Privatizer("divides by rows")
-    assert audit(privatize, expected_batch_size=BATCH, batches="fixed").passed
+    assert audit(Privatizer("divides by rows"), expected_batch_size=BATCH, batches="fixed").passed
 
 
 def test_too_few_calls_beside_much_noise_are_inconclusive_if_no_seed_repeats_it() -> None:
@@ -109,11 +108,8 @@ def test_a_gradient_of_one_number_is_audited() -> None:
 @pytest.mark.heavy
 def test_a_correct_function_is_refuted_less_often_than_the_significance() -> None:
     level, runs = 0.5, 15
-    outcomes = [
-        audit(Privatizer(seed=seed), significance=level, seed=seed, calls=80).verdict.outcome
-        for seed in range(runs)
-    ]
-    assert outcomes.count("VIOLATION") <= level * runs
+    audits = (audit(Privatizer(seed=s), significance=level, seed=s, calls=80) for s in range(runs))
+    assert sum(found.verdict.outcome == "VIOLATION" for found in audits) <= level * runs
 
 
 test_arguments_out_of_range_are_refused = refused_changes(
@@ -130,19 +126,22 @@ test_arguments_out_of_range_are_refused = refused_changes(
 )
 
 
-def test_a_number_is_no_shape() -> None:
-    with pytest.raises(TypeError, match=r"shapes=10 must be a tuple; give \(10,\) for a vector"):
-        audit_privatize(Privatizer(), 10, noise_multiplier=1.0, max_grad_norm=1.0)
-
-
-@pytest.mark.parametrize("shapes", [[], (), [()], [(3, 0)], ["ab"], [3, (2,)]])
-def test_what_is_no_shape_is_refused(shapes) -> None:
-    with pytest.raises(ValueError, match="must be the shape of a gradient"):
+@pytest.mark.parametrize(
+    ("shapes", "error", "message"),
+    [
+        (10, TypeError, r"shapes=10 must be a tuple; give \(10,\) for a vector"),
+        *(
+            (shapes, ValueError, "must be the shape of a gradient")
+            for shapes in ([], (), [()], [(3, 0)], ["ab"], [3, (2,)])
+        ),
+    ],
+)
+def test_what_is_no_shape_is_refused(shapes, error, message) -> None:
+    with pytest.raises(error, match=message):
         audit_privatize(Privatizer(), shapes, noise_multiplier=1.0, max_grad_norm=1.0)
 
 
 # --- Every fault of a privatize function is found by its name.
-
 FAULTS = [
     ("no clipping", "no_clipping"),
     ("per tensor", "clip_per_tensor"),
@@ -177,12 +176,9 @@ NAMES = {
 @pytest.mark.parametrize(("fault", "name"), FAULTS)
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
-def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
-    function: type[Privatizer], fault: str, name: str
-) -> None:
+def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(function, fault, name) -> None:
     found = audit(function(fault))
-    assert found.verdict.outcome == "VIOLATION"
-    assert found.verdict.faults[0].name == name
+    assert (found.verdict.outcome, found.verdict.faults[0].name) == ("VIOLATION", name)
 
 
 @pytest.mark.parametrize("fault", FAULTY)
@@ -216,8 +212,7 @@ def test_a_fault_by_its_trial_has_the_size_by_two_digits() -> None:
 )
 def test_a_fault_of_a_mean_is_found_by_name(fault: str, name: str) -> None:
     found = audit(Privatizer(fault, divisor=BATCH), expected_batch_size=BATCH)
-    assert found.verdict.outcome == "VIOLATION"
-    assert found.verdict.faults[0].name == name
+    assert (found.verdict.outcome, found.verdict.faults[0].name) == ("VIOLATION", name)
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.8])
@@ -236,8 +231,6 @@ def test_another_unit_is_no_violation_and_no_pass(divisor: float, stated: float 
 
 
 # --- What is read off a privatize function, by kind of gradient and of batch.
-
-
 def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain() -> None:
     correct, faulty = audit(Unrepeatable()), audit(Unrepeatable("no clipping"))
     assert correct.calls == 8 * 121 + 2  # two to see that no seed repeats it
@@ -271,8 +264,7 @@ def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there() -> None:
     ],
 )
 def test_a_clipping_fault_shows_in_its_kinds_of_gradients(fault: str, shown: set[str]) -> None:
-    shifts = readings(fault)[1]
-    assert {name for name, reading in shifts.items() if reading.log_e >= 6.0} == shown
+    assert {name for name, reading in readings(fault)[1].items() if reading.log_e >= 6.0} == shown
 
 
 def test_noise_that_follows_gradients_is_small_beside_large_ones_alone() -> None:

@@ -47,15 +47,20 @@ def known_start():
 
 
 def real(noise_multiplier):
-    return opacus_training(
-        known_start,
-        sgd,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=1.0,
-        sample_rate=1.0,
-        expected_batch_size=30,
-        steps=STEPS,
-    )
+    settings = {"max_grad_norm": 1.0, "sample_rate": 1.0, "expected_batch_size": 30, "steps": STEPS}
+    return opacus_training(known_start, sgd, noise_multiplier=noise_multiplier, **settings)
+
+
+def audited(train, trainings, store, claim=(1.0, 1e-5), data=DATA, **settings):
+    return audit_training(train, data, claim, trainings=trainings, store=store, **HERE, **settings)
+
+
+def printed(script, *arguments, code=0):
+    """What an example writes on stderr until it ends with this code."""
+    command = [sys.executable, REPOSITORY / "examples" / script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stderr
 
 
 def claim_of(noise_multiplier):
@@ -74,15 +79,14 @@ def test_real_trainings_with_too_little_noise_are_a_violation_that_the_gate_fail
     assert "200 trainings are planned" in told.err
     assert "min left" in told.err or " s left" in told.err or audit.trainings < 100
     report = AuditReport.load(tmp_path / "report.json")
-    assert report.verdict == audit.verdict
-    assert report.settings["canary"] == "Crafted"
+    assert (report.verdict, report.settings["canary"]) == (audit.verdict, "Crafted")
     assert main(["check", str(tmp_path)]) == 1
 
 
 @pytest.mark.training
 @pytest.mark.heavy
 def test_real_trainings_with_the_noise_that_they_claim_pass(tmp_path):
-    audit = audit_training(real(2.0), DATA, claim_of(2.0), trainings=300, store=tmp_path, **HERE)
+    audit = audited(real(2.0), 300, tmp_path, claim_of(2.0))
     assert audit.verdict.outcome == "PASS", str(audit)
     assert main(["check", str(tmp_path)]) == 0
 
@@ -96,41 +100,37 @@ def test_the_same_call_continues_and_a_longer_plan_adds_to_it(tmp_path):
             raise KeyboardInterrupt
         return hides(dataset, seed)
 
-    given = {"store": tmp_path, "identity": "hides", **HERE}
     with pytest.raises(KeyboardInterrupt):
-        audit_training(train, DATA, (1.0, 1e-5), trainings=30, **given)
-    first = audit_training(hides, DATA, (1.0, 1e-5), trainings=30, **given)
+        audited(train, 30, tmp_path, identity="hides")
+    first = audited(hides, 30, tmp_path, identity="hides")
     assert first.trainings == 30
-    whole = audit_training(hides, DATA, (1.0, 1e-5), trainings=30, store=tmp_path / "new", **HERE)
+    whole = audited(hides, 30, tmp_path / "new")
     assert (first.errors, first.guesses) == (whole.errors, whole.guesses)
     assert first.epsilon_lower_at_end is not None
-    longer = audit_training(hides, DATA, (1.0, 1e-5), trainings=60, **given)
-    assert longer.trainings == 60
-    assert longer.epsilon_lower_at_end is None  # a second look at an end is not one look
-    again = audit_training(hides, DATA, (1.0, 1e-5), trainings=30, **given)
+    longer = audited(hides, 60, tmp_path, identity="hides")
+    # A second look at an end is not one look.
+    assert (longer.trainings, longer.epsilon_lower_at_end) == (60, None)
+    again = audited(hides, 30, tmp_path, identity="hides")
     assert (again.trainings, again.errors) == (30, first.errors)
 
 
 def test_a_block_is_stored_at_its_end_and_a_store_keeps_its_size(tmp_path):
-    class Counts:
-        def __init__(self):
-            self.blocks = []
+    blocks = []
 
+    class Counts:
         def many(self, data_sets, seeds):
-            self.blocks.append(len(seeds))
+            blocks.append(len(seeds))
             return [hides(*pair) for pair in zip(data_sets, seeds, strict=True)]
 
-    given = {"store": tmp_path, "identity": "hides", **HERE}
-    train = Counts()
-    audit_training(train, DATA, (1.0, 1e-5), trainings=6, block=3, **given)
-    audit_training(train, DATA, (1.0, 1e-5), trainings=10, block=1, **given)
-    assert train.blocks == [3, 3, 3, 1]
+    audited(Counts(), 6, tmp_path, block=3, identity="hides")
+    audited(Counts(), 10, tmp_path, block=1, identity="hides")
+    assert blocks == [3, 3, 3, 1]
 
 
 def test_another_claim_reads_the_same_trainings_again(tmp_path):
-    given = {"trainings": 60, "store": tmp_path, "stop": "end", **HERE}
-    small = audit_training(shows, DATA, (1.0, 1e-5), **given)
-    large = audit_training(shows, DATA, (8.0, 1e-5), **given)
+    small, large = (
+        audited(shows, 60, tmp_path, (epsilon, 1e-5), stop="end") for epsilon in (1.0, 8.0)
+    )
     assert (small.verdict.outcome, large.verdict.outcome) == ("VIOLATION", "INCONCLUSIVE")
     assert small.errors == large.errors == 0
 
@@ -159,53 +159,33 @@ def test_failed_trainings_count_as_wrong_guesses_or_end_the_audit(tmp_path):
             raise MemoryError("too large")
         return shows(dataset, seed)
 
-    given = {"trainings": 60, "stop": "end", **HERE}
-    audit = audit_training(fails, DATA, (1.0, 1e-5), store=tmp_path / "count", **given)
+    audit = audited(fails, 60, tmp_path / "count", stop="end")
     assert audit.failures > 5
     assert audit.errors >= audit.failures - 3  # before the first guess none is wrong
     with pytest.raises(TrainingError, match=r"training \d+ failed: MemoryError: too large"):
-        audit_training(
-            fails, DATA, (1.0, 1e-5), store=tmp_path / "raise", on_failure="raise", **given
-        )
+        audited(fails, 60, tmp_path / "raise", stop="end", on_failure="raise")
 
 
 def test_many_canaries_of_each_training_are_audited(tmp_path):
-    canary = Many([Blank(label) for label in range(8)])
-
     def train(dataset, seed):
         inside = np.bincount(dataset[1][30:], minlength=8)[:8]
         return np.random.default_rng(seed).normal(inside, 0.1)
 
-    audit = audit_training(
-        train, DATA, (1.0, 1e-5), canary=canary, trainings=60, store=tmp_path, **HERE
-    )
-    assert audit.seen.canaries == 8
-    assert audit.verdict.outcome == "VIOLATION"
+    audit = audited(train, 60, tmp_path, canary=Many([Blank(label) for label in range(8)]))
+    assert (audit.seen.canaries, audit.verdict.outcome) == (8, "VIOLATION")
     assert main(["check", str(tmp_path)]) == 1
 
 
 def test_a_pair_of_data_sets_of_the_user(tmp_path):
-    pair = Neighbors(0.0, 1.0)
-    audit = audit_training(
-        lambda data, seed: float(np.random.default_rng(seed).normal(5 * data)),
-        pair,
-        (1.0, 1e-5),
-        trainings=80,
-        store=tmp_path,
-        **HERE,
-    )
+    def train(data, seed):
+        return float(np.random.default_rng(seed).normal(5 * data))
+
+    audit = audited(train, 80, tmp_path, data=Neighbors(0.0, 1.0))
     assert audit.verdict.outcome == "VIOLATION"
 
 
 def test_a_training_that_ignores_its_seed_is_noted(tmp_path):
-    audit_training(
-        lambda data, seed: float(len(data[0])),
-        DATA,
-        (1.0, 1e-5),
-        trainings=40,
-        store=tmp_path,
-        **HERE,
-    )
+    audited(lambda data, seed: float(len(data[0])), 40, tmp_path)
     notes = AuditReport.load(tmp_path / "report.json").notes
     with_it, without = (note for note in notes if "have one score" in note)
     assert with_it.startswith("all trainings with the canary have one score: check that train uses")
@@ -213,8 +193,7 @@ def test_a_training_that_ignores_its_seed_is_noted(tmp_path):
 
 
 def test_an_audit_that_runs_has_no_report_of_fewer_trainings(tmp_path):
-    given = {"store": tmp_path, "identity": "x", **HERE}
-    audit_training(hides, DATA, (1.0, 1e-5), trainings=10, **given)
+    audited(hides, 10, tmp_path, identity="x")
     assert main(["check", str(tmp_path)]) == 2
     seen = []
 
@@ -222,7 +201,7 @@ def test_an_audit_that_runs_has_no_report_of_fewer_trainings(tmp_path):
         seen.append((tmp_path / "report.json").exists())
         return hides(dataset, seed)
 
-    audit_training(train, DATA, (1.0, 1e-5), trainings=20, **given)
+    audited(train, 20, tmp_path, identity="x")
     assert seen == [False] * 10
 
 
@@ -239,16 +218,11 @@ def test_an_audit_that_runs_has_no_report_of_fewer_trainings(tmp_path):
         ({"engine": "fast"}, "engine='fast' must be LocalProcesses"),
         ({"adjacency": "swap"}, "swap"),
         ({"dataset": 3}, "dataset=3 must be a tuple of arrays"),
-        ({"train": open}, None),
         ({"score": iter(())}, r"score: .* pass identity='...'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_first_training(tmp_path, wrong, match):
     given = {"train": shows, "dataset": DATA, "claim": (1.0, 1e-5), "trainings": 4, **HERE}
-    if match is None:
-        with pytest.raises(TrainingError, match="all of the first 4 trainings failed"):
-            audit_training(**{**given, **wrong}, store=tmp_path)
-        return
     with pytest.raises(ValueError, match=match):
         audit_training(**{**given, **wrong}, store=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -260,12 +234,13 @@ def test_a_content_without_identity_is_audited_under_a_given_one(tmp_path):
     def train(dataset, seed):
         return shows(dataset, seed) + 0 * next(hidden)
 
-    given = {"trainings": 4, "store": tmp_path, **HERE}
     with pytest.raises(BadArgument, match=r"train: builtins.range_iterator"):
-        audit_training(train, DATA, (1.0, 1e-5), **given)
-    audit_training(train, DATA, (1.0, 1e-5), identity="first", **given)
+        audited(train, 4, tmp_path)
+    audited(train, 4, tmp_path, identity="first")
     with pytest.raises(StoreError, match="another identity"):
-        audit_training(train, DATA, (1.0, 1e-5), identity="second", **given)
+        audited(train, 4, tmp_path, identity="second")
+    with pytest.raises(TrainingError, match="all of the first 4 trainings failed"):
+        audited(open, 4, tmp_path / "open")
 
 
 def test_names_are_given_without_loading_torch_before():
@@ -286,37 +261,15 @@ def test_names_are_given_without_loading_torch_before():
 @pytest.mark.heavy
 @pytest.mark.parametrize(("noise", "code"), [("0.5", 1), ("5.0", 0)])
 def test_the_example_of_the_page_ends_with_its_verdict(tmp_path, noise, code):
-    done = subprocess.run(
-        [
-            sys.executable,
-            REPOSITORY / "examples" / "many_trainings.py",
-            *("--noise", noise, "--trainings", "60", "--store", tmp_path / "store"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == code, done.stderr
-    assert "60 trainings are planned" in done.stderr
+    arguments = ("--noise", noise, "--trainings", "60", "--store", tmp_path / "store")
+    assert "60 trainings are planned" in printed("many_trainings.py", *arguments, code=code)
     assert main(["check", str(tmp_path / "store")]) == (1 if code else 2)
 
 
 @pytest.mark.heavy
 def test_the_example_for_a_cluster_runs_on_this_machine_and_continues(tmp_path):
+    local = ("--engine", "local", "--workers", "1", "--width", "8", "--store", tmp_path / "store")
     for trainings in ("6", "8"):
-        done = subprocess.run(
-            [
-                sys.executable,
-                REPOSITORY / "examples" / "past_one_machine.py",
-                *("--engine", "local", "--workers", "1", "--width", "8"),
-                *("--trainings", trainings, "--store", tmp_path / "store"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"{trainings} of {trainings} trainings have ended" in done.stderr
+        told = printed("past_one_machine.py", *local, "--trainings", trainings)
+        assert f"{trainings} of {trainings} trainings have ended" in told
     assert main(["check", str(tmp_path / "store")]) == 2

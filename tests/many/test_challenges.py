@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from driven_trainings import digits, linear, sgd
+from refused_calls import refusals, refused_changes
 from scipy import stats
 from simulated_shadows import simulated
 from stages import most_failures, staged
 
-from lightning_audit._validate import BadArgument
 from lightning_audit.many import (
     Challenges,
     DPSGDMany,
@@ -32,8 +34,13 @@ from lightning_audit.stats._arguments import ConfusionCounts
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 # --- Selection finds the records that models give away, by models that did not fit the attack.
-
 SHIFT = np.where(np.isin(np.arange(40), [3, 17, 29]), [[4.0]], 0.0)[0]
+MADE = simulated(48, 6, 3.0, np.random.default_rng(0), failed=[41])
+FITTED, TARGETS = MADE.split(2, 1)
+#: The truth of the simulation, and the numbers of points and of models.
+MU, POINTS, TRAININGS, LEVEL = 1.0, 20, 40, 0.05
+INPUTS, CLASSES = digits(160)
+FULL_BATCHES = {"max_grad_norm": 1.0, "sample_rate": 1.0, "expected_batch_size": 60}
 
 
 @pytest.mark.parametrize("by", ["separation", "accuracy"])
@@ -71,21 +78,23 @@ def test_an_attack_scores_only_models_that_it_was_not_fitted_on():
     assert np.array_equal(np.concatenate([targets for _, targets in seen[::-1]]), made.scores)
 
 
-def test_what_cannot_be_selected_is_refused():
-    made = simulated(8, 5, 0.0, np.random.default_rng(0), pairs=True)
-    with pytest.raises(BadArgument, match="count=6 is larger than the number of records"):
-        challenge_points(made, 6)
-    with pytest.raises(ValueError, match="by="):
-        challenge_points(made, 1, "luck")
-    broken = simulated(8, 5, 0.0, np.random.default_rng(0), failed=range(7))
-    with pytest.raises(BadArgument, match="1 models that did not fail"):
-        challenge_points(broken, 1)
-
-
-# --- Targets are scored by what is fitted on other models; bounds hold apart or paid, not without.
-
-MADE = simulated(48, 6, 3.0, np.random.default_rng(0), failed=[41])
-FITTED, TARGETS = MADE.split(2, 1)
+PAIRED = simulated(8, 5, 0.0, np.random.default_rng(0), pairs=True)
+BROKEN = simulated(8, 5, 0.0, np.random.default_rng(0), failed=range(7))
+test_what_cannot_be_selected_or_audited_is_refused = refusals(
+    (lambda: challenge_points(PAIRED, 6), "count=6 is larger than the number of records"),
+    (lambda: challenge_points(PAIRED, 1, "luck"), "by="),
+    (lambda: challenge_points(BROKEN, 1), "1 models that did not fail"),
+    (
+        lambda: challenge_audit(Challenges(PAIRED.scores, PAIRED.membership, True), (1.0, 1e-5)),
+        r"targets.firsts\(\)",
+    ),
+    (
+        lambda: challenge_audit(
+            Challenges(PAIRED.scores, PAIRED.membership), (1.0, 1e-5), choose="best"
+        ),
+        "choose=",
+    ),
+)
 
 
 def middle(scores, membership, targets):
@@ -99,15 +108,10 @@ def test_guesses_are_counted_and_those_of_a_failed_model_are_wrong():
     challenges = challenges_of(TARGETS, [1, 4], FITTED, middle)
     assert challenges.scores.shape == (16, 2)
     assert np.isnan(challenges.scores[9]).all()
-    guessed = challenges.scores > 0
     inside = challenges.membership
-    right = (guessed == inside) & ~TARGETS.failed[:, None]
-    assert challenges.counts() == ConfusionCounts(
-        np.sum(inside & ~right),
-        np.sum(inside & right),
-        np.sum(~inside & ~right),
-        np.sum(~inside & right),
-    )
+    right = ((challenges.scores > 0) == inside) & ~TARGETS.failed[:, None]
+    sides = (inside & ~right, inside & right, ~inside & ~right, ~inside & right)
+    assert challenges.counts() == ConfusionCounts(*map(np.sum, sides))
     each = challenges.counts(by_point=True)
     assert (each.fn + each.fp).tolist() == (~right).sum(0).tolist()
     assert right.mean() > 0.8
@@ -116,8 +120,7 @@ def test_guesses_are_counted_and_those_of_a_failed_model_are_wrong():
 @pytest.mark.parametrize("pairs", [True, False])
 def test_a_model_has_one_challenge_and_a_pair_too(pairs):
     made = simulated(400, 3, 0.0, np.random.default_rng(0), pairs=pairs)
-    every = Challenges(made.scores, made.membership, pairs)
-    one = every.one_a_model(seed=1)
+    one = Challenges(made.scores, made.membership, pairs).one_a_model(seed=1)
     assert one.scores.shape == (200 if pairs else 400, 1)
     assert not one.pairs
     of_models = made.scores[:: 2 if pairs else 1]
@@ -151,32 +154,19 @@ def test_a_target_is_scored_by_what_is_before_it(fitted):
         assert np.array_equal(first.scores[:4], once.scores[:4])
 
 
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"points": [6]}, r"points has 6 to 6, must be in \[0, 6\)"),
-        ({"points": []}, "points must be indices"),
-        ({"points": [0.5]}, "points must be indices"),
-        ({"fitted": MADE}, "targets and fitted share models"),
-        ({"fitted": None}, "fitted=None needs refit_every"),
-        ({"refit_every": 0}, "refit_every=0"),
-        ({"fitted": None, "refit_every": 16}, "no target has two earlier models"),
-        ({"attack": lambda scores, membership, targets: targets[:1]}, "attack returns the shape"),
-        ({"attack": lambda scores, membership, targets: targets * np.nan}, "not finite"),
-    ],
+test_what_would_be_no_attack_is_refused = refused_changes(
+    challenges_of,
+    {"targets": TARGETS, "points": [0], "fitted": FITTED, "attack": middle},
+    ({"points": [6]}, r"points has 6 to 6, must be in \[0, 6\)"),
+    ({"points": []}, "points must be indices"),
+    ({"points": [0.5]}, "points must be indices"),
+    ({"fitted": MADE}, "targets and fitted share models"),
+    ({"fitted": None}, "fitted=None needs refit_every"),
+    ({"refit_every": 0}, "refit_every=0"),
+    ({"fitted": None, "refit_every": 16}, "no target has two earlier models"),
+    ({"attack": lambda scores, membership, targets: targets[:1]}, "attack returns the shape"),
+    ({"attack": lambda scores, membership, targets: targets * np.nan}, "not finite"),
 )
-def test_what_would_be_no_attack_is_refused(given, match):
-    settings = {"targets": TARGETS, "points": [0], "fitted": FITTED, "attack": middle, **given}
-    with pytest.raises(ValueError, match=match):
-        challenges_of(**settings)
-
-
-def test_complementary_pairs_are_not_audited_as_independent_models():
-    made = simulated(8, 2, 0.0, np.random.default_rng(0), pairs=True)
-    with pytest.raises(BadArgument, match=r"targets.firsts\(\)"):
-        challenge_audit(Challenges(made.scores, made.membership, True), (1.0, 1e-5))
-    with pytest.raises(ValueError, match="choose="):
-        challenge_audit(Challenges(made.scores, made.membership), (1.0, 1e-5), choose="best")
 
 
 def test_paying_divides_the_significance_and_returns_the_worst_point():
@@ -190,21 +180,13 @@ def test_paying_divides_the_significance_and_returns_the_worst_point():
         bound_significance=0.05 / 3,
     )
     assert (paid.errors, paid.guesses) == (alone.errors, alone.guesses)
-    assert paid.epsilon_lower == alone.epsilon_lower
-    assert paid.verdict.outcome == "VIOLATION"
-    together = challenge_audit(challenges, GaussianTradeoff(1.0))
-    assert together.seen.canaries == 3
-
-
-#: The truth of the simulation, and the numbers of points and of models.
-MU, POINTS, TRAININGS, LEVEL = 1.0, 20, 40, 0.05
+    assert (paid.epsilon_lower, paid.verdict.outcome) == (alone.epsilon_lower, "VIOLATION")
+    assert challenge_audit(challenges, GaussianTradeoff(1.0)).seen.canaries == 3
 
 
 def false_bounds(choose, runs):
     """Count audits whose bound on epsilon is above the truth, which each point attains."""
-    rng = np.random.default_rng(7)
-    truth = GaussianTradeoff(MU)
-    wrong = 0
+    rng, truth, wrong = np.random.default_rng(7), GaussianTradeoff(MU), 0
     for _ in range(runs):
         made = simulated(TRAININGS, POINTS, MU, rng)
         every = Challenges(made.scores, made.membership)
@@ -213,8 +195,7 @@ def false_bounds(choose, runs):
         if choose == "neither":
             settings["bound_significance"] = min(0.999, LEVEL * POINTS)
         if choose == "apart":
-            other = simulated(TRAININGS, POINTS, MU, rng)
-            points = challenge_points(other, 1, attack=middle)
+            points = challenge_points(simulated(TRAININGS, POINTS, MU, rng), 1, attack=middle)
             every = Challenges(made.scores[:, points], made.membership[:, points])
         audit = challenge_audit(every, truth, **settings)
         wrong += audit.epsilon_lower_at_end > truth.epsilon_at(1e-5)
@@ -237,27 +218,15 @@ def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, 
 
 
 # --- What the worst of several points costs, and p-values of several points and folds.
-
-POINTS_OF_SELECTION_PRICE = (1, 10, 100, 1000)
-
-
 @pytest.mark.parametrize(
     ("epsilon", "significance", "trainings"),
-    [
-        (8.0, 0.05, [14, 24, 34, 44]),
-        (8.0, 0.001, [31, 41, 51, 62]),
-        (4.0, 0.05, [8, 14, 20, 26]),
-    ],
+    [(8.0, 0.05, [14, 24, 34, 44]), (8.0, 0.001, [31, 41, 51, 62]), (4.0, 0.05, [8, 14, 20, 26])],
 )
 def test_paying_costs_the_logarithm_of_the_number_of_points(epsilon, significance, trainings):
-    claim = GaussianTradeoff(float(gaussian_mu(epsilon, 1e-5)))
-    error = promise_of(claim).least_error
-    needed = [
-        trainings_for_worst_of(error, significance, points) for points in POINTS_OF_SELECTION_PRICE
-    ]
-    assert needed == trainings
-    # The exact binomial test of the worst point refutes after that many guesses, not one less.
-    for points, count in zip(POINTS_OF_SELECTION_PRICE, needed, strict=True):
+    error = promise_of(GaussianTradeoff(float(gaussian_mu(epsilon, 1e-5)))).least_error
+    for points, count in zip((1, 10, 100, 1000), trainings, strict=True):
+        assert trainings_for_worst_of(error, significance, points) == count
+        # The exact binomial test of the worst point refutes after that many guesses, not one less.
         level = paid_significance(significance, points)
         assert (1 - error) ** count <= level < (1 - error) ** (count - 1)
 
@@ -271,24 +240,20 @@ def test_a_smaller_claim_is_refuted_sooner():
 def test_p_values_of_points_and_folds():
     assert worst_of([0.2, 0.001, 0.7]) == pytest.approx(0.003)
     assert worst_of([0.5, 0.9]) == 1.0
-    assert worst_of(0.01, points=30) == pytest.approx(0.3)
-    assert folds_p_value([0.03]) == pytest.approx(0.03)
+    assert (worst_of(0.01, points=30), folds_p_value([0.03])) == pytest.approx((0.3, 0.03))
     assert folds_p_value([0.4, 0.03]) == pytest.approx(0.06)
     assert folds_p_value([0.5, 0.01, 0.02]) == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize("combine", [worst_of, folds_p_value])
-@pytest.mark.parametrize("values", [[], [0.2, 1.5], [-0.1], [float("nan")]])
-def test_what_is_no_p_value_is_refused(combine, values):
-    with pytest.raises(ValueError, match="p_values"):
-        combine(values)
-
-
-def test_fewer_points_than_p_values_are_refused():
-    with pytest.raises(ValueError, match="points=1 is smaller"):
-        worst_of([0.1, 0.2], points=1)
-    with pytest.raises(ValueError, match="points=0"):
-        paid_significance(0.05, 0)
+test_what_is_no_p_value_and_fewer_points_than_those_are_refused = refusals(
+    *(
+        (partial(combine, values), "p_values")
+        for combine in (worst_of, folds_p_value)
+        for values in ([], [0.2, 1.5], [-0.1], [float("nan")])
+    ),
+    (lambda: worst_of([0.1, 0.2], points=1), "points=1 is smaller"),
+    (lambda: paid_significance(0.05, 0), "points=0"),
+)
 
 
 @pytest.mark.parametrize("combine", [worst_of, folds_p_value])
@@ -298,18 +263,12 @@ def test_combined_p_values_hold_their_level_for_dependent_tests(combine, correla
     rng = np.random.default_rng(0)
     cover = np.full((5, 5), correlation) + (1 - correlation) * np.eye(5)
     p_values = stats.norm.sf(rng.multivariate_normal(np.zeros(5), cover, runs))
-    wrong = sum(combine(row) <= 0.05 for row in p_values)
-    assert wrong <= most_failures(runs, 0.05, 100_000)
+    assert sum(combine(row) <= 0.05 for row in p_values) <= most_failures(runs, 0.05, 100_000)
     assert np.mean(p_values.min(axis=1) <= 0.05) > 0.05  # the smallest of five does not
 
 
 # --- Trainings that start at a model fitted to other records give a canary away more.
-
-INPUTS, TARGETS_OF_WORST_START = digits(160)
-DATA, OTHERS = (
-    (INPUTS[:60], TARGETS_OF_WORST_START[:60]),
-    (INPUTS[60:], TARGETS_OF_WORST_START[60:]),
-)
+DATA, OTHERS = (INPUTS[:60], CLASSES[:60]), (INPUTS[60:], CLASSES[60:])
 
 
 def start(steps=100):
@@ -319,8 +278,7 @@ def start(steps=100):
 @pytest.mark.training
 def test_it_is_fitted_to_the_other_records_and_depends_on_the_seed_alone():
     model = start()
-    right = (model(OTHERS[0]).argmax(1) == OTHERS[1]).float().mean()
-    assert right > 0.9
+    assert (model(OTHERS[0]).argmax(1) == OTHERS[1]).float().mean() > 0.9
     assert torch.equal(model.weight, start().weight)
     other = worst_case_start(linear, OTHERS, steps=100, learning_rate=1.0, seed=1)
     assert not torch.equal(model.weight, other.weight)
@@ -328,27 +286,20 @@ def test_it_is_fitted_to_the_other_records_and_depends_on_the_seed_alone():
 
 @pytest.mark.training
 def test_trainings_of_opacus_start_there():
-    model = start(5)
-    train = opacus_training(
-        lambda: model,
-        sgd,
-        noise_multiplier=0.0,
-        max_grad_norm=1e-6,
-        sample_rate=1.0,
-        expected_batch_size=60,
-        steps=1,
-    )
+    model, settings = start(5), {**FULL_BATCHES, "max_grad_norm": 1e-6, "steps": 1}
+    train = opacus_training(lambda: model, sgd, noise_multiplier=0.0, **settings)
     assert torch.allclose(train(DATA, 0).weight, model.weight, atol=1e-4)
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [({"steps": 0}, "steps=0"), ({"learning_rate": 0.0}, "learning"), ({"batch_size": 0}, "batch")],
+test_arguments_out_of_range_are_refused = pytest.mark.training(
+    refused_changes(
+        worst_case_start,
+        {"make_model": linear, "auxiliary": OTHERS, "steps": 1, "learning_rate": 1.0},
+        ({"steps": 0}, "steps=0"),
+        ({"learning_rate": 0.0}, "learning"),
+        ({"batch_size": 0}, "batch"),
+    )
 )
-def test_arguments_out_of_range_are_refused(settings, match):
-    with pytest.raises(ValueError, match=match):
-        worst_case_start(linear, OTHERS, **{"steps": 1, "learning_rate": 1.0, **settings})
 
 
 @pytest.mark.training
@@ -358,15 +309,8 @@ def test_a_mislabeled_record_is_distinguished_better_from_the_worst_start():
     sets = [worlds.of((0,)), worlds.of((1,))]
 
     def separation(model):
-        train = DPSGDMany(
-            model,
-            noise_multiplier=6.0,
-            max_grad_norm=1.0,
-            sample_rate=1.0,
-            expected_batch_size=60,
-            steps=100,
-            learning_rate=0.5,
-        )
+        settings = {**FULL_BATCHES, "steps": 100, "learning_rate": 0.5}
+        train = DPSGDMany(model, noise_multiplier=6.0, **settings)
         out, inside = (
             [LogitMargin()(made, worlds.records[0]) for made in train.many([data] * 150, seeds)]
             for data, seeds in zip(sets, (range(150), range(150, 300)), strict=True)

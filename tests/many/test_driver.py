@@ -59,46 +59,37 @@ def test_a_run_continues_after_a_part_of_the_plan_and_stores_the_same(tmp_path):
     assert facts(drive(quick, tmp_path / "part", 12)) == facts(whole)
 
 
-def test_a_longer_plan_continues_the_trainings_of_a_shorter_one(tmp_path):
-    short = drive(quick, tmp_path, 6)
-    calls = []
-    longer = drive(lambda data, seed: calls.append(seed) or quick(data, seed), tmp_path, 12)
-    assert longer[:6] == short
+def test_a_longer_plan_continues_a_shorter_one_and_a_stored_plan_runs_nothing(tmp_path):
+    short, calls = drive(quick, tmp_path, 6), []
+
+    def train(dataset, seed):
+        calls.append(seed)
+        return quick(dataset, seed)
+
+    longer = drive(train, tmp_path, 12)
+    assert (longer[:6], len(calls)) == (short, 6)
+    assert drive(train, tmp_path, 12, on_failure="raise") == longer
     assert len(calls) == 6
-
-
-def test_a_stored_plan_runs_nothing(tmp_path):
-    drive(quick, tmp_path, 6)
-
-    def never(dataset, seed):
-        raise AssertionError("the training ran")
-
-    assert len(drive(never, tmp_path, 6, on_failure="raise")) == 6
 
 
 def test_an_exception_costs_one_training_after_a_second_attempt(tmp_path):
     calls = []
-
-    def train(dataset, seed):
-        calls.append(NUMBERS[seed])
-        if NUMBERS[seed] == 4:
-            raise ValueError("no such thing")
-        return quick(dataset, seed)
-
-    rows = drive(train, tmp_path, 12)
+    rows = drive(
+        lambda data, seed: calls.append(NUMBERS[seed]) or fourth_fails(data, seed), tmp_path, 12
+    )
     assert [row.training.number for row in rows if row.scores is None] == [4]
-    assert (rows[4].error, rows[4].attempts) == ("ValueError: no such thing", 2)
-    assert calls.count(4) == 2
+    assert (rows[4].error, rows[4].attempts, calls.count(4)) == ("ValueError: no such thing", 2, 2)
+
+
+def fourth_fails(dataset, seed):
+    if NUMBERS[seed] == 4:
+        raise ValueError("no such thing")
+    return quick(dataset, seed)
 
 
 def test_on_failure_raise_names_the_training_and_keeps_the_others(tmp_path):
-    def train(dataset, seed):
-        if NUMBERS[seed] == 4:
-            raise ValueError("no such thing")
-        return quick(dataset, seed)
-
     with pytest.raises(TrainingError, match="training 4 failed: ValueError: no such thing"):
-        drive(train, tmp_path, 12, on_failure="raise")
+        drive(fourth_fails, tmp_path, 12, on_failure="raise")
     store = TrainingStore(tmp_path, {"train": "this one"}, 1)
     assert {0, 1, 2, 3} <= {row.training.number for row in store.rows()}
     store.close()
@@ -162,49 +153,43 @@ def test_a_look_sees_the_prefix_of_the_plan_and_stops_the_run(tmp_path):
 
 def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
     start = time.monotonic()
-    engine = FromExecutor(Threads(hanging=[4]), workers=3)
-    rows = drive(quick, tmp_path, 12, engine, limit=0.2)
+    rows = drive(quick, tmp_path, 12, FromExecutor(Threads(hanging=[4]), workers=3), limit=0.2)
     assert time.monotonic() - start < 20
     failed = [row for row in rows if row.scores is None]
     assert [row.training.number for row in failed] == [4]
     assert failed[0].error == "did not end within 0 s"
 
 
+class AtOnce:
+    """Trainings that are run at once, by a function of the data sets and seeds of a block."""
+
+    def __init__(self, results):
+        self.results, self.sizes = results, []
+
+    def many(self, data_sets, seeds):
+        self.sizes.append(len(seeds))
+        return self.results(data_sets, seeds)
+
+
 def test_trainings_at_once_get_whole_blocks_and_one_result_each(tmp_path):
-    class Train:
-        def __init__(self):
-            self.sizes = []
-
-        def many(self, data_sets, seeds):
-            self.sizes.append(len(seeds))
-            return [quick(*pair) for pair in zip(data_sets, seeds, strict=True)]
-
-    train = Train()
+    train = AtOnce(lambda *block: [quick(*pair) for pair in zip(*block, strict=True)])
     assert facts(drive(train, tmp_path / "many", 11)) == facts(drive(quick, tmp_path / "one", 11))
     assert train.sizes == [3, 3, 3, 2]
 
 
 def test_trainings_at_once_that_give_too_few_results_end_the_audit(tmp_path):
-    class Train:
-        def many(self, data_sets, seeds):
-            return [1.0]
-
     with pytest.raises(TrainingError, match=r"train.many returned 1 results for 3 trainings"):
-        drive(Train(), tmp_path, 12)
+        drive(AtOnce(lambda *block: [1.0]), tmp_path, 12)
 
 
 def test_a_bad_argument_of_trainings_at_once_ends_the_audit_with_its_text(tmp_path):
-    class Refused:
-        calls = 0
+    def refused(*block):
+        raise BadArgument("steps=0 must be at least 1")
 
-        def many(self, datasets, seeds):
-            self.calls += 1
-            raise BadArgument("steps=0 must be at least 1")
-
-    train = Refused()
+    train = AtOnce(refused)
     with pytest.raises(TrainingError, match=r"^steps=0 must be at least 1$"):
         drive(train, tmp_path, 48, block=12)  # a block of more trainings than ALL_FAILED
-    assert train.calls <= 2  # of four: those that were open
+    assert len(train.sizes) <= 2  # of four: those that were open
 
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_no_row(tmp_path, monkeypatch):

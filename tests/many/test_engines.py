@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import driven_trainings
 import pytest
 from driven_trainings import drive, facts, killed_once, quick, seeds_of, wait_for, work_of
+from stages import staged
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.engines import (
@@ -26,15 +28,17 @@ from lightning_audit.many.engines import (
     packed,
     settings_of,
 )
+from lightning_audit.many.records import ChosenRecord
 from lightning_audit.many.store import Plan
 from lightning_audit.many.worlds import Work, worlds_of
 
+NUMBERS = seeds_of(Plan(0, 12, 3))
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
 # --- Executors of the user, and this process.
-
-
 def test_no_engine_means_local_processes_and_other_values_are_refused():
-    assert settings_of(None) == LocalProcesses()
-    assert settings_of(ThisProcess()) == ThisProcess()
+    assert (settings_of(None), settings_of(ThisProcess())) == (LocalProcesses(), ThisProcess())
     with pytest.raises(BadArgument, match=r"engine='fast' must be LocalProcesses\(workers\)"):
         settings_of("fast")
     with pytest.raises(ValueError, match="workers=0 must be a whole number >= 1"):
@@ -54,12 +58,6 @@ def test_any_executor_of_processes_gives_what_this_process_gives(tmp_path):
     with concurrent.futures.ProcessPoolExecutor(1) as executor:
         rows = drive(quick, tmp_path / "executor", 6, FromExecutor(executor))
     assert facts(rows) == facts(drive(quick, tmp_path / "here", 6))
-
-
-# --- Processes of this machine: killed, hanging, without a guard.
-
-NUMBERS = seeds_of(Plan(0, 12, 3))
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def workers_of(process: int) -> list[int]:
@@ -100,13 +98,11 @@ def test_a_killed_worker_costs_no_training_and_a_hanging_one_costs_one(tmp_path)
             time.sleep(1000)
         return killed(dataset, seed)
 
-    engine = LocalProcesses(2, ("torch",))
-    rows = drive(train, tmp_path / "store", 12, engine, limit=3.0)
+    rows = drive(train, tmp_path / "store", 12, LocalProcesses(2, ("torch",)), limit=3.0)
     whole = drive(quick, tmp_path / "whole", 12)
     assert (tmp_path / "flag").exists()
     assert facts(rows)[:7] + facts(rows)[8:] == facts(whole)[:7] + facts(whole)[8:]
-    assert rows[7].error == "did not end within 3 s"
-    assert rows[4].attempts == 2
+    assert (rows[7].error, rows[4].attempts) == ("did not end within 3 s", 2)
 
 
 @pytest.mark.heavy
@@ -130,17 +126,14 @@ def test_a_script_without_a_guard_is_told_to_add_it(tmp_path):
     script.write_text(
         "from lightning_audit.many.driver import Driver\n"
         "from lightning_audit.many.engines import LocalProcesses\n"
-        "from lightning_audit.many.worlds import Plan\n"
-        "from lightning_audit.many.worlds import Work\n"
-        "from lightning_audit.many.worlds import Neighbors, Worlds\n"
+        "from lightning_audit.many.worlds import Neighbors, Plan, Work, Worlds\n"
         "from lightning_audit.many.store import TrainingStore\n"
         f"store = TrainingStore({str(tmp_path / 'store')!r}, {{}}, 1)\n"
         "work = Work(lambda data, seed: 1.0, Worlds(Neighbors(0, 1), (None,), 'add_remove'))\n"
         "Driver(Plan(0, 6, 1), work, LocalProcesses(1, ()), store).run()\n"
     )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "put the call of audit_training under `if __name__ == '__main__':`" in done.stderr
     assert "EngineError: the engine ended 3 times before a training" in done.stderr
@@ -181,53 +174,42 @@ class KilledDrivers:
         return driver.returncode == 0
 
 
-KILLS = [
-    pytest.param(["driver", "worker"], 120, marks=pytest.mark.heavy),
-    pytest.param(["driver", "worker", "interrupt"] * 14, 2000, marks=pytest.mark.nightly),
-]
+KILLS = staged(
+    heavy=[(["driver", "worker"], 120)], nightly=[(["driver", "worker", "interrupt"] * 14, 2000)]
+)
 
 
 @on_linux
 @pytest.mark.training
 @pytest.mark.parametrize(("kills", "trainings"), KILLS)
-def test_rows_after_kills_at_random_times_are_those_of_an_undisturbed_run(
-    tmp_path, kills, trainings
-):
-    import random
-
+def test_rows_after_random_kills_are_those_of_an_undisturbed_run(tmp_path, kills, trainings):
     times = random.Random(7)
     drivers = KilledDrivers(tmp_path / "killed", trainings)
     for kill in kills:
         drivers.run(kill, times.uniform(0.05, 1.0))
     drivers.run("nothing", 0.0)
-    rows = drive(driven_trainings.softmax_regression(), tmp_path / "killed", trainings)
-    whole = drive(driven_trainings.softmax_regression(), tmp_path / "whole", trainings)
-    assert facts(rows) == facts(whole)
-    assert drivers.twice == 0
+    rows, whole = (
+        drive(driven_trainings.softmax_regression(), tmp_path / folder, trainings)
+        for folder in ("killed", "whole")
+    )
+    assert (facts(rows), drivers.twice) == (facts(whole), 0)
     assert drivers.told <= {row.training.number for row in rows}
     assert len(drivers.told) > trainings // 4
 
 
 # --- What cannot be sent to another process is named.
+LOCKED = worlds_of([(1.0, threading.Lock())], ChosenRecord((0.0, 1)), "add_remove")
 
 
 @pytest.mark.parametrize(
-    ("train", "score", "named"),
-    [(threading.Lock(), None, "train"), (quick, threading.Lock(), "score")],
+    ("work", "named"),
+    [
+        (work_of(threading.Lock(), None), "train"),
+        (work_of(quick, threading.Lock()), "score"),
+        (Work(quick, LOCKED), "dataset"),
+    ],
 )
-def test_what_cannot_be_pickled_is_named(train, score, named):
+def test_what_cannot_be_pickled_is_named(work, named):
     match = rf"^{named} cannot be sent to another process \(TypeError: .*lock.*engine=ThisProcess"
     with pytest.raises(Unpicklable, match=match):
-        packed(work_of(train, score))
-
-
-def test_data_that_cannot_be_pickled_is_named():
-    data = [(1.0, threading.Lock())]
-    worlds = worlds_of(data, _Given(), "add_remove")
-    with pytest.raises(Unpicklable, match=r"^dataset cannot be sent to another process"):
-        packed(Work(quick, worlds))
-
-
-class _Given:
-    def records(self, data):
-        return [(0.0, 1)]
+        packed(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -58,17 +59,11 @@ def make(lr):
 
 INNER = {inner}
 """
-VALUES = {
-    "rate": 2.0,
-    "factor": 1,
-    "scale": 3,
-    "steps": 10,
-    "comment": "",
-    "inner": 5,
-    "lr": 0.1,
-    "added": 1,
-    "lazy": 1,
-}
+VALUES = {"rate": 2.0, "factor": 1, "scale": 3, "steps": 10, "inner": 5, "lr": 0.1}
+VALUES |= {"comment": "", "added": 1, "lazy": 1}
+#: What changes a training, each with another value.
+CHANGES = {"rate": 2.5, "factor": 2, "scale": 4, "steps": 11, "inner": 6, "lr": 0.2}
+CHANGES |= {"added": 2, "lazy": 2}
 
 
 def digest(folder, in_module=False, hash_seed="0", **changes):
@@ -84,19 +79,10 @@ def digest(folder, in_module=False, hash_seed="0", **changes):
         (folder / "user_code.py").write_text(body)
         body = "from user_code import make\n"
     (folder / "script.py").write_text(body + end)
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": hash_seed,
-        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
-    }
-    return subprocess.run(
-        [sys.executable, folder / "script.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-        timeout=120,
-    ).stdout.strip()
+    path = os.pathsep.join([str(folder), *sys.path])
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+    command = [sys.executable, folder / "script.py"]
+    return subprocess.check_output(command, text=True, env=environment, timeout=120).strip()
 
 
 @pytest.mark.heavy
@@ -105,10 +91,8 @@ def test_a_digest_changes_with_what_a_training_does_and_with_nothing_else(tmp_pa
     assert digest(tmp_path / "1", hash_seed="7") == first
     assert digest(tmp_path / "2", comment='"""A docstring."""  # and a comment') == first
     assert digest(tmp_path / "3", in_module=True) == first
-    changes = {"rate": 2.5, "factor": 2, "scale": 4, "steps": 11, "inner": 6, "lr": 0.2}
-    changes |= {"added": 2, "lazy": 2}
-    changed = {digest(tmp_path / name, **{name: value}) for name, value in changes.items()}
-    assert len(changed) == len(changes)
+    changed = {digest(tmp_path / name, **{name: value}) for name, value in CHANGES.items()}
+    assert len(changed) == len(CHANGES)
     assert first not in changed
 
 
@@ -127,13 +111,7 @@ def test_data_counts_by_its_bytes_types_and_shape():
         torch.arange(6.0).bfloat16(),
         {"a": base},
         {"b": base},
-        None,
-        0,
-        False,
-        "0",
-        b"0",
-        0.0,
-        -0.0,
+        *(None, 0, False, "0", b"0", 0.0, -0.0),
     ]
     digests = [digest_of(value) for value in values]
     assert len(set(digests)) == len(values)
@@ -186,12 +164,7 @@ def test_a_content_that_cannot_be_determined_is_refused(hidden):
 def test_a_compiled_module_counts_by_its_bytes_and_an_installed_one_by_its_version(tmp_path):
     own = types.ModuleType("own_compiled")
     digests = []
-    for folder, content in (
-        ("a", b"1"),
-        ("a", b"2"),
-        ("site-packages", b"1"),
-        ("site-packages", b"2"),
-    ):
+    for folder, content in itertools.product(("a", "site-packages"), (b"1", b"2")):
         file = tmp_path / folder / "own_compiled.so"
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(content)

@@ -27,9 +27,11 @@ from lightning_audit.many.store import (
     status_of,
 )
 
+PLAN = Plan(0, 100_000, 2)
+IDENTITY = {"train": "a1", "dataset": "b2"}
+
+
 # --- Coins are fair and each training's own; seeds are distinct; blocks are part of the plan.
-
-
 def test_a_plan_depends_on_its_seed_alone():
     assert Plan(3, 10, 2).training(7) == Plan(3, 1000, 50).training(7)
     one, other = Plan(3, 64, 2), Plan(4, 64, 2)
@@ -77,16 +79,8 @@ def test_blocks_hold_each_training_once():
     ]
 
 
-# --- What another process reads of a store while a driver writes it.
-
-PLAN = Plan(0, 100_000, 2)
-CALL = {
-    "trainings": 100_000,
-    "claim": "a claim",
-    "least_error": 0.4,
-    "significance": 1e-3,
-    "begun": 0.0,
-}
+CALL = {"trainings": 100_000, "claim": "a claim", "least_error": 0.4, "significance": 1e-3}
+CALL |= {"begun": 0.0}
 READER = (
     "import sys, json\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
     "from lightning_audit.many.store import status_of\n"
@@ -108,21 +102,18 @@ WRITER = (
 )
 
 
-def row(number, error=""):
-    training = PLAN.training(number)
-    scores = None if error else (float(training.coins[0]),)
-    return Row(training, scores, None if error else 0.25, error, 2 if error else 1)
+def row(number, score=None, error="", plan=PLAN):
+    """A row of one score in each canary, by default that of the first coin."""
+    training = plan.training(number)
+    scores = (float(training.coins[0]) if score is None else score,) * plan.canaries
+    return Row(training, None if error else scores, None if error else 0.25, error, 1 + bool(error))
 
 
 @contextlib.contextmanager
 def started(script, folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY / "tests" / "many",
-    )
+    command, pipe = [sys.executable, "-c", script, str(folder)], subprocess.PIPE
+    cwd = REPOSITORY / "tests" / "many"
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=cwd)
     try:
         yield process
     finally:
@@ -140,7 +131,7 @@ def filled(folder, rows, call=CALL):
 
 
 def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
-    rows = [row(n, "ValueError: row 17 is secret" if n == 5 else "") for n in range(40)]
+    rows = [row(n, error="ValueError: row 17 is secret" if n == 5 else "") for n in range(40)]
     store = filled(tmp_path, rows)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with started(READER, tmp_path) as reader:
@@ -152,8 +143,7 @@ def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     assert status["started_again"] == 1
     assert status["in_use"] is (None if sys.platform == "win32" else True)
     assert status["training_seconds"] == 0.25
-    between = status["seconds_between"]
-    assert status["seconds_left"] == pytest.approx(99_960 * between)
+    assert status["seconds_left"] == pytest.approx(99_960 * status["seconds_between"])
     assert status["last_error"] == "ValueError"
     assert "secret" not in told
     seen = status["evidence"]
@@ -171,10 +161,8 @@ def test_evidence_is_that_of_the_looks(tmp_path):
     store = filled(tmp_path, [row(n) for n in range(30)])
     prefix = store.prefix()
     store.close()
-    guesses = guess_coins(prefix.scores, prefix.coins, prefix.failed)
-    seen = look_of(guesses, 0.4, -math.log(1e-3))
+    seen = look_of(guess_coins(prefix.scores, prefix.coins, prefix.failed), 0.4, -math.log(1e-3))
     found = status_of(tmp_path).evidence
-    assert found is not None
     assert found.log10_e == pytest.approx(seen.log_e / math.log(10))
     assert (found.errors, found.guesses) == (seen.errors, seen.guesses)
 
@@ -246,20 +234,13 @@ def test_what_is_no_store_or_damaged_is_one_sentence(tmp_path):
 )
 def test_a_value_of_another_type_is_damage(tmp_path, change):
     filled(tmp_path, [row(n) for n in range(30)]).close()
-    db = sqlite3.connect(tmp_path / DATABASE)
-    db.execute(change)
-    db.commit()
-    db.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute(change)
     with pytest.raises(StoreError, match="cannot be read"):
         status_of(tmp_path)
 
 
 # --- The store keeps each row once, and refuses in one sentence what it cannot keep.
-
-IDENTITY = {"train": "a1", "dataset": "b2"}
-PLAN_OF_TRAINING_STORE = Plan(0, 10, 2)
-
-
 @contextlib.contextmanager
 def opened(folder, identity=IDENTITY, canaries=1):
     store = TrainingStore(folder, identity, canaries)
@@ -274,17 +255,8 @@ def rows_of(folder, canaries=1):
         return store.rows()
 
 
-def row_training_store(number, score=1.5, error="", plan=PLAN_OF_TRAINING_STORE):
-    scores = None if error else (score,) * plan.canaries
-    return Row(plan.training(number), scores, 0.25, error, 2 if error else 1)
-
-
 def test_rows_are_read_as_they_were_written(tmp_path):
-    rows = [
-        row_training_store(0, 0.1),
-        row_training_store(3, -2.0),
-        row_training_store(1, error="ValueError: x"),
-    ]
+    rows = [row(0, 0.1), row(3, -2.0), row(1, error="ValueError: x")]
     with opened(tmp_path) as store:
         store.add(rows)
         assert store.rows() == [rows[0], rows[2], rows[1]]
@@ -293,39 +265,27 @@ def test_rows_are_read_as_they_were_written(tmp_path):
 
 def test_a_row_is_written_once(tmp_path):
     with opened(tmp_path) as store:
-        store.add([row_training_store(0, 1.0)])
-        store.add([row_training_store(0, 2.0), row_training_store(1, 3.0)])
+        store.add([row(0, 1.0)])
+        store.add([row(0, 2.0), row(1, 3.0)])
         assert [r.scores for r in store.rows()] == [(1.0,), (3.0,)]
     assert [r.scores for r in rows_of(tmp_path)] == [(1.0,), (3.0,)]
 
 
 def test_the_prefix_ends_before_the_first_training_that_has_not_ended(tmp_path):
     with opened(tmp_path) as store:
-        store.add(
-            [
-                row_training_store(0, 0.5),
-                row_training_store(1, error="lost"),
-                row_training_store(3, 0.7),
-            ]
-        )
+        store.add([row(0, 0.5), row(1, error="lost"), row(3, 0.7)])
         prefix = store.prefix()
-        assert prefix.failed.tolist() == [False, True]
-        assert prefix.scores[0] == 0.5
+        assert (prefix.failed.tolist(), prefix.scores[0]) == ([False, True], 0.5)
         assert math.isnan(prefix.scores[1])
-        assert prefix.coins.tolist() == [
-            bool(PLAN_OF_TRAINING_STORE.training(n).coins[0]) for n in range(2)
-        ]
-        store.add([row_training_store(2, 0.6)])
-        assert store.prefix().scores[2:].tolist() == [0.6, 0.7]
-        assert len(store.prefix(3).scores) == 3
+        assert prefix.coins.tolist() == [bool(PLAN.training(n).coins[0]) for n in range(2)]
+        store.add([row(2, 0.6)])
+        assert (store.prefix().scores[2:].tolist(), len(store.prefix(3).scores)) == ([0.6, 0.7], 3)
 
 
 def test_scores_of_many_canaries_are_in_files_that_are_there_before_their_row(tmp_path):
     plan = Plan(0, 4, 2, canaries=3)
     with opened(tmp_path, canaries=3) as store:
-        store.add(
-            [row_training_store(0, 0.25, plan=plan), row_training_store(1, error="lost", plan=plan)]
-        )
+        store.add([row(0, 0.25, plan=plan), row(1, error="lost", plan=plan)])
         assert store.prefix().scores.shape == store.prefix().coins.shape == (2, 3)
     assert rows_of(tmp_path, 3)[0].scores == (0.25, 0.25, 0.25)
     (tmp_path / ARRAYS / "0000000.npz").unlink()
@@ -333,18 +293,17 @@ def test_scores_of_many_canaries_are_in_files_that_are_there_before_their_row(tm
         rows_of(tmp_path, 3)
 
 
-def test_another_function_or_data_set_is_refused_by_name(tmp_path):
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"dataset": "c3"}, "holds trainings with another dataset; give store= a new"),
+        ({"train": "0", "dataset": "0"}, "another train, another dataset"),
+    ],
+)
+def test_another_function_or_data_set_is_refused_by_name(tmp_path, other, named):
     with opened(tmp_path) as store:
-        store.add([row_training_store(0)])
-    with (
-        pytest.raises(StoreError, match="holds trainings with another dataset; give store= a new"),
-        opened(tmp_path, {**IDENTITY, "dataset": "c3"}),
-    ):
-        pass
-    with (
-        pytest.raises(StoreError, match="another train, another dataset"),
-        opened(tmp_path, {"train": "0", "dataset": "0"}),
-    ):
+        store.add([row(0)])
+    with pytest.raises(StoreError, match=named), opened(tmp_path, {**IDENTITY, **other}):
         pass
     with opened(tmp_path) as store:
         assert store.finished == 1
@@ -352,7 +311,7 @@ def test_another_function_or_data_set_is_refused_by_name(tmp_path):
 
 def test_a_store_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path):
     with opened(tmp_path) as store:
-        store.add([row_training_store(0)])
+        store.add([row(0)])
         store._db.execute("update audit set value = '1' where key = 'schema'")
     refused = r"has layout '1', this release reads 2; finish the audit with the release that"
     with pytest.raises(StoreError, match=refused), opened(tmp_path):
@@ -364,7 +323,7 @@ def test_a_store_without_trainings_takes_another_function(tmp_path):
         assert store.fixed("block", 5) == 5
     with opened(tmp_path, {**IDENTITY, "train": "c3"}) as store:
         assert store.fixed("block", 7) == 7
-        store.add([row_training_store(0)])
+        store.add([row(0)])
     with opened(tmp_path, {**IDENTITY, "train": "c3"}) as store:
         assert store.fixed("block", 9) == 7
 
@@ -376,7 +335,7 @@ def test_a_second_driver_is_refused_in_a_sentence(tmp_path):
         "except StoreError as error: print(error)"
     )
     with opened(tmp_path) as store:
-        store.add([row_training_store(0)])
+        store.add([row(0)])
         with pytest.raises(StoreError, match="is in use by another audit"):
             TrainingStore(tmp_path, IDENTITY, 1)
         done = subprocess.run(
@@ -409,7 +368,7 @@ def test_an_array_that_does_not_fit_on_the_disk_leaves_no_row(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
         try:
             with pytest.raises(StoreError, match=r"cannot be written \(File too large\).*again"):
-                store.add([row_training_store(0, plan=plan)])
+                store.add([row(0, plan=plan)])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             signal.signal(signal.SIGXFSZ, handler)
@@ -421,7 +380,7 @@ def test_an_array_that_does_not_fit_on_the_disk_leaves_no_row(tmp_path):
 def test_attempts_that_were_lost_are_kept_and_errors_cannot_act_on_a_terminal(tmp_path):
     with opened(tmp_path) as store:
         store.lost([4, 5], "ProcessExpired: \x1b[2K")
-        store.add([row_training_store(0, error="x" * 9999)])
+        store.add([row(0, error="x" * 9999)])
         assert store.attempts() == [(n, "ProcessExpired: \\x1b[2K") for n in (4, 5)]
     assert len(rows_of(tmp_path)[0].error) == 500
 
@@ -430,15 +389,14 @@ def test_the_database_is_synchronous_and_nothing_derived_is_in_it(tmp_path):
     with opened(tmp_path) as store:
         assert store._db.execute("pragma synchronous").fetchone() == (2,)  # FULL
         assert store._db.execute("pragma journal_mode").fetchone() == ("wal",)
-        store.add([row_training_store(0)])
-    with sqlite3.connect(tmp_path / DATABASE) as database:
+        store.add([row(0)])
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         tables = {name for (name,) in database.execute("select name from sqlite_master")}
-    database.close()
     assert {"audit", "training", "attempt"} == {t for t in tables if not t.startswith("sqlite")}
 
 
 def test_scores_keep_every_digit(tmp_path):
     values = np.random.default_rng(0).normal(size=10) * 1e-300
     with opened(tmp_path) as store:
-        store.add([row_training_store(n, float(value)) for n, value in enumerate(values)])
+        store.add([row(n, float(value)) for n, value in enumerate(values)])
     assert [r.scores[0] for r in rows_of(tmp_path)] == values.tolist()

@@ -32,8 +32,9 @@ from lightning_audit.many.records import (
 from lightning_audit.many.vectorised import DPSGDMany
 
 # --- Canaries have the form of the data's records and the contents that their names say.
-
 DATA = Records(digits(200))
+MODELS, RECORDS = 3, 5
+RECORD = (torch.tensor([1.0, -2.0]), torch.tensor(2))
 
 
 def test_blank_is_zero_in_the_dtype_of_the_data():
@@ -43,7 +44,9 @@ def test_blank_is_zero_in_the_dtype_of_the_data():
     assert int(target) == int(DATA[0][1])
 
 
-def test_mislabeled_is_a_record_with_another_class():
+def test_mislabeled_is_a_record_of_the_data_with_another_class():
+    with pytest.raises(BadArgument, match=r"record 200 of the 200 of dataset"):
+        Mislabeled(200).records(DATA)
     [(inputs, target)] = Mislabeled(index=5).records(DATA)
     assert torch.equal(inputs, DATA[5][0])
     assert int(target) == (int(DATA[5][1]) + 1) % 10
@@ -64,8 +67,7 @@ def test_crafted_lies_where_the_data_vary_least(length):
 
 
 def test_crafted_keeps_the_shape_and_refuses_too_many_features():
-    images = torch.rand(6, 1, 4, 4)
-    [(canary, _)] = Crafted().records(Records((images, torch.arange(6))))
+    [(canary, _)] = Crafted().records(Records((torch.rand(6, 1, 4, 4), torch.arange(6))))
     assert canary.shape == (1, 4, 4)
     with pytest.raises(BadArgument, match=r"at most 4096 features a record, and these have 5000"):
         Crafted().records(Records((torch.zeros(2, 5000), torch.zeros(2))))
@@ -82,16 +84,7 @@ def test_many_are_the_records_of_each():
         Many([Blank()]).records(DATA)
 
 
-def test_a_record_outside_of_the_data_is_named():
-    with pytest.raises(BadArgument, match=r"record 200 of the 200 of dataset"):
-        Mislabeled(200).records(DATA)
-
-
 # --- Clipped sums: ghost norms and per-sample gradients give those of one backward pass a record.
-
-MODELS, RECORDS = 3, 5
-
-
 def squares(outputs, targets):
     return (outputs - torch.eye(4)[targets]).square().mean()
 
@@ -146,15 +139,13 @@ def hooked():
     return model
 
 
-def tied():
-    layer = nn.Linear(4, 4)
-    return nn.Sequential(layer, nn.Tanh(), layer)
-
-
 def frozen():
     model = stack()
     model[1].requires_grad_(False)
     return model
+
+
+TIED = nn.Linear(4, 4)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +158,7 @@ def frozen():
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)), PerSampleSums),
         (nn.Conv1d(1, 2, 3), PerSampleSums),
         (hooked(), PerSampleSums),
-        (tied(), PerSampleSums),
+        (nn.Sequential(TIED, nn.Tanh(), TIED), PerSampleSums),
         (frozen(), PerSampleSums),
     ],
     ids=["linear", "stack", "in place", "norm", "softmax", "conv", "hook", "tied", "frozen"],
@@ -177,27 +168,15 @@ def test_only_stacks_of_linear_layers_have_ghost_norms(model, kind):
 
 
 def test_a_loss_of_the_user_is_that_of_one_record():
-    train = DPSGDMany(
-        lambda: nn.Linear(6, 4),
-        squares,
-        noise_multiplier=1.0,
-        max_grad_norm=0.3,
-        sample_rate=0.5,
-        expected_batch_size=5,
-        steps=8,
-        learning_rate=0.5,
-    )
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 0.3, "sample_rate": 0.5, "steps": 8}
+    settings |= {"expected_batch_size": 5, "learning_rate": 0.5}
+    train = DPSGDMany(lambda: nn.Linear(6, 4), squares, **settings)
     draw = torch.Generator().manual_seed(0)
     data = (torch.randn(10, 6, generator=draw), torch.randint(4, (10,), generator=draw))
-    plain = looped(train, data, 3, squares)
-    assert differences([train(data, 3)], [plain]) < 1e-6
+    assert differences([train(data, 3)], [looped(train, data, 3, squares)]) < 1e-6
 
 
 # --- The score is log p / (1 - p) of the canary's class, also where p is 1 in floating point.
-
-RECORD = (torch.tensor([1.0, -2.0]), torch.tensor(2))
-
-
 def returns(*logits, shape=(1, -1)):
     return lambda batch: torch.tensor(logits).reshape(shape)
 
@@ -209,9 +188,10 @@ def test_it_is_the_log_odds_of_the_class(logits):
     assert LogitMargin()(returns(*logits), RECORD) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_it_does_not_saturate():
+def test_it_does_not_saturate_and_a_class_without_others_is_certain():
     one, other = (LogitMargin()(returns(0.0, 0.0, top), RECORD) for top in (200.0, 300.0))
     assert other - one == pytest.approx(100.0)
+    assert LogitMargin()(returns(0.0, -math.inf, -math.inf), (RECORD[0], 0)) == math.inf
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
@@ -232,8 +212,7 @@ def test_a_model_of_opacus_is_read_in_evaluation_mode():
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )
-    scores = {LogitMargin()(private, RECORD) for _ in range(5)}
-    assert scores == {LogitMargin()(model, RECORD)}
+    assert {LogitMargin()(private, RECORD) for _ in range(5)} == {LogitMargin()(model, RECORD)}
 
 
 @pytest.mark.parametrize(
@@ -256,8 +235,7 @@ def test_many_records_have_the_scores_of_each():
     records = [(torch.randn(2), n % 4) for n in range(9)]
     together = LogitMargin().many(model, records)
     assert np.allclose(together, [LogitMargin()(model, record) for record in records], atol=1e-6)
-    binary = torch.nn.Linear(2, 1)
-    both = LogitMargin().many(binary, [(records[0][0], 1), (records[0][0], 0)])
+    both = LogitMargin().many(torch.nn.Linear(2, 1), [(records[0][0], 1), (records[0][0], 0)])
     assert both[0] == -both[1] != 0.0
     lengths = torch.nn.AdaptiveAvgPool1d(3)  # records of several shapes
     ragged = [(torch.arange(float(n)), 0) for n in (6, 9)]
@@ -265,19 +243,9 @@ def test_many_records_have_the_scores_of_each():
     assert scores.tolist() == [LogitMargin()(lengths, record) for record in ragged]
 
 
-def test_a_class_without_others_is_certain():
-    assert LogitMargin()(returns(0.0, -math.inf, -math.inf), (RECORD[0], 0)) == math.inf
-
-
-# --- Records of a data set, and data sets with other records.
-
-
-def test_nothing_changed_is_the_same_object():
+def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     data = [(1.0, 0), (2.0, 1)]
     assert Records(data).extended([], {}) is data
-
-
-def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     reads = []
 
     class Lazy:
@@ -291,13 +259,8 @@ def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     changed = Records(Lazy()).extended([(9.0, 1)], {1: (8.0, 1)})
     assert isinstance(changed, ChangedDataset)
     assert reads == []
-    assert [changed[i] for i in (0, 1, 2, 3, -1)] == [
-        (0.0, 0),
-        (8.0, 1),
-        (2.0, 0),
-        (9.0, 1),
-        (9.0, 1),
-    ]
+    whole = [(0.0, 0), (8.0, 1), (2.0, 0), (9.0, 1), (9.0, 1)]
+    assert [changed[i] for i in (0, 1, 2, 3, -1)] == whole
     assert reads == [0, 2]
 
 
@@ -306,5 +269,4 @@ def test_a_canary_takes_the_dtype_of_the_column():
     inputs, classes = Records(data).extended([(np.ones(3), 1.0)], {})
     assert (inputs.dtype, classes.dtype) == (np.float32, np.int32)
     tensors = Records(tuple(map(torch.as_tensor, data))).extended([], {0: (np.ones(3), 1)})
-    assert tensors[0].dtype == torch.float32
-    assert tensors[0][0].tolist() == [1.0, 1.0, 1.0]
+    assert (tensors[0].dtype, tensors[0][0].tolist()) == (torch.float32, [1.0, 1.0, 1.0])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from driven_trainings import digits, linear
+from refused_calls import refusals, refused_changes
 from simulated_shadows import simulated
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_audit._validate import BadArgument
 from lightning_audit.many import (
     DPSGDMany,
     LogitMargin,
@@ -23,18 +24,19 @@ from lightning_audit.many import (
 from lightning_audit.many.shadows import Halves, Subsets
 from lightning_audit.many.store import Plan
 
+INPUTS, TARGETS = torch.arange(4.0)[:, None], torch.arange(4)
+DATA = digits(20)
+MADE = simulated(16, 5, 0.0, np.random.default_rng(0), pairs=True, failed=[3])
+
+
 # --- Halves are fair coins of each record, opposite in the second model of a pair.
-
-
 def test_each_record_is_in_one_model_of_each_pair_and_first_models_are_independent():
     plan = Halves(3, 100, 20, 50)
     coins = np.array([t.coins for block in plan.blocks() for t in block])
     assert coins.shape == (100, 50)
     assert (coins[::2] + coins[1::2] == 1).all()
-    independent = Plan(3, 100, 20, 50)
-    assert [plan.training(n) for n in range(0, 100, 2)] == [
-        independent.training(n) for n in range(0, 100, 2)
-    ]
+    firsts = range(0, 100, 2)
+    assert [*map(plan.training, firsts)] == [*map(Plan(3, 100, 20, 50).training, firsts)]
     assert len({plan.training(n).seed for n in range(100)}) == 100
     assert abs(coins[::2].mean() - 0.5) < 3 * 0.5 / np.sqrt(2500)
 
@@ -45,9 +47,6 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         return torch.tensor([float(index)]), index
-
-
-INPUTS, TARGETS = torch.arange(4.0)[:, None], torch.arange(4)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +67,13 @@ def test_a_half_has_its_records_in_the_form_of_the_data(data):
         half = list(zip(*half, strict=True))
     else:
         assert not isinstance(half, tuple)
-    assert len(half) == 2
-    assert [int(half[i][1]) for i in range(2)] == [1, 3]
+    assert (len(half), [int(half[i][1]) for i in range(2)]) == (2, [1, 3])
     assert [int(target) for _, target in subsets.records] == [0, 1, 2, 3]
 
 
-def test_one_record_has_no_halves():
-    with pytest.raises(BadArgument, match="at least two"):
-        Subsets((INPUTS[:1], TARGETS[:1]))
-
-
 # --- Shadow models are trained on their halves, stored, continued, and failures are kept.
-
-DATA = digits(20)
-TRAIN = DPSGDMany(
-    linear,
-    noise_multiplier=0.0,
-    max_grad_norm=math.inf,
-    sample_rate=1.0,
-    expected_batch_size=10,
-    steps=3,
-    learning_rate=1.0,
-)
+SETTINGS = {"noise_multiplier": 0.0, "max_grad_norm": math.inf, "sample_rate": 1.0}
+TRAIN = DPSGDMany(linear, **SETTINGS, expected_batch_size=10, steps=3, learning_rate=1.0)
 
 
 def made(models=4, **settings):
@@ -136,31 +120,18 @@ def test_a_failed_training_has_no_scores_and_the_others_are_kept(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
+test_arguments_out_of_range_are_refused = pytest.mark.training(
+    refused_changes(
+        shadow_models,
+        {"train": TRAIN, "dataset": DATA, "models": 4, "engine": ThisProcess()},
         ({"models": 5}, "models=5 must be even"),
         ({"models": 0}, "models=0"),
         ({"seed": -1}, "seed=-1"),
         ({"on_failure": "ignore"}, "on_failure"),
         ({"limit": 0.0}, "limit"),
-    ],
+        ({"dataset": 5}, "dataset=5"),
+    )
 )
-def test_arguments_out_of_range_are_refused(settings, match):
-    with pytest.raises(ValueError, match=match):
-        made(**{"models": 4, **settings})
-
-
-@pytest.mark.training
-def test_a_data_set_without_a_known_form_is_refused():
-    with pytest.raises(BadArgument, match="dataset=5"):
-        shadow_models(TRAIN, 5, models=4)
-
-
-# --- Groups of shadow models share no model, and no pair is divided.
-
-MADE = simulated(16, 5, 0.0, np.random.default_rng(0), pairs=True, failed=[3])
 
 
 def test_groups_are_whole_pairs_and_share_no_model():
@@ -178,33 +149,22 @@ def test_failed_models_are_left_out_of_what_is_fitted_only():
     firsts = MADE.firsts()
     assert len(firsts) == 8
     assert np.array_equal(firsts.seeds, MADE.seeds[::2])
-    joined = firsts.joined(MADE.finished())
-    assert len(joined) == 23
+    assert len(firsts.joined(MADE.finished())) == 23
 
 
-@pytest.mark.parametrize("shares", [(1, 0), (1, -2), (1, 100)])
-def test_a_group_without_models_is_refused(shares):
-    with pytest.raises(ValueError, match="shares"):
-        MADE.split(*shares)
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"membership": MADE.membership[:, :4]}, "must be .models, records. twice"),
-        ({"membership": MADE.membership.astype(int)}, "must hold True or False"),
-        ({"scores": np.where(np.arange(5) == 2, np.nan, MADE.scores)}, "scores must be finite"),
-        ({"scores": MADE.scores * np.inf}, "scores must be finite"),
-    ],
+test_what_is_no_group_is_refused = refusals(
+    *((partial(MADE.split, *shares), "shares") for shares in ((1, 0), (1, -2), (1, 100))),
+    (lambda: MADE.joined(simulated(4, 6, 0.0, np.random.default_rng(0))), "join models of one"),
+    (lambda: MADE.chosen(np.arange(3)), "no complementary pairs"),
+    (lambda: Subsets((INPUTS[:1], TARGETS[:1])), "at least two"),
 )
-def test_other_arrays_are_refused(change, match):
-    given = {"scores": MADE.scores, "membership": MADE.membership, "seeds": MADE.seeds, **change}
-    with pytest.raises(BadArgument, match=match), np.errstate(invalid="ignore"):
-        Shadows(**given)
 
 
-def test_models_of_other_records_and_odd_pairs_are_refused():
-    with pytest.raises(BadArgument, match="join models of one data set"):
-        MADE.joined(simulated(4, 6, 0.0, np.random.default_rng(0)))
-    with pytest.raises(BadArgument, match="no complementary pairs"):
-        MADE.chosen(np.arange(3))
+test_other_arrays_are_refused = refused_changes(
+    Shadows,
+    {"scores": MADE.scores, "membership": MADE.membership, "seeds": MADE.seeds},
+    ({"membership": MADE.membership[:, :4]}, "must be .models, records. twice"),
+    ({"membership": MADE.membership.astype(int)}, "must hold True or False"),
+    ({"scores": np.where(np.arange(5) == 2, np.nan, MADE.scores)}, "scores must be finite"),
+    ({"scores": np.where(MADE.scores > 0, np.inf, MADE.scores)}, "scores must be finite"),
+)

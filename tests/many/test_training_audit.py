@@ -29,25 +29,25 @@ from lightning_audit.stats.one_run import (
 from lightning_audit.stats.sequential import share_error_upper
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
+DELTA = 1e-5
+MU8 = float(gaussian_mu(8, DELTA))
+STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, delta=DELTA)
 
-@pytest.fixture(scope="module")
-def counts() -> ConfusionCounts:
-    return ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+
+COUNTS = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
 
 
-def test_intervals_of_the_published_example(counts: ConfusionCounts) -> None:
-    found = posteriors_of(counts, 0.05, 0.95)
+def test_intervals_of_the_published_example() -> None:
+    found = posteriors_of(COUNTS, 0.05, 0.95)
     assert found.epsilon == pytest.approx((0.52179, 1.26665), abs=1e-5)  # 000: 0.522, 1.268
     assert (found.level, found.delta) == (0.95, 0.05)
     assert found.mu[0] < found.mu[1]
+    with pytest.raises(ValueError, match=r"level=1\.0"):
+        posteriors_of(COUNTS, 0.0, 1.0)
 
 
-def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible(
-    counts: ConfusionCounts,
-) -> None:
-    found = posteriors_of(counts, 1e-5)
-    assert found.epsilon_of_strength is not None
-    assert found.strength is not None
+def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible() -> None:
+    found = posteriors_of(COUNTS, 1e-5)
     assert found.epsilon_of_strength[1] > found.epsilon[1]
     assert 0 < found.strength[0] < found.strength[1] <= 1
 
@@ -61,20 +61,10 @@ def test_without_scores_of_a_data_set_the_strength_is_unknown() -> None:
 def test_an_attack_without_errors_has_intervals() -> None:
     found = posteriors_of(ConfusionCounts(fn=0, tp=50, fp=0, tn=50), 1e-5)
     assert found.epsilon[0] > 2
-    assert found.epsilon_of_strength is not None
     assert found.epsilon_of_strength[0] > 1
 
 
-def test_a_level_that_is_no_probability_is_refused(counts: ConfusionCounts) -> None:
-    with pytest.raises(ValueError, match=r"level=1\.0"):
-        posteriors_of(counts, 0.0, 1.0)
-
-
 # --- Coins of several trainings as those of one, against recipe R7 of the lab and by simulation.
-
-DELTA = 1e-5
-
-
 def flawless(trainings: int, canaries: int) -> PooledRun:
     rng = np.random.default_rng(0)
     coins = rng.random((trainings, canaries)) < 0.5
@@ -90,9 +80,7 @@ def flawless(trainings: int, canaries: int) -> PooledRun:
         (1000, 1000, 2.36807, 5.78228),
     ],
 )
-def test_bounds_of_all_coins_are_those_of_the_lab(
-    right: int, coins: int, mu: float, epsilon: float
-) -> None:
+def test_bounds_of_all_coins_are_those_of_the_lab(right, coins, mu, epsilon) -> None:
     assert mu_one_run(right, coins, coins, 0.05) == pytest.approx(mu, abs=1e-5)
     assert epsilon_one_run(right, coins, coins, DELTA, 0.05) == pytest.approx(epsilon, abs=1e-5)
 
@@ -108,16 +96,13 @@ def test_bounds_of_all_coins_are_those_of_the_lab(
         (8, 1e-3, None, 1334),
     ],
 )
-def test_coins_of_one_training_that_refute_if_all_are_right_are_those_of_the_lab(
-    epsilon: float, significance: float, steinke: int | None, gaussian: int
-) -> None:
+def test_coins_that_refute_if_all_are_right(epsilon, significance, steinke, gaussian) -> None:
     # The lab searched in steps: its numbers are up to 0.7 % above the least ones.
     claim = GaussianTradeoff(float(gaussian_mu(epsilon, DELTA)))
     for n, refuted in ((gaussian, True), (int(0.993 * gaussian) - 1, False)):
         assert (one_run_fdp_p_value(n, n, n, claim) <= significance) is refuted
-    if steinke is not None:
-        for n, refuted in ((steinke, True), (int(0.993 * steinke) - 1, False)):
-            assert (one_run_p_value(n, n, n, epsilon, DELTA) <= significance) is refuted
+    for n, refuted in ((steinke, True), (int(0.993 * steinke) - 1, False)) if steinke else ():
+        assert (one_run_p_value(n, n, n, epsilon, DELTA) <= significance) is refuted
 
 
 def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
@@ -125,35 +110,31 @@ def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
     def of_bets(trainings: int) -> float:
         return mu_of_error(share_error_upper([0.76] * trainings, 0.05))
 
-    pooled = mu_one_run(760, 1000, 1000, 0.05)
-    assert of_bets(15) < pooled < of_bets(16)
+    assert of_bets(15) < mu_one_run(760, 1000, 1000, 0.05) < of_bets(16)
     assert [round(of_bets(n), 2) for n in (30, 100)] == [0.87, 1.23]
 
 
 def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot() -> None:
     rng = np.random.default_rng(1)
     coins = rng.random((3, 400)) < 0.5
-    scores = coins + 0.2 * rng.standard_normal((3, 400))
-    audit = conclude(scores, coins, np.zeros(3, bool), promise_of((1.0, DELTA)), planned=3)
-    assert audit.verdict.outcome == "VIOLATION"
-    assert audit.seen.refuted_after == 3
+    given = coins + 0.2 * rng.standard_normal((3, 400)), coins, np.zeros(3, bool)
+    audit = conclude(*given, promise_of((1.0, DELTA)), planned=3)
+    assert (audit.verdict.outcome, audit.seen.refuted_after) == ("VIOLATION", 3)
     assert audit.epsilon_lower == 0  # no bound at any time
-    assert audit.epsilon_lower_at_end is not None
     assert audit.epsilon_lower_at_end > 1
     assert {b.name for b in audit.bounds if b.looks == "single"} == {"coins_one_run"}
-    before = conclude(scores, coins, np.zeros(3, bool), promise_of((1.0, DELTA)), planned=4)
+    before = conclude(*given, promise_of((1.0, DELTA)), planned=4)
     assert before.verdict.outcome == "INCONCLUSIVE"
 
 
 def test_claims_are_refuted_in_their_form() -> None:
-    pooled = flawless(4, 100)
-    assert pooled.refutes(promise_of(GaussianTradeoff(1.0)), 1e-3)
-    full = PrivacyClaim(noise_multiplier=10.0, sample_rate=1.0, steps=100, delta=DELTA)
-    assert pooled.refutes(promise_of(full), 1e-3)
-    assert pooled.refutes(promise_of((1.0, DELTA)), 1e-3)
-    assert not pooled.refutes(promise_of((8.0, DELTA)), 1e-3)
+    pooled, steps = flawless(4, 100), {"sample_rate": 1.0, "steps": 100, "delta": DELTA}
+    full = PrivacyClaim(noise_multiplier=10.0, **steps)
+    for claim in (GaussianTradeoff(1.0), full, (1.0, DELTA)):
+        assert pooled.refutes(promise_of(claim), 1e-3)
     sampled = PrivacyClaim(noise_multiplier=2.0, sample_rate=0.25, steps=10, delta=DELTA)
-    assert not pooled.refutes(promise_of(sampled), 1e-3)  # not tested
+    for claim in ((8.0, DELTA), sampled):  # the sampled one is not tested
+        assert not pooled.refutes(promise_of(claim), 1e-3)
     names = [bound.name for bound in pooled.bounds(promise_of(full), 0.05)]
     assert names == ["coins_one_run", "coins_one_run_mu"]
 
@@ -178,12 +159,6 @@ def test_a_true_claim_is_seldom_refuted(runs: int) -> None:
     assert refuted <= most_failures(runs, 0.05, 4000)
 
 
-# --- Results of audits, their reach on Gaussian scores, and their reports.
-
-MU8 = float(gaussian_mu(8, DELTA))
-STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, delta=DELTA)
-
-
 def test_half_the_noise_is_a_violation() -> None:
     audit = audited(mu=2.0)
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "epsilon")
@@ -198,25 +173,27 @@ def test_half_the_noise_is_a_violation() -> None:
 def test_a_mechanism_that_is_refuted_is_a_violation_of_the_mechanism() -> None:
     audit = audited(mu=4.0, promise=promise_of(STEPS8))
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "mechanism")
-    assert audit.seen.ratio_lower is not None
     assert 1 < audit.seen.ratio_lower <= 4.0 / MU8
     assert {bound.name for bound in audit.bounds} == {"coins", "coins_any"}
 
 
-def test_the_claimed_mechanism_passes() -> None:
+def test_the_claimed_mechanism_passes_with_posteriors_beside_the_verdict() -> None:
     audit = audited(mu=1.0)
     assert audit.passed
     assert 0 < audit.epsilon_lower < gaussian_epsilon(1.0, DELTA)
     assert audit.trainings == 400
     assert audit.least_error == pytest.approx(special.ndtr(-0.5))
     assert "400 trainings do not refute 1-GDP" in str(audit)
+    found = audit.posteriors()
+    assert found.epsilon[0] < found.epsilon[1]
+    assert found.delta == audit.delta
+    assert "posterior" not in str(audit)
 
 
 def test_too_few_trainings_are_inconclusive_and_say_how_many_more() -> None:
     audit = audited(mu=1.0, n=100)
     assert audit.verdict.outcome == "INCONCLUSIVE"
     needed = audit.seen.trainings_to_pass
-    assert needed is not None
     assert 100 < needed < 400
     assert f"a PASS needs about {needed - 100:,} more trainings" in audit.outlook
     assert "trainings: 98 of the" in audit.verdict.pass_blockers[0]
@@ -274,7 +251,6 @@ def test_a_correct_training_with_a_good_canary_passes_at_500(audits: int) -> Non
 def test_the_trainings_of_a_pass_are_told_before_and_reach_it() -> None:
     short = audited(mu=1.59, n=60, promise=promise_of(STEPS8))
     needed = short.seen.trainings_to_pass
-    assert needed is not None
     assert f"a PASS needs about {needed - 60:,} more trainings" in short.outlook
     assert audited(mu=1.59, n=2 * needed, promise=promise_of(STEPS8)).passed
 
@@ -289,24 +265,17 @@ def test_failures_count_as_errors_and_are_reported() -> None:
     assert int(audit.counts.n_in + audit.counts.n_out) == audit.guesses - 40
 
 
-def test_trainings_that_all_fail_are_inconclusive() -> None:
-    n = 20
-    audit = conclude(
-        np.full(n, np.nan), np.arange(n) % 2 > 0, np.ones(n, bool), promised(), planned=n
-    )
-    assert audit.verdict.outcome == "INCONCLUSIVE"
+@pytest.mark.parametrize("n", [0, 20])
+def test_trainings_that_all_fail_and_no_training_yet_are_inconclusive(n: int) -> None:
+    given = np.full(n, np.nan), np.arange(n) % 2 > 0, np.ones(n, bool)
+    audit = conclude(*given, promised(), planned=20)
+    assert (audit.verdict.outcome, audit.trainings) == ("INCONCLUSIVE", n)
     assert (audit.guesses, audit.failures, audit.epsilon_lower) == (0, n, 0)
-
-
-def test_no_training_yet_is_inconclusive() -> None:
-    audit = conclude([], [], [], promised(), planned=10)
-    assert (audit.verdict.outcome, audit.trainings) == ("INCONCLUSIVE", 0)
 
 
 def test_the_bound_of_one_look_is_given_at_the_planned_end_only() -> None:
     assert audited(n=200, planned=300).epsilon_lower_at_end is None
     end = audited(n=200)
-    assert end.epsilon_lower_at_end is not None
     assert end.epsilon_lower_at_end > end.epsilon_lower
 
 
@@ -329,20 +298,11 @@ def test_several_canaries_in_one_training_are_one_bet() -> None:
     coins = rng.random((120, 4)) < 0.5
     scores = rng.standard_normal((120, 4)) + 2.5 * coins
     audit = conclude(scores, coins, np.zeros(120, bool), promised(), planned=120)
-    assert audit.verdict.outcome == "VIOLATION"
-    assert audit.seen.canaries == 4
+    assert (audit.verdict.outcome, audit.seen.canaries) == ("VIOLATION", 4)
     assert audit.guesses == 4 * (120 - guess_coins(scores, coins, np.zeros(120, bool)).first)
     assert audit.seen.error_upper_at_end is None
     singles = {bound.name for bound in audit.bounds if bound.looks == "single"}
     assert singles == {"coins_one_run", "coins_one_run_mu"}
-
-
-def test_posteriors_are_beside_the_verdict() -> None:
-    audit = audited(mu=1.0)
-    found = audit.posteriors()
-    assert found.epsilon[0] < found.epsilon[1]
-    assert found.delta == audit.delta
-    assert "posterior" not in str(audit)
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.5])
@@ -358,12 +318,8 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
 
 
 # The reach that the issue asks for, on scores of a Gaussian attack that sees mu 1.61 of 1.67.
-
-
 @pytest.mark.parametrize(("n", "at_end", "anytime"), [(500, 0.65, 0.60), (1000, 0.75, 0.68)])
-def test_the_median_bound_reaches_its_share_of_epsilon_8(
-    n: int, at_end: float, anytime: float
-) -> None:
+def test_the_median_bound_reaches_its_share_of_epsilon_8(n, at_end, anytime) -> None:
     promise, ends, at_any_time = promise_of(STEPS8), [], []
     for seed in range(20):
         guesses = guess_coins(*trainings(1.61, n, seed))
@@ -401,16 +357,10 @@ def test_an_attack_without_errors_refutes_within_the_goal(claim: Claim, within: 
         assert look(*trainings(40.0, within, seed), promise_of(claim), 1e-3).refuted
 
 
-GOOD = {
-    "scores": [0.0, 1.0],
-    "coins": [False, True],
-    "failed": [False, False],
-    "promise": promised(),
-    "planned": 2,
-}
+GOOD = {"scores": [0.0, 1.0], "coins": [False, True], "failed": [False, False]}
 test_bad_arguments_are_refused = refused_changes(
     conclude,
-    GOOD,
+    {**GOOD, "promise": promised(), "planned": 2},
     ({"planned": 0}, "planned=0"),
     ({"significance": 0.0}, r"significance=0\.0"),
     ({"bound_significance": 1.0}, r"significance=1\.0"),

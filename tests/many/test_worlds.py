@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from driven_trainings import digits, softmax_regression
+from driven_trainings import digits, sgd, softmax_regression
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
+from refused_arguments import refused
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit._validate import BadArgument
 from lightning_audit.many.records import Blank, ChosenRecord, Many, Mislabeled
 from lightning_audit.many.store import Plan
 from lightning_audit.many.worlds import (
@@ -25,9 +25,9 @@ from lightning_audit.many.worlds import (
 )
 
 # --- The user's function is seeded, run and checked; helpers build it from Opacus and Lightning.
-
 WORLDS = worlds_of(digits(), Blank(label=1), "add_remove")
 BLOCK = next(Plan(0, 6, 6).blocks())
+INPUTS, CLASSES = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 2, 1])
 
 
 @pytest.mark.training
@@ -78,11 +78,9 @@ def test_a_score_that_returns_text_is_refused():
 
 @pytest.mark.training
 def test_real_opacus_shows_the_canary_if_there_is_no_noise():
-    work = Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS)
-    outcomes = work.run(BLOCK)
-    inside = [o.scores[0] for o, t in zip(outcomes, BLOCK, strict=True) if t.coins[0]]
-    outside = [o.scores[0] for o, t in zip(outcomes, BLOCK, strict=True) if not t.coins[0]]
-    assert min(inside) > max(outside)
+    outcomes = Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS).run(BLOCK)
+    scores, coins = np.array([o.scores[0] for o in outcomes]), np.array([t.coins[0] for t in BLOCK])
+    assert scores[coins == 1].min() > scores[coins == 0].max()
 
 
 class Softmax(pl.LightningModule):
@@ -108,14 +106,8 @@ class Softmax(pl.LightningModule):
 
 
 def quiet_trainer():
-    return pl.Trainer(
-        max_steps=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    silent = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(max_steps=3, accelerator="cpu", **dict.fromkeys(silent, False))
 
 
 def loader_of(data):
@@ -146,26 +138,15 @@ def test_a_module_that_was_trained_before_is_refused():
 def test_one_model_for_all_trainings_is_copied():
     start = torch.nn.Linear(64, 10)
     before = {name: value.clone() for name, value in start.state_dict().items()}
-    train = opacus_training(
-        lambda: start,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        sample_rate=0.5,
-        expected_batch_size=50,
-        steps=2,
-    )
-    models = [train(WORLDS.data, seed) for seed in (1, 2, 1)]
+    settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "steps": 2}
+    train = opacus_training(lambda: start, sgd, expected_batch_size=50, **settings)
+    one, other, again = (train(WORLDS.data, seed).weight for seed in (1, 2, 1))
     for name, value in start.state_dict().items():
         assert torch.equal(value, before[name])
-    one, other, again = (model.weight for model in models)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
-# --- Neighboring data sets differ by the canaries whose coins are 1, and by nothing else.
-
-INPUTS, CLASSES = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 2, 1])
 FORMS = {
     "tuple of tensors": (INPUTS, CLASSES),
     "tuple of arrays": (INPUTS.numpy(), CLASSES.numpy()),
@@ -186,27 +167,20 @@ def table(data):
 BASE = table(FORMS["list"])
 
 
+@pytest.mark.parametrize(("adjacency", "kept"), [("add_remove", 4), ("replace_one", 3)])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_canary_is_a_record_more(form):
-    worlds = worlds_of(FORMS[form], Blank(label=2), "add_remove")
+def test_the_canary_is_a_record_more_or_takes_the_place_of_the_last(form, adjacency, kept):
+    worlds = worlds_of(FORMS[form], Blank(label=2), adjacency)
     assert np.array_equal(table(worlds.of((0,))), BASE)
-    assert np.array_equal(table(worlds.of((1,))), [*BASE, [0, 0, 0, 2]])
+    assert np.array_equal(table(worlds.of((1,))), [*BASE[:kept], [0, 0, 0, 2]])
     assert worlds.of((1,)) is worlds.of((1,))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_canary_takes_the_place_of_the_last_record(form):
-    worlds = worlds_of(FORMS[form], Blank(label=2), "replace_one")
-    assert np.array_equal(table(worlds.of((0,))), BASE)
-    assert np.array_equal(table(worlds.of((1,))), [*BASE[:3], [0, 0, 0, 2]])
     assert np.array_equal(table(FORMS[form]), BASE)  # the user's data did not change
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_each_of_many_canaries_has_its_own_coin(form, adjacency):
-    canary = Many([Blank(0), Blank(1), Blank(2)])
-    worlds = worlds_of(FORMS[form], canary, adjacency)
+    worlds = worlds_of(FORMS[form], Many([Blank(0), Blank(1), Blank(2)]), adjacency)
     assert worlds.canaries == 3
     found = table(worlds.of((1, 0, 1)))
     if adjacency == "add_remove":
@@ -220,14 +194,13 @@ def test_a_loader_of_torch_reads_the_data_set(form):
     worlds = worlds_of(FORMS[form], Mislabeled(1), "add_remove")
     inputs, classes = next(iter(DataLoader(worlds.of((1,)), batch_size=5)))
     assert torch.equal(inputs[4], INPUTS[1])
-    assert classes.tolist() == [0, 1, 2, 1, 2]
-    assert classes.dtype == torch.int64
+    assert (classes.tolist(), classes.dtype) == ([0, 1, 2, 1, 2], torch.int64)
 
 
-def test_a_given_pair_is_passed_unchanged():
-    pair = Neighbors("without", "with", record=(1.0, 1))
-    worlds = worlds_of(pair, Blank(), "add_remove")
+def test_a_given_pair_is_passed_unchanged_and_a_record_may_be_anything() -> None:
+    worlds = worlds_of(Neighbors("without", "with", record=(1.0, 1)), Blank(), "add_remove")
     assert (worlds.of((0,)), worlds.of((1,)), worlds.records) == ("without", "with", ((1.0, 1),))
+    assert worlds_of([1, 2], ChosenRecord(7), "add_remove").of((1,)) == [1, 2, 7]
 
 
 def test_data_sets_that_were_made_are_not_sent_to_workers():
@@ -237,30 +210,14 @@ def test_data_sets_that_were_made_are_not_sent_to_workers():
     assert len(pickle.dumps(worlds)) == before
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (3, r"dataset=3 must be a tuple of arrays .*Neighbors\(without, with_canary\)"),
-        ([], "dataset has no record; give at least one"),
-        (
-            (INPUTS, CLASSES[:3]),
-            "must be arrays or tensors with one row a record and equal lengths",
-        ),
-        ((1.0, 2.0), "must be arrays or tensors with one row a record"),
-    ],
+test_other_data_and_what_does_not_fit_them_are_refused = refused(
+    worlds_of,
+    (3, Blank(), "add_remove", r"dataset=3 must be a tuple of .*Neighbors\(without, with_canary\)"),
+    ([], Blank(), "add_remove", "dataset has no record; give at least one"),
+    ((INPUTS, CLASSES[:3]), Blank(), "add_remove", "with one row a record and equal lengths"),
+    ((1.0, 2.0), Blank(), "add_remove", "must be arrays or tensors with one row a record"),
+    (FORMS["list"], "blank", "add_remove", r"canary='blank' must be Blank\(\)"),
+    (FORMS["list"], Many([Blank()] * 5), "replace_one", "replaces 5 records, and dataset has only"),
+    (FORMS["list"], Blank(), "swap", "adjacency='swap' must be one of"),
+    ([1, 2], Blank(), "add_remove", "record 0 of the 2 of dataset is 1 and no pair"),
 )
-def test_other_data_is_refused_in_a_sentence(data, match):
-    with pytest.raises(BadArgument, match=match):
-        worlds_of(data, Blank(), "add_remove")
-
-
-def test_what_does_not_fit_the_data_is_refused():
-    with pytest.raises(BadArgument, match=r"canary='blank' must be Blank\(\)"):
-        worlds_of(FORMS["list"], "blank", "add_remove")
-    with pytest.raises(BadArgument, match="replaces 5 records, and dataset has only 4"):
-        worlds_of(FORMS["list"], Many([Blank()] * 5), "replace_one")
-    with pytest.raises(ValueError, match="adjacency='swap' must be one of"):
-        worlds_of(FORMS["list"], Blank(), "swap")
-    assert worlds_of([1, 2], ChosenRecord(7), "add_remove").of((1,)) == [1, 2, 7]
-    with pytest.raises(BadArgument, match=r"record 0 of the 2 of dataset is 1 and no pair"):
-        worlds_of([1, 2], Blank(), "add_remove")

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
+from refused_arguments import refused
 from refused_calls import refusals
 
 from lightning_audit import _validate
@@ -20,28 +21,16 @@ from lightning_audit.stats._arguments import (
     whole_counts,
 )
 
-
-@pytest.mark.parametrize(
-    ("successes", "trials", "message"),
-    [
-        (-1, 5, r"successes=-1 must be a whole number >= 0"),
-        (0.5, 5, r"successes=0\.5 must be a whole number >= 0; pass event counts"),
-        (float("nan"), 5, r"successes=nan must be a whole number"),
-        (1, float("inf"), r"trials=inf must be a whole number"),
-        (6, 5, r"successes=6 must be at most trials=5"),
-        (np.array([1, 6]), np.array([2, 5]), r"successes=6 must be at most trials=5"),
-        (np.array([True]), 5, r"successes has dtype bool"),
-    ],
+test_impossible_counts_are_refused = refused(
+    whole_counts,
+    (-1, 5, r"successes=-1 must be a whole number >= 0"),
+    (0.5, 5, r"successes=0\.5 must be a whole number >= 0; pass event counts"),
+    (float("nan"), 5, r"successes=nan must be a whole number"),
+    (1, float("inf"), r"trials=inf must be a whole number"),
+    (6, 5, r"successes=6 must be at most trials=5"),
+    (np.array([1, 6]), np.array([2, 5]), r"successes=6 must be at most trials=5"),
+    (np.array([True]), 5, r"successes has dtype bool"),
 )
-def test_impossible_counts_are_refused(successes, trials, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        whole_counts(successes, trials)
-
-
-@pytest.mark.parametrize("significance", [0.0, 1.0, -0.1, float("nan"), "0.05"])
-def test_impossible_significance_is_refused(significance) -> None:
-    with pytest.raises(ValueError, match=r"significance=.* must be in \(0, 1\); it is the prob"):
-        significance_level(significance)
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -66,11 +55,18 @@ def test_places_count_the_wrong_elements_and_name_the_first() -> None:
     assert places(np.eye(2, dtype=bool)[::-1]) == "2 of 4, the first at index (0, 1)"
 
 
-def test_a_delta_of_zero_is_pure_and_false_is_none() -> None:
+PURE = r"delta=.* must be in \(0, 1\); or 0 for pure DP"
+test_impossible_significance_and_delta_are_refused = refusals(
+    *(
+        (partial(significance_level, level), r"significance=.* must be in \(0, 1\); it is the prob")
+        for level in (0.0, 1.0, -0.1, float("nan"), "0.05")
+    ),
+    *((partial(delta_or_zero, delta), PURE) for delta in (False, 1.0, -1e-9)),
+)
+
+
+def test_a_delta_of_zero_is_pure() -> None:
     assert delta_or_zero(0) == 0.0
-    for delta in (False, 1.0, -1e-9):
-        with pytest.raises(ValueError, match=r"delta=.* must be in \(0, 1\); or 0 for pure DP"):
-            delta_or_zero(delta)
 
 
 def test_scores_above_the_threshold_are_guessed_in() -> None:
@@ -78,18 +74,11 @@ def test_scores_above_the_threshold_are_guessed_in() -> None:
     inside, outside = rng.integers(0, 9, 50) / 2, rng.integers(0, 7, 40) / 2
     cuts = np.array([[0.0, 1.5], [2.25, -1.0]])
     counts = ConfusionCounts.from_scores(inside, outside, cuts)
+    assert (counts.tp == np.sum(inside > cuts[..., None], axis=-1)).all()
+    assert (counts.fp == np.sum(outside > cuts[..., None], axis=-1)).all()
     assert counts.shape == (2, 2)
-    for i, j in itertools.product(range(2), range(2)):
-        assert counts.tp[i, j] == np.sum(inside > cuts[i, j])
-        assert counts.fp[i, j] == np.sum(outside > cuts[i, j])
     assert np.all(counts.n_in == 50)
     assert np.all(counts.n_out == 40)
-
-
-def test_counts_cannot_be_changed_after_the_check() -> None:
-    counts = ConfusionCounts(np.array([1, 2]), 3, 4, 5)
-    with pytest.raises(ValueError, match="read-only"):
-        counts.fn[0] = -1
 
 
 def test_counts_are_equal_by_value_and_have_no_hash() -> None:
@@ -99,6 +88,11 @@ def test_counts_are_equal_by_value_and_have_no_hash() -> None:
     assert counts != (1, 3, 4, 5)
     with pytest.raises(TypeError, match="unhashable"):
         hash(counts)
+
+
+def test_counts_cannot_be_changed_after_the_check() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        ConfusionCounts(np.array([1, 2]), 3, 4, 5).fn[0] = -1
 
 
 test_what_cannot_be_counted_is_refused = refusals(
@@ -133,12 +127,10 @@ def test_large_arguments_are_shown_in_a_line(call, name: str) -> None:
 
 def test_roots_at_zero_and_far_away_are_found() -> None:
     targets = np.array([-1.0, 0.0, 1e-12, 3.0, 1e6])
-
-    def residual(x, rows):
-        return np.log1p(x) - np.log1p(targets[rows]), 1 / (1 + x)
-
     with np.errstate(divide="ignore"):
-        roots = least_nonnegative(residual, np.ones(targets.size))
+        roots = least_nonnegative(
+            lambda x, rows: (np.log1p(x) - np.log1p(targets[rows]), 1 / (1 + x)), np.ones(5)
+        )
     assert roots == pytest.approx([0.0, 0.0, 1e-12, 3.0, 1e6], rel=1e-9, abs=1e-15)
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refused_arguments import refused
+from refused_calls import refused_changes
 from scipy import stats
 from stages import staged
 
@@ -25,35 +27,33 @@ from lightning_audit.stats.attack_strength import (
 )
 
 WEAK = attack_counts([40, 45], 100, [50, 40], 100)
+FALSE_POSITIVES = [40, 50, 60, 100, 100, 110, 120, 200, 200, 200]
+FALSE_NEGATIVES = [250, 200, 150, 100, 120, 100, 100, 80, 70, 60]
+STRONG = attack_counts(FALSE_NEGATIVES, 1000, FALSE_POSITIVES, 1000)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([-1], 10, [1], 10), "false_negatives=-1 must be"),
-        (([1], 10, [11], 10), "false_positives=11 must be at most n_out=10; pass"),
-        (([0.5], 10, [1], 10), "false_negatives=.* whole numbers"),
-    ],
+test_bad_counts_are_named = refused(
+    attack_counts,
+    ([-1], 10, [1], 10, "false_negatives=-1 must be"),
+    ([1], 10, [11], 10, "false_positives=11 must be at most n_out=10; pass"),
+    ([0.5], 10, [1], 10, "false_negatives=.* whole numbers"),
+    (1, 2**63 + 1, 1, 100, r"n_in=9223372036854775809 must be at most 2\^53"),
 )
-def test_bad_counts_are_named(arguments, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        attack_counts(*arguments)
 
 
-def test_bad_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match=r"delta=1\.0 must be in \(0, 1\)"):
-        attack_strength_posterior(WEAK, 1.0)
-    with pytest.raises(ValueError, match=r"counts have shape \(0,\), must be .* one attack; pass"):
-        attack_strength_posterior(attack_counts([], 1, [], 1), 1e-5)
-    with pytest.raises(ValueError, match=r"strength_shapes=\(0\.5, 1\.0\) must be"):
-        attack_strength_posterior(WEAK, 1e-5, strength_shapes=(0.5, 1.0))
-    with pytest.raises(ValueError, match=r"shapes=\(1e\+300, 1\.0\) must be .* up to 300"):
-        attack_strength_posterior(WEAK, 1e-5, strength_shapes=(1e300, 1.0))
-    for variance in (1e-320, 1e-20, 1e300):
-        with pytest.raises(ValueError, match=r"must be in \[0\.0001, 1e\+06\]; 10 is the publ"):
-            attack_strength_posterior(WEAK, 1e-5, epsilon_variance=variance)
-    with pytest.raises(ValueError, match=r"n_in=9223372036854775809 must be at most 2\^53"):
-        attack_counts(1, 2**63 + 1, 1, 100)
+test_bad_arguments_are_named = refused_changes(
+    attack_strength_posterior,
+    {"counts": WEAK, "delta": 1e-5},
+    ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
+    ({"counts": attack_counts(10, 10**6, 10, 10**6), "delta": 0.1}, r"delta=0\.1 must be at most "),
+    ({"counts": attack_counts([], 1, [], 1)}, r"shape \(0,\), must be .* one attack; pass"),
+    ({"strength_shapes": (0.5, 1.0)}, r"strength_shapes=\(0\.5, 1\.0\) must be"),
+    ({"strength_shapes": (1e300, 1.0)}, r"shapes=\(1e\+300, 1\.0\) must be .* up to 300"),
+    *(
+        ({"epsilon_variance": variance}, r"must be in \[0\.0001, 1e\+06\]; 10 is the publ")
+        for variance in (1e-320, 1e-20, 1e300)
+    ),
+)
 
 
 def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant() -> None:
@@ -64,16 +64,14 @@ def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant() -> Non
 
 def test_numbers_become_a_vector_of_one_attack() -> None:
     assert attack_vector(attack_counts(1, 10, 2, 20)).tp.tolist() == [9]
-    assert prior_variance(10) == 10.0
-    assert known_strength(0) == 0.0
+    assert (prior_variance(10), known_strength(0)) == (10.0, 0.0)
     with pytest.raises(ValueError, match=r"strength=1 must be in \(0, 1\); 0 is allowed as well"):
         known_strength(1)
 
 
 def bump(levels: np.ndarray) -> np.ndarray:
     """Density of eps and s eps, independent but for s < 1: around 3 and 1."""
-    density = np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels))
-    return np.tril(density)
+    return np.tril(np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels)))
 
 
 def test_levels_gather_where_the_density_changes_and_keep_their_ends() -> None:
@@ -102,24 +100,16 @@ def test_refining_keeps_the_ends_of_the_levels() -> None:
 
 
 def test_rows_are_integrated_up_to_their_own_level() -> None:
-    levels = np.array([0.0, 1.0, 2.0, 4.0])
-    rows = row_integrals(levels, np.tril(np.ones((4, 4))))
+    rows = row_integrals(np.array([0.0, 1.0, 2.0, 4.0]), np.tril(np.ones((4, 4))))
     assert rows[2] == pytest.approx([0.0, 1.0, 2.0, 2.0])
     assert rows[3] == pytest.approx([0.0, 1.0, 2.0, 4.0])
     # At eps = 0 it is extrapolated: from 1 and 2 at the levels 1 and 2 to 0.
     assert rows[0] == pytest.approx([0.0] * 4)
 
 
-def test_a_density_is_extrapolated_to_zero_within_bounds() -> None:
-    points = np.array([0.0, 1.0, 3.0])
-    assert at_zero(points, 2.0, 1.0) == 2.5
-    assert at_zero(points, 1.0, 9.0) == 0.0
-    assert at_zero(points, 1.0, -9.0) == 2.0
-
-
-FALSE_POSITIVES = [40, 50, 60, 100, 100, 110, 120, 200, 200, 200]
-FALSE_NEGATIVES = [250, 200, 150, 100, 120, 100, 100, 80, 70, 60]
-STRONG = attack_counts(FALSE_NEGATIVES, 1000, FALSE_POSITIVES, 1000)
+@pytest.mark.parametrize(("value", "slope", "at"), [(2.0, 1.0, 2.5), (1.0, 9.0, 0), (1.0, -9.0, 2)])
+def test_a_density_is_extrapolated_to_zero_within_bounds(value, slope, at) -> None:
+    assert at_zero(np.array([0.0, 1.0, 3.0]), value, slope) == at
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +121,7 @@ def test_strong_attacks_are_reproduced(strong: StrengthPosterior) -> None:
     # The reference leaves out epsilon > 7.9, which holds 2.9e-4 of the mass.
     cut = strong.reweighted(strong.levels <= 7.9)
     points = np.append(strong.levels[strong.levels < 7.9], 7.9)
-    density = np.interp(points, strong.levels, strong.epsilon.density)
-    epsilon = GridDistribution(points, density)
+    epsilon = GridDistribution(points, np.interp(points, strong.levels, strong.epsilon.density))
     assert epsilon.mean == pytest.approx(3.0005, abs=1e-4)
     assert epsilon.interval(0.1) == pytest.approx((2.6948, 3.5233), abs=4e-4)
     assert cut.strength.mean == pytest.approx(0.69957, abs=2e-4)
@@ -202,9 +191,12 @@ def test_without_challenges_the_posterior_is_the_prior() -> None:
 
 
 def test_errors_of_either_kind_count_alike() -> None:
-    one = attack_strength_posterior(attack_counts([30, 10], 100, [5, 20], 100), 1e-5)
-    other = attack_strength_posterior(attack_counts([5, 20], 100, [30, 10], 100), 1e-5)
-    assert one.epsilon.interval(0.1) == pytest.approx(other.epsilon.interval(0.1), rel=1e-6)
+    errors = [30, 10], [5, 20]
+    one, other = (
+        attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5).epsilon.interval(0.1)
+        for fn, fp in (errors, errors[::-1])
+    )
+    assert one == pytest.approx(other, rel=1e-6)
 
 
 @pytest.mark.heavy
@@ -217,16 +209,10 @@ def test_more_attacks_narrow_the_interval() -> None:
     assert widths == sorted(widths, reverse=True)
 
 
-def test_a_delta_that_no_table_follows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"delta=0\.1 must be at most 200 standard errors"):
-        attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
-
-
 # The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
 @pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
 def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
-    rng = np.random.default_rng(2026)
-    ranks = []
+    rng, ranks = np.random.default_rng(2026), []
     for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
         x, y = rng.random((2, 1_000_000))
@@ -262,18 +248,13 @@ def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is() -> N
     assert ((longer[:, 0] > 0) & (longer[:, 1] > 0) & (longer[:, 1] < 1)).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"iterations": 0}, "iterations=0 must be a whole number >= 1"),
-        ({"proposals": 1}, "proposals=1 must be at least 2; the first is the last state's"),
-        ({"step_epsilon": 0.0}, r"step_epsilon=0\.0 must be a finite number > 0"),
-        ({"step_strength": -1.0}, r"step_strength=-1\.0 must be a finite number > 0"),
-        ({"start": (0.0, 0.1)}, r"start=0\.0 must be .*; the first of the two is an epsilon"),
-        ({"start": (5.0, 1.0)}, r"start=1\.0 must be .*; the second of the two is a strength"),
-    ],
+test_bad_options_are_named = refused_changes(
+    sample_attack_strength,
+    {"counts": WEAK, "delta": 0.01, "iterations": 1, "generator": np.random.default_rng(0)},
+    ({"iterations": 0}, "iterations=0 must be a whole number >= 1"),
+    ({"proposals": 1}, "proposals=1 must be at least 2; the first is the last state's"),
+    ({"step_epsilon": 0.0}, r"step_epsilon=0\.0 must be a finite number > 0"),
+    ({"step_strength": -1.0}, r"step_strength=-1\.0 must be a finite number > 0"),
+    ({"start": (0.0, 0.1)}, r"start=0\.0 must be .*; the first of the two is an epsilon"),
+    ({"start": (5.0, 1.0)}, r"start=1\.0 must be .*; the second of the two is a strength"),
 )
-def test_bad_options_are_named(options, message: str) -> None:
-    options = {"iterations": 1, **options}
-    with pytest.raises(ValueError, match=message):
-        sample_attack_strength(WEAK, 0.01, generator=np.random.default_rng(0), **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from admitted_course import AdmittedCourse
 from coin_steps import RATIOS, mean_over_coins, normal_mean
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike
+from refused_calls import refusals
 from scipy import stats
 from stages import most_failures, staged
 
@@ -31,25 +31,26 @@ from lightning_audit.stats.noise_tests import NOISE_PRECISIONS, noise_upper
 from lightning_audit.stats.power import sensitivity_power, steps_needed
 
 # --- The coin bet: against a naive twin, in expectation, and on a gross fault.
-
 residual = st.floats(-1e4, 1e4)
+PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
+SHARE = 1e-4
+GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+LEVEL = 0.05
+RUNS = 2000
+GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
+FINE = np.arange(0.02, 1.2, 0.02)
 
 
 @given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
-def test_coin_bet_gains_exactly_nothing_over_the_coins_whatever_the_residual(
-    residuals: list[float], history: int
-) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_whatever_the_residual(residuals, history) -> None:
     assert mean_over_coins(np.array(residuals), 1.0, history) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 0.9, 1.0])
-def test_coin_bet_has_expectation_at_most_one_up_to_the_signal(shift: float) -> None:
+def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(shift) -> None:
     mean = normal_mean(lambda r: mean_over_coins(np.array([r]), shift, history=0), 0.4, 0.7)
     assert mean <= 1 + 1e-9
     assert (mean < 1 - 1e-4) == (shift < 0.95)
-
-
-def test_coin_bet_gains_on_average_if_the_canary_adds_more() -> None:
     assert normal_mean(lambda r: mean_over_coins(np.array([r]), 2.0, 0), 0.0, 0.7) > 1.01
 
 
@@ -57,9 +58,8 @@ def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre() -> None:
     # Were the centre to use the present step, a constant would have no residual at all.
     bet = CoinBet((1,))
     bet.update(np.array([1.0]), np.array([6.0]))
-    assert float(bet.log_e) == pytest.approx(
-        math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES)))), abs=1e-12
-    )
+    expected = math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES))))
+    assert float(bet.log_e) == pytest.approx(expected, abs=1e-12)
 
 
 def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
@@ -72,22 +72,12 @@ def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
     assert flagged.mean() >= 0.95
 
 
-# --- The betting tests with coins of a known probability that is not one half.
-
-PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
-SHARE = 1e-4
-
-
-def steps_of(
-    p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0):
+    """Coins and readings of each step."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         coins = (rng.random(shape) < p).astype(float)
         yield coins, shift * coins + 0.3 + rng.standard_normal(shape)
-
-
-# ------------------------------------------------------------------ naive twins
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
@@ -115,24 +105,20 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
 
 def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
     groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
-    bet = CoinBet((4,), groups=groups)
-    wealth = np.ones((len(COIN_SLOPES), 4))
+    bet, wealth = CoinBet((4,), groups=groups), np.ones((len(COIN_SLOPES), 4))
     past: list[np.ndarray] = []
     squares, number = 20.0, 20.0
     for coins, readings in steps_of(0.5, 3, 40, (4,), shift=2.0):
         residuals = readings - coins
         pooled = float(np.mean(past)) if past else 0.0
-        total = np.sum(past, axis=0) if past else np.zeros(4)
-        centred = residuals - (total + 10 * pooled) / (len(past) + 10)
+        centred = residuals - (sum(past, np.zeros(4)) + 10 * pooled) / (len(past) + 10)
         says_in = stats.logistic.cdf(np.outer(COIN_SLOPES, centred) / math.sqrt(squares / number))
         wealth *= np.where(coins == 1, says_in, 1 - says_in) / 0.5
         squares, number = squares + float(centred @ centred), number + 4
         past.append(residuals)
         bet.update(coins, readings)
-    of_groups = [
-        np.mean(np.prod(wealth[:, np.array(groups) == name], axis=1)) for name in set(groups)
-    ]
-    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_groups)
+    of_each = [np.prod(wealth[:, np.array(groups) == name], axis=1).mean() for name in set(groups)]
+    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_each)
     assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
 
 
@@ -144,27 +130,23 @@ def test_one_group_is_all_canaries_together() -> None:
         assert bets[0].log_e == bets[1].log_e
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0, -0.1, math.nan])
-def test_a_coin_that_is_none_is_refused(p: float) -> None:
-    makers: list[Callable[[], object]] = [
-        lambda: CoinBet((1,), coin_probability=p),
-        lambda: LeakageBet((1,), p),
-        lambda: SignalBet((1,), RATIOS, 1.0, p),
-        lambda: sensitivity_power(1, 10, 2.0, 1.0, coin_probability=p),
-    ]
-    for make in makers:
-        with pytest.raises(ValueError, match=r"^coin_probability="):
-            make()
-
-
-# ------------------------------------------------------------------ laws
+test_a_coin_that_is_none_is_refused = refusals(
+    *(
+        (partial(make, p), r"^coin_probability=")
+        for p in (0.0, 1.0, -0.1, math.nan)
+        for make in (
+            lambda p: CoinBet((1,), coin_probability=p),
+            lambda p: LeakageBet((1,), p),
+            lambda p: SignalBet((1,), RATIOS, 1.0, p),
+            lambda p: sensitivity_power(1, 10, 2.0, 1.0, coin_probability=p),
+        )
+    )
+)
 
 
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("residuals", [[0.0], [1e4], [-3.0, 2.0], [0.4, -1e3, 7.0]])
-def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(
-    p: float, residuals: list[float]
-) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(p, residuals) -> None:
     assert mean_over_coins(np.array(residuals), 1.0, p=p) == pytest.approx(1, abs=1e-9)
     for shift in (-3.0, 0.0, 0.9):
         assert mean_over_coins(np.array(residuals), shift, p=p) <= 1 + 1e-9
@@ -173,9 +155,7 @@ def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("data_term", [0.0, -0.7, 4.0])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_leakage_bets_gain_nothing_at_the_true_ratio(
-    p: float, data_term: float, ratio: float
-) -> None:
+def test_leakage_bets_gain_nothing_at_the_true_ratio(p, data_term, ratio) -> None:
     sigma, z = 0.7, np.linspace(-9.0, 9.0, 400_001)
     density = stats.norm.pdf(z) * (z[1] - z[0])
     wealth = np.zeros(11)
@@ -189,22 +169,15 @@ def test_leakage_bets_gain_nothing_at_the_true_ratio(
         assert wealth == pytest.approx(1, abs=0.01)  # little is given away at the claim itself
 
 
-# ------------------------------------------------------------------ false alarms
-
-
 def rare_bursts(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
     return 10.0 * (rng.random(level.shape) < 0.02)
-
-
-def against_the_coins(rng: np.random.Generator, level: np.ndarray) -> np.ndarray:
-    return -3.0 * np.sign(level)
 
 
 DATA_TERMS = {
     "nothing": lambda rng, level: np.zeros(level.shape),
     "rare bursts": rare_bursts,
     "skewed": lambda rng, level: rng.exponential(1.5, level.shape),
-    "against the coins": against_the_coins,
+    "against the coins": lambda rng, level: -3.0 * np.sign(level),
 }
 
 
@@ -229,36 +202,21 @@ def false_alarms(p: float, term: str, runs: int, steps: int = 100) -> dict[str, 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize(
-    ("runs", "terms"),
-    [
-        (1500, ["nothing", "rare bursts"]),
-        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
-    ],
+    ("runs", "terms"), staged([(1500, ["nothing", "rare bursts"])], [(10_000, list(DATA_TERMS))])
 )
-def test_sound_runs_alarm_no_oftener_than_the_significance(
-    p: float, runs: int, terms: list[str]
-) -> None:
+def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     for term in terms:
         rates = false_alarms(p, term, runs)
         assert max(rates.values()) <= highest, (term, rates)
 
 
-GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize(
     ("runs", "terms"),
-    [
-        (1500, ["skewed"]),
-        pytest.param(2500, list(DATA_TERMS), marks=pytest.mark.heavy),
-        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.nightly),
-    ],
+    staged([(1500, ["skewed"])], [(2500, list(DATA_TERMS))], [(10_000, list(DATA_TERMS))]),
 )
-def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(
-    p: float, runs: int, terms: list[str]
-) -> None:
+def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms) -> None:
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     # The kinds differ in their signal, none adds more than it may, and one is much louder.
     signal = np.array([1.0, 1.0, 0.5, 0.9, 1.0, 1.0, 1.0, 0.0])
@@ -296,9 +254,6 @@ def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare() -> None:
     assert shares[1] <= nominal + 3 * math.sqrt(nominal / runs)
 
 
-# ------------------------------------------------------------------ power
-
-
 def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later() -> None:
     runs, share = 200, SHARE
     spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
@@ -311,8 +266,7 @@ def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardl
             for step in range(100):
                 coins = rng.integers(0, 2, (runs, len(GROUPS))).astype(float)
                 bet.update(coins, shift * coins + rng.standard_normal(coins.shape))
-                found = bet.log_e >= -math.log(share)
-                first = np.minimum(first, np.where(found, step + 1, 200))
+                first = np.minimum(first, np.where(bet.log_e >= -math.log(share), step + 1, 200))
             medians.append(float(np.median(first)))
     assert medians[1] < 0.55 * medians[0]
     assert medians[3] <= medians[2] + 2
@@ -330,8 +284,7 @@ def flagged(p: float, k: int, steps: int, shift: float, runs: int = 1000) -> flo
 @pytest.mark.parametrize(("k", "shift"), [(1, 11.0), (8, 2.0)])
 def test_steps_said_to_be_needed_are_enough(p: float, k: int, shift: float) -> None:
     steps = steps_needed(lambda n: sensitivity_power(k, n, shift, 1.0, SHARE, p))
-    seen = flagged(p, k, steps, shift)
-    assert seen >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
+    assert flagged(p, k, steps, shift) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
     # And not many more than are: with half of them a run in twenty is not flagged.
     assert flagged(p, k, steps // 2, shift) < 0.95
 
@@ -357,33 +310,6 @@ def test_the_ratio_of_a_known_mu_is_approached_from_below(p: float) -> None:
 
 
 # --- Bets on the score of guesses: what is proved of steps that leak unlike parts of their claims.
-
-LEVEL = 0.05
-
-
-def run(
-    claims: list[Claim],
-    noise: np.ndarray,
-    runs: int,
-    *,
-    k: int = 8,
-    p: float = 0.5,
-    planned: int | None = None,
-    seed: int = 0,
-) -> LeakageBet:
-    """Gaussian readings of this noise, under these claims."""
-    rng, bet, t = np.random.default_rng(seed), LeakageBet((runs, k), p, planned), 0
-    for sigma, rate, steps in claims:
-        for _ in range(steps):
-            coins = (rng.random((runs, k)) < p).astype(float)
-            bet.update(coins, coins + noise[t] * rng.standard_normal((runs, k)), sigma, rate)
-            t += 1
-    return bet
-
-
-def ratio_of(bet: LeakageBet, claims: list[Claim]) -> np.ndarray:
-    (found,) = bet.ratios(LEVEL, [(sum(n for *_, n in claims), bet.growth)], claims)
-    return found
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2])
@@ -423,17 +349,19 @@ def test_stakes_follow_the_cost_of_a_step() -> None:
     plan = StakePlan(1000, 8)
     cheap, dear = plan.next(2.0, 0.01), plan.next(1.0, 0.01)
     assert dear.stakes[0] > cheap.stakes[0]
-    assert StakePlan(1000, 8).next(2.0, 0.5).stakes == pytest.approx(
-        StakePlan(1000, 8).next(2.0, 0.05).stakes, rel=0.11
-    )
+    often, seldom = (StakePlan(1000, 8).next(2.0, rate).stakes for rate in (0.5, 0.05))
+    assert often == pytest.approx(seldom, rel=0.11)
     assert plan.next(1.0, 0.01) is dear  # of equal claims the same
 
 
-@pytest.mark.parametrize("planned", [300, None])
-def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned: int | None) -> None:
-    claims = [(1.0, 1 / 28, 300)]
-    found = ratio_of(run(claims, np.ones(300), 200, planned=planned), claims)
-    assert np.median(found) > (0.86 if planned else 0.82)
+@pytest.mark.parametrize(("planned", "most"), [(300, 0.86), (None, 0.82)])
+def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned, most) -> None:
+    rng, bet = np.random.default_rng(0), LeakageBet((200, 8), 0.5, planned)
+    for _ in range(300):
+        coins = (rng.random((200, 8)) < 0.5).astype(float)
+        bet.update(coins, coins + rng.standard_normal((200, 8)), 1.0, 1 / 28)
+    (found,) = bet.ratios(LEVEL, [(300, bet.growth)], [(1.0, 1 / 28, 300)])
+    assert np.median(found) > most
     assert (found > 1).mean() <= LEVEL
 
 
@@ -465,7 +393,6 @@ CHANGES: dict[str, tuple[list[Claim], np.ndarray]] = {
     "rate falls": ([(1.0, 0.1, 100), (1.0, 0.001, 500)], np.repeat([2.0, 1.0], [100, 500])),
     "batch grows": ([(1.0, 0.004, 300), (1.0, 0.064, 100)], np.repeat([1.0, 1.6], [300, 100])),
 }
-RUNS = 2000
 
 
 @pytest.mark.parametrize("runs", staged(quick=[200], nightly=[RUNS]))
@@ -487,14 +414,8 @@ def test_the_true_course_is_admitted_at_all_looks(name: str, p: float, runs: int
 
 
 # --- Bets on a grid of signals, and the limit of the noise: how much a step leaks at least.
-
-GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
-FINE = np.arange(0.02, 1.2, 0.02)
-
-
-def readings_of(
-    seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, shift: float = 1.0
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def readings_of(seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, shift: float = 1.0):
+    """Coins and readings of each step."""
     rng = np.random.default_rng(seed)
     coins = (rng.random((steps, *shape)) < p).astype(float)
     return list(zip(coins, shift * coins + 0.4 + rng.standard_normal(coins.shape), strict=True))
@@ -539,9 +460,7 @@ def test_e_value_decreases_in_the_signal(seed: int, p: float, shift: float) -> N
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("residual", [-300.0, -1.0, 0.0, 0.7, 250.0])
 @pytest.mark.parametrize("adds", [1.0, 0.6])
-def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(
-    p: float, residual: float, adds: float
-) -> None:
+def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, residual, adds) -> None:
     past = readings_of(3, 12, (1,), p)
     mean = 0.0
     for coin, chance in ((0.0, 1 - p), (1.0, p)):
@@ -557,8 +476,7 @@ def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(
 
 
 def test_no_reading_is_large_enough_to_overflow() -> None:
-    bet = SignalBet((4,), GRID)
-    rng = np.random.default_rng(0)
+    bet, rng = SignalBet((4,), GRID), np.random.default_rng(0)
     for _ in range(30):
         coins = rng.integers(0, 2, 4).astype(float)
         bet.update(coins, 1e12 * coins - 1e9)
@@ -576,50 +494,36 @@ def test_limit_rises_with_significance_and_nothing_is_proved_at_the_start() -> N
     assert 0.5 < lower[0] < lower[2] <= 1
 
 
-def two_valued(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return 100.0 * rng.integers(0, 2, total.shape)
-
-
-def parity(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return np.full(total.shape, 30.0 * (step % 2))
-
-
-def skewed(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return 50.0 * (rng.random(total.shape) < 0.02)
-
-
-def following(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return -20.0 * np.sign(total)
-
-
-def nothing(rng: np.random.Generator, total: np.ndarray, step: int) -> np.ndarray:
-    return np.zeros(total.shape)
+#: Data terms, from the generator, the sum of the residuals so far and the number of the step.
+DATA_OF_ANY_KIND = {
+    "nothing": lambda rng, total, step: np.zeros(total.shape),
+    "two values": lambda rng, total, step: 100.0 * rng.integers(0, 2, total.shape),
+    "parity": lambda rng, total, step: np.full(total.shape, 30.0 * (step % 2)),
+    "skewed": lambda rng, total, step: 50.0 * (rng.random(total.shape) < 0.02),
+    "following": lambda rng, total, step: -20.0 * np.sign(total),
+}
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("data", [nothing, two_valued, parity, skewed, following])
-def test_limit_of_the_signal_holds_at_all_times_for_any_data(
-    data: Callable[[np.random.Generator, np.ndarray, int], np.ndarray], p: float
-) -> None:
+@pytest.mark.parametrize("data", DATA_OF_ANY_KIND)
+def test_limit_of_the_signal_holds_at_all_times_for_any_data(data: str, p: float) -> None:
     runs, k, adds = 4000, 4, 0.5
     rng = np.random.default_rng(7)
     bet, total = SignalBet((runs, k), np.array([0.5, 0.51, 1.0]), 1.0, p), np.zeros((runs, k))
     missed = np.zeros(runs, dtype=bool)
     for step in range(80):
         coins = (rng.random((runs, k)) < p).astype(float)
-        readings = adds * coins + data(rng, total, step) + 0.3 * rng.standard_normal((runs, k))
+        term = DATA_OF_ANY_KIND[data](rng, total, step)
+        readings = adds * coins + term + 0.3 * rng.standard_normal((runs, k))
         bet.update(coins, readings)
         missed |= bet.signal_lower(0.05) >= adds
         total += readings - adds * coins
-    print(f"\n{data.__name__} p={p}: {missed.mean()}")
+    print(f"\n{data} p={p}: {missed.mean()}")
     assert missed.sum() <= stats.binom.isf(1e-3, runs, 0.05)
 
 
-# ------------------------------------------------------------------ the limit of the noise
-
-
-def e_values(count: ArrayLike, squares: ArrayLike) -> np.ndarray:
+def e_values(count, squares) -> np.ndarray:
     n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)
 
@@ -631,22 +535,16 @@ def test_noise_upper_is_where_the_e_value_reaches_the_level() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 100.0), st.floats(1e-6, 0.5))
-def test_noise_upper_is_above_the_root_mean_square_and_falls_with_significance(
-    count: int, scale: float, significance: float
-) -> None:
-    args = [count], [count * scale**2], [1.0]
-    limit = noise_upper(*args, significance)
+def test_noise_upper_exceeds_the_root_mean_square_and_falls_with_the_level(n, scale, level) -> None:
+    limit = noise_upper([n], [n * scale**2], [1.0], level)
     assert limit >= scale
-    assert noise_upper(*args, 0.5 * significance) >= limit
+    assert noise_upper([n], [n * scale**2], [1.0], 0.5 * level) >= limit
 
 
-def test_noise_upper_at_the_ends() -> None:
+def test_noise_upper_at_the_ends_and_of_many_readings() -> None:
     assert noise_upper([0, 0], [0.0, 0.0], [0.5, 0.5], 0.05) == math.inf
     assert noise_upper([1], [0.0], [1.0], 1e-6) == math.inf
     assert noise_upper([100], [0.0], [1.0], 1e-6) == 0.0
-
-
-def test_noise_upper_of_many_readings_is_within_half_a_percent() -> None:
     assert noise_upper([200_000], [200_000.0], [1.0], 0.025) < 1.0065
 
 

@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 from places import DATA, DOCS
+from refused_arguments import refused
+from refused_calls import refused_changes
 from scipy import stats
 from stages import staged
 
@@ -20,6 +22,7 @@ from lightning_audit.stats.correlated_attacks import (
 from lightning_audit.stats.counts import ConfusionCounts
 
 COUNTS = json.loads((DATA / "mia_error_counts.json").read_text())
+NO_ERROR = attack_counts([0] * 9 + [1], 128, [13, 12, 10, 14, 11, 9, 13, 12, 15, 10], 128)
 
 
 def published(name: str) -> ConfusionCounts:
@@ -68,28 +71,19 @@ def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta) -
 
 def naive_likelihood(fp, fn, n, inflation, r, x, y) -> float:
     """Probability of the counts at a pair of rates, one that is not 0 or n taken for a density."""
-    spread = [np.sqrt(n * rate * (1 - rate) * inflation) for rate in (x, y)]
-    law = stats.multivariate_normal([n * x, n * y], _covariance(spread, r))
+    spread = np.sqrt(n * np.array([x * (1 - x), y * (1 - y)]) * inflation)
+    law = stats.multivariate_normal([n * x, n * y], np.outer(spread, spread) * [[1, r], [r, 1]])
     grids = []
     for count, rate, s in ((fp, x, spread[0]), (fn, y, spread[1])):
-        if count in (0, n):
-            ends = (n - 0.5, n * rate + 9 * s) if count else (n * rate - 9 * s, 0.5)
-            if ends[0] >= ends[1]:
-                return 0.0
-            grids.append(np.linspace(*ends, 301))
-        else:
-            grids.append(np.array([float(count)]))
-    values = law.pdf(np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1)).reshape(
-        [grid.size for grid in grids]
-    )
+        ends = (n - 0.5, n * rate + 9 * s) if count else (n * rate - 9 * s, 0.5)
+        if count in (0, n) and ends[0] >= ends[1]:
+            return 0.0
+        grids.append(np.linspace(*ends, 301) if count in (0, n) else np.array([float(count)]))
+    values = law.pdf(np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1))
+    values = values.reshape([grid.size for grid in grids])
     for axis, grid in reversed(list(enumerate(grids))):
         values = np.trapezoid(values, grid, axis=axis) if grid.size > 1 else values.take(0, axis)
     return float(values)
-
-
-def _covariance(spread, r) -> list[list[float]]:
-    product = r * spread[0] * spread[1]
-    return [[spread[0] ** 2, product], [product, spread[1] ** 2]]
 
 
 @pytest.mark.parametrize(
@@ -118,19 +112,15 @@ def test_a_count_of_0_or_of_all_is_what_is_rounded_to_it(fp, fn, inflation, r) -
     assert np.exp(logs) == pytest.approx(expected, rel=2e-3, abs=1e-9)
 
 
-NO_ERROR = attack_counts([0] * 9 + [1], 128, [13, 12, 10, 14, 11, 9, 13, 12, 15, 10], 128)
-
-
 def test_where_most_attacks_make_no_error_the_posterior_is_about_the_binomial_one() -> None:
-    found = correlated_attack_posterior(NO_ERROR, 1e-5, 128).joint.epsilon
+    found, published = (
+        correlated_attack_posterior(NO_ERROR, 1e-5, 128, extreme_counts=way).joint.epsilon
+        for way in ("interval", "density")
+    )
     binomial = attack_strength_posterior(NO_ERROR, 1e-5).epsilon
     assert found.mean == pytest.approx(binomial.mean, abs=0.1)
     assert found.interval(0.1) == pytest.approx(binomial.interval(0.1), abs=0.15)
-
-
-def test_the_published_density_puts_epsilon_out_of_reach_of_the_counts_there() -> None:
-    found = correlated_attack_posterior(NO_ERROR, 1e-5, 128, extreme_counts="density")
-    assert found.joint.epsilon.quantile(0.05) > 20
+    assert published.quantile(0.05) > 20  # out of reach of the counts
 
 
 @pytest.mark.parametrize("fn", [0, 100])
@@ -171,8 +161,7 @@ def rows_of_the_page() -> dict[str, list[float]]:
 )
 def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
     numbers = rows_of_the_page()[name]
-    assert len(numbers) == 12
-    assert numbers[:2] == COUNTS["sets"][name]["printed_epsilon_90"]
+    assert (len(numbers), numbers[:2]) == (12, COUNTS["sets"][name]["printed_epsilon_90"])
     found = attack_strength_posterior(published(name), 1e-3).epsilon.interval(0.1)
     assert numbers[2:4] == [round(end, 2) for end in found]
 
@@ -213,11 +202,12 @@ def test_where_counts_are_normal_independent_decisions_give_the_binomial_posteri
 
 def test_decisions_that_agree_tell_less() -> None:
     counts = attack_counts([30, 30], 100, [30, 30], 100)
-    widths = []
-    for tau in (0.0, 0.02, 0.1):
-        joint = correlated_attack_posterior(counts, 1e-3, 100, correlation=(tau, 0.0)).joint
-        widths.append(joint.epsilon.quantile(0.05))
-    assert widths == sorted(widths, reverse=True)
+    lower = [
+        correlated_attack_posterior(counts, 1e-3, 100, correlation=(tau, 0.0)).joint.epsilon
+        for tau in (0.0, 0.02, 0.1)
+    ]
+    lower = [epsilon.quantile(0.05) for epsilon in lower]
+    assert lower == sorted(lower, reverse=True)
 
 
 def test_errors_of_either_kind_count_alike() -> None:
@@ -246,38 +236,27 @@ def test_scattered_rates_give_pooled_counts_the_variance_of_the_model() -> None:
     assert low < np.var(pooled, ddof=1) / expected < high
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((1,), {}, "cluster=1 must be between 2 and the fewest challenges of a side, 100"),
-        ((101,), {}, "cluster=101 must be between 2 and the fewest challenges of a side, 100"),
-        ((2.5,), {}, "cluster=2.5 must be a whole number"),
-        ((100,), {"tau_std": 0.0}, "tau_std=0.0 must be a finite number > 0"),
-        ((100,), {"correlation": (1.0, 0.0)}, r"correlation=\(1.0, 0.0\) must have tau in"),
-        ((100,), {"correlation": (-0.02, 0.0)}, r"correlation=.* must have tau in \(-1/99, 1\)"),
-        ((100,), {"correlation": (0.0, 0.01)}, r"correlation=.* \|rho\| below"),
-        ((100,), {"correlation": 0.1}, "correlation=0.1 must be two numbers"),
-        ((100,), {"epsilon_variance": -1.0}, "epsilon_variance=-1.0 must be"),
-        ((100,), {"extreme_counts": "no"}, "extreme_counts='no' must be one of"),
-    ],
+test_bad_arguments_are_named = refused_changes(
+    correlated_attack_posterior,
+    {"counts": attack_counts([30], 100, [20], 100), "delta": 1e-3, "cluster": 100},
+    ({"cluster": 1}, "cluster=1 must be between 2 and the fewest challenges of a side, 100"),
+    ({"cluster": 101}, "cluster=101 must be between 2 and the fewest challenges of a side, 100"),
+    ({"cluster": 2.5}, "cluster=2.5 must be a whole number"),
+    ({"tau_std": 0.0}, "tau_std=0.0 must be a finite number > 0"),
+    ({"correlation": (1.0, 0.0)}, r"correlation=\(1.0, 0.0\) must have tau in"),
+    ({"correlation": (-0.02, 0.0)}, r"correlation=.* must have tau in \(-1/99, 1\)"),
+    ({"correlation": (0.0, 0.01)}, r"correlation=.* \|rho\| below"),
+    ({"correlation": 0.1}, "correlation=0.1 must be two numbers"),
+    ({"epsilon_variance": -1.0}, "epsilon_variance=-1.0 must be"),
+    ({"extreme_counts": "no"}, "extreme_counts='no' must be one of"),
 )
-def test_bad_arguments_are_named(arguments, options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        correlated_attack_posterior(
-            attack_counts([30], 100, [20], 100), 1e-3, *arguments, **options
-        )
 
 
-@pytest.mark.parametrize(
-    ("trials", "groups", "message"),
-    [
-        ([50, 50], [0], r"groups has shape \(1,\), must be \(2,\): one label an attack"),
-        ([50, 60], [0, 0], r"counts have \[50, 60\] challenges, must have one number"),
-    ],
+test_bad_groups_are_named = refused(
+    lambda trials, groups: pooled_attacks(attack_counts([1, 2], trials, [3, 4], trials), groups),
+    ([50, 50], [0], r"groups has shape \(1,\), must be \(2,\): one label an attack"),
+    ([50, 60], [0, 0], r"counts have \[50, 60\] challenges, must have one number"),
 )
-def test_bad_groups_are_named(trials, groups, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        pooled_attacks(attack_counts([1, 2], trials, [3, 4], trials), groups)
 
 
 # The heavy stage has the first draws of the nightly's.

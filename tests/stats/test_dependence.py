@@ -32,29 +32,19 @@ from lightning_audit.stats.dependence import (
 from lightning_audit.stats.noise_tests import noise_log_e
 
 # --- Entries of a step that share their noise, at distances that nobody was told.
-
 FloatArray = NDArray[np.float64]
 Made = Callable[[FloatArray], FloatArray]
 FLAGS = np.log(1e5)
+SPREAD = 30.0
 
 
-def after(
-    made: Made, *, n: int = 800, steps: int = 40, seed: int = 0
-) -> tuple[list[float], AlikeBet]:
-    """Log e-value after each step."""
+def after(made: Made, n: int = 800, seed: int = 0) -> tuple[list[float], AlikeBet]:
+    """Log e-value after each of 40 steps."""
     rng, bet, found = np.random.default_rng(seed), AlikeBet(), []
-    for _ in range(steps):
+    for _ in range(40):
         bet.update(made(rng.normal(size=n)))
         found.append(bet.log_e)
     return found, bet
-
-
-def tiled(period: int) -> Made:
-    return lambda new: np.resize(new[:period], len(new))
-
-
-def repeated(times: int) -> Made:
-    return lambda new: np.repeat(new, times)[: len(new)]
 
 
 def mirror(sign: float) -> Made:
@@ -65,11 +55,6 @@ def mirror(sign: float) -> Made:
     return made
 
 
-def smoothed(new: FloatArray) -> FloatArray:
-    """Neighbours that have a part in common."""
-    return np.asarray(np.sqrt(0.5) * (new + np.roll(new, 1)))
-
-
 def part(new: FloatArray) -> FloatArray:
     """A tenth of the entries has the noise of others."""
     tenth = len(new) // 10
@@ -78,13 +63,13 @@ def part(new: FloatArray) -> FloatArray:
 
 
 SHARED = {
-    "tiled": tiled(37),
-    "tiled in rows": tiled(200),
-    "each value twice": repeated(2),
-    "each value ten times": repeated(10),
+    "tiled": lambda new: np.resize(new[:37], len(new)),
+    "tiled in rows": lambda new: np.resize(new[:200], len(new)),
+    "each value twice": lambda new: np.repeat(new, 2)[: len(new)],
+    "each value ten times": lambda new: np.repeat(new, 10)[: len(new)],
     "mirrored": mirror(1.0),
     "mirrored with the other sign": mirror(-1.0),
-    "smoothed": smoothed,
+    "smoothed": lambda new: np.sqrt(0.5) * (new + np.roll(new, 1)),
     "a tenth": part,
 }
 
@@ -98,18 +83,19 @@ def test_shared_noise_is_found_in_a_few_steps(made: Made) -> None:
 
 
 def test_where_it_is_shared_is_told() -> None:
-    assert after(tiled(200))[1].distance in (200, 400, 600)
-    assert after(mirror(1.0), n=801)[1].mirror == 800
+    assert after(SHARED["tiled in rows"])[1].distance in (200, 400, 600)
+    assert after(SHARED["mirrored"], n=801)[1].mirror == 800
 
 
 def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
-    found, bet = after(lambda new: 0.7 * new)
-    assert found[-1] > FLAGS
-    assert bet.left > 0.97
-    found, bet = after(lambda new: new)
-    assert max(found) < FLAGS
-    assert bet.left > 0.97
+    (small, bet), (own, other) = after(lambda new: 0.7 * new), after(lambda new: new)
+    assert max(own) < FLAGS < small[-1]
+    assert min(bet.left, other.left) > 0.97
     assert AlikeBet().left == 1.0
+
+
+def test_one_entry_says_nothing() -> None:
+    assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 30])
@@ -148,12 +134,6 @@ def test_what_was_most_alike_is_what_a_plain_search_finds(n: int) -> None:
     assert (bet.distance, bet.mirror) == before
 
 
-def test_one_entry_says_nothing() -> None:
-    bet = AlikeBet()
-    bet.update(np.zeros(1))
-    assert bet.log_e == pytest.approx(0.0)
-
-
 SOUND: dict[str, Made] = {
     "new": lambda new: new,
     "larger": lambda new: 1.5 * new,
@@ -180,8 +160,6 @@ def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
 
 
 # --- The response of the recovered draws is the inverse of the matrix of coefficients.
-
-
 def matrix(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
     column = np.zeros(steps)
     column[: len(coefficients)] = coefficients[:steps]
@@ -194,28 +172,21 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
     assert inverse_response(coefficients, 30) == pytest.approx(inverse[:, 0], rel=1e-9)
 
 
+# Of DP-FTRL, (1, -1): the noise of the sum so far is one draw.
 @pytest.mark.parametrize(
     ("coefficients", "recovered"),
     [
-        ((1.0, -0.5, -0.25), True),
-        ((1.0, -1.0), True),  # DP-FTRL: the noise of the sum so far is one draw
-        ((1.0, -2.0, 1.0), True),
-        ((1.0, 0.5), True),
-        ((1.0, -1.1), False),
-        ((0.5, -1.0), False),
-        ((1.0, -1.0, -1.0), False),
+        *((c, True) for c in [(1.0, -0.5, -0.25), (1.0, -1.0), (1.0, -2.0, 1.0), (1.0, 0.5)]),
+        *((c, False) for c in [(1.0, -1.1), (0.5, -1.0), (1.0, -1.0, -1.0)]),
     ],
 )
-def test_draws_are_recovered_where_no_rest_grows(
-    coefficients: tuple[float, ...], recovered: bool
-) -> None:
+def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
     assert is_recoverable(coefficients) is recovered
 
 
 def test_square_root_factorisation_is_recoverable() -> None:
     """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
-    k = np.arange(1, 500)
-    full = np.cumprod([1.0, *(1.0 - 1.5 / k)])
+    full = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
     assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
     assert is_recoverable(tuple(full))
 
@@ -227,14 +198,11 @@ def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
     # The first ten draws are not known: what is left of them in the later ones that are recovered.
     draws = np.random.default_rng(0).standard_normal((10, 400))
     full = matrix(c, steps)
-    read = full[10:, :10] @ draws
-    left = np.linalg.solve(full[10:, 10:], read)
+    left = np.linalg.solve(full[10:, 10:], full[10:, :10] @ draws)
     assert np.abs(left[:3]).max() > 0.5
     assert left[forgets:].std(axis=1).max() < 0.02
     assert steps_to_forget((1.0, -1.0)) is None
 
-
-# --- Noise that can be told in advance is found, and noise that cannot is left alone.
 
 #: Log e-value at which a check of a hundredth of the default significance flags.
 #: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
@@ -265,10 +233,6 @@ def autoregressive(part: float, lag: int = 1) -> Made:
     return made
 
 
-def cancelling(new: FloatArray) -> FloatArray:
-    return np.asarray(np.sqrt(0.5) * np.diff(new, axis=0, prepend=-new[:1]))
-
-
 def drawn_back(new: FloatArray) -> FloatArray:
     """A running sum that is drawn back to zero, of steps of size 1."""
     rows, total = new.copy(), np.zeros(new.shape[1])
@@ -278,55 +242,40 @@ def drawn_back(new: FloatArray) -> FloatArray:
     return rows
 
 
-def flipped(new: FloatArray) -> FloatArray:
-    rows = new.copy()
-    rows[1::2] = -rows[0:-1:2]
-    return rows
-
-
-def taken_back_later(lag: int) -> Made:
+def taken_back(new: FloatArray, lag: int) -> FloatArray:
     """What was added is taken back so many steps later, in every second stretch."""
-
-    def made(new: FloatArray) -> FloatArray:
-        rows = new.copy()
-        for t in range(len(new)):
-            if t // lag % 2:
-                rows[t] = -rows[t - lag]
-        return rows
-
-    return made
+    rows = new.copy()
+    for t in range(len(new)):
+        if t // lag % 2:
+            rows[t] = -rows[t - lag]
+    return rows
 
 
 DEPENDENT = {
     "half of the step before": autoregressive(0.4),
     "against the step before": autoregressive(-0.6),
     "of lag 16": autoregressive(-0.5, FORECAST_LAGS),
-    "cancelling": cancelling,
+    "cancelling": lambda new: np.sqrt(0.5) * np.diff(new, axis=0, prepend=-new[:1]),
     "drawn back": drawn_back,
-    "flipped": flipped,
-    "taken back after 11 steps": taken_back_later(11),
+    "flipped": lambda new: taken_back(new, 1),
+    "taken back after 11 steps": lambda new: taken_back(new, 11),
 }
 
 
 @pytest.mark.parametrize("made", DEPENDENT.values(), ids=DEPENDENT)
 @pytest.mark.parametrize(("width", "within"), [(384, 30), (40, 120), (12, 319)])
 @pytest.mark.one_in(3)
-def test_dependent_noise_is_found_by_many_entries_soon_and_by_few_in_time(
-    made: Made, width: int, within: int
-) -> None:
+def test_dependent_noise_is_found_soon_by_many_entries_and_by_few(made, width, within) -> None:
     for seed in range(3):
         rows = made(np.random.default_rng(seed).normal(size=(320, width)))
         assert rows.std() == pytest.approx(1.0, abs=0.05)  # its size is right
-        at = first(rows)
-        assert at is not None
+        assert (at := first(rows)) is not None
         assert at < within
 
 
 def test_noise_that_begins_to_depend_late_is_found() -> None:
     new = np.random.default_rng(1).normal(size=(400, 128))
-    rows = np.concatenate([new[:300], autoregressive(-0.6)(new[300:])])
-    at = first(rows)
-    assert at is not None
+    at = first(np.concatenate([new[:300], autoregressive(-0.6)(new[300:])]))
     assert 300 < at < 360
 
 
@@ -341,8 +290,7 @@ def test_what_tells_most_is_told() -> None:
     rng = np.random.default_rng(3)
     _, bet = logs(autoregressive(0.4)(rng.normal(size=(100, 256))))
     assert bet.best == (1, pytest.approx(0.4, abs=0.03))
-    assert bet.left == pytest.approx(1.0 - 0.4**2, abs=0.02)
-    assert bet.ratio == pytest.approx(1.0, abs=0.02)
+    assert (bet.left, bet.ratio) == pytest.approx((1.0 - 0.4**2, 1.0), abs=0.02)
     _, bet = logs(autoregressive(-0.5, 7)(rng.normal(size=(100, 256))))
     assert bet.best == (7, pytest.approx(-0.5, abs=0.03))
     _, bet = logs(drawn_back(rng.normal(size=(200, 256))))
@@ -355,6 +303,12 @@ def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_
     assert found[-1] > FLAGS
     assert bet.left > 0.99
     assert bet.ratio == pytest.approx(0.5, abs=0.02)
+
+
+def test_one_step_says_nothing() -> None:
+    found, bet = logs(np.zeros((1, 8)))
+    assert found == pytest.approx([0.0])
+    assert not bet.compared
 
 
 def plain_log_e(rows: FloatArray) -> float:
@@ -404,27 +358,12 @@ def test_steps_that_were_not_read_are_compared_with_none() -> None:
     assert np.array_equal(past.before(41, 4)[-1], rows[40])
 
 
-def test_one_step_says_nothing() -> None:
-    found, bet = logs(np.zeros((1, 8)))
-    assert found == pytest.approx([0.0])
-    assert not bet.compared
-
-
-# ------------------------------------------------------------------ noise that is drawn anew
-
-
 def following(new: FloatArray, noise: float) -> FloatArray:
     """Data that undo what the last reading was, or follow it: the worst that a past can do."""
     rows = np.zeros_like(new)
     for t in range(len(new)):
-        data = 0.0 if t == 0 else (-0.9 if t % 3 else 0.5) * rows[t - 1]
-        rows[t] = data + noise * new[t]
+        rows[t] = (0.0 if t == 0 else (-0.9 if t % 3 else 0.5) * rows[t - 1]) + noise * new[t]
     return rows
-
-
-def lattice(new: FloatArray) -> FloatArray:
-    """A discrete Gaussian, of a lattice that is fine beside its size."""
-    return np.asarray(np.round(new * 64.0) / 64.0)
 
 
 def canaries(new: FloatArray) -> FloatArray:
@@ -440,7 +379,8 @@ SOUND_OF_FORECAST: dict[str, Made] = {
     "large and dependent": lambda new: 1.2 * autoregressive(0.5)(new),
     "beside data that follow": lambda new: following(new, 1.0),
     "beside data that follow, larger": lambda new: following(new, 1.1),
-    "on a lattice": lattice,
+    # A discrete Gaussian, of a lattice that is fine beside its size.
+    "on a lattice": lambda new: np.round(new * 64.0) / 64.0,
     "beside canaries": canaries,
 }
 
@@ -454,8 +394,7 @@ def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs:
         max(logs(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])
         for seed in range(runs)
     ]
-    accused = sum(log_e >= np.log(20.0) for log_e in highest)
-    assert accused <= most_failures(runs, 0.05, 2000)
+    assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 2000)
 
 
 @pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
@@ -464,14 +403,11 @@ def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
     values = [
         np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(runs)
     ]
-    error = np.std(values) / np.sqrt(len(values))
-    assert np.mean(values) <= 1.0 + 3.0 * error
+    assert np.mean(values) <= 1.0 + 3.0 * (np.std(values) / np.sqrt(len(values)))
     assert np.mean(values) > 0.7
 
 
 # --- Signs that follow earlier signs are seen, and noise of any mean and size follows nothing.
-
-
 def test_the_e_value_is_two_coins_against_the_best_one() -> None:
     counts = np.array([[3, 5], [6, 2]])
 
@@ -484,8 +420,7 @@ def test_the_e_value_is_two_coins_against_the_best_one() -> None:
 
 def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]:
     """Share of runs whose e-value ever reached 20, and its last value in each."""
-    rng = np.random.default_rng(seed)
-    largest, last = [], []
+    rng, largest, last = np.random.default_rng(seed), [], []
     for _ in range(runs):
         signs, top = LagSigns(), 0.0
         for t, noise in enumerate(make(rng, steps)):
@@ -501,10 +436,11 @@ def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]
 @pytest.mark.one_in(4)
 def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, scale: float) -> None:
     """At a level of 5 % (an e-value of 20), at any step of 60."""
-    alarms, _ = streams(
-        200, 60, 1, lambda rng, steps: shift + scale * rng.standard_normal((steps, 16))
-    )
-    assert alarms <= 0.05
+
+    def independent(rng: np.random.Generator, steps: int) -> np.ndarray:
+        return shift + scale * rng.standard_normal((steps, 16))
+
+    assert streams(200, 60, 1, independent)[0] <= 0.05
 
 
 @pytest.mark.parametrize("rho", [0.4, -0.4])
@@ -520,25 +456,18 @@ def test_noise_that_follows_that_of_some_steps_before_is_seen(rho: float, lag: i
     assert min(last) > 12.0
 
 
-def test_the_lag_and_the_share_of_equal_signs_are_told() -> None:
-    rng, signs = np.random.default_rng(3), LagSigns()
+def test_the_lag_and_the_share_of_equal_signs_are_told_but_without_noise_there_is_none() -> None:
+    rng, signs, silent = np.random.default_rng(3), LagSigns(), LagSigns()
     noise = [rng.standard_normal(64) for _ in range(3)]
-    for t in range(12):
-        signs.update(noise[t % 3], 2 * t)  # every second step was read
-    assert (signs.lag, signs.agreement) == (6, 1.0)
-
-
-def test_entries_without_noise_have_no_sign() -> None:
-    signs = LagSigns()
     for t in range(20):
-        signs.update(np.full(100, 1e-6), t)
-    assert signs.log_e == 0.0
-    assert (signs.counts.sum(), signs.agreement) == (0, 0.5)
+        if t < 12:
+            signs.update(noise[t % 3], 2 * t)  # every second step was read
+        silent.update(np.full(100, 1e-6), t)
+    assert (signs.lag, signs.agreement) == (6, 1.0)
+    assert (silent.log_e, silent.counts.sum(), silent.agreement) == (0.0, 0, 0.5)
 
 
 # --- Matrices of few directions are seen, those of noise are not, whatever their size.
-
-
 def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
@@ -572,10 +501,6 @@ def test_the_largest_singular_value_of_noise_keeps_to_its_bound() -> None:
 
 
 # --- Products of independent symmetric numbers: an e-value by hand, its laws, and its level.
-
-SPREAD = 30.0
-
-
 def by_hand(products: np.ndarray) -> float:
     """The mixture over slopes, integrated."""
     total, variance = products.sum(), (products**2).sum()
@@ -604,32 +529,36 @@ def test_neither_size_nor_sign_matters() -> None:
     assert product_log_e(np.zeros((3, 0))).tolist() == [0.0] * 3
 
 
-@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large"])
-@pytest.mark.parametrize("gap", [0, 1, 3])
-def test_independent_symmetric_noise_keeps_the_mean_at_most_one(noise: str, gap: int) -> None:
-    # By simulation; proved for any sizes, since the signs are fair coins.
-    rng = np.random.default_rng(gap)
-    shape = (20_000, 12)
-    drawn = {
-        "normal": lambda: rng.normal(size=shape),
-        "lattice": lambda: np.round(1.5 * rng.normal(size=shape)),
-        "heavy": lambda: rng.standard_cauchy(shape),
-        "one is large": lambda: rng.normal(size=shape) * [1e3, *[1.0] * 11],
-    }[noise]
-    one, other = drawn(), drawn()
-    products = one * other if not gap else one[:, :-gap] * one[:, gap:]
-    e = np.exp(product_log_e(products))
+def symmetric(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = rng.standard_cauchy(shape) if kind == "heavy" else rng.normal(size=shape)
+    if kind == "lattice":
+        drawn = np.round(1.5 * drawn)
+    if kind == "one is large":
+        drawn[..., 0] *= 1e3
+    return drawn
+
+
+def costs_nothing(log_e: np.ndarray) -> None:
+    """By simulation; proved for any sizes, since the signs are fair coins."""
+    e = np.exp(log_e)
     assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
     for level in (0.1, 0.01):
         assert (e >= 1.0 / level).mean() <= level
+
+
+@pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large"])
+@pytest.mark.parametrize("gap", [0, 1, 3])
+def test_independent_symmetric_noise_keeps_the_mean_at_most_one(kind: str, gap: int) -> None:
+    rng = np.random.default_rng(gap)
+    one, other = (symmetric(rng, kind, (20_000, 12)) for _ in range(2))
+    costs_nothing(product_log_e(one[:, :-gap] * one[:, gap:] if gap else one * other))
 
 
 def test_dependence_of_either_sign_is_seen() -> None:
     rng = np.random.default_rng(1)
     one, other = rng.normal(size=(2, 2000))
     for part in (0.3, -0.3):
-        mixed = part * one + math.sqrt(1.0 - part**2) * other
-        assert product_log_e(one * mixed) > 20.0
+        assert product_log_e(one * (part * one + math.sqrt(1.0 - part**2) * other)) > 20.0
 
 
 def together_by_hand(draws: np.ndarray) -> float:
@@ -667,20 +596,11 @@ def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter() -> None:
     assert together_log_e(draws[:1]) == together_log_e(np.zeros((4, 7))) == 0.0
 
 
-@pytest.mark.parametrize("noise", ["normal", "lattice", "heavy", "one is large", "few entries"])
-def test_independent_entries_keep_the_mean_at_most_one(noise: str) -> None:
-    # By simulation; proved for any sizes, since the signs are fair coins.
-    rng = np.random.default_rng(5)
-    shape = (2000, 8, 5 if noise == "few entries" else 60)
-    drawn = rng.standard_cauchy(shape) if noise == "heavy" else rng.normal(size=shape)
-    if noise == "lattice":
-        drawn = np.round(1.5 * drawn)
-    if noise == "one is large":
-        drawn[..., 0] *= 1e3
-    e = np.exp([together_log_e(draws) for draws in drawn])
-    assert e.mean() < 1.0 + 3.0 * e.std() / math.sqrt(len(e))
-    for level in (0.1, 0.01):
-        assert (e >= 1.0 / level).mean() <= level
+@pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large", "few entries"])
+def test_independent_entries_keep_the_mean_at_most_one(kind: str) -> None:
+    shape = (2000, 8, 5 if kind == "few entries" else 60)
+    drawn = symmetric(np.random.default_rng(5), kind, shape)
+    costs_nothing(np.array([together_log_e(draws) for draws in drawn]))
 
 
 @pytest.mark.parametrize("pattern", ["scattered pairs", "half of the directions"])

@@ -21,6 +21,9 @@ from lightning_audit.stats.gaussian import (
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
+sizes = st.integers(1, 10**6)
+significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
+
 
 @pytest.mark.parametrize("weight", [1e-4, 0.1, 0.5, 0.7, 0.999])
 @pytest.mark.parametrize("mu", [0.0, 0.2, 1.0, 4.0])
@@ -47,39 +50,26 @@ def test_distance_agrees_with_bracketing(weight: float, share: float) -> None:
     assert found == pytest.approx(optimize.brentq(excess, 1e-3, 30, xtol=1e-14), rel=1e-11)
 
 
-sizes = st.integers(1, 10**6)
-significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
-
-
 def of_t(t: float, n_in: int, n_out: int, significance: float) -> float:
     """The limit on the noncentrality from the t statistic itself."""
-    weight = n_in * n_out / (n_in + n_out)
-    difference = t / math.sqrt(weight)
-    squares = float(n_in + n_out - 2)
-    return mu_noncentral_t(n_in, n_out, difference, squares, significance) * math.sqrt(weight)
-
-
-# Naive twins.
+    root, squares = math.sqrt(n_in * n_out / (n_in + n_out)), float(n_in + n_out - 2)
+    return mu_noncentral_t(n_in, n_out, t / root, squares, significance) * root
 
 
 @pytest.mark.parametrize("significance", [1e-3, 0.05, 0.5, 0.9])
 @pytest.mark.parametrize(("n_in", "n_out"), [(2, 1), (5, 5), (50, 50), (30, 900)])
 @pytest.mark.parametrize("t", [-1.0, 0.5, 3.0, 12.0])
-def test_agrees_with_root_of_scipys_noncentral_t(
-    t: float, n_in: int, n_out: int, significance: float
-) -> None:
-    df = n_in + n_out - 2
-    ours = of_t(t, n_in, n_out, significance)
+def test_agrees_with_root_of_scipys_noncentral_t(t, n_in, n_out, significance) -> None:
+    df, ours = n_in + n_out - 2, of_t(t, n_in, n_out, significance)
     if stats.t.sf(t, df) >= significance:
         assert ours == 0
         return
-    # Where its left tail is next to zero, scipy gives nan.
-    twin = optimize.brentq(
-        lambda c: np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance),
-        1e-12,
-        3 * abs(t) + 20,
-        xtol=1e-12,
-    )
+
+    def excess(c: float) -> float:
+        # Where its left tail is next to zero, scipy gives nan.
+        return np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance)
+
+    twin = optimize.brentq(excess, 1e-12, 3 * abs(t) + 20, xtol=1e-12)
     assert ours == pytest.approx(twin, rel=1e-8, abs=1e-8)
 
 
@@ -124,36 +114,29 @@ def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: 
         assert upper_tail(t, df, 0.0) >= significance
     else:
         assert float(upper_tail(t, df, limit)) == pytest.approx(significance, rel=1e-6)
-        error = float(upper_tail(t, df, limit * (1 + 1e-9)) / significance)
-        assert error > 1
+        assert float(upper_tail(t, df, limit * (1 + 1e-9)) / significance) > 1
         assert float(upper_tail(t, df, limit * (1 - 1e-9)) / significance) < 1
 
 
 def test_scores_give_what_their_statistics_give() -> None:
     rng = np.random.default_rng(0)
     inside, outside = 3 + 2 * rng.standard_normal(40), 1 + 2 * rng.standard_normal(70)
-    twin = stats.ttest_ind(inside, outside).statistic
-    assert mu_noncentral_t_from_scores(inside, outside, 0.05) == pytest.approx(
-        of_t(float(twin), 40, 70, 0.05) / math.sqrt(40 * 70 / 110), rel=1e-10
-    )
-
-
-# Laws.
+    twin = of_t(float(stats.ttest_ind(inside, outside).statistic), 40, 70, 0.05)
+    found = mu_noncentral_t_from_scores(inside, outside, 0.05)
+    assert found == pytest.approx(twin / math.sqrt(40 * 70 / 110), rel=1e-10)
 
 
 @given(sizes, sizes, st.floats(-3, 30), st.floats(1e-3, 1e3), significances)
-def test_limit_is_free_of_unit_and_rises_with_difference_and_significance(
-    n_in: int, n_out: int, mu: float, unit: float, significance: float
-) -> None:
-    squares = float(n_in + n_out)
-    limit = mu_noncentral_t(n_in, n_out, mu, squares, significance)
+def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, unit, level) -> None:
+    squares = float(n + m)
+    limit = mu_noncentral_t(n, m, mu, squares, level)
     assert limit >= 0
-    scaled = mu_noncentral_t(n_in, n_out, unit * mu, unit**2 * squares, significance)
+    scaled = mu_noncentral_t(n, m, unit * mu, unit**2 * squares, level)
     assert scaled == pytest.approx(limit, rel=1e-8, abs=1e-12)
     slack = 1e-9 * (1 + limit)
-    assert mu_noncentral_t(n_out, n_in, mu, squares, significance) == pytest.approx(limit, rel=1e-9)
-    assert mu_noncentral_t(n_in, n_out, mu + 0.1, squares, significance) >= limit - slack
-    assert mu_noncentral_t(n_in, n_out, mu, squares, significance / 2) <= limit + slack
+    assert mu_noncentral_t(m, n, mu, squares, level) == pytest.approx(limit, rel=1e-9)
+    assert mu_noncentral_t(n, m, mu + 0.1, squares, level) >= limit - slack
+    assert mu_noncentral_t(n, m, mu, squares, level / 2) <= limit + slack
 
 
 @given(st.integers(2, 10**6), st.floats(0.01, 40))
@@ -162,43 +145,18 @@ def test_limit_approaches_the_effect_with_more_data(n: int, mu: float) -> None:
         return mu_noncentral_t(size, size, mu, 2.0 * size - 2, 0.05)
 
     assert limit(n) <= limit(4 * n) + 1e-12
-    spread = math.sqrt(2 / n + mu**2 / (4 * n))
-    assert mu - 3 * spread <= limit(n) < mu or n < 10
-
-
-def test_too_little_data_proves_nothing() -> None:
-    assert mu_noncentral_t(0, 1000, 5.0, 1.0, 0.05) == 0.0
-    assert mu_noncentral_t(1000, 0, 5.0, 1.0, 0.05) == 0.0
-    assert mu_noncentral_t(1, 1, 5.0, 0.0, 0.05) == 0.0
-    assert mu_noncentral_t_from_scores([], [], 0.05) == 0.0
-    assert mu_noncentral_t_from_scores([1.0], [0.0], 0.05) == 0.0
+    assert mu - 3 * math.sqrt(2 / n + mu**2 / (4 * n)) <= limit(n) < mu or n < 10
 
 
 def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert type(mu_noncentral_t(5, 5, 1.0, 1.0, 0.05)) is float
     table = mu_noncentral_t(np.array([[10], [0]]), 10, np.array([0.5, 2.0, -1.0]), np.ones(3), 0.05)
-    assert table.shape == (2, 3)
-    assert table[0, 1] == mu_noncentral_t(10, 10, 2.0, 1.0, 0.05)
+    assert (table.shape, table[0, 1]) == ((2, 3), mu_noncentral_t(10, 10, 2.0, 1.0, 0.05))
     assert (table[1] == 0).all()
     assert table[0, 2] == 0
 
 
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
-    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
-    (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
-    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
-    (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
-    (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
-)
-
-
 # Coverage and tightness on simulated experiments, from the laws of the two statistics.
-
-
 def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.ndarray:
     rng = np.random.default_rng([n_in, n_out, round(1000 * mu)])
     difference = mu + math.sqrt(1 / n_in + 1 / n_out) * rng.standard_normal(repetitions)
@@ -244,16 +202,13 @@ def naive(inside: np.ndarray, outside: np.ndarray, significance: float) -> float
     sigma = math.sqrt(within / stats.chi2.ppf(significance / 2, len(z) - 2))
     if excess(0.0) <= 0:
         return 0.0
-    difference = inside.mean() - outside.mean()
-    return optimize.brentq(excess, 0.0, difference, xtol=1e-13) / sigma
+    return optimize.brentq(excess, 0.0, inside.mean() - outside.mean(), xtol=1e-13) / sigma
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.integers(2, 60), st.sampled_from([0.5, 3.0]))
-def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(
-    seed: int, n_in: int, n_out: int, mu: float
-) -> None:
+def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m, mu) -> None:
     rng = np.random.default_rng(seed)
-    inside, outside = mu + rng.standard_normal(n_in), rng.standard_normal(n_out)
+    inside, outside = mu + rng.standard_normal(n), rng.standard_normal(m)
     for significance in (1e-3, 0.05, 0.3):
         bound = mu_white_box_from_scores(inside, outside, significance)
         assert bound == pytest.approx(naive(inside, outside, significance), rel=1e-8, abs=1e-9)
@@ -284,13 +239,26 @@ def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares,
     assert mu_white_box(n, n, difference, 2 * squares, level) <= bound
 
 
-def test_few_canaries_prove_nothing() -> None:
+def test_too_little_data_proves_nothing() -> None:
+    for given_data in ((0, 1000, 5.0, 1.0), (1000, 0, 5.0, 1.0), (1, 1, 5.0, 0.0)):
+        assert mu_noncentral_t(*given_data, 0.05) == 0.0
     assert mu_white_box(0, 5, 1.0, 1.0, 0.05) == mu_white_box(1, 1, 1.0, 0.0, 0.05) == 0.0
     assert mu_white_box(3, 3, 100.0, 1e-6, 1e-3) == 0.0
+    for scores in (([], []), ([1.0], [0.0])):
+        assert mu_noncentral_t_from_scores(*scores, 0.05) == 0.0
     assert mu_white_box_from_scores([], [1.0], 0.05) == 0.0
 
 
-test_arguments_out_of_range_are_refused_white_box = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
+    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
+    (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
+    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
+    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
+    (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
+    (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
     (lambda: mu_white_box(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number"),
     (lambda: mu_white_box(5, 2.5, 1.0, 1.0, 0.05), r"n_out=2\.5 must be a whole number"),
     (lambda: mu_white_box(5, 5, math.inf, 1.0, 0.05), "difference=inf must be finite"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_arguments import refused
 from refused_calls import refusals
 from scipy import special, stats
 
@@ -22,6 +23,8 @@ from lightning_audit.stats.membership import (
     tradeoff_upper,
 )
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon
+
+scores = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, math.inf]), min_size=1, max_size=12)
 
 
 def as_published(loss: float, out: np.ndarray, inside: np.ndarray, alpha: float) -> bool:
@@ -50,25 +53,19 @@ def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in) -> No
 def test_independent_challenges_are_counted_as_published() -> None:
     rng = np.random.default_rng(3)
     draws = [rng.normal(mean, std, (30, 8)) for mean, std in [(1, 1), (0, 0.7), (1, 1), (0, 0.7)]]
-    losses = rng.normal(1, 1, 30), rng.normal(0, 0.7, 30)
-    found = measure_attack(
-        Challenges(losses[0], draws[0], draws[1]), Challenges(losses[1], draws[2], draws[3]), 0.2
-    )
-    fp = sum(as_published(losses[0][i], draws[0][i], draws[1][i], 0.2) for i in range(30))
-    tp = sum(as_published(losses[1][i], draws[2][i], draws[3][i], 0.2) for i in range(30))
+    worlds = [(rng.normal(1, 1, 30), *draws[:2]), (rng.normal(0, 0.7, 30), *draws[2:])]
+    found = measure_attack(*(Challenges(*world) for world in worlds), 0.2)
+    fp, tp = (sum(as_published(*one, 0.2) for one in zip(*world, strict=True)) for world in worlds)
     assert (int(found.fp), int(found.tp), int(found.n_in), int(found.n_out)) == (fp, tp, 30, 30)
 
 
-@given(
-    st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(-3, 3), st.floats(0.05, 0.95)
-)
-def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, other, alpha) -> None:
+@given(st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(0.05, 0.95))
+def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, alpha) -> None:
     s0, m1, s1 = 1.5, m0 + shift, 1.5 * scale
     grid = np.linspace(m0 - 8 * s0, m0 + 8 * s0, 4001)
     p = normal_ratio_p_value(grid, m0, s0, m1, s1)
     in_region = p <= alpha
-    cell = grid[1] - grid[0]
-    size = np.sum(stats.norm.pdf(grid, m0, s0)[in_region]) * cell
+    size = np.sum(stats.norm.pdf(grid, m0, s0)[in_region]) * (grid[1] - grid[0])
     if np.any(p < 1):
         assert size == pytest.approx(alpha, abs=5e-3) or shift == 0
     ratio = stats.norm.logpdf(grid, m1, s1) - stats.norm.logpdf(grid, m0, s0)
@@ -112,72 +109,46 @@ def test_more_false_positives_are_allowed_for_fewer_misses() -> None:
 
 def test_an_outlier_leaves_the_spread_of_the_others() -> None:
     rng = np.random.default_rng(2)
-    out = np.append(rng.normal(0, 1e-6, 20), 1e6)
-    inside = rng.normal(-1e-6, 1e-6, 21)
-    p = normal_ratio_p_value(
-        out[-1], out[:-1].mean(), out[:-1].std(ddof=1), inside.mean(), inside.std(ddof=1)
-    )
-    alone = measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99)))
-    assert int(alone.fp) >= 1
+    out, inside = np.append(rng.normal(0, 1e-6, 20), 1e6), rng.normal(-1e-6, 1e-6, 21)
+    moments = [moment for x in (out[:-1], inside) for moment in (x.mean(), x.std(ddof=1))]
+    p = normal_ratio_p_value(out[-1], *moments)
+    assert int(measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99))).fp) >= 1
 
 
 def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
-    rng = np.random.default_rng(4)
-    fp = 0
+    rng, fp = np.random.default_rng(4), 0
     for _ in range(300):
         fp += int(measure_cross_fed(rng.normal(0, 1, 200), rng.normal(-1, 2, 200), 0.1).fp)
     # Cross-fed decisions agree more than independent ones: a wide interval.
     assert fp / 60_000 == pytest.approx(0.1, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("out", "inside", "alpha", "message"),
-    [
-        ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
-        ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
-        (
-            [1.0, np.nan, 3.0],
-            [1.0, 2.0, 3.0],
-            0.1,
-            r"losses_out holds nan or infinity.*1 of 3, the first at index 1",
-        ),
-        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
-        ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
-    ],
+test_bad_losses_are_named = refused(
+    measure_cross_fed,
+    ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
+    ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
+    ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], 0.1, "losses_out holds nan .*1 of 3, .* at index 1"),
+    ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
+    ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
+    ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
 )
-def test_bad_losses_are_named(out, inside, alpha, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        measure_cross_fed(out, inside, alpha)
 
 
-@pytest.mark.parametrize(
-    ("shadows", "message"),
-    [
-        (np.ones((2, 1)), "inside.shadows_out has 1 shadow models, must have at least 2"),
-        (np.ones((3, 4)), r"inside.shadows_out has shape \(3, 4\) for losses of shape \(2,\)"),
-    ],
+GOOD = np.array([[1.0, 2.0], [3.0, 5.0]])
+test_bad_shadows_are_named = refused(
+    lambda shadows: measure_attack(
+        Challenges([1.0, 2.0], GOOD, GOOD), Challenges([1.0, 2.0], shadows, GOOD), 0.1
+    ),
+    (np.ones((2, 1)), "inside.shadows_out has 1 shadow models, must have at least 2"),
+    (np.ones((3, 4)), r"inside.shadows_out has shape \(3, 4\) for losses of shape \(2,\)"),
 )
-def test_bad_shadows_are_named(shadows, message) -> None:
-    good = np.array([[1.0, 2.0], [3.0, 5.0]])
-    with pytest.raises(ValueError, match=message):
-        measure_attack(
-            Challenges([1.0, 2.0], good, good), Challenges([1.0, 2.0], shadows, good), 0.1
-        )
-
-
-scores = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, math.inf]), min_size=1, max_size=12)
 
 
 @given(scores, scores)
-def test_area_is_the_share_of_pairs_in_the_right_order(inside, outside) -> None:
+def test_area_is_the_share_of_pairs_in_order_and_that_under_the_curve(inside, outside) -> None:
     pairs = [(x > y) + 0.5 * (x == y) for x in inside for y in outside]
     assert auroc(inside, outside) == pytest.approx(np.mean(pairs), abs=1e-15)
     assert auroc(outside, inside) == pytest.approx(1 - np.mean(pairs), abs=1e-15)
-
-
-@given(scores, scores)
-def test_area_is_that_under_the_curve_and_mann_whitneys_statistic(inside, outside) -> None:
     curve = roc_curve(inside, outside)
     area = np.sum(np.diff(curve.fpr) * (curve.tpr[1:] + curve.tpr[:-1]) / 2)
     assert auroc(inside, outside) == pytest.approx(area, abs=1e-12)
@@ -192,8 +163,7 @@ def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
     points = list(zip(curve.fpr, curve.tpr, strict=True))
     assert (np.diff(curve.fpr) >= 0).all()
     assert (np.diff(curve.tpr) >= 0).all()
-    assert points[0] == (0.0, 0.0)
-    assert points[-1] == (1.0, 1.0)
+    assert (points[0], points[-1]) == ((0.0, 0.0), (1.0, 1.0))
     for t, point in zip(curve.thresholds, points, strict=True):
         assert point == (np.mean(np.array(outside) > t), np.mean(np.array(inside) > t))
 
@@ -201,21 +171,17 @@ def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
 @given(scores, scores, st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 0.7, 1.0]))
 def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr) -> None:
     curve = roc_curve(inside, outside)
-    expected = curve.tpr[curve.fpr <= fpr + 1e-12].max()
-    assert tpr_at_fpr(inside, outside, fpr) == expected
+    assert tpr_at_fpr(inside, outside, fpr) == curve.tpr[curve.fpr <= fpr + 1e-12].max()
 
 
 def test_a_product_that_rounds_down_costs_no_score() -> None:
-    outside, inside = np.arange(100.0), [70.5]
     assert 0.29 * 100 < 29
-    assert tpr_at_fpr(inside, outside, 0.29) == 1.0
-    assert tpr_at_fpr(inside, outside, 0.28) == 0.0
+    assert [tpr_at_fpr([70.5], np.arange(100.0), fpr) for fpr in (0.29, 0.28)] == [1.0, 0.0]
 
 
 def test_constant_scores_tell_nothing() -> None:
     same = [3.0] * 50
-    assert auroc(same, same) == 0.5
-    assert tpr_at_fpr(same, same, 0.9) == 0.0
+    assert (auroc(same, same), tpr_at_fpr(same, same, 0.9)) == (0.5, 0.0)
     assert tpr_at_fpr_lower(same, same, 0.9, 0.05) == 0.0
     assert tradeoff_upper(same, same, 0.05).epsilon_at(1e-5) == 0.0
 

@@ -1,4 +1,4 @@
-"""
+"""How often bounds exceed the truth.
 
 The counts of a fixed threshold are binomial, so that the failure probability of a bound is a sum
 over pairs of counts, here without the pairs beyond seven standard deviations. Proved bounds must
@@ -67,12 +67,7 @@ from lightning_audit.stats.tradeoff import gaussian_epsilon
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6
 RNG = np.random.default_rng(5)
 INSIDE, OUTSIDE = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
-COUNTS = ConfusionCounts(
-    fn=int((INSIDE <= AT).sum()),
-    tp=int((INSIDE > AT).sum()),
-    fp=int((OUTSIDE > AT).sum()),
-    tn=int((OUTSIDE <= AT).sum()),
-)
+COUNTS = ConfusionCounts.from_scores(INSIDE, OUTSIDE, AT)
 
 DIRECT: dict[str, Callable[[], Any]] = {
     "fdp_cp": lambda: mu_clopper_pearson(COUNTS, LEVEL),
@@ -87,6 +82,10 @@ DIRECT: dict[str, Callable[[], Any]] = {
 WITH_RATES = ["fdp_cp", "eps_cp"]
 BY_THRESHOLD = [name for name in BOUND_NAMES if name != "fdp_t"]
 CHOICES: list[Any] = [Fixed(AT), Grid([0.0, AT, 1.2]), Split(), Maximum(), Simultaneous()]
+SIZES = [50, 500, 5000]
+SIGNIFICANCE = 0.05
+LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
+RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
 
 
 def test_every_method_has_a_twin_here_and_its_own_name() -> None:
@@ -102,12 +101,9 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
     value = float(DIRECT[name]())
     assert value > 0.3
-    if METHODS[name].quantity == "mu":
-        assert bound.mu_lower == value
-        assert bound.epsilon_lower == float(gaussian_epsilon(value, DELTA))
-    else:
-        assert bound.mu_lower is None
-        assert bound.epsilon_lower == value
+    of_mu = METHODS[name].quantity == "mu"
+    expected = (value, float(gaussian_epsilon(value, DELTA))) if of_mu else (None, value)
+    assert (bound.mu_lower, bound.epsilon_lower) == expected
     assert (bound.method, bound.significance, bound.valid) == (name, LEVEL, True)
     assert bound.delta == (0.0 if name == "katz" else DELTA)
     assert bound.interpretation == METHODS[name].interpretation
@@ -145,12 +141,9 @@ def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
 
 @pytest.mark.parametrize("name", WITH_RATES)
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
-def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(
-    name: str, band: Any
-) -> None:
+def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, band) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Simultaneous(band))
-    assert bound.valid
-    assert bound.threshold == "searched"
+    assert (bound.valid, bound.threshold) == (True, "searched")
     best = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Maximum())
     assert 0 < bound.epsilon_lower < best.epsilon_lower
 
@@ -199,12 +192,6 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
 
 
 # --- How often the bounds from counts exceed the truth, at a threshold fixed beforehand.
-
-SIZES = [50, 500, 5000]
-SIGNIFICANCE = 0.05
-LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
-RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
-
 # Rates of an attack (FNR, FPR), with the least mu and the least epsilon (delta = 0) that hold the
 # mechanism; the attacks at the midpoint attain that mu, and those on pure DP's corners the epsilon.
 GAMES = {
@@ -238,8 +225,7 @@ def test_frontiers_of_pure_dp_mechanisms_are_those_stated() -> None:
     # No other threshold needs a larger mu.
     t = np.linspace(-5, 6, 20_001)
     fnr, fpr = stats.laplace.cdf(t - 1), stats.laplace.sf(t)
-    needed = -special.ndtri(fnr) - special.ndtri(fpr)
-    assert needed.max() == pytest.approx(LAPLACE, rel=1e-6)
+    assert (-special.ndtri(fnr) - special.ndtri(fpr)).max() == pytest.approx(LAPLACE, rel=1e-6)
     for fnr, fpr, mu, epsilon in GAMES.values():
         assert -special.ndtri(fnr) - special.ndtri(fpr) <= mu + 1e-12
         assert epsilon_at_rates(fnr, fpr, 0.0) <= epsilon + 1e-12
@@ -276,14 +262,11 @@ def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, signific
     mu = 1.0
     mean = special.ndtr(-mu / 2)
     pooled = np.arange(2 * n + 1)
-    counts = ConfusionCounts(
-        pooled // 2, n - pooled // 2, pooled - pooled // 2, n - (pooled + 1) // 2
-    )
-    wrong = mu_pooled_clopper_pearson(counts, significance) > mu
+    fn, fp = pooled // 2, (pooled + 1) // 2
+    wrong = mu_pooled_clopper_pearson(ConfusionCounts(fn, n - fn, fp, n - fp), significance) > mu
     for share in (0.0, 0.2, 0.5):
         sure = math.floor(2 * n * mean * share)
-        rest = (2 * n * mean - sure) / (2 * n - sure)
-        mass = stats.binom.pmf(pooled - sure, 2 * n - sure, rest)
+        mass = stats.binom.pmf(pooled - sure, 2 * n - sure, (2 * n * mean - sure) / (2 * n - sure))
         assert mass[wrong].sum() <= significance
 
 
@@ -332,21 +315,17 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
     shift = -special.ndtri(fnr) - special.ndtri(fpr)
     below = fnr + fpr < 1
     epsilon = epsilon_at_rates(fnr, fpr, 0.01)
-    truths = (
-        (
-            epsilon,
-            lambda value: epsilon_posterior_cdf(value, counts, 0.01, region=region, prior=prior),
-        ),
-        (np.abs(shift), lambda value: mu_posterior_cdf(value, counts, region=region, prior=prior)),
-    )
-    for both_sides, cdf in truths:
+    options = {"region": region, "prior": prior}
+    for both_sides, cdf in (
+        (epsilon, lambda value: epsilon_posterior_cdf(value, counts, 0.01, **options)),
+        (np.abs(shift), lambda value: mu_posterior_cdf(value, counts, **options)),
+    ):
         truth = both_sides if region == "two_sided" else np.where(below, both_sides, 0.0)
         # Beyond any epsilon of finite rates the distribution function is one.
         at_truth = cdf(np.where(np.isfinite(truth), truth, 700.0))
         uniform = np.where(truth > 0, at_truth, rng.uniform(size=draws) * at_truth)
         for p in (0.025, 0.05, 0.1, 0.5, 0.9, 0.95):
-            error = 3 * math.sqrt(p * (1 - p) / draws)
-            assert abs(np.mean(uniform < p) - p) < error
+            assert abs(np.mean(uniform < p) - p) < 3 * math.sqrt(p * (1 - p) / draws)
 
 
 @pytest.mark.heavy

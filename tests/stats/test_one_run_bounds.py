@@ -29,6 +29,12 @@ from lightning_audit.stats.one_run_bounds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+STATED, LEVEL = 1e-4, 0.03
+ONE_RUN = {"method": "one_run", "delta": STATED}
+RNG = np.random.default_rng(5)
+SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
+GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
 def naive(inside: np.ndarray, outside: np.ndarray, delta: float, significance: float) -> float:
@@ -84,26 +90,23 @@ def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, sig
 
 @settings(max_examples=15)
 @given(
-    st.integers(2, 200),
-    st.integers(2, 200),
-    st.floats(-1.0, 6.0),
+    st.tuples(st.integers(2, 200), st.integers(2, 200), st.floats(-1.0, 6.0)),
     st.floats(0.2, 5.0),
     st.sampled_from([1e-9, 1e-5, 0.01, 0.5]),
     st.sampled_from([1e-3, 0.05, 0.3]),
 )
-def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(
-    n_in, n_out, difference, r, delta, significance
-) -> None:
+def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(n, r, delta, level):
+    n_in, n_out, difference = n
     statistics = (n_in, n_out, difference, r * r * (n_in - 1), n_out - 1.0)
-    bound = epsilon_gaussian_pair(*statistics, delta, significance)
+    bound = epsilon_gaussian_pair(*statistics, delta, level)
     assert bound >= 0.0
     # The observed pair itself is inside: its t is above every limit.
-    if significance <= 0.05:
+    if level <= 0.05:
         observed = gaussian_pair_epsilon(max(difference, 0.0), r, 0.0, 1.0, delta)
         assert bound <= observed * (1 + 1e-9) + 1e-9
-    surer = epsilon_gaussian_pair(*statistics, delta, 0.5 * significance)
+    surer = epsilon_gaussian_pair(*statistics, delta, 0.5 * level)
     assert surer <= bound * (1 + 3e-4) + 1e-5
-    stricter = epsilon_gaussian_pair(*statistics, 0.5 * delta, significance)
+    stricter = epsilon_gaussian_pair(*statistics, 0.5 * delta, level)
     assert stricter >= bound * (1 - 3e-4) - 1e-5
 
 
@@ -123,6 +126,11 @@ def test_bound_nears_epsilon_with_many_canaries() -> None:
         for n, least in ((50, 0.1), (500, 0.5), (500_000, 0.98)):
             bound = epsilon_gaussian_pair(n, n, 1.0, r * r * (n - 1), n - 1.0, DELTA, 0.05)
             assert least * truth < bound < truth
+    rng = np.random.default_rng(0)
+    inside, outside = 1.0 + 1.1 * rng.standard_normal(10**6), rng.standard_normal(10**6)
+    truth = gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, DELTA)
+    found = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
+    assert 0.98 * truth < found < truth
 
 
 def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal() -> None:
@@ -135,36 +143,19 @@ def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal() ->
     assert np.median(bounds) > np.median(white_box)
 
 
-def test_few_canaries_prove_nothing() -> None:
+def test_few_canaries_and_a_delta_that_is_enough_for_the_whole_region_prove_nothing() -> None:
     assert epsilon_gaussian_pair(1, 9, 5.0, 0.0, 1.0, DELTA, 0.05) == 0.0
-    assert epsilon_gaussian_pair_from_scores([], [1.0, 2.0], DELTA, 0.05) == 0.0
-    assert epsilon_gaussian_pair_from_scores([3.0], [1.0, 2.0], DELTA, 0.05) == 0.0
-    assert epsilon_gaussian_pair_from_scores([2.9, 3.0], [1.0, 2.0], DELTA, 0.05) == 0.0
-
-
-def test_a_delta_that_is_enough_for_the_whole_region_proves_nothing() -> None:
+    for inside in ([], [3.0], [2.9, 3.0]):
+        assert epsilon_gaussian_pair_from_scores(inside, [1.0, 2.0], DELTA, 0.05) == 0.0
     assert epsilon_gaussian_pair(80, 171, -0.8, 4.4 * 79, 170.0, 0.5, 1e-3) == 0.0
     assert epsilon_gaussian_pair(2, 2, 0.5, 1.0, 1.0, 0.999, 0.05) == 0.0
 
-
-def test_a_million_scores_on_either_side_give_a_bound_near_the_truth() -> None:
-    rng = np.random.default_rng(0)
-    inside, outside = 1.0 + 1.1 * rng.standard_normal(10**6), rng.standard_normal(10**6)
-    bound = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
-    truth = gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, DELTA)
-    assert 0.98 * truth < bound < truth
-
-
-of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
 
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
     (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
     (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
-    (
-        lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05),
-        "squares_out=inf must be a",
-    ),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05), "squares_out=inf must be a"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
     (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
@@ -226,32 +217,20 @@ def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name
     assert white_box < 0.1
 
 
-DELTA_OF_ONE_RUN_BOUNDS, LEVEL = 1e-4, 0.03
-RNG = np.random.default_rng(5)
-SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
-GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
+def bound_of(name: str, guesses: object = None, **options: int) -> NamedBound:
+    return named_one_run_bound(name, *SCORES, STATED, LEVEL, guesses, **options)
 
 
 def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | None]:
     """Epsilon, and mu where the method bounds it."""
-    match name:
-        case "one_run":
-            found = epsilon_one_run_from_scores(
-                *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, guesses=guesses
-            )
-            return found.value, None
-        case "one_run_fdp":
-            found = epsilon_one_run_fdp_from_scores(
-                *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, guesses=guesses
-            )
-            return found.value, None
-        case "one_run_mu":
-            mu = mu_one_run_from_scores(*SCORES, LEVEL, guesses=guesses).value
-        case "gaussian_pair":
-            return epsilon_gaussian_pair_from_scores(*SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL), None
-        case _:
-            mu = mu_white_box_from_scores(*SCORES, LEVEL)
-    return float(gaussian_epsilon(mu, DELTA_OF_ONE_RUN_BOUNDS)), mu
+    if name in ("one_run_mu", "white_box"):
+        one_run = mu_one_run_from_scores(*SCORES, LEVEL, guesses=guesses).value
+        mu = one_run if name == "one_run_mu" else mu_white_box_from_scores(*SCORES, LEVEL)
+        return float(gaussian_epsilon(mu, STATED)), mu
+    if name == "gaussian_pair":
+        return epsilon_gaussian_pair_from_scores(*SCORES, STATED, LEVEL), None
+    of_scores = {"one_run": epsilon_one_run_from_scores}.get(name, epsilon_one_run_fdp_from_scores)
+    return of_scores(*SCORES, STATED, LEVEL, guesses=guesses).value, None
 
 
 def alike(default: NamedBound, given: NamedBound) -> bool:
@@ -266,15 +245,11 @@ def test_no_name_is_also_that_of_a_bound_with_a_threshold() -> None:
 
 @pytest.mark.parametrize("name", ONE_RUN_NAMES)
 def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
+    bound = bound_of(name)
     assert (bound.epsilon_lower, bound.mu_lower) == direct(name)
     assert bound.epsilon_lower > 0.3
-    assert (bound.method, bound.delta, bound.significance, bound.valid) == (
-        name,
-        DELTA_OF_ONE_RUN_BOUNDS,
-        LEVEL,
-        name != "gaussian_pair",
-    )
+    assert (bound.method, bound.delta, bound.significance) == (name, STATED, LEVEL)
+    assert bound.valid is (name != "gaussian_pair")
     assert bound.threshold is bound.threshold_value is None
     assert bound.assumptions == ONE_RUN_METHODS[name].assumptions
     assert bound.assumptions[0].startswith("every canary in by its own fair coin")
@@ -282,13 +257,12 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
+    bound = bound_of(name, [60])
     assert bound.epsilon_lower == direct(name, [60])[0]
     assert (bound.guesses, bound.rule) == (60, "60 guesses, half in and half out")
     order = np.sort(np.concatenate(SCORES))
-    right = int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
-    assert bound.correct == right
-    paid = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60, 700])
+    assert bound.correct == int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
+    paid = bound_of(name, [60, 700])
     assert paid.epsilon_lower < bound.epsilon_lower
     assert paid.rule == (
         "the best of 700 and 60 guesses, half in and half out, each at its share of the "
@@ -297,25 +271,15 @@ def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_guesses_that_are_not_given_are_the_default_ones(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
-    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, default_guesses(750))
-    assert alike(bound, given)
-    assert bound.guesses in default_guesses(750)
-    assert bound.rule is not None
-    assert "half in and half out, set by the number of canaries, each" in bound.rule
-
-
-@pytest.mark.parametrize("name", GUESSING)
-def test_numbers_that_are_given_are_assumed_to_be_chosen_before_the_scores_were_seen(
-    name: str,
-) -> None:
+def test_guesses_that_are_not_given_are_the_default_ones_and_others_chosen_before(name) -> None:
+    default, named = bound_of(name), bound_of(name, default_guesses(750))
+    assert alike(default, named)
+    assert default.guesses in default_guesses(750)
+    assert "half in and half out, set by the number of canaries, each" in default.rule
     chosen = "the numbers of guesses were chosen before the scores were seen, which cannot be "
-    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
-    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
+    given = bound_of(name, [60])
     assert [text for text in given.assumptions if text.startswith(chosen)]
     assert given.assumptions[:-1] == default.assumptions == ONE_RUN_METHODS[name].assumptions
-    assert given.rule is not None
     assert "canaries" not in given.rule
 
 
@@ -328,7 +292,7 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
         coins = rng.random(200) < 0.5
         sides = scores[coins], scores[~coins]
         found = [
-            epsilon_one_run_from_scores(*sides, DELTA_OF_ONE_RUN_BOUNDS, 0.05, guesses=[n]).value
+            epsilon_one_run_from_scores(*sides, STATED, 0.05, guesses=[n]).value
             for n in range(10, 200, 10)
         ]
         above["given"] += found[9] > 0
@@ -339,44 +303,37 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
 
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize(("canaries", "words"), [(0, "no guesses"), (2, "1 guess")])
-def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(
-    name: str, canaries: int, words: str
-) -> None:
+def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries, words) -> None:
     scores = [1.0] * (canaries // 2), [0.0] * (canaries // 2)
-    bound = named_one_run_bound(name, *scores, DELTA_OF_ONE_RUN_BOUNDS, LEVEL)
-    assert bound.epsilon_lower == 0.0
-    assert bound.rule == words
+    bound = named_one_run_bound(name, *scores, STATED, LEVEL)
+    assert (bound.epsilon_lower, bound.rule) == (0.0, words)
 
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str) -> None:
-    whole = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60])
-    more = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60], unscored=10**5)
+    whole = bound_of(name, [60])
+    more = bound_of(name, [60], unscored=10**5)
     assert more.epsilon_lower < whole.epsilon_lower
     assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
     # Nobody guessed them, and still so many guesses were announced.
-    few = named_one_run_bound(
-        name, [1.0] * 15, [0.0] * 15, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [40], unscored=10
-    )
+    few = named_one_run_bound(name, [1.0] * 15, [0.0] * 15, STATED, LEVEL, [40], unscored=10)
     crossed = [1.0] * 15 + [0.0] * 5, [0.0] * 15 + [1.0] * 5
-    wrong = named_one_run_bound(name, *crossed, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [40])
+    wrong = named_one_run_bound(name, *crossed, STATED, LEVEL, [40])
     assert 0 < few.epsilon_lower == wrong.epsilon_lower
-    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, unscored=250)
-    given = named_one_run_bound(
-        name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, default_guesses(1000), unscored=250
-    )
+    default = bound_of(name, unscored=250)
+    given = named_one_run_bound(name, *SCORES, STATED, LEVEL, default_guesses(1000), unscored=250)
     assert alike(default, given)
 
 
 @pytest.mark.parametrize("name", GUESSING)
 def test_the_largest_alone_are_guessed_where_that_is_asked_for(name: str) -> None:
-    bound = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, [60], sides="in")
+    bound = bound_of(name, [60], sides="in")
     assert bound.rule == "60 guesses, all in"
     assert bound.correct == int((SCORES[0] >= np.sort(np.concatenate(SCORES))[-60]).sum())
     assert bound.epsilon_lower != direct(name, [60])[0]
-    default = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, sides="in")
+    default = bound_of(name, sides="in")
     numbers = default_guesses(750, "in")
-    given = named_one_run_bound(name, *SCORES, DELTA_OF_ONE_RUN_BOUNDS, LEVEL, numbers, sides="in")
+    given = bound_of(name, numbers, sides="in")
     assert alike(default, given)
 
 
@@ -389,17 +346,8 @@ def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
 
 test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
     named_one_run_bound,
-    {
-        "method": "one_run",
-        "scores_in": SCORES[0],
-        "scores_out": SCORES[1],
-        "delta": DELTA_OF_ONE_RUN_BOUNDS,
-        "significance": LEVEL,
-    },
-    (
-        {"method": "fdp_cp"},
-        r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',",
-    ),
+    {"scores_in": SCORES[0], "scores_out": SCORES[1], "significance": LEVEL, **ONE_RUN},
+    ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',"),
     ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
     ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
     ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),

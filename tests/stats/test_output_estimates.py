@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_mechanisms import MECHANISMS, gaussian, plane
+from refused_arguments import refused
 from refused_calls import refusals
 from scipy import stats
 
@@ -27,6 +29,8 @@ from lightning_audit.stats.output_estimates import (
 from lightning_audit.stats.tradeoff import GaussianTradeoff, SubsampledGaussianTradeoff
 
 RNG = np.random.default_rng(5)
+ALPHA = np.linspace(0, 1, 2001)
+each_estimator = pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
 
 
 def naive_density(samples: np.ndarray, places: np.ndarray, bandwidth: float) -> np.ndarray:
@@ -53,8 +57,7 @@ def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples() -> None:
     samples = np.random.default_rng(3).normal(2.0, 5.0, 10_000)
     assert silverman_bandwidth(samples) == pytest.approx(0.9 * 5 * 10_000**-0.2, rel=0.02)
     assert silverman_bandwidth(3 * samples) == pytest.approx(3 * silverman_bandwidth(samples))
-    mostly_equal = np.concatenate([np.zeros(900), samples[:100]])
-    assert silverman_bandwidth(mostly_equal) > 0
+    assert silverman_bandwidth(np.concatenate([np.zeros(900), samples[:100]])) > 0
 
 
 @pytest.mark.parametrize(
@@ -79,18 +82,7 @@ def test_kernel_ratio_in_the_plane_is_the_quotient_of_scipys_densities() -> None
     assert KernelRatio(p, q)(x) == pytest.approx(kernels[1] / kernels[0], rel=1e-9)
 
 
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: GridRatio(np.ones((5, 2)), np.ones((5, 2))), "has 2 numbers a sample, must have"),
-    (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], bandwidth=0), "bandwidth=0 must be a finite"),
-    (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], grid_size=4), "grid_size=4 must be at least 16"),
-    (lambda: KernelRatio(np.ones((3, 2)), np.ones((3, 2))), "must be more than 3 in 2 dim"),
-    (lambda: KernelRatio(np.ones((9, 2)), np.ones((9, 2))), "lies in a subspace"),
-)
-
-
 # --- Likelihood ratios by neighbours: against sorted distances.
-
-
 def naive_ratio(p: np.ndarray, q: np.ndarray, x: np.ndarray, k: int) -> np.ndarray:
     """Neighbours by sorting all distances; ties with the k-th count."""
     out = []
@@ -134,53 +126,29 @@ def test_default_number_of_neighbours_is_odd_and_near_the_root(samples: int, k: 
     assert default_neighbours(samples) == k
 
 
-@pytest.mark.parametrize(
-    ("neighbours", "message"),
-    [(4, "neighbours=4 must be less than the 4"), (0, "neighbours=0 must be a whole number")],
-)
-def test_a_number_of_neighbours_out_of_range_is_refused(neighbours: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NeighbourRatio([1.0, 2.0], [1.0, 2.0], neighbours)
-
-
 # --- Samples and claims as arguments: what is taken, and what is refused in which words.
-
-
 def test_samples_of_any_shape_are_rows_of_floats() -> None:
     p, q = sample_pair([True, False, True], [3, 4])
-    assert p.tolist() == [[1.0], [0.0], [1.0]]
-    assert q.tolist() == [[3.0], [4.0]]
+    assert (p.tolist(), q.tolist()) == ([[1.0], [0.0], [1.0]], [[3.0], [4.0]])
     p, q = sample_pair(np.arange(12).reshape(2, 3, 2), np.zeros((5, 6)))
-    assert (p.shape, q.shape) == ((2, 6), (5, 6))
-    assert p[1].tolist() == [6, 7, 8, 9, 10, 11]
+    assert (p.shape, q.shape, p[1].tolist()) == ((2, 6), (5, 6), [6, 7, 8, 9, 10, 11])
 
 
-@pytest.mark.parametrize(
-    ("samples_p", "samples_q", "message"),
-    [
-        ([1.0, np.nan], [1.0, 2.0], r"samples_p\[1\] is not finite \(1 of 2"),
-        ([1.0, 1e200], [1.0, 2.0], "samples_p holds numbers beyond 1e.100"),
-        ([1.0, 2.0], [1.0], r"samples_q has shape \(1,\), must hold at least 2"),
-        (3.0, [1.0], r"samples_p has shape \(\), must hold at least 2"),
-        ([1.0, 2.0], ["a", "b"], "samples_q has dtype <U1, must hold real"),
-        (np.ones((5, 2)), np.ones(5), "2 numbers a sample and samples_q 1"),
-        (np.ones((5, 0)), np.ones(5), "a sample must hold a number"),
-    ],
+test_what_are_no_samples_is_refused = refused(
+    sample_pair,
+    ([1.0, np.nan], [1.0, 2.0], r"samples_p\[1\] is not finite \(1 of 2"),
+    ([1.0, 1e200], [1.0, 2.0], "samples_p holds numbers beyond 1e.100"),
+    ([1.0, 2.0], [1.0], r"samples_q has shape \(1,\), must hold at least 2"),
+    (3.0, [1.0], r"samples_p has shape \(\), must hold at least 2"),
+    ([1.0, 2.0], ["a", "b"], "samples_q has dtype <U1, must hold real"),
+    (np.ones((5, 2)), np.ones(5), "2 numbers a sample and samples_q 1"),
+    (np.ones((5, 0)), np.ones(5), "a sample must hold a number"),
 )
-def test_what_are_no_samples_is_refused(samples_p, samples_q, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        sample_pair(samples_p, samples_q)
 
 
-def test_a_claim_of_one_order_of_the_worlds_is_refused_where_it_says_so() -> None:
+def test_a_claim_of_both_orders_of_the_worlds_is_taken_as_it_is() -> None:
     both = SubsampledGaussianTradeoff(1.0, 0.1)
     assert claim_of_both_orders(both) is both
-    for direction in ("add", "remove"):
-        with pytest.raises(ValueError, match=f"direction '{direction}' only, must be of both"):
-            claim_of_both_orders(SubsampledGaussianTradeoff(1.0, 0.1, direction))
-
-
-ALPHA = np.linspace(0, 1, 2001)
 
 
 def naive_exceedance(ratios, weights, thresholds, smoothing):
@@ -203,8 +171,7 @@ def reference_errors(name: str, n: int, draws: int, rng) -> list[float]:
 @pytest.mark.heavy
 def test_errors_of_the_reference_table_to_the_digits() -> None:
     """Drawn as the reference drew them: one generator, the rows one after the other."""
-    rng = np.random.default_rng(0)
-    found = []
+    rng, found = np.random.default_rng(0), []
     for name in MECHANISMS:
         for n, draws in ((1000, 30), (10_000, 20), (100_000, 10)):
             errors = reference_errors(name, n, draws, rng)
@@ -233,8 +200,7 @@ def test_estimates_in_the_plane_approach_the_true_curve() -> None:
 def test_ten_dimensions_are_estimated_by_neighbours() -> None:
     rng = np.random.default_rng(4)
     p, q = rng.normal(0, 1, (4000, 10)), rng.normal(1 / np.sqrt(10), 1, (4000, 10))
-    estimate = estimate_by_neighbours(p, q, neighbours=401)
-    assert distance(estimate, GaussianTradeoff(1.0)) < 0.08
+    assert distance(estimate_by_neighbours(p, q, neighbours=401), GaussianTradeoff(1.0)) < 0.08
 
 
 @given(st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 2.0]))
@@ -256,34 +222,25 @@ def test_points_are_integrals_over_the_grid() -> None:
         assert rate == pytest.approx(naive, abs=1e-12)
 
 
-@pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
-def test_error_rates_move_with_the_threshold(estimator) -> None:
+@each_estimator
+def test_error_rates_move_with_the_threshold_and_are_the_same_in_every_unit(estimator) -> None:
     estimate = estimator(*gaussian(np.random.default_rng(8), 2000))
     assert (np.diff(estimate.alpha) <= 1e-12).all()
     assert (np.diff(estimate.beta) >= -1e-12).all()
     assert estimate(0.0) == 1 or estimate.alpha.min() == 0
     assert estimate(1.0) == pytest.approx(0)
-
-
-@pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
-def test_estimate_is_the_same_in_every_unit(estimator) -> None:
     p, q = gaussian(np.random.default_rng(9), 1000)
     one, other = estimator(p, q), estimator(3 - 1000 * p, 3 - 1000 * q)
     assert one.alpha == pytest.approx(other.alpha, abs=1e-9)
 
 
-@pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
-def test_a_mechanism_without_noise_has_no_errors(estimator) -> None:
-    estimate = estimator(np.zeros(400), np.ones(400))
-    assert estimate.convex()(0.01) < 0.01
-    assert estimate.convex().epsilon_at(1e-3) > 5
-
-
-@pytest.mark.parametrize("estimator", [estimate_by_kernel, estimate_by_neighbours])
-def test_equal_worlds_are_guessed_by_tossing_a_coin(estimator) -> None:
+@each_estimator
+def test_without_noise_there_are_no_errors_and_equal_worlds_toss_a_coin(estimator) -> None:
+    curve = estimator(np.zeros(400), np.ones(400)).convex()
+    assert curve(0.01) < 0.01
+    assert curve.epsilon_at(1e-3) > 5
     values = np.random.default_rng(10).normal(size=4000)
-    estimate = estimator(values[::2], values[1::2])
-    assert distance(estimate, GaussianTradeoff(0.0)) < 0.06
+    assert distance(estimator(values[::2], values[1::2]), GaussianTradeoff(0.0)) < 0.06
 
 
 def test_convex_hull_lies_on_or_below_the_estimate() -> None:
@@ -302,7 +259,21 @@ def test_a_hundred_thousand_samples_take_less_than_fifty_milliseconds() -> None:
     assert min(times) < 0.05
 
 
-test_arguments_out_of_range_are_refused_tradeoff_estimate = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    *(
+        (
+            partial(claim_of_both_orders, SubsampledGaussianTradeoff(1.0, 0.1, direction)),
+            f"direction '{direction}' only, must be of both",
+        )
+        for direction in ("add", "remove")
+    ),
+    (lambda: NeighbourRatio([1.0, 2.0], [1.0, 2.0], 4), "neighbours=4 must be less than the 4"),
+    (lambda: NeighbourRatio([1.0, 2.0], [1.0, 2.0], 0), "neighbours=0 must be a whole number"),
+    (lambda: GridRatio(np.ones((5, 2)), np.ones((5, 2))), "has 2 numbers a sample, must have"),
+    (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], bandwidth=0), "bandwidth=0 must be a finite"),
+    (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], grid_size=4), "grid_size=4 must be at least 16"),
+    (lambda: KernelRatio(np.ones((3, 2)), np.ones((3, 2))), "must be more than 3 in 2 dim"),
+    (lambda: KernelRatio(np.ones((9, 2)), np.ones((9, 2))), "lies in a subspace"),
     (lambda: estimate_by_kernel([1, 2], [1, 2], smoothing=-1), "smoothing=-1 must be a finite"),
     (lambda: estimate_by_kernel([1, 2], [1, 2], thresholds=[]), r"thresholds=\[\] must hold"),
     (lambda: estimate_by_kernel([1, 2], [1, 2], thresholds=[-1.0]), "thresholds=.*must hold"),

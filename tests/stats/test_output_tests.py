@@ -37,9 +37,8 @@ from lightning_audit.stats.tradeoff import (
     SubsampledGaussianTradeoff,
 )
 
+
 # --- The test of a stream of outputs: its false alarms, what it finds, and its bound.
-
-
 def runs_flagged(sampler, claim, runs: int, most: int, significance: float, truth=None):
     """How often a claim is refuted at any look, and how often a bound exceeds the truth."""
     rng = np.random.default_rng([runs, most])
@@ -88,8 +87,7 @@ def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(nu
     ],
 )  # fmt: skip
 def test_half_the_privacy_is_refuted(sampler, claim, most: int) -> None:
-    rng = np.random.default_rng(3)
-    test = SequentialTradeoffTest(claim)
+    rng, test = np.random.default_rng(3), SequentialTradeoffTest(claim)
     while test.log_e < math.log(1000):
         test.update(*sampler(rng, 50))
         assert test.samples <= most
@@ -129,19 +127,6 @@ def updated(*outputs) -> SequentialTradeoffTest:
     for p, q in zip(outputs[::2], outputs[1::2], strict=True):
         test.update(p, q)
     return test
-
-
-test_arguments_out_of_range_are_refused = refusals(
-    (
-        lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
-        "direction 'remove' only, must be of both",
-    ),
-    (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
-    (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be equally many"),
-    (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
-    (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
-    (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
-)
 
 
 def rate(name: str, claimed: float, n: int, runs: int, box="clopper_pearson") -> float:
@@ -196,9 +181,7 @@ def test_detection_at_a_thousand_samples_is_that_of_the_reference(name: str, box
     ],
 )
 @pytest.mark.heavy_one_in(4)
-def test_detection_at_ten_thousand_samples_is_that_of_the_reference(
-    name: str, claimed: float, box, expected: float
-) -> None:
+def test_detection_at_ten_thousand_samples_is_the_references(name, claimed, box, expected) -> None:
     """Of 60 runs each in the reference and 40 here: the rates scatter by up to .1."""
     assert rate(name, claimed, 10_000, 40, box) == pytest.approx(expected, abs=0.25)
 
@@ -241,8 +224,7 @@ def test_one_of_the_limits_fails_at_most_as_often_as_stated(box, least, alpha, b
 
 
 def test_atoms_are_told_apart() -> None:
-    rng = np.random.default_rng(1)
-    p, q = randomised_response(rng, 2000, epsilon=2.0)
+    p, q = randomised_response(np.random.default_rng(1), 2000, epsilon=2.0)
     audit = audit_tradeoff(p, q, ApproxDPTradeoff(1.0, 0.0))
     assert audit.rejected
     assert audit.false_positives / audit.negatives == pytest.approx(1 / (1 + math.e**2), abs=0.03)
@@ -369,16 +351,13 @@ def test_common_error_rate_lies_on_the_claim(claim) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
-def test_slopes_of_gaussian_noise_are_its_likelihood_ratios(mu: float) -> None:
+def test_slopes_of_gaussian_noise_are_its_likelihood_ratios_and_others_have_some(mu) -> None:
     rate = common_error_rate(GaussianTradeoff(mu)) * np.array([1, 0.6, 0.3, 0.1, 0.02])
     expected = -mu * special.ndtri(rate) - mu**2 / 2
     assert claimed_log_slopes(GaussianTradeoff(mu)) == pytest.approx(expected, abs=1e-4)
-
-
-def test_claims_without_a_slope_have_one_all_the_same() -> None:
     assert claimed_log_slopes(ApproxDPTradeoff(2.0, 1e-5)).tolist() == [2.0]
-    assert claimed_log_slopes(GaussianTradeoff(0.0)).tolist() == [0.0]
-    assert claimed_log_slopes(lambda a: 0.0 * np.asarray(a)).tolist() == [0.0]  # no privacy
+    for nothing in (GaussianTradeoff(0.0), lambda a: 0.0 * np.asarray(a)):
+        assert claimed_log_slopes(nothing).tolist() == [0.0]
 
 
 def test_independent_runs_are_those_of_one() -> None:
@@ -415,7 +394,16 @@ def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significan
     assert 0.005 < ever.mean() <= level
 
 
-test_arguments_out_of_range_are_refused_tradeoff_bet = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    (
+        lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
+        "direction 'remove' only, must be of both",
+    ),
+    (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
+    (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be equally many"),
+    (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
+    (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
+    (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
     (lambda: TradeoffBet([-1.0], [0.0]), r"log_slopes=-1\.0 must be"),
     (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
     (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),

@@ -37,6 +37,22 @@ from lightning_audit.stats.sequential import (
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
 
+CLAIMED = gaussian_mu(1.27, 1e-5)
+CANARIES = 8
+RUNS, STEPS, BATCH = 20_000, 100, 2_500
+#: A tenth of a batch's time shows what is wrong by a half.
+FEW = 1_000
+TENSORS, EACH, LAGS = 2, 4, 4
+#: Of the default mix.
+KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+SIGNIFICANCE = 0.05
+sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
+SHARES = shares()
+#: Not of the verdict: rejected signals are a bound.
+BOUND = "bound on the signal"
+#: Of a run's verdict.
+VERDICT = 1e-3
+
 
 def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
     runs, k, steps = 3, 2, 15
@@ -60,8 +76,7 @@ def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
 
 
 def test_centre_is_made_of_the_past_alone() -> None:
-    rng = np.random.default_rng(0)
-    centre, past = PredictableCentre((2, 3)), []
+    rng, centre, past = np.random.default_rng(0), PredictableCentre((2, 3)), []
     for _ in range(20):
         expected = sum(past) / (len(past) + 10) if past else np.zeros((2, 3))
         assert centre.value == pytest.approx(expected, abs=1e-14)
@@ -98,8 +113,7 @@ def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_
 
 
 def test_log_mean_exp_does_not_overflow() -> None:
-    assert float(log_mean_exp([1e5, 1e5])) == 1e5
-    assert float(log_mean_exp([-1e5, -1e5, -1e5])) == -1e5
+    assert (float(log_mean_exp([1e5, 1e5])), float(log_mean_exp([-1e5, -1e5, -1e5]))) == (1e5, -1e5)
 
 
 def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later() -> None:
@@ -108,11 +122,6 @@ def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later()
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
-
-CLAIMED = gaussian_mu(1.27, 1e-5)
-CANARIES = 8
-
-
 def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarray, ...]:
     """Errors in either world at c/2, sums and squares of the noise, after each 50 observations."""
     rate = float(special.ndtr(-CLAIMED / 2))
@@ -125,8 +134,7 @@ def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarra
 
 @pytest.mark.heavy
 def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() -> None:
-    runs, looks = 1000, 100
-    rng = np.random.default_rng(0)
+    runs, looks, rng = 1000, 100, np.random.default_rng(0)
     errors, sums, squares = at_looks(rng, runs, looks)
     n = np.broadcast_to(50 * np.arange(1, looks + 1), (runs, looks))
     within = (squares - sums**2 / n).sum(axis=0)
@@ -183,15 +191,9 @@ def medians(noise: float, shift: float, steps: int) -> list[float]:
     ("noise", "shift", "published"),
     # Published for pairs of observations, looking every 10 (50 for noise x0.8), from 200 runs or
     # fewer; None where it was not published.
-    [
-        (0.5, 1.0, (240, 495)),
-        (1.0, 2.0, (245, 520)),
-        (0.8, 1.0, (3075, None)),
-    ],
+    [(0.5, 1.0, (240, 495)), (1.0, 2.0, (245, 520)), (0.8, 1.0, (3075, None))],
 )
-def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(
-    noise: float, shift: float, published: tuple[float | None, ...]
-) -> None:
+def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift, published) -> None:
     found = medians(noise, shift, 1300 if noise == 0.8 else 220)
     print(f"\nnoise x{noise}, shift x{shift}: {found}")
     for median, expected in zip(found, published, strict=True):
@@ -203,8 +205,7 @@ def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(
 
 
 def test_wealth_is_that_of_a_plain_loop() -> None:
-    rng = np.random.default_rng(0)
-    bet = SingleStepBet()
+    rng, bet = np.random.default_rng(0), SingleStepBet()
     wealth = np.ones(len(STEP_STAKES))
     for log_e in rng.normal(-0.5, 1.0, 50):
         bet.update(log_e)
@@ -238,8 +239,7 @@ def test_correct_runs_are_not_accused(data: float) -> None:
     """20,000 runs of 100 steps, 64 witnesses in each of 6 tensors, data that follow the past."""
     rng = np.random.default_rng(1)
     runs, tensors, witnesses = 20_000, 6, 64
-    highest = np.zeros(runs)
-    bet = SingleStepBet((runs,))
+    highest, bet = np.zeros(runs), SingleStepBet((runs,))
     mean = np.zeros((runs, tensors))
     for _ in range(100):
         # The sum of squares of normals around a common data term, by its mean and its spread.
@@ -249,13 +249,11 @@ def test_correct_runs_are_not_accused(data: float) -> None:
         each = log_mean_exp(noise_log_e(witnesses, squares))
         bet.update(log_mean_exp(np.stack([together, each], axis=-1)))
         highest = np.maximum(highest, bet.log_e)
-    alarms = np.mean(highest >= np.log(20.0))
-    assert alarms <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
+    assert np.mean(highest >= np.log(20.0)) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
 
 
 def test_one_step_without_noise_among_hundreds_is_seen() -> None:
-    rng = np.random.default_rng(2)
-    bet = SingleStepBet((20,))
+    rng, bet = np.random.default_rng(2), SingleStepBet((20,))
     for step in range(400):
         x = rng.standard_normal((20, 384)) * (0.05 if step == 250 else 1.0)
         bet.update(noise_log_e(np.full(20, 384.0), np.sum(x * x, axis=-1)))
@@ -263,18 +261,6 @@ def test_one_step_without_noise_among_hundreds_is_seen() -> None:
 
 
 # --- False alarms of every test by simulation, on correct runs with data terms made to mislead.
-
-RUNS, STEPS, BATCH = 20_000, 100, 2_500
-#: A tenth of a batch's time shows what is wrong by a half.
-FEW = 1_000
-CANARIES_OF_SEQUENTIAL_VALIDITY, TENSORS, EACH, LAGS = 8, 2, 4, 4
-#: Of the default mix.
-KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
-SIGNIFICANCE = 0.05
-
-sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
-
-
 def batches(runs: int) -> list[int]:
     """Sizes of the batches in which so many runs are simulated."""
     return [min(BATCH, runs)] * math.ceil(runs / BATCH)
@@ -304,9 +290,6 @@ def test_quick_mean_is_the_mean() -> None:
     assert quick_log_mean_exp(values) == pytest.approx(log_mean_exp(values), rel=1e-13)
 
 
-# ------------------------------------------------------------------ data terms
-
-
 @dataclass
 class Past:
     """What the data term of a step may depend on: everything but the step's coins and noise."""
@@ -319,21 +302,21 @@ class Past:
     surplus: np.ndarray | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        return len(self.residuals)
+
     def total(self) -> np.ndarray:
         return sum(self.residuals, np.zeros(self.shape))
 
-
-def nothing(past: Past) -> np.ndarray:
-    return np.zeros(past.shape)
-
-
-def offset(past: Past) -> np.ndarray:
-    return past.memory.setdefault("offset", 1.5 * past.sigma * past.rng.standard_normal(past.shape))
+    def alike(self, size: float) -> np.ndarray:
+        """The same for all readings, in noise multipliers."""
+        return np.full(self.shape, size * self.sigma)
 
 
-def drift(past: Past) -> np.ndarray:
-    last = past.residuals[-5:]
-    return 0.9 * np.mean(last, axis=0) if last else np.zeros(past.shape)
+def in_common(values: np.ndarray, past: Past) -> np.ndarray:
+    """One number a run, for all of its readings."""
+    return np.broadcast_to(values.reshape(-1, *(1 for _ in past.shape[1:])), past.shape)
 
 
 def walk(past: Past) -> np.ndarray:
@@ -341,90 +324,47 @@ def walk(past: Past) -> np.ndarray:
     return past.residuals[-1] if past.residuals else np.zeros(past.shape)
 
 
-def centre(past: Past) -> np.ndarray:
-    """The tests' own centre: what is left of a residual is pure noise."""
-    return past.total() / (len(past.residuals) + PredictableCentre.PRIOR)
-
-
-def descent(past: Past) -> np.ndarray:
-    return -0.3 * past.total()
-
-
-def sinusoid(past: Past) -> np.ndarray:
-    t = len(past.residuals)
-    return np.full(past.shape, 0.03 * t * past.sigma * math.sin(t / 5))
-
-
 def heavy_tails(past: Past) -> np.ndarray:
     own = past.rng.standard_t(3, past.shape)
-    shared = past.rng.standard_t(3, (past.shape[0], *(1 for _ in past.shape[1:])))
+    shared = in_common(past.rng.standard_t(3, past.shape[0]), past)
     return 3 * past.sigma / math.sqrt(3) * (own + shared) / math.sqrt(2)
 
 
-def loud_then_quiet(past: Past) -> np.ndarray:
-    loud = len(past.residuals) < 30
-    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
-
-
-def quiet_then_loud(past: Past) -> np.ndarray:
-    loud = len(past.residuals) >= 30
-    return 3 * past.sigma * loud * past.rng.standard_normal(past.shape)
+def spread(past: Past, size: float) -> np.ndarray:
+    return size * past.sigma * past.rng.standard_normal(past.shape)
 
 
 def against_the_coins(past: Past) -> np.ndarray:
     """A level that steps down once more canaries were in, and up once more were out."""
     surplus = np.zeros(past.shape[0]) if past.surplus is None else past.surplus
-    level = -3 * past.sigma * np.sign(surplus)
-    return np.broadcast_to(level.reshape(-1, *(1 for _ in past.shape[1:])), past.shape)
-
-
-def two_values(past: Past) -> np.ndarray:
-    """Far apart compared with the noise: the coins may split them exactly."""
-    return 100 * past.sigma * past.rng.integers(0, 2, past.shape)
-
-
-def three_values_in_common(past: Past) -> np.ndarray:
-    one = past.rng.integers(-1, 2, (past.shape[0], *(1 for _ in past.shape[1:])))
-    return np.broadcast_to(40 * past.sigma * one, past.shape)
-
-
-def rare_and_skewed(past: Past) -> np.ndarray:
-    return 50 * past.sigma * (past.rng.random(past.shape) < 0.02)
-
-
-def parity(past: Past) -> np.ndarray:
-    return np.full(past.shape, 30 * past.sigma * (len(past.residuals) % 2))
-
-
-def follows(past: Past) -> np.ndarray:
-    """One of two values, by what the residuals of the past add up to."""
-    return -20 * past.sigma * np.sign(past.total())
-
-
-def echoes(past: Past) -> np.ndarray:
-    """Half a signal up or down, by the sign of the last residual: as small as the coin."""
-    return 0.5 * np.sign(walk(past))
+    return in_common(-3 * past.sigma * np.sign(surplus), past)
 
 
 DATA_TERMS: dict[str, Callable[[Past], np.ndarray]] = {
-    "nothing": nothing,
-    "offset": offset,
-    "drift": drift,
+    "nothing": lambda past: np.zeros(past.shape),
+    "offset": lambda past: past.memory.setdefault("offset", spread(past, 1.5)),
+    "drift": lambda past: 0.9 * np.mean(past.residuals[-5:] or [np.zeros(past.shape)], axis=0),
     "walk": walk,
-    "centre": centre,
-    "descent": descent,
-    "sinusoid": sinusoid,
+    # The tests' own centre: what is left of a residual is pure noise.
+    "centre": lambda past: past.total() / (past.steps + PredictableCentre.PRIOR),
+    "descent": lambda past: -0.3 * past.total(),
+    "sinusoid": lambda past: past.alike(0.03 * past.steps * math.sin(past.steps / 5)),
     "heavy tails": heavy_tails,
-    "loud then quiet": loud_then_quiet,
-    "quiet then loud": quiet_then_loud,
+    "loud then quiet": lambda past: spread(past, 3 * (past.steps < 30)),
+    "quiet then loud": lambda past: spread(past, 3 * (past.steps >= 30)),
     "against the coins": against_the_coins,
-    "decaying noise": nothing,
-    "two values": two_values,
-    "three values in common": three_values_in_common,
-    "rare and skewed": rare_and_skewed,
-    "parity": parity,
-    "follows": follows,
-    "echoes": echoes,
+    "decaying noise": lambda past: np.zeros(past.shape),
+    # Far apart compared with the noise: the coins may split them exactly.
+    "two values": lambda past: 100 * past.sigma * past.rng.integers(0, 2, past.shape),
+    "three values in common": lambda past: in_common(
+        40 * past.sigma * past.rng.integers(-1, 2, past.shape[0]), past
+    ),
+    "rare and skewed": lambda past: 50 * past.sigma * (past.rng.random(past.shape) < 0.02),
+    "parity": lambda past: past.alike(30 * (past.steps % 2)),
+    # One of two values, by what the residuals of the past add up to.
+    "follows": lambda past: -20 * past.sigma * np.sign(past.total()),
+    # Half a signal up or down, by the sign of the last residual: as small as the coin.
+    "echoes": lambda past: 0.5 * np.sign(walk(past)),
 }
 
 
@@ -432,9 +372,6 @@ def multipliers(term: str, sigma: float) -> list[float]:
     if term == "decaying noise":
         return [max(sigma * 0.98**t, 0.3 * sigma) for t in range(STEPS)]
     return [sigma] * STEPS
-
-
-# ------------------------------------------------------------------ the checks, for many runs
 
 
 class ManyPooled:
@@ -464,8 +401,7 @@ class ManyWitnesses:
     """
 
     def __init__(self, runs: int) -> None:
-        shape = (runs, TENSORS, EACH)
-        self._centre = PredictableCentre(shape)
+        self._centre = PredictableCentre((runs, TENSORS, EACH))
         self._variance = np.ones((runs, TENSORS))
         self._pooled = ManyPooled(runs, np.full(TENSORS, float(EACH)))
         self._lag = np.zeros((2, runs, LAGS))
@@ -476,8 +412,7 @@ class ManyWitnesses:
         residual = (readings - self._centre.value) / sigma
         squares = (residual**2).sum(axis=-1)
         pooled, units = self._pooled.update(squares)
-        quietest = self._variance.min(axis=-1, keepdims=True)
-        use = self._variance < np.maximum(1.25, 1.05 * quietest)
+        use = self._variance < np.maximum(1.25, 1.05 * self._variance.min(axis=-1, keepdims=True))
         use &= bool(self._past)  # nothing is known of a tensor at the first step
         for lag, past in enumerate(reversed(self._past[-LAGS:])):
             gap = ((past - readings) / sigma * use[..., None]) ** 2
@@ -511,9 +446,9 @@ class ManyCanaries:
     """The checks that see canaries, for many runs at once."""
 
     def __init__(self, runs: int, sigma: float) -> None:
-        shape = (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)
+        shape = (runs, CANARIES)
         self._centre = PredictableCentre(shape)
-        self._pooled = ManyPooled(runs, np.ones(CANARIES_OF_SEQUENTIAL_VALIDITY))
+        self._pooled = ManyPooled(runs, np.ones(CANARIES))
         self.coin = CoinBet(shape, initial_scale=sigma, groups=KINDS)
         self.leakage = AdmittedCourse(shape, planned=STEPS)
         self.signal = SignalBet(shape, np.array([1.0]), sigma)
@@ -537,13 +472,12 @@ def correct_run(
     rng: np.random.Generator, runs: int, term: str, sigma: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
     """Coins, canary readings, witness readings and noise multiplier, step by step."""
-    canaries = Past(rng, sigma, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY))
+    canaries = Past(rng, sigma, (runs, CANARIES))
     witnesses = Past(rng, sigma, (runs, TENSORS, EACH))
     for now in multipliers(term, sigma):
-        coins = rng.integers(0, 2, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)).astype(float)
+        coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
         for past in (canaries, witnesses):
-            noise = now * rng.standard_normal(past.shape)
-            past.residuals.append(DATA_TERMS[term](past) + noise)
+            past.residuals.append(DATA_TERMS[term](past) + (now * rng.standard_normal(past.shape)))
         yield coins, canaries.residuals[-1] + coins, witnesses.residuals[-1], now
         signs = (2 * coins - 1).sum(axis=-1)
         canaries.surplus = signs if canaries.surplus is None else canaries.surplus + signs
@@ -555,14 +489,7 @@ ELSEWHERE = {
     *("reuse.recurrence", "reuse.forecast", "reuse.entries", "noise.shape", "noise.entries"),
     *("noise.whole", "batch_normalised"),
 }
-SHARES = shares()
 OF_STEPS = [n for n in SHARES if not n.startswith("sampling.") and n not in ELSEWHERE]
-
-
-#: Not of the verdict: rejected signals are a bound.
-BOUND = "bound on the signal"
-#: Of a run's verdict.
-VERDICT = 1e-3
 
 
 def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], dict[str, int]]:
@@ -574,8 +501,7 @@ def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], di
     shared: dict[str, int] = dict.fromkeys([*OF_STEPS, "union"], 0)
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([list(DATA_TERMS).index(term), round(10 * sigma), batch])
-        canary = ManyCanaries(size, sigma)
-        witness = ManyWitnesses(size)
+        canary, witness = ManyCanaries(size, sigma), ManyWitnesses(size)
         highest = {name: np.zeros(size) for name in (*OF_STEPS, BOUND)}
         for coins, readings, seen, now in correct_run(rng, size, term, sigma):
             log_e = canary.update(coins, readings, now) | witness.update(seen, now)
@@ -611,9 +537,6 @@ def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
     assert {name: number for name, number in shared.items() if number > highest[name]} == {}
 
 
-# ------------------------------------------------------------------ the twins are the checks
-
-
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
 def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
@@ -633,14 +556,10 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
         broadcast += sums["broadcast_count"], sums["broadcast_squares"]
         pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
         assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
-        units = float(log_mean_exp(pooled.unit_log_e))
-        assert log_e["noise.tensor"][1] == pytest.approx(units)
+        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(pooled.unit_log_e)))
         assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
         assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
-
-
-# ------------------------------------------------------------------ coverage of the bound
 
 
 @pytest.mark.usefixtures("quick_means")
@@ -650,32 +569,25 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
 @pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
 @pytest.mark.heavy_one_in(6)
-def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
-    true_ratio: float, sigma: float, term: str, runs: int
-) -> None:
+def test_lower_ratio_covers_that_of_a_gaussian_mechanism(true_ratio, sigma, term, runs) -> None:
     missed = 0
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
-        course, refused = (
-            AdmittedCourse((size, CANARIES_OF_SEQUENTIAL_VALIDITY)),
-            np.zeros(size, dtype=bool),
-        )
+        course, refused = AdmittedCourse((size, CANARIES)), np.zeros(size, dtype=bool)
         for coins, readings, _, now in correct_run(rng, size, term, sigma):
-            shifted = readings + (true_ratio - 1) * coins
-            course.update(coins, shifted, now, mu=true_ratio / now)
+            course.update(coins, readings + (true_ratio - 1) * coins, now, mu=true_ratio / now)
             refused |= course.refused(SIGNIFICANCE)
         missed += int(refused.sum())
     print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / runs}")
     assert missed <= most(runs)
 
 
+def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
+    return np.where(rng.random(coins.shape) < math.e / (1 + math.e), coins, 1 - coins)
+
+
 def laplace(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
     return coins + rng.laplace(size=coins.shape)
-
-
-def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    truthful = rng.random(coins.shape) < math.e / (1 + math.e)
-    return np.where(truthful, coins, 1 - coins)
 
 
 @pytest.mark.usefixtures("quick_means")
@@ -686,32 +598,24 @@ def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarr
     # The balanced point of the trade-off curve: error rates exp(-1/2)/2 and 1/(1 + e).
     [(laplace, 1.0301), (randomized_response, 1.2320)],
 )
-@pytest.mark.parametrize("canaries", [1, CANARIES_OF_SEQUENTIAL_VALIDITY])
-def test_lower_ratio_covers_that_of_mechanisms_that_are_not_gaussian(
-    mechanism: Callable[[np.random.Generator, np.ndarray], np.ndarray],
-    mu: float,
-    canaries: int,
-    runs: int,
-) -> None:
+@pytest.mark.parametrize("k", [1, CANARIES])
+def test_lower_ratio_covers_mechanisms_that_are_not_gaussian(mechanism, mu, k, runs) -> None:
     missed, positive = 0, 0
     for batch, size in enumerate(batches(runs)):
-        rng = np.random.default_rng([canaries, batch])
-        course, refused = AdmittedCourse((size, canaries)), np.zeros(size, dtype=bool)
+        rng = np.random.default_rng([k, batch])
+        course, refused = AdmittedCourse((size, k)), np.zeros(size, dtype=bool)
         for _ in range(STEPS):
-            coins = rng.integers(0, 2, (size, canaries)).astype(float)
+            coins = rng.integers(0, 2, (size, k)).astype(float)
             course.update(coins, mechanism(rng, coins), 1.0, mu=mu + 1e-4)
             refused |= course.refused(SIGNIFICANCE)
         looks, claims = [(STEPS, course.bet.growth)], [(1.0, 1.0, STEPS)]
         (lower,) = course.bet.ratios(SIGNIFICANCE, looks, claims)
         missed += int(refused.sum())
         positive += int(np.sum(lower > 0))
-    print(f"\n{mechanism.__name__} k={canaries}: missed {missed / runs}, positive {positive}")
+    print(f"\n{mechanism.__name__} k={k}: missed {missed / runs}, positive {positive}")
     assert missed <= most(runs)
-    if canaries == CANARIES_OF_SEQUENTIAL_VALIDITY:
+    if k == CANARIES:
         assert positive > 0.9 * runs  # the bound says something
-
-
-# ------------------------------------------------------------------ detection
 
 
 def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> float:
@@ -739,13 +643,12 @@ def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> fl
 def test_violations_on_canaries_are_flagged_within_the_published_steps(
     noise: float, shift: float, test: str, steps: float
 ) -> None:
-    sigma, runs = 3.0023, 2000
-    rng = np.random.default_rng(0)
+    sigma, runs, rng = 3.0023, 2000, np.random.default_rng(0)
     canary = ManyCanaries(runs, sigma)
 
     def looks() -> Iterator[np.ndarray]:
         for _ in range(math.ceil(1.5 * steps)):
-            coins = rng.integers(0, 2, (runs, CANARIES_OF_SEQUENTIAL_VALIDITY)).astype(float)
+            coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
             readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
             yield canary.update(coins, readings, sigma)[test]
 
@@ -761,9 +664,7 @@ def test_violations_on_canaries_are_flagged_within_the_published_steps(
     ("fault", "test", "steps"),
     [("same", "reuse.lag", 6), ("lag 3", "reuse.lag", 9), ("broadcast", "reuse.broadcast", 2)],
 )
-def test_reused_noise_is_flagged_within_the_published_steps(
-    fault: str, test: str, steps: float, sigma: float
-) -> None:
+def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, sigma) -> None:
     # 32 tensors of 4 would need real tensors: here 2 of 4, so a tenth of 1e-3 takes a step more.
     runs, rng = 2000, np.random.default_rng(1)
     witness = ManyWitnesses(runs)
@@ -771,12 +672,9 @@ def test_reused_noise_is_flagged_within_the_published_steps(
 
     def looks() -> Iterator[np.ndarray]:
         for t in range(30):
+            noise = stock[0 if fault == "same" else t % 3]
             if fault == "broadcast":
-                noise = np.broadcast_to(
-                    sigma * rng.standard_normal((runs, 1, 1)), (runs, TENSORS, EACH)
-                )
-            else:
-                noise = stock[0 if fault == "same" else t % 3]
+                noise = sigma * rng.standard_normal((runs, 1, 1))
             data = 0.1 * sigma * rng.standard_normal((runs, TENSORS, EACH))
             yield witness.update(noise + data, sigma)[test]
 
@@ -786,8 +684,6 @@ def test_reused_noise_is_flagged_within_the_published_steps(
 
 
 # --- Bets on shares of right guesses, against recipe R6 of the lab, naive twins and simulations.
-
-
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
@@ -795,9 +691,7 @@ def test_reused_noise_is_flagged_within_the_published_steps(
         (1.0, {10: 1.2937, 30: 2.6208, 100: 3.7760, 300: 4.6575}),
     ],
 )
-def test_the_product_of_shares_gives_the_bounds_of_the_lab(
-    share: float, expected: dict[int, float]
-) -> None:
+def test_the_product_of_shares_gives_the_bounds_of_the_lab(share, expected) -> None:
     for trainings, mu in expected.items():
         rate = float(special.ndtr(-mu / 2))  # the claim that is just rejected at 0.05
         values = share_log_e([share] * trainings, rate, [np.inf])
@@ -840,9 +734,7 @@ def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
 
 
 def test_further_trainings_like_those_so_far_refute() -> None:
-    right = np.full(40, 0.75)
-    more = further_trainings(right, 0.3, 1e-3)
-    assert more is not None
+    more = further_trainings(np.full(40, 0.75), 0.3, 1e-3)
     assert share_log_e(np.full(40 + more, 0.75), 0.3)[-1] >= math.log(1e3)
     assert further_trainings(np.full(400, 0.75), 0.3, 1e-3) == 0
     assert further_trainings(np.full(40, 0.5), 0.3, 1e-3) is None
@@ -855,8 +747,7 @@ def test_it_seldom_refutes_a_true_claim_if_coins_of_a_training_depend(dependence
     runs, rng, rate = 400, np.random.default_rng(2), 0.3
     shape = (runs, 150, 8)
     wrong = rng.random(shape) < rate
-    together = rng.random(shape[:2]) < dependence
-    wrong = np.where(together[..., None], wrong[..., :1], wrong)
+    wrong = np.where((rng.random(shape[:2]) < dependence)[..., None], wrong[..., :1], wrong)
     failures = sum(share_log_e(1 - row.mean(axis=1), rate).max() >= math.log(20) for row in wrong)
     assert failures <= most_failures(runs, 0.05, 4000)
 
@@ -872,8 +763,6 @@ test_bad_arguments_are_refused = refusals(
 
 
 # --- Statistics of the readings with and without the canary: against plain sums over all of them.
-
-
 def test_statistics_are_those_of_all_centred_readings_together() -> None:
     groups, centre, rows, sides = TwoGroups(3), PredictableCentre((3,)), [], []
     for coins, readings in simulated_steps(0, 40, 3):
@@ -897,12 +786,10 @@ def test_steps_from_another_noise_multiplier_on_are_left_out() -> None:
     for sigma, step in zip((1.4, 1.5, 1.5, 1.5), others, strict=True):
         groups.update(*step, sigma)
     assert groups.frozen
-    assert groups.noise_multiplier == 1.5
-    assert groups.statistics == before
+    assert (groups.noise_multiplier, groups.statistics) == (1.5, before)
 
 
 def test_readings_that_agree_have_no_spread_below_zero() -> None:
     groups = TwoGroups(1)
     groups.update(np.array([1.0]), np.array([0.3]), 1.0)
-    assert groups.statistics == (1, 0, 0.3, 0.0)
-    assert TwoGroups(1).statistics == (0, 0, 0.0, 0.0)
+    assert (groups.statistics, TwoGroups(1).statistics) == ((1, 0, 0.3, 0.0), (0, 0, 0.0, 0.0))

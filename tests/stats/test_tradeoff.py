@@ -28,6 +28,12 @@ epsilons = st.floats(0, 100)
 
 MUS = [1e-3, 3e-3, 0.01, 0.0999999, 0.1, 0.1000001, 0.33307, 1.0, 2.0, 3.0, 10.0, 27.0, 50.0]
 DELTAS = [1e-12, 1e-9, 1e-5, 1e-3, 0.1, 0.5]
+rates = st.floats(0, 1)
+points = st.lists(st.tuples(rates, rates), max_size=20)
+sigmas, qs = st.floats(0.1, 20), st.floats(1e-4, 1)
+directions = st.sampled_from(["both", "remove", "add"])
+CASES = [(0.3**0.5, 0.25), (1.0, 0.01), (0.4, 0.9), (3.0, 1.0), (0.2, 0.05)]
+alphas = st.floats(0, 1)
 
 
 def exact_delta(epsilon, mu):
@@ -44,9 +50,6 @@ def exact_root(function, delta, start):
 
 def relative_error(value, exact):
     return float(abs(mpmath.mpf(value) / exact - 1))
-
-
-# Reference numbers, to the digits given.
 
 
 @pytest.mark.parametrize(
@@ -73,24 +76,13 @@ def test_reference_epsilons_of_mu(mu: float, delta: float, epsilon: float) -> No
 
 @pytest.mark.parametrize(
     ("epsilon", "mu", "digits"),
-    [
-        (1, 0.2681, 4),
-        (1.27, 0.33307, 5),
-        (1.57, 0.40348, 5),
-        (4, 0.9249, 4),
-        (8, 1.6660, 4),
-    ],
+    [(1, 0.2681, 4), (1.27, 0.33307, 5), (1.57, 0.40348, 5), (4, 0.9249, 4), (8, 1.6660, 4)],
 )
 def test_reference_mus_of_epsilon(epsilon: float, mu: float, digits: int) -> None:
     assert gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, abs=0.51 * 10**-digits)
-
-
-def test_reference_noise_multiplier_of_the_claim() -> None:
-    assert 1 / gaussian_mu(1.27, 1e-5) == pytest.approx(3.0023, abs=6e-5)
-    assert gaussian_epsilon(0.25, 1e-5) == pytest.approx(0.926, abs=6e-4)
-
-
-# Naive twins.
+    if epsilon == 1.27:  # the noise multiplier of the claim
+        assert 1 / gaussian_mu(epsilon, 1e-5) == pytest.approx(3.0023, abs=6e-5)
+        assert gaussian_epsilon(0.25, 1e-5) == pytest.approx(0.926, abs=6e-4)
 
 
 @pytest.mark.parametrize("mu", MUS)
@@ -119,8 +111,7 @@ def test_epsilon_has_twelve_digits(mu: float) -> None:
 def test_mu_has_twelve_digits(epsilon: float) -> None:
     for delta in DELTAS:
         mu = gaussian_mu(epsilon, delta)
-        exact = exact_root(lambda m: exact_delta(epsilon, m), delta, mu)
-        assert relative_error(mu, exact) < 1e-12
+        assert relative_error(mu, exact_root(lambda m: exact_delta(epsilon, m), delta, mu)) < 1e-12
 
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-100])
@@ -130,9 +121,6 @@ def test_tiny_deltas_keep_ten_digits(mu: float, delta: float) -> None:
     with mpmath.workdps(400):
         assert relative_error(gaussian_delta(epsilon, mu), exact_delta(epsilon, mu)) < 1e-10
     assert gaussian_mu(epsilon, delta) == pytest.approx(mu, rel=1e-10)
-
-
-# Laws.
 
 
 @given(mus, deltas)
@@ -158,9 +146,7 @@ def test_epsilon_rises_with_mu_and_falls_with_delta(mu: float, delta: float, fac
 
 
 @given(epsilons, mus, st.floats(1.001, 10))
-def test_delta_rises_with_mu_and_falls_with_epsilon(
-    epsilon: float, mu: float, factor: float
-) -> None:
+def test_delta_rises_with_mu_and_falls_with_epsilon(epsilon, mu, factor) -> None:
     delta = gaussian_delta(epsilon, mu)
     assert 0 <= delta <= 1
     assert gaussian_delta(epsilon, mu * factor) >= delta * (1 - 1e-14)
@@ -168,14 +154,12 @@ def test_delta_rises_with_mu_and_falls_with_epsilon(
 
 
 def test_ends_of_the_range() -> None:
-    assert gaussian_epsilon(0.0, 1e-5) == 0.0
-    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+    assert (gaussian_epsilon(0.0, 1e-5), gaussian_epsilon(math.inf, 1e-5)) == (0.0, math.inf)
     assert gaussian_epsilon(1e200, 1e-5) == math.inf
     assert gaussian_epsilon(1e8, 1e-5) == pytest.approx(5e15, rel=1e-6)
     assert gaussian_mu(math.inf, 1e-5) == math.inf
     assert gaussian_mu(1e300, 1e-5) == pytest.approx(math.sqrt(2e300), rel=1e-12)
-    assert gaussian_delta(0.0, 0.0) == 0.0
-    assert gaussian_delta(math.inf, 1.0) == 0.0
+    assert (gaussian_delta(0.0, 0.0), gaussian_delta(math.inf, 1.0)) == (0.0, 0.0)
     assert gaussian_delta(3.0, math.inf) == 1.0
     assert gaussian_delta(0.0, 1e-200) == pytest.approx(1e-200 / math.sqrt(2 * math.pi))
     assert gaussian_delta(5.0, 1e5) == 1.0
@@ -186,29 +170,23 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert type(gaussian_epsilon(np.float64(1), 1e-5)) is float
     assert type(gaussian_mu(1, 1e-5)) is float
     table = gaussian_epsilon(np.array([[0.5], [2.0]]), np.array([1e-9, 1e-5, 0.3]))
-    assert table.shape == (2, 3)
-    assert table[1, 0] == gaussian_epsilon(2.0, 1e-9)
+    assert (table.shape, table[1, 0]) == ((2, 3), gaussian_epsilon(2.0, 1e-9))
     assert gaussian_mu(table, np.array([1e-9, 1e-5, 0.3]))[1] == pytest.approx(2.0, rel=1e-12)
     assert gaussian_delta(np.array([]), 1.0).shape == (0,)
 
 
-test_arguments_out_of_range_are_refused = refusals(
-    (lambda: gaussian_delta(-1.0, 1.0), r"epsilon=-1\.0 must be a finite number >= 0"),
-    (lambda: gaussian_delta(1.0, math.nan), "mu=nan must be"),
-    (lambda: gaussian_delta("1", 1.0), "epsilon='1' must be"),
-    (lambda: gaussian_epsilon(np.array([1.0, -2.0]), 1e-5), r"mu=-2\.0 must be"),
-    (lambda: gaussian_epsilon(np.array([1.0, math.nan]), 1e-5), "mu=nan must be"),
-    (lambda: gaussian_epsilon(1.0, 0.0), r"delta=0\.0 must be in \(0, 1\); Gaussian noise"),
-    (lambda: gaussian_mu(1.0, np.array([0.5, 1.0])), r"delta=1\.0 must be in \(0, 1\)"),
-)
-
-
-rates = st.floats(0, 1)
-points = st.lists(st.tuples(rates, rates), max_size=20)
-
-
 def of_points(found: list[tuple[float, float]]) -> PiecewiseTradeoff:
     return PiecewiseTradeoff([a for a, _ in found], [b for _, b in found])
+
+
+def is_a_tradeoff_function(f: TradeoffFunction, alpha, other, weight) -> None:
+    assert isinstance(f, TradeoffFunction)
+    beta, other_beta = f(alpha), f(other)
+    assert 0 <= beta <= 1 - alpha + 1e-12
+    if alpha <= other:
+        assert beta >= other_beta - 1e-12
+    between = f(min(weight * alpha + (1 - weight) * other, 1.0))
+    assert between <= weight * beta + (1 - weight) * other_beta + 1e-12
 
 
 # Two points so near that rounding decides which is above the other's line: one of them must stay.
@@ -216,18 +194,11 @@ def of_points(found: list[tuple[float, float]]) -> PiecewiseTradeoff:
     [(0.7143257050979355, 0.28283178817419974), (0.714325705097931, 0.2828317881742041)], 0, 0, 0
 )
 @given(points, rates, rates, rates)
-def test_is_a_tradeoff_function_on_or_below_its_points(
-    found: list[tuple[float, float]], alpha: float, other: float, weight: float
-) -> None:
+def test_is_a_tradeoff_function_on_or_below_its_points(found, alpha, other, weight) -> None:
     f = of_points(found)
-    assert isinstance(f, TradeoffFunction)
     for a, b in found:
         assert f(a) <= b + 1e-12
-    assert 0 <= f(alpha) <= 1 - alpha + 1e-12
-    if alpha <= other:
-        assert f(alpha) >= f(other) - 1e-12
-    between = f(min(weight * alpha + (1 - weight) * other, 1.0))
-    assert between <= weight * f(alpha) + (1 - weight) * f(other) + 1e-12
+    is_a_tradeoff_function(f, alpha, other, weight)
     assert (np.diff(f.alphas) > 0).all()
     assert (np.diff(f.betas) <= 0).all()
     assert f.betas[-1] == 0
@@ -255,18 +226,14 @@ def test_corners_are_those_of_a_library_hull() -> None:
 
 
 @given(points, st.floats(0, 20))
-def test_privacy_curve_is_the_maximum_over_the_corners(
-    found: list[tuple[float, float]], epsilon: float
-) -> None:
+def test_privacy_curve_is_the_maximum_over_the_corners(found, epsilon) -> None:
     f = of_points(found)
     naive = max(0.0, float(np.max(1 - f.betas - math.exp(epsilon) * f.alphas)))
     assert f.delta_at(epsilon) == pytest.approx(naive, abs=1e-14)
 
 
 @given(points, st.floats(1e-9, 1 - 1e-9))
-def test_epsilon_is_the_least_with_its_delta(
-    found: list[tuple[float, float]], delta: float
-) -> None:
+def test_epsilon_is_the_least_with_its_delta(found, delta) -> None:
     f = of_points(found)
     epsilon = f.epsilon_at(delta)
     if math.isinf(epsilon):
@@ -278,9 +245,7 @@ def test_epsilon_is_the_least_with_its_delta(
 
 
 @given(st.floats(0.1, 5), st.floats(1e-4, 0.5), st.floats(0, 8), st.floats(1e-3, 0.9))
-def test_three_corners_of_approx_dp_give_its_own_curve(
-    epsilon: float, delta: float, other: float, wanted: float
-) -> None:
+def test_three_corners_of_approx_dp_give_its_own_curve(epsilon, delta, other, wanted) -> None:
     exact = ApproxDPTradeoff(epsilon, delta)
     equal = (1 - delta) / (1 + math.exp(epsilon))
     f = PiecewiseTradeoff([0.0, equal, 1 - delta], [1 - delta, equal, 0.0])
@@ -315,40 +280,18 @@ def test_named_cases() -> None:
     assert leak(np.array([[0.0, 1.0]])).tolist() == [[0.9, 0.0]]
 
 
-test_arguments_out_of_range_are_refused_piecewise = refusals(
-    (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
-    (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
-    (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
-    (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
-    (lambda: PiecewiseTradeoff([], []).delta_at(-1.0), r"epsilon=-1\.0 must be"),
-    (lambda: PiecewiseTradeoff([], []).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
-)
-
-
-sigmas, qs = st.floats(0.1, 20), st.floats(1e-4, 1)
-directions = st.sampled_from(["both", "remove", "add"])
-CASES = [(0.3**0.5, 0.25), (1.0, 0.01), (0.4, 0.9), (3.0, 1.0), (0.2, 0.05)]
-
-
 def test_reference_step() -> None:
     f = SubsampledGaussianTradeoff(0.3**0.5, 0.25)
-    assert f(0.1) == pytest.approx(0.7483, abs=6e-5)
-    assert f.epsilon_at(1e-5) == pytest.approx(6.9533, abs=6e-5)
+    assert (f(0.1), f.epsilon_at(1e-5)) == pytest.approx((0.7483, 6.9533), abs=6e-5)
     same_epsilon = GaussianTradeoff(gaussian_mu(f.epsilon_at(1e-5), 1e-5))
     assert same_epsilon(0.1) == pytest.approx(0.4204, abs=6e-5)
-
-
-# Naive twins.
 
 
 def masses(edges: np.ndarray) -> np.ndarray:
     """Normal probabilities of the cells, with all digits in both tails."""
     low, high = edges[:-1], edges[1:]
-    below, above = (
-        special.ndtr(high) - special.ndtr(low),
-        special.ndtr(-low) - special.ndtr(-high),
-    )
-    return np.where(low < 0, below, above)
+    below = special.ndtr(high) - special.ndtr(low)
+    return np.where(low < 0, below, special.ndtr(-low) - special.ndtr(-high))
 
 
 def neyman_pearson(sigma: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
@@ -367,8 +310,7 @@ def neyman_pearson(sigma: float, q: float, direction: str) -> tuple[np.ndarray, 
 @pytest.mark.parametrize(("sigma", "q"), CASES)
 def test_one_direction_is_the_neyman_pearson_curve(sigma: float, q: float, direction: str) -> None:
     alpha, beta = neyman_pearson(sigma, q, direction)
-    f = SubsampledGaussianTradeoff(sigma, q, direction)
-    assert f(alpha) == pytest.approx(beta, abs=1e-9)
+    assert SubsampledGaussianTradeoff(sigma, q, direction)(alpha) == pytest.approx(beta, abs=1e-9)
 
 
 @pytest.mark.parametrize(("sigma", "q"), CASES)
@@ -385,9 +327,7 @@ def test_both_directions_are_the_hull_of_the_two(sigma: float, q: float) -> None
 
 @pytest.mark.parametrize("direction", ["both", "remove", "add"])
 @pytest.mark.parametrize(("sigma", "q"), CASES)
-def test_privacy_curve_is_the_hockey_stick_divergence(
-    sigma: float, q: float, direction: str
-) -> None:
+def test_privacy_curve_is_the_hockey_stick_divergence(sigma, q, direction) -> None:
     x = np.linspace(-10 * sigma, 1 + 10 * sigma, 400_001)
     out, shifted = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
     inside = (1 - q) * out + q * shifted
@@ -407,13 +347,8 @@ def test_full_batches_are_gaussian() -> None:
         assert f.epsilon_at(1e-5) == pytest.approx(GaussianTradeoff(2.0).epsilon_at(1e-5), rel=1e-9)
 
 
-# Laws.
-
-
 @given(sigmas, qs, st.floats(1e-12, 1 - 1e-12))
-def test_add_is_the_inverse_of_remove_and_both_is_its_own(
-    sigma: float, q: float, alpha: float
-) -> None:
+def test_add_is_the_inverse_of_remove_and_both_is_its_own(sigma, q, alpha) -> None:
     remove, add, both = (
         SubsampledGaussianTradeoff(sigma, q, direction) for direction in ("remove", "add", "both")
     )
@@ -449,9 +384,7 @@ def test_removing_a_record_is_the_worse_direction(sigma: float, q: float, epsilo
 
 
 @given(sigmas, qs, st.floats(0.01, 0.99), st.floats(1.01, 2))
-def test_more_noise_and_less_sampling_raise_the_curve(
-    sigma: float, q: float, alpha: float, factor: float
-) -> None:
+def test_more_noise_and_less_sampling_raise_the_curve(sigma, q, alpha, factor) -> None:
     beta = SubsampledGaussianTradeoff(sigma, q)(alpha)
     assert SubsampledGaussianTradeoff(factor * sigma, q)(alpha) >= beta - 1e-12
     assert SubsampledGaussianTradeoff(sigma, q / factor)(alpha) >= beta - 1e-12
@@ -460,8 +393,7 @@ def test_more_noise_and_less_sampling_raise_the_curve(
 def test_ends_and_shapes() -> None:
     for direction in ("both", "remove", "add"):
         f = SubsampledGaussianTradeoff(0.7, 0.2, direction)
-        assert f(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
-        assert f.delta_at(math.inf) == 0.0
+        assert (f(np.array([0.0, 1.0])).tolist(), f.delta_at(math.inf)) == ([1.0, 0.0], 0.0)
         assert f.epsilon_at(0.5) == 0.0
         assert type(f(0.5)) is type(f.delta_at(1.0)) is type(f.epsilon_at(1e-5)) is float
         assert f.epsilon_at(np.array([[1e-9], [1e-5]])).shape == (2, 1)
@@ -469,19 +401,25 @@ def test_ends_and_shapes() -> None:
     assert SubsampledGaussianTradeoff(0.1, 0.2, "add").epsilon_at(1e-12) <= -math.log(0.8)
 
 
-test_arguments_out_of_range_are_refused_subsampled = refusals(
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: gaussian_delta(-1.0, 1.0), r"epsilon=-1\.0 must be a finite number >= 0"),
+    (lambda: gaussian_delta(1.0, math.nan), "mu=nan must be"),
+    (lambda: gaussian_delta("1", 1.0), "epsilon='1' must be"),
+    (lambda: gaussian_epsilon(np.array([1.0, -2.0]), 1e-5), r"mu=-2\.0 must be"),
+    (lambda: gaussian_epsilon(np.array([1.0, math.nan]), 1e-5), "mu=nan must be"),
+    (lambda: gaussian_epsilon(1.0, 0.0), r"delta=0\.0 must be in \(0, 1\); Gaussian noise"),
+    (lambda: gaussian_mu(1.0, np.array([0.5, 1.0])), r"delta=1\.0 must be in \(0, 1\)"),
+    (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
+    (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
+    (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
+    (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
+    (lambda: PiecewiseTradeoff([], []).delta_at(-1.0), r"epsilon=-1\.0 must be"),
+    (lambda: PiecewiseTradeoff([], []).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
     (lambda: SubsampledGaussianTradeoff(0.0, 0.5), r"noise_multiplier=0\.0 must be"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.0), r"sample_rate=0\.0 must be in \(0, 1\]"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5, "in"), "direction='in' must be one of"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5)(1.5), r"alpha=1\.5 must be"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5).epsilon_at(0.0), r"delta=0\.0 must be"),
-)
-
-
-alphas = st.floats(0, 1)
-
-
-test_arguments_out_of_range_are_refused_tradeoff_functions = refusals(
     (lambda: GaussianTradeoff(-1.0), r"mu=-1\.0 must be"),
     (lambda: GaussianTradeoff(math.inf), "mu=inf must be a finite number"),
     (lambda: ApproxDPTradeoff(-1.0, 0.1), r"epsilon=-1\.0 must be"),
@@ -496,25 +434,12 @@ functions = st.one_of(
     st.builds(GaussianTradeoff, st.floats(0, 10)),
     st.builds(ApproxDPTradeoff, st.floats(0, 10), st.floats(0, 0.9)),
 )
-subsampled = st.builds(
-    SubsampledGaussianTradeoff,
-    st.floats(0.1, 20),
-    st.floats(1e-4, 1),
-    st.sampled_from(["both", "remove", "add"]),
-)
+subsampled = st.builds(SubsampledGaussianTradeoff, sigmas, qs, directions)
 
 
 @given(st.one_of(functions, subsampled), alphas, alphas, st.floats(0, 1))
-def test_is_a_tradeoff_function(
-    f: TradeoffFunction, alpha: float, other: float, weight: float
-) -> None:
-    assert isinstance(f, TradeoffFunction)
-    beta, other_beta = f(alpha), f(other)
-    assert 0 <= beta <= 1 - alpha + 1e-12
-    if alpha <= other:
-        assert beta >= other_beta - 1e-12
-    between = f(min(weight * alpha + (1 - weight) * other, 1.0))
-    assert between <= weight * beta + (1 - weight) * other_beta + 1e-12
+def test_is_a_tradeoff_function(f, alpha, other, weight) -> None:
+    is_a_tradeoff_function(f, alpha, other, weight)
 
 
 @given(functions, alphas)
@@ -552,24 +477,20 @@ def test_approx_dp_curve_and_its_inverse(epsilon: float, delta: float, other: fl
 
 
 def test_approx_dp_below_its_delta_has_no_epsilon() -> None:
-    f = ApproxDPTradeoff(1.0, 0.1)
-    assert f.epsilon_at(np.array([0.05, 0.1, 0.9])).tolist() == [math.inf, 1.0, 0.0]
-
-
-def test_gaussian_curve_is_the_conversion() -> None:
-    f = GaussianTradeoff(1)
-    assert f.delta_at(2.0) == gaussian_delta(2.0, 1.0)
-    assert f.epsilon_at(1e-5) == gaussian_epsilon(1.0, 1e-5)
+    found = ApproxDPTradeoff(1.0, 0.1).epsilon_at(np.array([0.05, 0.1, 0.9]))
+    assert found.tolist() == [math.inf, 1.0, 0.0]
 
 
 def test_named_points() -> None:
     assert GaussianTradeoff(0.0)(0.3) == pytest.approx(0.7, rel=1e-15)
     assert GaussianTradeoff(2.0)(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
+    f = GaussianTradeoff(1)
+    converted = gaussian_delta(2.0, 1.0), gaussian_epsilon(1.0, 1e-5)
+    assert (f.delta_at(2.0), f.epsilon_at(1e-5)) == converted
     # Total variation: alpha + beta is smallest where both are equal, at Phi(-mu / 2).
     assert GaussianTradeoff(2.0)(float(special.ndtr(-1.0))) == pytest.approx(special.ndtr(-1.0))
-    assert ApproxDPTradeoff(0.0, 0.2)(np.array([0.0, 0.5, 0.8, 1.0])) == pytest.approx(
-        [0.8, 0.3, 0.0, 0.0]
-    )
+    at = ApproxDPTradeoff(0.0, 0.2)(np.array([0.0, 0.5, 0.8, 1.0]))
+    assert at == pytest.approx([0.8, 0.3, 0.0, 0.0])
     assert ApproxDPTradeoff(1000.0, 0.2)(np.array([0.0, 0.5])).tolist() == [0.8, 0.0]
     # Reference: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
     assert GaussianTradeoff(gaussian_mu(6.9533, 1e-5))(0.1) == pytest.approx(0.4204, abs=6e-5)
