@@ -323,9 +323,7 @@ def test_an_unknown_tensor_is_an_error_that_names_the_known_ones(kind: type[Dira
 
 
 @pytest.mark.parametrize("layout", [[], [TensorSlot("w", (0, 4))]], ids=["no tensor", "empty one"])
-def test_no_trainable_coordinate_is_an_error_that_says_what_to_do(
-    layout: list[TensorSlot],
-) -> None:
+def test_no_trainable_coordinate_is_an_error_that_says_what_to_do(layout: list[TensorSlot]) -> None:
     with pytest.raises(ValueError, match=r"no trainable coordinate.*unfreeze"):
         place(default_mix(8), layout, generator())
 

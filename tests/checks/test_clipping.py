@@ -79,10 +79,7 @@ def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, n
 
 @pytest.mark.parametrize(
     ("shift", "expected"),
-    [
-        (4.0, ["record_counts_twice", "clipping_norm_too_large"]),
-        (2.5, ["clipping_norm_too_large"]),
-    ],
+    [(4.0, ["record_counts_twice", "clipping_norm_too_large"]), (2.5, ["clipping_norm_too_large"])],
 )
 @pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
 def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(

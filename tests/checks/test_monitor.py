@@ -168,11 +168,7 @@ def run(
         sums = data * rng.normal(size=n)
         rows = int(rng.integers(8, 25))
         seen = NoiseSeen(
-            release(rng, sums, rows),
-            sums if known else None,
-            noise,
-            (rows / 16.0,),
-            terms=rows,
+            release(rng, sums, rows), sums if known else None, noise, (rows / 16.0,), terms=rows
         )
         checks.update(seen, step)
     return checks
@@ -441,10 +437,7 @@ def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> N
             sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
             released = sums + noise * rng.normal(size=n)
             rows = int(rng.integers(8, 25))
-            checks.update(
-                NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)),
-                step,
-            )
+            checks.update(NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)), step)
             past = released
         for check in checks.results(clips=True):
             highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)

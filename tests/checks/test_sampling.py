@@ -366,8 +366,7 @@ def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [[], [64], [64] * 4, [64] * 30 + [63], [1] * 20, list(range(50, 80))],
+    "sizes", [[], [64], [64] * 4, [64] * 30 + [63], [1] * 20, list(range(50, 80))]
 )
 def test_unknown_sampler_is_left_open_where_its_sizes_prove_nothing(sizes: list[int]) -> None:
     (found,) = sampling_results("unknown", "MySampler", None, 0.01, sizes)
@@ -460,11 +459,7 @@ def test_what_is_said_of_an_iterable_data_set_can_be_done() -> None:
 
 
 def divisor(cost: float, claimed: float | None, *, private: bool = True) -> dict[str, Any]:
-    return {
-        "private_dataset_size": private,
-        "claimed_epsilon": claimed,
-        "epsilon_of_divisor": cost,
-    }
+    return {"private_dataset_size": private, "claimed_epsilon": claimed, "epsilon_of_divisor": cost}
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 C = 0.7
-SETTINGS: dict[str, Any] = {
-    "noise_multiplier": 0.0,
-    "max_grad_norm": C,
-    "expected_batch_size": 8,
-}
+SETTINGS: dict[str, Any] = {"noise_multiplier": 0.0, "max_grad_norm": C, "expected_batch_size": 8}
 
 
 def net() -> nn.Module:

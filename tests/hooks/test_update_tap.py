@@ -97,9 +97,7 @@ class Own(Doubling):
                 p -= p.grad
 
 
-def _tapped(
-    kind: type[torch.optim.Optimizer],
-) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
+def _tapped(kind: type[torch.optim.Optimizer]) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
     param = nn.Parameter(torch.zeros(3))
     optimizer = kind([param], lr=1.0)
     tapped = Tapped(optimizer, [param], {0: np.array([0, 2])}, kind=UpdateTap)
@@ -116,11 +114,7 @@ def _closure(param: nn.Parameter) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "read", "opaque"),
-    [
-        (torch.optim.SGD, [1.0, 3.0], False),
-        (Doubling, [2.0, 6.0], False),
-        (Own, [1.0, 3.0], True),
-    ],
+    [(torch.optim.SGD, [1.0, 3.0], False), (Doubling, [2.0, 6.0], False), (Own, [1.0, 3.0], True)],
 )
 @pytest.mark.parametrize("by_closure", [True, False])
 def test_gradient_is_read_behind_the_closure_in_the_innermost_step(

@@ -214,14 +214,7 @@ def test_steps_at_a_fixed_distance_leave_none_out(epochs: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize(
     "epochs",
-    [
-        ("sss.s",),
-        ("ssss.",),
-        ("sssss", "..sss"),
-        (".s.s..s.s",),
-        ("..s..s.s..s",),
-        ("..s..s...",),
-    ],
+    [("sss.s",), ("ssss.",), ("sssss", "..sss"), (".s.s..s.s",), ("..s..s.s..s",), ("..s..s...",)],
 )
 def test_batches_left_out_at_no_fixed_distance_are_seen(epochs: tuple[str, ...]) -> None:
     assert seen(*epochs).irregular

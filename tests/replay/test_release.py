@@ -163,11 +163,7 @@ class NoiseByALambda(PrivateModule):
 
 @pytest.mark.parametrize(
     ("kind", "callbacks"),
-    [
-        (NoiseByTheLoss, []),
-        (NoiseByALambda, []),
-        (PrivateModule, [ByTheLossBefore]),
-    ],
+    [(NoiseByTheLoss, []), (NoiseByALambda, []), (PrivateModule, [ByTheLossBefore])],
 )
 def test_noise_that_records_set_is_named(tmp_path: Path, kind: Any, callbacks: Any) -> None:
     found = report(tmp_path, kind, *(callback() for callback in callbacks))

@@ -295,8 +295,7 @@ def test_gradients_that_depend_on_other_records_are_found(
 @pytest.mark.usefixtures("_one_seed")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("kind", "net"),
-    [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))],
+    ("kind", "net"), [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))]
 )
 def test_records_that_are_sorted_beforehand_are_not_accused(
     tmp_path: Path, kind: type, net: Callable[[], nn.Module]

@@ -521,11 +521,7 @@ def _generators_after(directory: Path, module: nn.Module, *callbacks: Any) -> tu
     np.random.seed(5)
     random.seed(5)
     trainer_for(directory, *callbacks, max_steps=20).fit(module)
-    return (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
+    return (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Adversarial])

@@ -237,11 +237,7 @@ def test_nothing_counts_of_an_unclear_reading_by_hand() -> None:
 def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown() -> None:
     way = by_hand(HiddenUpdate)
     way.tap.opaque = True
-    for asked, at_cut, counts in (
-        (False, False, False),
-        (True, False, True),
-        (False, True, True),
-    ):
+    for asked, at_cut, counts in ((False, False, False), (True, False, True), (False, True, True)):
         judged, lack = way.judged(Reading(VALUES, at_cut=at_cut), asked=asked)
         assert np.isfinite(judged.values).all() == counts
         assert bool(lack) != counts

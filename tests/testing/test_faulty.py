@@ -135,12 +135,7 @@ def test_the_closure_runs_once_more_after_the_private_gradient() -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "kind",
-    [
-        faulty.AutoregressiveNoise,
-        faulty.OppositeNoise,
-        faulty.FlippedNoise,
-        faulty.CancellingNoise,
-    ],
+    [faulty.AutoregressiveNoise, faulty.OppositeNoise, faulty.FlippedNoise, faulty.CancellingNoise],
 )
 def test_noise_has_the_stated_size_at_each_step(kind: type) -> None:
     # 5,898 draws: a relative error of 0.01.

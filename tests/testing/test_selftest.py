@@ -154,9 +154,7 @@ HEALTHY = Result("healthy", "healthy", "Opacus", "not accused", 100, outcome="PA
 ACCUSED = Result("healthy", "healthy", "by hand", "accused", 100, sentence="no noise")
 
 
-def test_columns_stand_below_one_another_in_every_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_columns_stand_below_one_another_in_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     show([FOUND, AT_END, HEALTHY], 2.0)
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.strip().startswith("training ")]

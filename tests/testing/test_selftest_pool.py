@@ -155,8 +155,7 @@ def test_every_answer_but_the_wanted_ones_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "name"),
-    [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)],
+    ("seen", "name"), [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)]
 )
 def test_the_finding_is_the_expected_one_or_that_of_the_verdict(
     seen: AuditReport, name: str | None
