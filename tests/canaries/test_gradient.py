@@ -169,8 +169,7 @@ def test_one_seed_gives_one_placement(case: Case) -> None:
         return placement, [as_bytes(d) for _ in range(2) for d in placement.draw(rng)]
 
     (one, drawn), (two, drawn_again) = run(), run()
-    assert one.labels == two.labels
-    assert one.skipped == two.skipped
+    assert (one.labels, one.skipped) == (two.labels, two.skipped)
     assert drawn == drawn_again
 
 
@@ -241,8 +240,7 @@ def test_a_block_pair_is_a_spread_where_no_shapes_agree(
     shapes: tuple[tuple[int, ...], ...], moving: bool
 ) -> None:
     rng = generator()
-    placement = place([BlockPair(moving=moving)], layout_of(*shapes), rng)
-    (direction,) = placement.draw(rng)
+    (direction,) = place([BlockPair(moving=moving)], layout_of(*shapes), rng).draw(rng)
     assert [part.tensor for part in direction.parts] == list(range(len(shapes)))
     weight = 1 / math.sqrt(len(shapes))
     np.testing.assert_allclose([float(part.value[0]) for part in direction.parts], weight)
@@ -288,8 +286,7 @@ def named(*names_and_shapes: tuple[str, tuple[int, ...]]) -> list[TensorSlot]:
 def test_last_bias_is_the_last_vector_named_bias_else_the_last_vector_else_the_last_tensor(
     layout: list[TensorSlot], expected: int
 ) -> None:
-    placement = place([Dirac(tensor="last_bias")], layout, generator())
-    assert list(placement.support()) == [expected]
+    assert list(place([Dirac(tensor="last_bias")], layout, generator()).support()) == [expected]
 
 
 def test_largest_goes_on_to_the_next_tensor_when_the_largest_is_full() -> None:
@@ -308,8 +305,7 @@ def test_a_small_tensor_leaves_a_canary_out_and_says_so() -> None:
 
 
 def test_dense_canaries_that_span_their_tensor_leave_the_next_one_out() -> None:
-    canaries = [Random(tensor="bias") for _ in range(4)]
-    placement = place(canaries, named(("bias", (3,))), generator())
+    placement = place([Random(tensor="bias") for _ in range(4)], named(("bias", (3,))), generator())
     assert len(placement) == 3
     (sentence,) = placement.skipped
     assert "others span its tensor" in sentence

@@ -276,8 +276,7 @@ def test_input_and_label_are_found_by_their_type_or_named() -> None:
     found = _sample_sample_batches(batch)
     assert torch.equal(found.input, _x()[1:2])
     assert found.label_at == 2
-    named = _sample_sample_batches(batch, input_name="far.x", label_name="id")
-    assert named.label_at == 0
+    assert _sample_sample_batches(batch, input_name="far.x", label_name="id").label_at == 0
 
 
 class _Opaque:

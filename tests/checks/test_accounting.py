@@ -92,8 +92,7 @@ def naive(entries: np.ndarray) -> list[list[int]]:
         ):
             centre = sum(p[canary] for p in past) / (len(past) + 10)
             for i, offset in enumerate((-2, -1, 0, 1, 2)):
-                threshold = 0.5 + offset * float(entry["noise_multiplier"])
-                guessed_in = reading - centre > threshold
+                guessed_in = reading - centre > (0.5 + offset * float(entry["noise_multiplier"]))
                 place = {(1, 0): 0, (1, 1): 1, (0, 1): 2, (0, 0): 3}[coin, int(guessed_in)]
                 counts[i][place] += 1
         past.append(entry["readings"] - entry["coins"])
@@ -129,8 +128,7 @@ def test_thresholds_are_told_at_the_first_steps_noise_and_the_least_noise_is_kep
 
 
 def test_least_noise_is_of_steps_with_canaries_alone() -> None:
-    sigma = [1.0, 2.0, 2.0] * 10
-    assert monitor_of(simulate(30, sigma=sigma, every=3)).guesses.least_noise == 1.0
+    assert monitor_of(simulate(30, sigma=[1.0, 2.0, 2.0] * 10, every=3)).guesses.least_noise == 1.0
     assert monitor_of(simulate(30, sigma=[2.0, 1.0, 1.0] * 10, every=3)).guesses.least_noise == 2.0
 
 
@@ -152,8 +150,7 @@ def test_nothing_seen_gives_no_points_and_no_counts() -> None:
 
 def test_a_gradient_without_noise_is_guessed_right_every_time() -> None:
     middle = monitor_of(simulate(50, noise=0.0)).guesses.middle
-    assert (middle.fn, middle.fp) == (0, 0)
-    assert middle.tp + middle.tn == 400
+    assert (middle.fn, middle.fp, middle.tp + middle.tn) == (0, 0, 400)
 
 
 #: Of the verdict's check on epsilon.
@@ -181,8 +178,7 @@ def test_bounds_are_above_the_claim_where_twice_as_much_leaks(fault: dict[str, f
 
 
 def test_noise_and_clipping_too_small_alike_leave_mu_within_the_claim() -> None:
-    monitor = monitor_of(simulate(300, noise=0.5, shift=0.5))
-    found = monitor.signal_over_noise(0.05)
+    found = monitor_of(simulate(300, noise=0.5, shift=0.5)).signal_over_noise(0.05)
     assert found.signal_lower <= 0.5 <= found.noise_upper < 0.53
     assert 0.7 < found.ratio_lower <= 1
 
@@ -203,14 +199,12 @@ def test_bounds_are_zero_before_anything_was_seen() -> None:
     assert LeakageBound(header()).ratio_lower(0.05) == 0.0
     assert LeakageBound(header()).front(0.05) == []
     found = AuditMonitor(header(), SIGNIFICANCE).signal_over_noise(0.05)
-    assert found == SignalOverNoise(0.0, math.inf)
-    assert found.ratio_lower == 0.0
+    assert (found, found.ratio_lower) == (SignalOverNoise(0.0, math.inf), 0.0)
 
 
 def test_a_step_without_any_noise_leaks_without_bound() -> None:
     found = monitor_of(simulate(60, noise=0.0)).signal_over_noise(0.05)
-    assert found.noise_upper == 0.0
-    assert found.ratio_lower == math.inf
+    assert (found.noise_upper, found.ratio_lower) == (0.0, math.inf)
 
 
 def test_data_that_dominate_the_witnesses_make_the_bound_small_and_not_wrong() -> None:
@@ -224,8 +218,7 @@ def test_bound_holds_and_grows_while_the_noise_multiplier_decays() -> None:
     lower = [monitor_of(simulate(n, sigma=sigma[:n])).leakage.ratio_lower(0.05) for n in (100, 300)]
     assert lower == sorted(lower)
     assert 0.3 < lower[-1] <= 1
-    found = monitor_of(simulate(300, sigma=sigma)).signal_over_noise(0.05)
-    assert 0.8 < found.ratio_lower <= 1
+    assert 0.8 < monitor_of(simulate(300, sigma=sigma)).signal_over_noise(0.05).ratio_lower <= 1
 
 
 def test_a_front_holds_each_ratio_with_the_steps_up_to_the_look_that_rejects_it() -> None:
@@ -235,8 +228,7 @@ def test_a_front_holds_each_ratio_with_the_steps_up_to_the_look_that_rejects_it(
     _, later = simulate(300, noise=4.0)
     later["step"] += 100
     monitor = replay(first, np.concatenate([entries, later]), SIGNIFICANCE)
-    front = monitor.leakage.front(0.05)
-    ratios, steps = np.array([(part.ratio, part.steps) for part in front]).T
+    ratios, steps = np.array([(part.ratio, part.steps) for part in monitor.leakage.front(0.05)]).T
     assert (np.diff(ratios) > 0).all()
     assert (np.diff(steps) < 0).all()
     assert ratios[-1] > 1.2
@@ -342,8 +334,7 @@ def test_steps_that_were_not_told_are_found() -> None:
 
 
 def test_what_was_told_before_counts_for_no_step_of_now() -> None:
-    found = accountant((1.0, 0.01, 70), told_before=30, taken_before=0)
-    assert found.evidence["missing"] == 10
+    assert accountant((1.0, 0.01, 70), told_before=30, taken_before=0).evidence["missing"] == 10
     assert accountant((1.0, 0.01, 80), told_before=40, taken_before=10).status == "ok"
 
 

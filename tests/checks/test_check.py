@@ -66,8 +66,7 @@ def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str
     for step, log_e in enumerate(log_e_values):
         test.update(log_e, step)
     found = check.result(test, "fine", "wrong", "do this", {"seen": 1}, lack)
-    assert found.name == "made.up"
-    assert found.share == pytest.approx(0.1)
+    assert (found.name, found.share) == ("made.up", pytest.approx(0.1))
     assert found.log_e_value == max([0.0, *log_e_values])
     assert found.evidence == {"seen": 1, "violated_at_step": test.violated_at}
     return found.status, found.message, found.advice
@@ -287,8 +286,7 @@ def test_the_first_finding_is_that_of_the_question_and_not_of_the_record() -> No
 def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers() -> None:
     case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
     fault = case.candidate("noise_scale", "noise", "too small", "add_noise").fault
-    assert fault.place == Place(("a", "b"), 7, 1)
-    assert fault.evidence == {"ratio": 0.5}
+    assert (fault.place, fault.evidence) == (Place(("a", "b"), 7, 1), {"ratio": 0.5})
 
 
 def test_a_rule_may_say_better_where_and_by_which_numbers() -> None:
@@ -564,8 +562,7 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
     assert code == EXIT_CODES["INCONCLUSIVE"]
     assert output.strip().startswith("INCONCLUSIVE: no check failed")
     # The gate of an environment without the package does not know what it should judge.
-    bare = {**environment, "PYTHONPATH": str(REPOSITORY)}
-    code, output = gate(bare, tmp_path)
+    code, output = gate({**environment, "PYTHONPATH": str(REPOSITORY)}, tmp_path)
     assert code == 2
     assert "noise.median" in output
     resumed = tmp_path / "resumed"

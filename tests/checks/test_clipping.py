@@ -29,8 +29,7 @@ from lightning_audit.verdict.judge import PowerModel, Resolution
 
 
 def test_tensors_that_clipping_misses_are_named() -> None:
-    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
-    monitor = monitor_of(simulate(40, shift=shift))
+    monitor = monitor_of(simulate(40, shift=[1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]))
     found = [c for c in monitor.results() if c.status == "violated"]
     fault = likely_faults(found, monitor, OVERSIZE)[0]
     assert fault.sentence.startswith(
@@ -54,8 +53,7 @@ def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(s
 
 
 def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped() -> None:
-    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
-    fault = faults_of(simulate(40, shift=shift))[0]
+    fault = faults_of(simulate(40, shift=[1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]))[0]
     # A pair over two tensors does not tell which ones in its label.
     assert fault.place.parameters == ("fc.bias",)
     assert fault.evidence["unclipped_canaries"] == ["Dirac(fc.bias)", "BlockPair(2 tensors)"]
@@ -107,8 +105,7 @@ def one_step_in(every: int, shift: float = OVERSIZE, *, data: float = 0.0) -> tu
 @pytest.mark.parametrize(("every", "shift"), [(16, OVERSIZE), (10, OVERSIZE), (4, 30.0)])
 def test_clipping_that_is_missing_in_some_steps_is_named(every: int, shift: float) -> None:
     fault = faults_of(one_step_in(every, shift))[0]
-    assert fault.name == "clipping_missing_at_times"
-    assert fault.evidence["loud_steps"][0] == every - 1
+    assert (fault.name, fault.evidence["loud_steps"][0]) == ("clipping_missing_at_times", every - 1)
     assert len(fault.evidence["loud_steps"]) <= 8
 
 
@@ -184,8 +181,7 @@ def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps: int)
     assert fault.sentence.startswith("clipping is missing from step 61 on")
     spared = np.concatenate([entries, sound[:10]])
     spared["step"] = np.arange(len(spared))
-    again = faults_of((header, spared), check("sensitivity"))
-    assert again[0].name == "clipping_missing_at_times"
+    assert faults_of((header, spared), check("sensitivity"))[0].name == "clipping_missing_at_times"
 
 
 def test_a_clipping_norm_that_is_larger_in_the_module_is_wrong_and_a_smaller_one_is_not() -> None:
@@ -263,8 +259,7 @@ def test_double_clipping_norm_is_flagged_and_named() -> None:
     assert verdict.fault.startswith("clipping norm too large: gradients are clipped at ")
     advice = by_name(monitor_of(record))["sensitivity"].advice
     assert advice.startswith("clip every per-sample gradient")
-    shift = float(verdict.fault.split(" at ")[1].split(" times")[0])
-    assert shift == pytest.approx(2.0, abs=0.2)
+    assert float(verdict.fault.split(" at ")[1].split(" times")[0]) == pytest.approx(2.0, abs=0.2)
 
 
 def test_clipping_after_averaging_is_named() -> None:
@@ -319,8 +314,7 @@ def test_clipping_of_the_sum_is_seen_through_the_noise() -> None:
 
 def test_clipping_of_each_tensor_is_named() -> None:
     # The gradient has three tensors: one that is spread over them passes with sqrt(3).
-    shift = np.where(SPREAD, math.sqrt(3), 1.0)
-    record = simulate(600, shift=shift, sigma=0.5)
+    record = simulate(600, shift=np.where(SPREAD, math.sqrt(3), 1.0), sigma=0.5)
     assert verdict_of(record).fault.startswith("clipping per tensor")
 
 
@@ -364,8 +358,7 @@ def test_shift_and_its_lower_limit_are_estimated() -> None:
     error = 2 / math.sqrt(8 * 800)
     assert check.shift == pytest.approx(1.0, abs=4 * error)
     assert check.shift_lower == pytest.approx(check.shift - 1.645 * error, abs=0.2 * error)
-    assert check.residual_std == pytest.approx(1.0, abs=0.05)
-    assert check.observations == 8 * 800
+    assert (check.residual_std, check.observations) == (pytest.approx(1.0, abs=0.05), 8 * 800)
     assert check.shifts() == pytest.approx(np.ones(8), abs=0.35)
 
 
@@ -439,8 +432,7 @@ def test_too_little_noise_is_flagged_by_the_canaries_whatever_their_coins() -> N
 
 def test_leakage_is_proved_at_rare_coins() -> None:
     monitor = monitor_of(simulate(700, shift=3.0, **RARE))
-    lower = monitor.leakage.ratio_lower(EPSILON.share * SIGNIFICANCE)
-    assert 1 < lower <= 3
+    assert 1 < monitor.leakage.ratio_lower(EPSILON.share * SIGNIFICANCE) <= 3
 
 
 def test_signal_and_noise_are_bounded_at_rare_coins() -> None:

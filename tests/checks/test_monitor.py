@@ -54,8 +54,7 @@ def test_replay_gives_the_numbers_of_the_run_to_the_last_bit(
     store.close(archive=False)
     again = replay(*read_observations(tmp_path / RECORD_NAME), SIGNIFICANCE)
     assert again.results() == live.results()
-    assert again.history == live.history
-    assert again.log_e_value == live.log_e_value
+    assert (again.history, again.log_e_value) == (live.history, live.log_e_value)
     assert again.leakage.ratio_lower(0.05) == live.leakage.ratio_lower(0.05)
 
 
@@ -66,8 +65,7 @@ def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column: str, va
     assert verdict_of((made, entries)).outcome == "PASS"
     entries[column][40:42, 0] = value
     monitor = monitor_of((made, entries))
-    assert monitor.lost_steps == 2
-    assert monitor.canary_steps == 98
+    assert (monitor.lost_steps, monitor.canary_steps) == (2, 98)
     assert violated(monitor) == set()
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
@@ -134,8 +132,7 @@ def test_pass_is_not_given_for_tests_of_a_few_steps_among_many_without_noise() -
 
 
 def test_nothing_observed_is_not_ok() -> None:
-    statuses = {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()}
-    assert statuses == {"not_run"}
+    assert {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()} == {"not_run"}
 
 
 # --- Checks of the noise itself: what they see, what they leave alone, and how seldom they err.
@@ -289,8 +286,7 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: bool) -> None:
-    checks = run(few_seeds, known=known, data=0.3)
-    assert "reuse.recurrence" in flagged(checks)
+    assert "reuse.recurrence" in flagged(run(few_seeds, known=known, data=0.3))
 
 
 def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
@@ -352,14 +348,12 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
     rng = np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
-        seen = NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm)
-        checks.update(seen, step)
+        checks.update(NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm), step)
         assert (status(checks)["noise.excess"] == "warned") == (norm > 17)
     warned = next(c for c in checks.results(clips=True) if c.name == "noise.excess")
     assert warned.evidence["violated_at_step"] == 2
     assert "longer than clipping allows" in warned.message
-    unclipped = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
-    assert unclipped.status == "ok"
+    assert next(c for c in checks.results(clips=False) if c.name == "noise.excess").status == "ok"
 
 
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
@@ -455,8 +449,7 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
         noisy = sums + factor * rng.normal(size=len(sums))
         return np.asarray(noisy * 16.0 / rows if divided else noisy)
 
-    checks = run(release)
-    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    found = next(c for c in run(release).results(clips=True) if c.name == "batch_normalised")
     assert (found.status == "violated") == divided
 
 
@@ -498,5 +491,4 @@ def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_co
         sums = rng.standard_normal(384)
         checks.update(NoiseSeen(sums + noise[step % 40], sums, 1.0), step)
     (found,) = (check for check in checks.results(clips=True) if check.name == "reuse.recurrence")
-    assert found.evidence["steps"] == [0, 40]
-    assert found.evidence["distances"] == [40] * 8
+    assert (found.evidence["steps"], found.evidence["distances"]) == ([0, 40], [40] * 8)

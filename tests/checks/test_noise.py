@@ -71,8 +71,7 @@ def sizes_of(
 def test_the_claimed_noise_and_more_of_it_is_left_alone() -> None:
     for factor in ((1.0, 1.0, 1.0), (1.3, 1.0, 1.001)):
         result = sizes_of(factor, steps=200)
-        assert result.status == "ok"
-        assert result.evidence["flagged"] == []
+        assert (result.status, result.evidence["flagged"]) == ("ok", [])
 
 
 def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_where() -> None:
@@ -91,8 +90,7 @@ def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_wh
 
 
 def test_a_little_less_in_a_small_tensor_is_seen_over_the_steps() -> None:
-    result = sizes_of((0.85, 1.0, 1.0), steps=60)
-    assert result.evidence["flagged"] == ["weight"]
+    assert sizes_of((0.85, 1.0, 1.0), steps=60).evidence["flagged"] == ["weight"]
     assert sizes_of((1.0, 0.5, 1.0), steps=60).evidence["flagged"] == ["bias"]
 
 
@@ -129,8 +127,7 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small() -> None:
     rng, check = np.random.default_rng(2), WholeSizes(1e-3, ("large",))
     entries = np.array([200_000.0])
     for step in range(20):
-        noise = rng.normal(size=200_000)
-        mantissa, exponent = np.frexp(noise)
+        mantissa, exponent = np.frexp(rng.normal(size=200_000))
         rounded = np.ldexp(np.round(mantissa * 256.0) / 256.0, exponent)  # as bfloat16 does
         squares = np.array([rounded @ rounded])
         check.update(whole_step(WholeTensors(entries, squares, squares), step))
@@ -196,8 +193,7 @@ def test_entries_that_share_their_noise_are_told_with_their_distance() -> None:
     for step in range(5):
         check.update(block_step(np.resize(rng.normal(size=50), 500), step))
     result = check.result("")
-    assert result.status == "violated"
-    assert result.evidence["distance"] % 50 == 0
+    assert (result.status, result.evidence["distance"] % 50) == ("violated", 0)
     assert result.evidence["left"] < 0.5
     assert f"at distance {result.evidence['distance']}" in result.message
     for step in range(5, 10):
@@ -209,8 +205,7 @@ def test_entries_that_share_nothing_are_left_alone() -> None:
     rng, check = np.random.default_rng(0), SharedEntries(1e-3)
     for step in range(60):
         check.update(block_step(rng.normal(size=300), step))
-    result = check.result("")
-    assert result.status == "ok"
+    assert check.result("").status == "ok"
     assert SharedEntries(1e-3).result("they are hidden").message == "not tested: they are hidden"
 
 
@@ -243,8 +238,7 @@ def flagged(
 )
 def test_many_segments_flag_within_the_level(kind: type[Any], segments: int, runs: int) -> None:
     rng = np.random.default_rng(1)
-    found = sum(flagged(kind, 0.005, segments, rng) for _ in range(runs))
-    assert found <= LEVEL * runs
+    assert sum(flagged(kind, 0.005, segments, rng) for _ in range(runs)) <= LEVEL * runs
 
 
 @pytest.mark.parametrize("kind", [SingleEntries, NoiseForecast])
@@ -460,8 +454,7 @@ def test_those_of_its_size_must_run_and_may_be_undecided_and_those_that_warn_fai
     sized = {check.name for check in ALL if check.size_of == "noise"}
     assert sized == names(NOISE, NOISE_TENSOR, NOISE_CANARY)  # a few steps tell no size
     for check in ALL:
-        assert check.must_run == (check.group == "noise")
-        assert check.doubtful == (not check.warns)
+        assert (check.must_run, check.doubtful) == (check.group == "noise", not check.warns)
     assert set(shares(warns=True)) == names(NOISE_MEAN, NOISE_EXCESS)
 
 

@@ -99,8 +99,7 @@ def test_the_draws_of_each_step_come_back(coefficients: tuple[float, ...]) -> No
 
 def test_only_ratios_to_the_first_coefficient_count() -> None:
     drawn, made = draws(), Whitening((2.0, -1.0, -0.5))
-    found = [made.draw(read) for read in banded(drawn)]
-    assert np.array(found) == pytest.approx(drawn, abs=1e-9)
+    assert np.array([made.draw(read) for read in banded(drawn)]) == pytest.approx(drawn, abs=1e-9)
 
 
 def test_a_rest_of_one_step_stands_beside_later_draws_as_the_response_says() -> None:
@@ -461,16 +460,14 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
     assert reducer.reduce(np.zeros(8), 1.0)["pair_count"] == 0  # nothing is known of them yet
     sums = reducer.reduce(noise[[0, 3, 7, 0, 3, 9, 3, 4]], 1.0)
     assert (sums["pair_count"], sums["pair_squares"]) == (3.0, 0.0)
-    fresh = reducer.reduce(rng.standard_normal(8), 1.0)
-    assert fresh["pair_squares"] > 0
+    assert reducer.reduce(rng.standard_normal(8), 1.0)["pair_squares"] > 0
 
 
 def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual() -> None:
     reducer = WitnessReducer(Witnesses({0: np.arange(10)}))
     assert reducer.reduce(np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
     sums = reducer.reduce(np.full(10, 2.5), 1.0)
-    assert sums["broadcast_count"] == 9
-    assert sums["broadcast_squares"] == pytest.approx(0, abs=1e-24)
+    assert (sums["broadcast_count"], sums["broadcast_squares"]) == (9, pytest.approx(0, abs=1e-24))
 
 
 def test_a_single_witness_has_no_broadcast_pair_or_past() -> None:
@@ -492,8 +489,7 @@ def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum() -> No
     reducer = WitnessReducer(witnesses)
     for _ in range(2):
         sums = reducer.reduce(np.arange(5.0), 1.0)
-    assert sums["tensor_squares"][0] == 0
-    assert sums["lag_count"][0] == 5
+    assert (sums["tensor_squares"][0], sums["lag_count"][0]) == (0, 5)
 
 
 def test_a_tensor_without_coordinates_is_not_the_quietest() -> None:
@@ -587,8 +583,7 @@ def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
     epochs = epochs_of(1, 10)
     use = np.array([True])
     for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
-        sums = epochs.compare(epoch, np.ones(1), 1.0, use)
-        assert sums["epoch_count"].tolist() == expected
+        assert epochs.compare(epoch, np.ones(1), 1.0, use)["epoch_count"].tolist() == expected
 
 
 @pytest.mark.parametrize("kept", [1, 15, 16, 17, 40])

@@ -62,8 +62,7 @@ def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> Chec
 
 def test_new_noise_is_left_alone() -> None:
     result = found(0.0)
-    assert result.status == "ok"
-    assert result.share == REUSE_FORECAST.share
+    assert (result.status, result.share) == ("ok", REUSE_FORECAST.share)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,7 @@ def segments(
     noise = [rng.normal(size=ENTRIES) for _ in range(COMPARED)]
 
     def take(check: NoiseRestart, drawn: FloatArray, step: int) -> None:
-        released = common + 0.3 * data * rng.normal(size=ENTRIES) + drawn
-        seen = NoiseSeen(released, None, 1.0)
+        seen = NoiseSeen(common + 0.3 * data * rng.normal(size=ENTRIES) + drawn, None, 1.0)
         check.update(NoiseStep(step, seen, drawn if alone else None))
 
     for step, drawn in enumerate(noise):
@@ -235,8 +233,7 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
     found = by_name(monitor_of(record))[check]
     assert found.status == "violated"
     assert found.evidence["violated_at_step"] < steps
-    verdict = verdict_of(record)
-    assert verdict.fault.startswith(fault)
+    assert verdict_of(record).fault.startswith(fault)
     assert found.advice.startswith("look for")
 
 
@@ -297,8 +294,7 @@ def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
     for step in range(12):
         x, sigma = 0.5 * rng.standard_normal(8), 1.5 - 0.05 * step  # quiet: every tensor counts
         sums = reducer.reduce(x, sigma)
-        centre = sum(past) / (len(past) + 10) if past else np.zeros(8)
-        r = (x - centre) / sigma
+        r = (x - (sum(past) / (len(past) + 10) if past else np.zeros(8))) / sigma
         assert sums["tensor_squares"] == pytest.approx([r[:4] @ r[:4], r[4:] @ r[4:]])
         known = step > 0  # of the tensors: none is used before it was heard
         broadcast = known * sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
@@ -365,8 +361,7 @@ def test_a_generator_that_is_seen_again_is_a_fault_for_certain(
 
 def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_tested() -> None:
     assert set(group("reuse")) == {check.name for check in BY_E_VALUE}
-    needs = {check.needs for check in BY_E_VALUE}
-    assert len(needs) == len(BY_E_VALUE)
+    assert len({check.needs for check in BY_E_VALUE}) == len(BY_E_VALUE)
     for one in BY_E_VALUE:
         assert one.doubtful
         assert one.size_of is None

@@ -61,8 +61,7 @@ def test_low_precision_rounds_more() -> None:
 )
 def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message: str) -> None:
     result = Coupling(reason=reason).result(off)
-    assert result.status == "not_run"
-    assert result.message == message
+    assert (result.status, result.message) == ("not_run", message)
 
 
 # --- What examinations came to: counts where all is right, two digits where something is wrong.
@@ -78,8 +77,7 @@ def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
     log = ExaminationLog(off="examinations=0")
     assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
     for found in log.results(0.05):
-        assert found.status == "not_run"
-        assert found.message == "not asked: examinations=0"
+        assert (found.status, found.message) == ("not_run", "not asked: examinations=0")
         assert not found.evidence
 
 
@@ -87,8 +85,7 @@ def test_counts_add_up_over_examinations() -> None:
     log = ExaminationLog()
     log.take(0, {"replay.sensitivity": Answer(5), "replay.clipping": Answer(7)})
     log.take(9, {"replay.sensitivity": Answer(6)})
-    evidence = result(log, "replay.sensitivity").evidence
-    assert evidence == {"examined": 2, "asked": 11, "findings": 0}
+    assert result(log, "replay.sensitivity").evidence == {"examined": 2, "asked": 11, "findings": 0}
     assert log.asked("replay.clipping") == 7
 
 

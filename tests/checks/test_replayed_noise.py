@@ -86,11 +86,9 @@ def alike(own: list[np.ndarray]) -> list[np.ndarray]:
 def paired(own: list[np.ndarray], part: float = 0.9) -> list[np.ndarray]:
     """Entries of scattered pairs, of all tensors, that share most of their noise."""
     flat = np.concatenate([each.reshape(len(each), -1) for each in own], axis=1)
-    order = RNG(3).permutation(flat.shape[1])[: flat.shape[1] // 2 * 2]
-    one, other = order.reshape(2, -1)
+    one, other = RNG(3).permutation(flat.shape[1])[: flat.shape[1] // 2 * 2].reshape(2, -1)
     flat[:, other] = part * flat[:, one] + math.sqrt(1.0 - part**2) * flat[:, other]
-    ends = np.cumsum([each[0].size for each in own])[:-1]
-    parts = np.split(flat, ends, axis=1)
+    parts = np.split(flat, np.cumsum([each[0].size for each in own])[:-1], axis=1)
     return [each.reshape(shape.shape) for each, shape in zip(parts, own, strict=True)]
 
 
@@ -148,8 +146,7 @@ def test_a_part_that_goes_together_on_top_of_the_claimed_noise_is_no_fault() -> 
 
 
 def test_what_is_made_of_the_noise_is_not_sized() -> None:
-    seen = drawn([0.5 * own for own in noise()], sized=False)
-    assert max(seen.values()) < 5.0
+    assert max(drawn([0.5 * own for own in noise()], sized=False).values()) < 5.0
 
 
 @pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
@@ -200,8 +197,7 @@ def test_noise_that_is_small_in_many_small_tensors_is_small_in_all_of_them(facto
     """As adapters of low rank have; none of them has numbers enough to tell alone."""
     shapes = ((4, 8),) * 24
     small = [factor * own for own in noise(4, seed=1, shapes=shapes)]
-    alone = drawn(small[:1])
-    assert alone[SMALL] < math.log(1000.0)
+    assert drawn(small[:1])[SMALL] < math.log(1000.0)
     seen = drawn(small)
     assert SCALE in seen
     assert seen[SCALE] > math.log(1000.0)
@@ -329,8 +325,7 @@ def test_masks_of_zeros_are_no_numbers() -> None:
 
 
 def test_the_rate_of_pairs_is_that_of_all_pairs() -> None:
-    numbers = np.array([1.0, -1.0, 2.0, 0.0, 3.0])
-    assert pair_rate(numbers) == pytest.approx(1.0 / 6.0)
+    assert pair_rate(np.array([1.0, -1.0, 2.0, 0.0, 3.0])) == pytest.approx(1.0 / 6.0)
     assert pair_rate(np.zeros(3)) == 1.0
 
 

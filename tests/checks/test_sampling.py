@@ -106,8 +106,7 @@ def test_favoured_records_are_more_than_the_accountant_is_told() -> None:
 
 
 def test_a_record_that_stands_twice_in_a_batch_is_a_violation() -> None:
-    batches = [*poisson(64), [3, 4, 3]]
-    found = results(check_of(batches))["sampling.not_poisson"]
+    found = results(check_of([*poisson(64), [3, 4, 3]]))["sampling.not_poisson"]
     assert found.status == "violated"
     assert "contain a record twice" in found.message
 
@@ -116,8 +115,7 @@ def test_a_record_that_stands_twice_in_a_batch_is_a_violation() -> None:
     "batch", [["a", "b"], [(0, 1), (2, 3)], [-1, 2], [RECORDS], [0.5], iter([1, 2])]
 )
 def test_batches_that_are_no_record_numbers_are_left_open_with_the_reason(batch: Any) -> None:
-    check = check_of([*poisson(64), batch, [1, 1]])
-    found = results(check)["sampling.not_poisson"]
+    found = results(check_of([*poisson(64), batch, [1, 1]]))["sampling.not_poisson"]
     assert found.status == "not_run"
     assert "not lists of record numbers" in found.message
 
@@ -281,8 +279,7 @@ def taken(batches: list[Any], rate: float | None = RATE_OF_DRAWN_BATCHES) -> Dra
 
 
 def test_new_batches_are_fine() -> None:
-    found = taken(poisson_drawn_batches(300)).result()
-    assert found.status == "ok"
+    assert taken(poisson_drawn_batches(300)).result().status == "ok"
 
 
 @pytest.mark.parametrize("known_first", [True, False])
@@ -517,8 +514,7 @@ def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass(
     found = EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
     found = dataclasses.replace(found, advice="set it")
     assert blocks(found) == "it tells: the epsilon of both together is unknown; set it"
-    public = divisor(2.0, 3.0, private=False)
-    assert blocks(dataclasses.replace(found, evidence=public)) == ""
+    assert blocks(dataclasses.replace(found, evidence=divisor(2.0, 3.0, private=False))) == ""
     assert blocks(dataclasses.replace(found, status="violated")) == ""
 
 

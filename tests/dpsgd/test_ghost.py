@@ -140,8 +140,7 @@ def test_norms_are_compared_with_those_of_the_gradients(factor: float, ratio: fl
         assert step.confirm()
         step.optimizer.step()
         step.withdraw()
-    assert step.norms.checked == 3
-    assert step.norms.largest_ratio == pytest.approx(ratio, rel=1e-3)
+    assert (step.norms.checked, step.norms.largest_ratio) == (3, pytest.approx(ratio, rel=1e-3))
     assert model.get_norm_sample() is not None
 
 

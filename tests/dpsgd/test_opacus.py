@@ -178,8 +178,7 @@ def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> No
     found = waiting_not_finite(held, {})
     assert found is not None
     assert found.tolist() == [True, False, False, False, True, True]
-    other = held[1].grad_sample[1]
-    found = waiting_not_finite(held, {id(last): 1, id(other): 1})
+    found = waiting_not_finite(held, {id(last): 1, id(held[1].grad_sample[1]): 1})
     assert found is not None
     assert found.tolist() == [True, False, False, False, True]
 
@@ -490,8 +489,7 @@ def test_the_claim_reads_the_scale_off_the_loss_reduction(
 @pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
 @pytest.mark.usefixtures("process_group")
 def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> None:
-    model = wrap_model(conv_net(), grad_sample_mode="hooks")
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = torch.optim.SGD(wrap_model(conv_net(), grad_sample_mode="hooks").parameters(), lr=0.1)
     changes = {"loss_reduction": reduction, "expected_batch_size": 4.0}
     optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
     optimizer.world_size = 3

@@ -91,8 +91,7 @@ def test_the_users_exception_passes_as_the_same_object() -> None:
 def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
     for before, after in ((fails, fails), (lambda *_: None, fails), (fails, lambda *_: None)):
         boundary, rescued = Boundary(), Mock()
-        called = inside(boundary, around, lambda x: x + 1, before, after, rescued)
-        assert called(1) == 2
+        assert inside(boundary, around, lambda x: x + 1, before, after, rescued)(1) == 2
         assert boundary.failure
         rescued.assert_called_once_with(2, 1)
 
@@ -199,8 +198,7 @@ def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
 def test_hooks_on_a_step_count_themselves_and_not_the_closure(
     kind: type[StepHooks], closure: bool
 ) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     hooks = kind(optimizer, _enters, _pause, _pause)
     run = RunTime()
     optimizer.step(lambda: time.sleep(4 * PAUSE) or 0.0) if closure else optimizer.step()

@@ -65,8 +65,7 @@ def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -
     assert found.moves.start.tolist() == [1.0, 1.0, 1.0]
     assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
     assert found.moves.outside is None  # nothing was watched before
-    said = (found.replaced, found.unclear, found.at_cut, found.raw)
-    assert said == (False, False, False, False)
+    assert (found.replaced, found.unclear, found.at_cut, found.raw) == (False, False, False, False)
     assert (found.factor, found.used, found.dead) == (None, None, None)
 
 
@@ -523,8 +522,7 @@ def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
     )
     private, optimizer = made[0], made[1]
     criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
-    loss = criterion(private(torch.randn(8, 4)), torch.arange(8) % 3)
-    loss.backward()
+    criterion(private(torch.randn(8, 4)), torch.arange(8) % 3).backward()
     optimizer.pre_step()
     return optimizer
 
@@ -753,8 +751,7 @@ def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_entries_come_in_the_order_of_the_coordinates_from_any_memory(dtype: torch.dtype) -> None:
     tensors = [torch.arange(6.0).reshape(2, 3).to(dtype), torch.arange(6.0).reshape(2, 3).t()]
-    coordinates = {1: np.array([1, 4]), 0: np.array([5])}
-    read = entries_at([tensors[1], tensors[0]], coordinates)
+    read = entries_at([tensors[1], tensors[0]], {1: np.array([1, 4]), 0: np.array([5])})
     assert (read.dtype, read.tolist()) == (np.float64, [3.0, 2.0, 5.0])
 
 
@@ -768,8 +765,7 @@ def params() -> list[nn.Parameter]:
 
 def read(weights: list[nn.Parameter]) -> np.ndarray:
     pairs = zip(weights, INDEX.values(), strict=True)
-    flat = [w.detach().flatten().double().numpy()[i] for w, i in pairs]
-    return np.concatenate(flat)
+    return np.concatenate([w.detach().flatten().double().numpy()[i] for w, i in pairs])
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -790,8 +786,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
         weights[1] -= 0.5
     watch.start()
     outside = watch.end().outside
-    assert outside[:40] == pytest.approx(0.0)
-    assert outside[40:] == pytest.approx(-0.5)
+    assert (outside[:40], outside[40:]) == (pytest.approx(0.0), pytest.approx(-0.5))
 
 
 def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between() -> None:

@@ -89,16 +89,14 @@ DATA = TensorDataset(torch.zeros(40, 2))
 
 def test_loader_of_a_batch_memory_manager_splits_batches() -> None:
     loader = DPDataLoader(DATA, sample_rate=0.2)
-    optimizer = private()
-    split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=optimizer)
+    split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private())
     assert splits_batches([loader, split])
     assert not splits_batches([loader])
 
 
 def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
     assert signals_ahead(DataLoader(DATA)) == 2
-    loader = DataLoader(DATA, num_workers=2, prefetch_factor=3)
-    assert signals_ahead([loader]) == 8
+    assert signals_ahead([DataLoader(DATA, num_workers=2, prefetch_factor=3)]) == 8
     optimizer = private()
     optimizer._step_skip_queue = [False] * 8
     assert not carries_over(optimizer, 8)
@@ -248,8 +246,7 @@ def test_opacus_loader_is_poisson_at_its_rate() -> None:
 
 def test_the_loader_that_opacus_makes_of_another_states_one_batch_in_all_batches() -> None:
     facts = loader_facts(DPDataLoader.from_data_loader(DataLoader(DATA, batch_size=8)))
-    assert facts.kind == "poisson"
-    assert facts.sample_rate == pytest.approx(1 / 5)
+    assert (facts.kind, facts.sample_rate) == ("poisson", pytest.approx(1 / 5))
 
 
 def test_a_plain_loader_with_a_poisson_sampler_is_poisson() -> None:
@@ -464,17 +461,14 @@ def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: in
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_where_something_else_decides_is_not(make: Any) -> None:
     optimizer = private_noise_schedule()
-    scheduler = make(optimizer)
-    odd = {7, 14, 15, 28, 36, 40, 41, 44, 52}
-    changes = run(optimizer, 60, odd.__contains__, scheduler)
+    changes = run(optimizer, 60, {7, 14, 15, 28, 36, 40, 41, 44, 52}.__contains__, make(optimizer))
     assert not follows_a_scheduler(changes, optimizer)
 
 
 def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed() -> None:
     optimizer, losses = private_noise_schedule(), iter(range(100))
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: 1.0 / (1.0 + next(losses)))
-    changes = run(optimizer, 20, lambda _: True, scheduler)
-    assert not follows_a_scheduler(changes, optimizer)
+    assert not follows_a_scheduler(run(optimizer, 20, lambda _: True, scheduler), optimizer)
 
 
 def test_a_lambda_that_fails_is_not_followed() -> None:
@@ -563,8 +557,7 @@ def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
 def test_contents_are_compared_with_their_labels() -> None:
     assert repeated_contents(DATA_OF_RECORD_CONTENTS) == 0
     assert repeated_contents(OTHER) == 3
-    labels = TensorDataset(torch.zeros(4, 2), torch.arange(4))
-    assert repeated_contents(labels) == 0
+    assert repeated_contents(TensorDataset(torch.zeros(4, 2), torch.arange(4))) == 0
     assert repeated_contents(TensorDataset(torch.zeros(0, 2))) is None
 
 

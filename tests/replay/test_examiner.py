@@ -52,8 +52,7 @@ def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
     """The steps of examinations that cost nothing."""
     found = []
     while (due := schedule.due) <= last:
-        names = schedule.next_questions(float(due))
-        schedule.note(due, names, 0.0, float(due))
+        schedule.note(due, schedule.next_questions(float(due)), 0.0, float(due))
         found.append(due)
     return found
 
@@ -68,8 +67,7 @@ def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
     assert schedule.budget(0.0) is None
     found = steps_of(schedule, NEVER - 1)
     assert len(found) == count
-    assert found[0] == 1
-    assert found == sorted(set(found))
+    assert (found[0], found) == (1, sorted(set(found)))
     assert found[2:] == [] or found[2] <= 9
 
 
@@ -495,8 +493,7 @@ def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
     user = PlainStep()
     user.held = [SimpleNamespace(stream=iter([1]))]
     before = [p.detach().clone() for p in user.module.parameters()]
-    answers = examined(user).answers
-    assert all("holds an iterator" in answer.reason for answer in answers.values())
+    assert all("holds an iterator" in answer.reason for answer in examined(user).answers.values())
     assert not all(map(torch.equal, before, user.module.parameters()))  # its own step alone
 
 

@@ -85,8 +85,7 @@ class LargestPasses(DPOptimizer):
     """The largest gradient of a batch is not clipped."""
 
     def clip_and_accumulate(self) -> None:
-        rows = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1)
-        norms = rows.norm(dim=1)
+        norms = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1).norm(dim=1)
         factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
         factors[norms.argmax()] = 1.0
         for p, g in zip(self.params, self.grad_samples, strict=True):
@@ -142,14 +141,12 @@ def test_other_ways_to_clip_are_told_from_each_other(
 
 
 def test_a_norm_that_is_a_little_too_large_is_told() -> None:
-    answer = asked(ClipAtThreeHalves, Training, {"max_grad_norm": 0.3})
-    assert answer.kind == "norm"
+    assert asked(ClipAtThreeHalves, Training, {"max_grad_norm": 0.3}).kind == "norm"
 
 
 @pytest.mark.parametrize("name", ["first_row_not_clipped", "two_clipped_together", ""])
 def test_what_depends_on_the_place_or_on_single_others_has_no_kind(name: str) -> None:
-    optimizer = FAULTS[name].optimizer if name else LargestPasses
-    answer = asked(optimizer, Training, {})
+    answer = asked(FAULTS[name].optimizer if name else LargestPasses, Training, {})
     assert answer.findings
     assert answer.kind == ""
 
@@ -248,8 +245,7 @@ def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
     assert len(named) >= 10
     for trial in named:
         stated = float(trial.name.split("norm ")[1].split()[0])
-        norm = float(trial.rows[trial.left_out].norm())
-        assert norm == pytest.approx(stated)
+        assert float(trial.rows[trial.left_out].norm()) == pytest.approx(stated)
 
 
 def test_norms_go_from_half_the_clipping_norm_to_a_hundred_thousand_times_it(
@@ -261,8 +257,7 @@ def test_norms_go_from_half_the_clipping_norm_to_a_hundred_thousand_times_it(
 
 
 def test_first_middle_and_last_place_are_all_left_out(trials: list[Trial]) -> None:
-    whole = {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
-    assert {0, 8, 15} <= whole
+    assert {0, 8, 15} <= {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
 
 
 def test_batches_are_of_two_of_the_usual_and_of_more_than_twice_the_usual_size(
@@ -335,8 +330,7 @@ def _net(**kwargs: Any) -> nn.Module:
 
 
 def _data(n: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 4, generator=generator), torch.arange(n) % 3
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(1)), torch.arange(n) % 3
 
 
 def _loss(module: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
@@ -426,8 +420,7 @@ def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
         float(unit @ flat), abs=1e-6
     )
     direction.take_out([p.grad for p in params], 0.25)
-    left = torch.cat([p.grad.flatten() for p in params])
-    assert torch.allclose(left, flat - 0.25 * unit)
+    assert torch.allclose(torch.cat([p.grad.flatten() for p in params]), flat - 0.25 * unit)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")

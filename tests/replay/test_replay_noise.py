@@ -154,8 +154,7 @@ def test_it_counts_in_units_of_the_claim(noise_multiplier: float, max_grad_norm:
 
 
 def test_one_weight_may_be_all_that_is_trained() -> None:
-    module = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())
-    assert not answer(None, module).findings
+    assert not answer(None, nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())).findings
 
 
 def test_noise_whose_seed_is_made_in_the_step_is_not_asked() -> None:

@@ -343,8 +343,7 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
 @pytest.mark.usefixtures("all_numbers")
 def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
-    report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
-    assert coupling(report).evidence["replays"] == 1
+    assert coupling(fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)).evidence["replays"] == 1
 
 
 @pytest.mark.usefixtures("_one_seed")
@@ -562,8 +561,7 @@ def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(siz
     count = 2_000_000 // size
     one, other = torch.randn(2, count, size, generator=generator)
     cosines = torch.nn.functional.cosine_similarity(one, other)
-    mistaken = sum(not is_noise(float(cosine), size) for cosine in cosines)
-    assert mistaken <= 1 + count / 10_000
+    assert sum(not is_noise(float(cosine), size) for cosine in cosines) <= 1 + count / 10_000
 
 
 def test_other_marks_and_failures_tell_nothing() -> None:

@@ -211,8 +211,7 @@ def replay(*releases: torch.Tensor) -> Replay:
 
 def test_distance_is_that_of_all_steps_together() -> None:
     one = replay(torch.zeros(3), torch.zeros(2))
-    other = replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))
-    assert distance(one, other) == 5.0
+    assert distance(one, replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))) == 5.0
 
 
 def test_another_number_of_steps_or_no_number_at_all_is_as_far_as_can_be() -> None:
@@ -251,8 +250,7 @@ def test_the_shift_behind_a_lattice_is_seen_over_some_draws(norm: float, seen: f
         noise = torch.randn(size, generator=generator, dtype=torch.float64)
         return [replay((4 * (noise + part)).round() / 4) for part in (shift, 0.0 * shift)]
 
-    single = distance(*draw(0))
-    assert single > 2.0 * norm
+    assert distance(*draw(0)) > 2.0 * norm
     assert shift_by_more_draws(draw, 0) == pytest.approx(seen, rel=0.25)
 
 
@@ -375,8 +373,7 @@ def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
         train(net, optimizer, (torch.ones(4, 4), torch.zeros(4, dtype=torch.long)))
     taken = watch.end_batch()
     assert taken is not None
-    assert taken.calls == [True, False]
-    assert taken.skips == []
+    assert (taken.calls, taken.skips) == ([True, False], [])
 
 
 def test_physical_batches_of_a_logical_one_stand_together() -> None:
@@ -399,7 +396,6 @@ def test_physical_batches_of_a_logical_one_stand_together() -> None:
 def test_nothing_is_left_on_the_optimizer() -> None:
     net, optimizer, _ = training()
     hooks = dict(optimizer.original_optimizer._optimizer_step_post_hooks)
-    watch = watched(net, optimizer)
-    watch.remove()
+    watched(net, optimizer).remove()
     assert dict(optimizer.original_optimizer._optimizer_step_post_hooks) == hooks
     assert "pre_step" not in vars(optimizer)

@@ -59,8 +59,7 @@ def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     state = bare.session.state()
     bare.session.planner.pass_blockers.append("something")
     bare.train(2)
-    assert state["planner"]["pass_blockers"] == []
-    assert state["releases"]["late"] == 0
+    assert (state["planner"]["pass_blockers"], state["releases"]["late"]) == ([], 0)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
@@ -154,8 +153,7 @@ def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_with
         Ranks(),
         signal=1.5,
     )
-    assert headers == [session.recorder.header]
-    assert headers[0].signal == 1.5
+    assert (headers, headers[0].signal) == ([session.recorder.header], 1.5)
     assert session.store is None
 
 

@@ -220,8 +220,7 @@ def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path: Path) ->
                 p.grad = None
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    report = violation(tmp_path, Module(), _audit(), max_steps=60)
-    assert report.verdict.kind == "mechanism"
+    assert violation(tmp_path, Module(), _audit(), max_steps=60).verdict.kind == "mechanism"
 
 
 # ------------------------------------------------------------------ what cannot be audited
@@ -244,8 +243,7 @@ def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> Non
             super().training_step(batch, batch_idx)
 
     report = fit(tmp_path, Now(), _audit(), max_steps=120)
-    assert report.observations == 60 * 8
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert (report.observations, report.verdict.outcome) == (60 * 8, "INCONCLUSIVE")
     assert any("60 of 120 steps" in lack for lack in report.verdict.pass_blockers)
 
 
@@ -349,8 +347,7 @@ def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> Non
 
     report = fit(tmp_path, TwoBatches(), _audit(), max_steps=60)
     assert report.verdict.outcome == "PASS", report.verdict
-    assert report.steps == 60
-    assert report.observations == 60 * 8
+    assert (report.steps, report.observations) == (60, 60 * 8)
 
 
 def test_new_optimizer_in_the_middle_is_followed(tmp_path: Path) -> None:
@@ -442,8 +439,7 @@ def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path: P
         return trainer
 
     train(tmp_path / "whole", 2)
-    first = train(tmp_path / "parts", 1)
-    first.save_checkpoint(tmp_path / "half.ckpt")
+    train(tmp_path / "parts", 1).save_checkpoint(tmp_path / "half.ckpt")
     train(tmp_path / "parts", 2, tmp_path / "half.ckpt")
     whole, parts = report_in(tmp_path / "whole"), report_in(tmp_path / "parts")
     assert parts.steps == whole.steps == 40

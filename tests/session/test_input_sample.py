@@ -182,8 +182,7 @@ def test_opacus_with_each_canary_is_not_flagged_and_keeps_its_weights(
             def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
                 states.append((torch.get_rng_state(), np.random.rand(), random.random()))
 
-        directory = tmp_path / name
-        trainer_for(directory, _States(), *callbacks, max_steps=100).fit(module)
+        trainer_for(tmp_path / name, _States(), *callbacks, max_steps=100).fit(module)
         models.append(weights_of(module))
     assert torch.linalg.norm(models[1] - models[0]) <= 1e-6 * torch.linalg.norm(models[0])
     assert torch.equal(states[0][0], states[1][0])
@@ -206,8 +205,7 @@ def test_faults_of_private_optimizers_are_found(tmp_path: Path, mode: str, kind:
     module = Forward(mode=mode, optimizer_class=kind)
     audit = audit_with(Mislabeled(amplitude=100.0), on_violation="warn")
     report = fit(tmp_path, module, audit, max_steps=64)
-    name = "noise" if kind is HalfNoise else "sensitivity"
-    assert status(report, name) == "violated"
+    assert status(report, "noise" if kind is HalfNoise else "sensitivity") == "violated"
 
 
 def test_manual_optimization_is_audited(tmp_path: Path) -> None:
@@ -309,8 +307,7 @@ def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
 def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) -> None:
     module = Forward(optimizer_class=ClipAfterAverage)
     audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1))
-    report = violation(tmp_path, module, audit, max_steps=150)
-    assert status(report, "sensitivity") == "violated"
+    assert status(violation(tmp_path, module, audit, max_steps=150), "sensitivity") == "violated"
 
 
 @pytest.mark.heavy
@@ -416,8 +413,7 @@ def _loss(module: Any, batch: Any) -> torch.Tensor:
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(
     tmp_path: Path, module: Any, canary: Mislabeled, words: str
 ) -> None:
-    audit = audit_with(canary, allow="sampling.not_poisson")
-    trainer = trainer_for(tmp_path, audit, max_steps=2)
+    trainer = trainer_for(tmp_path, audit_with(canary, allow="sampling.not_poisson"), max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
 
@@ -460,8 +456,7 @@ def test_a_wrong_loss_never_alarms(tmp_path: Path) -> None:
         return module.net(batch[0]).square().sum() * 1e3
 
     audit = audit_with(Mislabeled(amplitude=100.0, loss=other, num_classes=10))
-    report = fit(tmp_path, Forward(), audit, max_steps=100)
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert fit(tmp_path, Forward(), audit, max_steps=100).verdict.outcome == "INCONCLUSIVE"
 
 
 # ------------------------------------------------------------------ false alarms
@@ -530,8 +525,7 @@ def test_the_generators_are_left_as_they_were_where_no_layer_draws(
 ) -> None:
     canary = kind(amplitude=100.0, **STATED)
     plain = _generators_after(tmp_path / "plain", Draws(nn.ReLU()))
-    audited = _generators_after(tmp_path / "audited", Draws(nn.ReLU()), audit_with(canary))
-    assert audited == plain
+    assert _generators_after(tmp_path / "audited", Draws(nn.ReLU()), audit_with(canary)) == plain
 
 
 def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path: Path) -> None:
@@ -543,8 +537,7 @@ def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path
     assert audited[2] != plain[2]
     # A step without the canary draws what it would have drawn, the audit's own pass included.
     rare = Mislabeled(amplitude=100.0, sampling_rate=1e-9, **STATED)
-    unread = _generators_after(tmp_path / "rare", Draws(NoisyLayer()), audit_with(rare))
-    assert unread == plain
+    assert _generators_after(tmp_path / "rare", Draws(NoisyLayer()), audit_with(rare)) == plain
 
 
 # --- Hand-written DP-SGD that is not changed is audited by a canary in its batches.
@@ -574,8 +567,7 @@ def test_clipping_the_mean_is_found_in_unchanged_hand_written_code(tmp_path: Pat
 
 
 def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, **STATED)
-    audit = audit_unchanged(canary, on_violation="warn")
+    audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED), on_violation="warn")
     report = fit(tmp_path, HalfTheNoise(ask=False), audit, max_steps=60)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"

@@ -90,8 +90,7 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
 @pytest.mark.heavy
 def test_a_sound_training_of_two_processes_passes(trained: Path) -> None:
     report = reports(trained / "audited")[0]
-    assert report.verdict.outcome == "PASS"
-    assert report.settings["seed"] == 0
+    assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 0)
 
 
 @pytest.mark.heavy
@@ -116,8 +115,7 @@ def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: st
         for folder in (name, f"{name}-unaudited")
     )
     np.testing.assert_array_equal(*audited)
-    difference = np.linalg.norm(audited[0] - unaudited[0])
-    assert 0 <= difference < 1e-6 * np.linalg.norm(unaudited[0])
+    assert 0 <= np.linalg.norm(audited[0] - unaudited[0]) < 1e-6 * np.linalg.norm(unaudited[0])
 
 
 @pytest.mark.heavy
@@ -267,8 +265,7 @@ def wrong_in(folder: Path, case: str) -> list[str]:
     plain = np.load(folder / "plain" / "weights-0.npy")
     for rank in range(2):
         told = json.loads((own / f"told-{rank}.json").read_text())
-        weights = np.load(own / f"weights-{rank}.npy")
-        off = np.linalg.norm(weights - plain)
+        off = np.linalg.norm(np.load(own / f"weights-{rank}.npy") - plain)
         if not off <= 1e-6 * np.linalg.norm(plain):
             found.append(f"rank {rank}: weights are off by {off:g}")
         found += told["hooks"]
@@ -304,8 +301,7 @@ def test_faults_at_random_calls_in_one_process_end_no_training(
     tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> None:
     folder = both_trained_ranks_faults(tmp_path_factory, worker_id, RANDOM)
-    wrong = {case: found for case in RANDOM if (found := wrong_in(folder, case))}
-    assert wrong == {}
+    assert {case: found for case in RANDOM if (found := wrong_in(folder, case))} == {}
 
 
 # --- When canaries enter a step, and that none stays where no step is taken.

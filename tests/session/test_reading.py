@@ -256,8 +256,7 @@ def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place() ->
     bare = BareByHand()
     way: Any = bare.session.way
     way.tap.cut_known, before = True, way.tap
-    again = torch.optim.Adam(bare.net.parameters())
-    way.follow(ManualStep(again, {}, CLAIM_OF_READING_WAY))
+    way.follow(ManualStep(torch.optim.Adam(bare.net.parameters()), {}, CLAIM_OF_READING_WAY))
     assert way.tap is not before
     assert way.is_shown
 

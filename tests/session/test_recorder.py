@@ -185,8 +185,7 @@ class ByHand(HandWritten):
 @pytest.mark.usefixtures("_one_seed")
 @pytest.mark.filterwarnings("default")
 def test_hand_written_gradients_are_looked_at(tmp_path: Path) -> None:
-    module = ByHand(dataset=data(8, 11, 12))
-    report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=3)
+    report = violation(tmp_path, ByHand(dataset=data(8, 11, 12)), audit(claim=CLAIM), max_steps=3)
     assert without_place(report) == {"lost_steps": 2, "step": 1, "records": 3, "rows": ROWS}
 
 
@@ -195,8 +194,7 @@ def test_hand_written_gradients_are_looked_at(tmp_path: Path) -> None:
 def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None:
     module = ByHand(dataset=data(8, 11, 12))
     module.drops = True
-    report = fit(tmp_path, module, audit(claim=CLAIM), max_steps=3)
-    assert status(report, "finite") == "ok"
+    assert status(fit(tmp_path, module, audit(claim=CLAIM), max_steps=3), "finite") == "ok"
 
 
 class TwoNets(InOrder):
@@ -272,8 +270,7 @@ def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) 
 def test_healthy_training_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
-    report = fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4)
-    assert status(report, "finite") == "ok"
+    assert status(fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4), "finite") == "ok"
     assert not looked
 
 
@@ -565,8 +562,7 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None
 
 
 def test_a_state_of_another_version_is_an_error() -> None:
-    made = recorder()
-    state = made.state()
+    state = recorder().state()
     state["reducer"]["object"] = "lightning_audit.checks.probes:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         recorder().load(state)

@@ -79,8 +79,7 @@ def test_witnesses_are_found_among_what_is_read(mix: str) -> None:
 def test_in_tensors_that_canaries_fill_both_share_coordinates(mix: str) -> None:
     witnesses, placement, _, _ = made(mix)
     support = placement.support()
-    shared = [np.intersect1d(witnesses.index[j], own).size for j, own in support.items()]
-    assert max(shared) > 0
+    assert max([np.intersect1d(witnesses.index[j], own).size for j, own in support.items()]) > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -140,8 +139,7 @@ PLAN = PlannedStep(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
 
 
 def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in() -> None:
-    added = PLAN.amounts(2.0, 4)
-    assert added == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
+    assert PLAN.amounts(2.0, 4) == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
     assert replace(PLAN, status=DROPPED).amounts(2.0, 4) is None
     assert replace(PLAN, coins=np.zeros(2)).amounts(2.0, 4) is None
 
@@ -183,8 +181,7 @@ def test_the_record_says_which_part_was_drawn_and_not_which_one_was_entered(
     status: int, meant: bool, recorded: int
 ) -> None:
     for earlier in (False, True):
-        plan = replace(PLAN, status=status, earlier=earlier, meant=meant)
-        assert plan.recorded == recorded
+        assert replace(PLAN, status=status, earlier=earlier, meant=meant).recorded == recorded
 
 
 PLACEMENT = place([Dirac_of_gradient()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
@@ -215,8 +212,7 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
     )
     found = used_release(PLAN_OF_STEPS_USED, reading, COORDINATES)
     assert found is not None
-    assert found.rest == pytest.approx([2.5])
-    assert found.used == pytest.approx([-2.0])
+    assert (found.rest, found.used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
     # An update goes against the gradient.
     assert found.moved == pytest.approx([-3.0])
 
@@ -243,8 +239,7 @@ def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
 def test_what_was_not_released_reads_as_the_claimed_noise() -> None:
     rng = np.random.default_rng(0)
     mask = np.arange(20_000) % 2 == 0
-    dead = ZeroEntries(mask, True, np.ones(2), False)
-    filled = dead.filled(np.full(20_000, 7.0), 3.0, rng)
+    filled = ZeroEntries(mask, True, np.ones(2), False).filled(np.full(20_000, 7.0), 3.0, rng)
     assert (filled[~mask] == 7.0).all()
     assert filled[mask].std() == pytest.approx(3.0, rel=0.05)
 
@@ -266,5 +261,4 @@ def test_shares_are_those_of_all_steps() -> None:
     )
     assert shares.canaries.tolist() == [0.5, 0.75]
     assert shares.tensors.tolist() == [0.5, 1.0]
-    other = restore(snapshot(shares))
-    assert other.tensors.tolist() == [0.5, 1.0]
+    assert restore(snapshot(shares)).tensors.tolist() == [0.5, 1.0]

@@ -189,8 +189,7 @@ def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind
 def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
     tmp_path: Path,
 ) -> None:
-    report = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20)
-    fault = report.verdict.faults[0]
+    fault = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20).verdict.faults[0]
     assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
     assert set(fault.evidence["noise_ratio_upper"]) == set(fault.place.parameters)
     # What is left on a bias is the data's part, which is loud in the last one.
@@ -204,8 +203,7 @@ def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("short_report")
 def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path: Path) -> None:
-    module = FAULTS["closure_runs_again"].module()
-    report = _trained(tmp_path, module, 8, on_violation="warn")
+    report = _trained(tmp_path, FAULTS["closure_runs_again"].module(), 8, on_violation="warn")
     assert [fault.name for fault in report.verdict.faults] == ["gradient_replaced"]
     assert report.verdict.faults[0].place.step == 0
     assert report.verdict.faults[0].evidence["replaced"] == 8

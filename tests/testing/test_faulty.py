@@ -85,8 +85,7 @@ def test_one_batch_in_eight_is_not_clipped() -> None:
         optimizer.clip_and_accumulate()
         total = torch.cat([p.summed_grad.flatten() for p in optimizer.params]).norm().item()
         sizes.append(total / RECORDS)
-    clipped = [size for size in sizes if size == pytest.approx(1.0, rel=1e-3)]
-    assert len(clipped) == 14
+    assert len([size for size in sizes if size == pytest.approx(1.0, rel=1e-3)]) == 14
     assert sizes[faulty.SPARED - 1] > 100.0
 
 
@@ -154,8 +153,7 @@ def test_noise_has_the_stated_size_at_each_step(kind: type) -> None:
 )
 def test_a_part_of_the_noise_is_that_of_the_step_before(kind: type, part: float) -> None:
     before, now, _ = (flat(drawn) for drawn in added(kind, steps=4)[1:])
-    found = torch.corrcoef(torch.stack([before, now]))[0, 1]
-    assert found.item() == pytest.approx(part, abs=0.05)
+    assert torch.corrcoef(torch.stack([before, now]))[0, 1].item() == pytest.approx(part, abs=0.05)
 
 
 @pytest.mark.filterwarnings("default")
@@ -254,8 +252,7 @@ def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says() -> None:
-    again = [flat(step) for step in added(faulty.ReseededNoise, steps=2)]
-    assert torch.equal(*again)
+    assert torch.equal(*[flat(step) for step in added(faulty.ReseededNoise, steps=2)])
     cycle = [flat(step) for step in added(faulty.CyclingNoise, steps=faulty.CYCLE + 1)]
     assert torch.equal(cycle[0], cycle[-1])
     assert not any(torch.equal(cycle[0], step) for step in cycle[1:-1])

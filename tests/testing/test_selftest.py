@@ -107,8 +107,7 @@ def test_violations_have_the_papers_settings_and_the_words_of_their_fault() -> N
 
 
 def test_every_fault_of_the_registry_is_trained_within_its_steps() -> None:
-    own = {row.fault.name: row.fault for row in planned() if row.group == "fault"}
-    assert own == dict(FAULTS)
+    assert {row.fault.name: row.fault for row in planned() if row.group == "fault"} == dict(FAULTS)
 
 
 def test_named_faults_are_trained_alone_with_their_other_configurations() -> None:
@@ -196,8 +195,7 @@ def test_a_finding_of_the_record_is_placed_at_the_first_step_that_shows_it(tmp_p
     result = trained(tmp_path, "half_noise")
     assert (result.status, result.finding, result.named) == ("found", "noise", True)
     assert result.flagged_at is not None
-    report = AuditReport.load(tmp_path / "audit" / "report.json")
-    assert report.steps == result.steps == 20
+    assert AuditReport.load(tmp_path / "audit" / "report.json").steps == result.steps == 20
     shorter = trained(tmp_path / "shorter", "half_noise", steps=result.flagged_at - 1)
     assert shorter.finding != "noise"
     assert trained(tmp_path / "as long", "half_noise", steps=result.flagged_at).finding == "noise"

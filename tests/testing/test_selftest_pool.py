@@ -63,8 +63,7 @@ def test_a_training_that_raises_is_a_row_and_its_process_goes_on() -> None:
 
 
 def test_a_training_that_hangs_is_given_up_while_others_go_on() -> None:
-    results = answers("hang", "first", jobs=2, limit=2.0)
-    assert told(results) == ["stopped after 2 s", "first"]
+    assert told(answers("hang", "first", jobs=2, limit=2.0)) == ["stopped after 2 s", "first"]
 
 
 def test_an_interrupt_ends_every_process() -> None:
@@ -114,8 +113,7 @@ def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditRepo
         for name, status in statuses.items()
     )
     first = next((check.name for check in checks if check.status == "violated"), "")
-    verdict = Verdict(outcome, None, f"{first}: seen", fault=fault)
-    return made_report(verdict=verdict, checks=checks)
+    return made_report(verdict=Verdict(outcome, None, f"{first}: seen", fault=fault), checks=checks)
 
 
 VIOLATED = report("VIOLATION", SMALL, mu="violated", noise="violated")

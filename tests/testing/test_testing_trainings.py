@@ -66,8 +66,7 @@ def test_only_a_module_that_opacus_wraps_is_synchronised() -> None:
 @pytest.mark.parametrize("kind", [Distributed, DrawnByAll])
 def test_records_are_dealt_out_unless_every_process_draws_from_all(kind: type) -> None:
     torch.manual_seed(0)
-    sampler = kind().train_dataloader().batch_sampler
-    assert ("Distributed" in type(sampler).__name__) == kind.dealt
+    assert ("Distributed" in type(kind().train_dataloader().batch_sampler).__name__) == kind.dealt
 
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
@@ -200,8 +199,7 @@ def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch) -> 
 @pytest.mark.filterwarnings("default")
 def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch) -> None:
     def longest(kind: type[HandWritten]) -> float:
-        module = kind(max_grad_norm=1e-3)
-        one = module.clipped_sums(batch[0][:1], batch[1][:1])
+        one = kind(max_grad_norm=1e-3).clipped_sums(batch[0][:1], batch[1][:1])
         return torch.cat([g.flatten() for g in one.values()]).norm().item()
 
     assert longest(HandWritten) == pytest.approx(1e-3, rel=1e-3)
@@ -234,8 +232,7 @@ def test_divisors_and_losses_are_those_of_the_names(batch) -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_one_record_in_eight_is_not_a_number() -> None:
-    features = NotANumber().data.tensors[0]
-    assert features.isnan().any(1).float().mean().item() == 1 / 8
+    assert NotANumber().data.tensors[0].isnan().any(1).float().mean().item() == 1 / 8
 
 
 @pytest.mark.filterwarnings("default")

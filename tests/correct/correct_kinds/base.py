@@ -206,5 +206,4 @@ def make_kind(name: str, module: type[Private] | type[ByHand]) -> Kind:
         arguments = {"max_steps": STEPS, **module.trainer_arguments}
         return Training(made, datamodule, arguments, made.audit_arguments())
 
-    why = " ".join((module.__doc__ or "").split())
-    return Kind(name, build, why)
+    return Kind(name, build, " ".join((module.__doc__ or "").split()))

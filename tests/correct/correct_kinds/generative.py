@@ -88,8 +88,7 @@ class Diffusion(Images):
         t = self.times(len(x))
         noise = torch.randn(x.shape, generator=self.draws)
         kept = self.kept[t][:, None]
-        guess = self.net(kept.sqrt() * x + (1 - kept).sqrt() * noise, t)
-        return functional.mse_loss(guess, noise)
+        return functional.mse_loss(self.net(kept.sqrt() * x + (1 - kept).sqrt() * noise, t), noise)
 
 
 class OneTimestep(Diffusion):
@@ -152,8 +151,7 @@ class Coupling(nn.Module):
         a, b = x.chunk(2, dim=1) if self.first else x.chunk(2, dim=1)[::-1]
         scale, shift = self.body(a).chunk(2, dim=1)
         b = b * torch.exp(torch.tanh(scale)) + shift
-        parts = [a, b] if self.first else [b, a]
-        return torch.cat(parts, dim=1), torch.tanh(scale).sum(1)
+        return torch.cat([a, b] if self.first else [b, a], dim=1), torch.tanh(scale).sum(1)
 
 
 class Flow(Images):

@@ -179,8 +179,7 @@ class BoxMuller(ByHand):
         drawn = np.frombuffer(os.urandom(16 * total.numel()), dtype=np.uint64)
         first, second = ((drawn >> np.uint64(11)) + 0.5).reshape(2, -1) / 2.0**53
         normal = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
-        std = self.sigma * self.clip
-        return std * torch.tensor(normal, dtype=torch.float32).view_as(total)
+        return (self.sigma * self.clip) * torch.tensor(normal, dtype=torch.float32).view_as(total)
 
 
 class AutomaticClipping(Digits):

@@ -111,8 +111,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return x + self.body(x)
-        coins = torch.rand(len(x), 1) < self.kept
-        return x + coins * self.body(x) / self.kept
+        return x + (torch.rand(len(x), 1) < self.kept) * self.body(x) / self.kept
 
 
 class RandomDepth(Private):
@@ -140,8 +139,7 @@ class RandomWidth(RandomDepth):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             width = random.choice((16, 32, 48, 64))
-            h = torch.relu(self.first(x))
-            return self.last(h * (torch.arange(64) < width))
+            return self.last(torch.relu(self.first(x)) * (torch.arange(64) < width))
 
     def make_net(self) -> nn.Module:
         return self.Net()

@@ -113,8 +113,7 @@ class Events(Private):
             self.rate = nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 1))
 
         def forward(self, waits: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-            state = self.rnn(waits[:, :, None])[0][:, -1]
-            wide = state[:, None].expand(-1, ahead.shape[1], -1)
+            wide = self.rnn(waits[:, :, None])[0][:, -1][:, None].expand(-1, ahead.shape[1], -1)
             return functional.softplus(self.rate(torch.cat([wide, ahead[:, :, None]], 2)))[:, :, 0]
 
     def make_net(self) -> nn.Module:

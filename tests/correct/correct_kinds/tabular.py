@@ -228,8 +228,7 @@ class Ordinal(Private):
         x, y = batch
         below = torch.sigmoid(self.net(x))
         ends = functional.pad(functional.pad(below, (1, 0), value=0.0), (0, 1), value=1.0)
-        likelihood = (ends[:, 1:] - ends[:, :-1]).gather(1, y[:, None])
-        return -likelihood.clamp(min=1e-6).log().mean()
+        return -(ends[:, 1:] - ends[:, :-1]).gather(1, y[:, None]).clamp(min=1e-6).log().mean()
 
 
 KINDS = (

@@ -90,8 +90,7 @@ class LanguageModel(Sentences):
         with torch.no_grad():
             guessed = functional.pad(self.net(before).argmax(2)[:, :-1], (1, 0))
         swap = (torch.rand(before.shape) < 0.1) & (guessed > 0)
-        scores = self.net(torch.where(swap, guessed, before))
-        return by_token(scores, after, after > 0).mean()
+        return by_token(self.net(torch.where(swap, guessed, before)), after, after > 0).mean()
 
 
 class Transformer(nn.Module):

@@ -200,8 +200,7 @@ class OwnNoise(Digits):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
         losses = functional.cross_entropy(self.net(x), y, reduction="none")
-        weights = torch.tensor([1.5, 0.8])[y]
-        return (weights * (1 - torch.exp(-losses)) ** 2 * losses).mean()
+        return (torch.tensor([1.5, 0.8])[y] * (1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
 class ClipOfPublicData(Manual):
