@@ -98,9 +98,6 @@ def test_cosine_is_that_of_the_flattened_gradients_and_zero_for_none() -> None:
     assert float(cosine(first, [torch.zeros(2), torch.zeros(1, 1)])) == 0.0
 
 
-# --- Input canaries: what they are made of, and what they refuse.
-
-
 def _x(n: int = 3) -> torch.Tensor:
     return torch.arange(4.0 * n).reshape(n, 4)
 

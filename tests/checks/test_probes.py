@@ -600,7 +600,6 @@ def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept: int) -> None:
         if step == 5 or step >= kept:
             assert found is None
         else:
-            assert found is not None
             assert found.tolist() == [float(step)] * 3
 
 

@@ -64,8 +64,6 @@ def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message
     assert (result.status, result.message) == ("not_run", message)
 
 
-# --- What examinations came to: counts where all is right, two digits where something is wrong.
-
 FAR = Finding("without the first record", 3.14159, 1.0)
 
 
@@ -180,7 +178,6 @@ def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
 
 @pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
 def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
-    assert check.blocks is not None
     blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
     assert blocker.startswith(f"{check.name}: not examined yet")
     assert "10 more steps" in blocker

@@ -32,8 +32,6 @@ from lightning_audit.checks.replayed_noise import (
 )
 from lightning_audit.checks.replayed_noise import successive_seen as successive
 
-# --- Each family of tests sees its kind of noise, and none sees anything in noise as it should be.
-
 SHAPES = ((64, 16), (1, 64), (10, 64), (1, 10))
 RNG = np.random.default_rng
 

@@ -161,7 +161,6 @@ def of_512(promise: Promise, coordinates: int = 100_000) -> CheckResult:
 
 
 def blocks(result: CheckResult) -> str:
-    assert EXPECTED_BATCH_SIZE.blocks is not None
     return EXPECTED_BATCH_SIZE.blocks(result)
 
 
@@ -177,7 +176,6 @@ def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
     expected: int, records: int, rate: float, of_neighbours: list[int]
 ) -> None:
     result = batch_size_result(expected, records, rate, 10**9, PUBLIC)
-    assert result is not None
     assert result.status == "ok"
     assert not blocks(result)
     assert result.evidence["of_neighbours"] == of_neighbours
@@ -199,10 +197,8 @@ def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(promise: P
 
 def test_of_two_neighbours_the_costlier_one_counts() -> None:
     result = batch_size_result(2, 4, 0.5, 50, PRIVATE)
-    assert result is not None
     assert result.evidence["of_neighbours"] == [1]
     every = batch_size_result(4, 4, 1.0, 50, PRIVATE)
-    assert every is not None
     assert every.evidence["of_neighbours"] == [3, 5]
     assert every.evidence["epsilon_of_divisor"] == isotropic_pair_epsilon(4 / 3, 50, 1e-5)
 
@@ -231,7 +227,6 @@ def test_without_a_claim_nothing_is_violated() -> None:
 
 def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private() -> None:
     result = batch_size_result(255, 59_999, 1 / 235, 10**9, PRIVATE)
-    assert result is not None
     assert result.status == "ok"
     assert not blocks(result)
     assert result.message == "one record more or less does not change the divisor of the gradients"
@@ -246,7 +241,6 @@ def test_replacing_a_record_costs_nothing() -> None:
 
 def test_a_neighbour_without_a_divisor_is_told_apart_surely() -> None:
     result = batch_size_result(1, 1, 1.0, 10, PRIVATE)
-    assert result is not None
     assert result.evidence["epsilon_of_divisor"] == math.inf
     assert result.status == "violated"
 
@@ -498,7 +492,6 @@ def test_what_is_wrong_and_which_fault_it_is(
 
 def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for() -> None:
     blocks = NOT_POISSON.blocks
-    assert blocks is not None
     unknown = NOT_POISSON.not_run("how it draws is unknown", {"accounted_rate": 0.1})
     assert blocks(unknown) == (
         "how it draws is unknown; if it does, set allow='sampling.not_poisson'"
@@ -510,7 +503,6 @@ def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for(
 
 def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass() -> None:
     blocks = EXPECTED_BATCH_SIZE.blocks
-    assert blocks is not None
     found = EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
     found = dataclasses.replace(found, advice="set it")
     assert blocks(found) == "it tells: the epsilon of both together is unknown; set it"
@@ -526,7 +518,6 @@ def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass(
 )
 def test_numbers_of_any_kind_are_read_in_their_order(batch: Any) -> None:
     read = record_numbers(batch, 10)
-    assert read is not None
     assert read.dtype == np.int64
     assert read.tolist() == [3, 0, 9]
 
@@ -534,7 +525,6 @@ def test_numbers_of_any_kind_are_read_in_their_order(batch: Any) -> None:
 @pytest.mark.parametrize("batch", [[], (), torch.zeros(0), np.zeros((0, 2))])
 def test_an_empty_batch_has_no_records(batch: Any) -> None:
     read = record_numbers(batch, 10)
-    assert read is not None
     assert read.tolist() == []
 
 

@@ -82,8 +82,6 @@ def test_an_optimizer_beside_a_private_one_may_be_allowed_and_one_alone_may_not(
     assert "Allow" not in no_dp_result(3, 0, "Adam").advice
 
 
-# --- Which gradients are seen to be computed of releases alone, entry by entry.
-
 N = 200
 
 

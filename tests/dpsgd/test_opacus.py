@@ -33,6 +33,10 @@ from lightning_audit.dpsgd.opacus import (
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Part
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+
 
 def hand_made() -> DPOptimizer:
     plain = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1)
@@ -59,7 +63,6 @@ def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
 def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant: str) -> None:
     engine, optimizer = engine_optimizer(accountant)
     link = accountant_link(optimizer)
-    assert link is not None
     assert link.accountant is engine.accountant
     assert link.sample_rate == pytest.approx(8 / 40)
 
@@ -122,7 +125,6 @@ def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
     engine, optimizer = engine_optimizer("prv")
     optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
     link = accountant_link(optimizer)
-    assert link is not None
     assert link.accountant is engine.accountant
     assert link.sample_rate == pytest.approx(8 / 40)
     assert not hook_is_unread(optimizer)
@@ -134,7 +136,6 @@ def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
     accountant = engine.accountant
     optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=1.0, sample_rate=0.125))
     link = accountant_link(optimizer)
-    assert link is not None
     assert link.sample_rate is None
     optimizer.step_hook(optimizer)
     assert link.sample_rate == 0.125
@@ -166,7 +167,6 @@ def params(*held: object) -> list[nn.Parameter]:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value: float) -> None:
     found = not_finite([rows(0, value=value), rows(2, value=value), torch.ones(3)])
-    assert found is not None
     assert found.tolist() == [True, False, True]
     assert not_finite([rows(), rows(count=4)]) is None
     assert not_finite([]) is None
@@ -176,10 +176,8 @@ def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> No
     last = rows(1, 2)
     held = params([rows(0), last], [rows(), rows()])
     found = waiting_not_finite(held, {})
-    assert found is not None
     assert found.tolist() == [True, False, False, False, True, True]
     found = waiting_not_finite(held, {id(last): 1, id(held[1].grad_sample[1]): 1})
-    assert found is not None
     assert found.tolist() == [True, False, False, False, True]
 
 
@@ -254,9 +252,6 @@ def clipped_sums(optimizer: DPOptimizer) -> list[torch.Tensor]:
     return [p.summed_grad.double() for p in optimizer.params]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
     model, optimizer = private(conv_net(), mode)
@@ -271,9 +266,6 @@ def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
         assert param.grad_sample.dtype == samples.dtype
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("mode", MODES)
 def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) -> None:
     model, optimizer = private(conv_net(), mode)
@@ -290,9 +282,6 @@ def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) ->
         assert norm == pytest.approx(1000 * C, rel=1e-6)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("index", [0, 1, 7, 13, 23])
 def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -> None:
     model, optimizer = private(conv_net())
@@ -305,9 +294,6 @@ def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -
     assert float(row[index]) == 3.0
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize(
     ("net", "batch", "mode"),
     [*((conv_net, images(), mode) for mode in MODES), (Tied, torch.ones(6, 4).cumsum(0), "hooks")],
@@ -331,9 +317,6 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
         torch.testing.assert_close(with_canaries - without, C * added, rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("part", [0, 1, -1])
 def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
     model, optimizer = private(conv_net())
@@ -351,9 +334,6 @@ def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
     assert all(len(rows) == 5 for param in step.params for rows in param.grad_sample)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
     torch.manual_seed(1)
@@ -369,9 +349,6 @@ def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
         torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_no_direction_changes_no_value() -> None:
     model, optimizer = private(conv_net())
     backward(model, images())
@@ -380,9 +357,6 @@ def test_no_direction_changes_no_value() -> None:
     assert all(map(torch.equal, before, [p.grad_sample for p in optimizer.params]))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str) -> None:
     model, optimizer = private(conv_net(), mode)
@@ -400,9 +374,6 @@ def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str)
         assert [len(batch) for batch in param.grad_sample] == [5, 4 + len(directions)]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("inject", [False, True])
 def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject: bool) -> None:
@@ -423,9 +394,6 @@ def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject:
         optimizer.clip_and_accumulate()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
@@ -437,9 +405,6 @@ def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
         optimizer.step()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_parameter_without_samples_is_an_error_that_changes_nothing(
@@ -468,9 +433,6 @@ def test_a_parameter_without_samples_is_an_error_that_changes_nothing(
         assert all(map(torch.equal, tensors, values))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize(
     ("reduction", "batches", "scale"), [("mean", 1, 8.0), ("mean", 2, 16.0), ("sum", 2, 1.0)]
 )
@@ -483,9 +445,6 @@ def test_the_claim_reads_the_scale_off_the_loss_reduction(
     assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale, batches)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
 @pytest.mark.usefixtures("process_group")
 def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> None:
@@ -496,9 +455,6 @@ def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> Non
     assert OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
     model, optimizer = private(conv_net())
     backward(model, images())
@@ -509,9 +465,6 @@ def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() ->
     assert all(type(v) is float for v in (claim.max_grad_norm, claim.noise_multiplier))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_the_claimed_scale_is_what_the_sum_is_divided_by() -> None:
     model, optimizer = private(conv_net(), loss_reduction="mean")
     backward(model, images(5))
@@ -522,9 +475,6 @@ def test_the_claimed_scale_is_what_the_sum_is_divided_by() -> None:
         torch.testing.assert_close(param.grad * scale, param.summed_grad)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_batch_size_is_none_without_samples() -> None:
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
@@ -533,9 +483,6 @@ def test_batch_size_is_none_without_samples() -> None:
     assert step.batch_size() == 3
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_only_the_last_physical_batch_ends_a_logical_one() -> None:
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
@@ -551,9 +498,6 @@ def test_only_the_last_physical_batch_ends_a_logical_one() -> None:
     assert seen == [(False, False), (True, True)]  # asking twice takes nothing off the queue
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_frozen_parameters_are_not_in_the_layout() -> None:
     net = conv_net()
     net[0].weight.requires_grad_(False)
@@ -567,9 +511,6 @@ def test_frozen_parameters_are_not_in_the_layout() -> None:
     assert net[0].weight.grad is None
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
     torch.manual_seed(2)
     model, optimizer = private(nn.Sequential(nn.Linear(3, 2), Factor()), "functorch")
@@ -582,9 +523,6 @@ def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
     assert not step.params[0].grad_sample[-1].any()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_parameter_unknown_to_the_module_is_numbered() -> None:
     _, optimizer = private(nn.Linear(3, 2))
     assert [s.name for s in OpacusStep(optimizer, {}).layout] == ["parameter_0", "parameter_1"]
@@ -598,9 +536,6 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.usefixtures("process_group")
 def test_sharded_parameters_are_refused_with_advice() -> None:
     model = wrap_model(nn.Linear(3, 2), grad_sample_mode="hooks")
@@ -617,9 +552,6 @@ class FaultyOptimizer(DPOptimizer):
         """A user's own subclass is what an audit is for."""
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("kind", [DPOptimizer, FaultyOptimizer])
 def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind: type[DPOptimizer]) -> None:
     plain = torch.optim.Adam(nn.Linear(3, 2).parameters())
@@ -627,9 +559,6 @@ def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind: type[DP
     assert len(OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
     _, optimizer = private(nn.Linear(3, 2))
     plain = optimizer.original_optimizer
@@ -639,9 +568,6 @@ def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
     assert innermost(LightningOptimizer(plain)) is plain
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() -> None:
     _, optimizer = private(nn.Linear(3, 2))
     assert private_optimizer(optimizer) is optimizer
@@ -650,9 +576,6 @@ def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() ->
     assert private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("mode", MODES)
 def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_rounding(
     mode: str,
@@ -671,16 +594,12 @@ def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_roundi
         drawn = draw_places(step.row_seed, 5, len(directions))
         assert sorted(moved) == sorted(drawn.tolist())
         lost = step.lost_rows()
-        assert lost is not None
         assert lost.tolist() == [False] * 5
         sums.append(clipped_sums(optimizer))
     for behind, among in zip(*sums, strict=True):
         torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
     model, optimizer = private(conv_net())
     backward(model, images())
@@ -689,13 +608,9 @@ def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
     step.row_seed = (4,)
     step.inject(directions_over(step), C)
     lost = step.lost_rows()
-    assert lost is not None
     assert lost.tolist() == [False, False, False, True, False]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:
     model, optimizer = private(conv_net())
     backward(model, images())

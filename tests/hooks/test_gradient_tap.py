@@ -29,6 +29,8 @@ from lightning_audit.hooks.gradient_tap import (
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 
+pytestmark = pytest.mark.filterwarnings("default")
+
 # --- What a reading says of a step that was left alone, and of one that was not.
 
 COORDINATES = {0: np.array([0, 2, 3])}
@@ -61,7 +63,6 @@ def reading(
 def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -> None:
     found = reading()
     assert found.values.tolist() == [1.0, 3.0, 4.0]
-    assert found.moves is not None
     assert found.moves.start.tolist() == [1.0, 1.0, 1.0]
     assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
     assert found.moves.outside is None  # nothing was watched before
@@ -71,14 +72,12 @@ def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -
 
 def test_entries_that_were_zero_when_they_were_read_are_told() -> None:
     found = reading(zero=2)
-    assert found.dead is not None
     assert found.dead.tolist() == [False, True, False]
 
 
 def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear() -> None:
     found = reading(Doubles)
     assert found.unclear
-    assert found.used is not None
     assert found.used.tolist() == [2.0, 6.0, 8.0]
     assert found.values.tolist() == [1.0, 3.0, 4.0]
 
@@ -495,8 +494,6 @@ def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
 
 # --- The gradient beside its clipped sum, of real steps of Opacus' optimizers.
 
-# Opacus and torch remark on secure mode and hooks in every training.
-
 COORDINATES_OF_NOISE_READING = {0: np.array([0, 5, 11]), 1: np.array([1])}
 
 
@@ -538,7 +535,6 @@ def reading_noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
     return found
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) -> None:
     optimizer = stepped(mode=mode)
@@ -551,7 +547,6 @@ def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) ->
     assert found.sum_norm <= 8 * 0.7
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_entries_are_those_of_the_coordinates() -> None:
     optimizer = stepped(1.0)
     found = reading_noise_reading(optimizer)
@@ -560,7 +555,6 @@ def test_the_entries_are_those_of_the_coordinates() -> None:
     np.testing.assert_array_equal(found.released, expected)
 
 
-@pytest.mark.filterwarnings("default")
 def test_what_is_left_is_the_noise() -> None:
     generator = torch.Generator().manual_seed(7)
     noisy, plain = (
@@ -577,7 +571,6 @@ def test_what_is_left_is_the_noise() -> None:
     np.testing.assert_allclose(noise, torch.cat([weight, bias]).numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
 def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
     optimizer = stepped(1.0)
@@ -592,7 +585,6 @@ def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ..
     np.testing.assert_array_equal(found.sums, expected.sums)
 
 
-@pytest.mark.filterwarnings("default")
 def test_tensors_of_several_precisions_are_read_as_well() -> None:
     optimizer = stepped(1.0)
     expected = reading_noise_reading(optimizer)
@@ -600,7 +592,6 @@ def test_tensors_of_several_precisions_are_read_as_well() -> None:
     assert reading_noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
     optimizer = stepped(1.0)
     for p in optimizer.params:
@@ -610,14 +601,12 @@ def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
     assert found.sum_norm is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_what_is_not_wanted_is_not_read() -> None:
     optimizer = stepped(1.0)
     assert reading_noise_reading(optimizer, norm=False).sum_norm is None
     assert reading_noise_reading(optimizer, sums=False).sums is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
     optimizer = stepped(1.0)
     optimizer.params[1].grad = None
@@ -650,7 +639,6 @@ def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
 # ------------------------------------------------------------------ whole tensors
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("small", [True, False])
 def test_whole_tensors_are_read_beside_their_sums(
     small: bool, monkeypatch: pytest.MonkeyPatch
@@ -662,7 +650,6 @@ def test_whole_tensors_are_read_beside_their_sums(
     params = optimizer.params
     divisor = float(optimizer.expected_batch_size)
     read = read_tensors(params, gradients_noise_reading(params), divisor, block=True)
-    assert read is not None
     assert read.entries.tolist() == [12.0, 3.0]
     rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
     assert read.noise == pytest.approx([float(r @ r) for r in rest], rel=1e-5)
@@ -672,11 +659,9 @@ def test_whole_tensors_are_read_beside_their_sums(
     expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
     assert read.block == pytest.approx(expected, abs=1e-5)
     unasked = read_tensors(params, gradients_noise_reading(params), divisor, block=False)
-    assert unasked is not None
     assert unasked.block is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_tap, "BLOCK", 8)
     params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
@@ -684,12 +669,9 @@ def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch)
         p.summed_grad = torch.zeros_like(p)
         p.grad = torch.arange(float(p.numel())).view_as(p)
     read = read_tensors(params, gradients_noise_reading(params), 2.0, block=True)
-    assert read is not None
-    assert read.block is not None
     assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
 
 
-@pytest.mark.filterwarnings("default")
 def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
     param = nn.Parameter(torch.zeros(4))
     param.grad = torch.ones(4)
@@ -715,7 +697,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
     tensor = torch.zeros(2, 3)
     view = numpy_view(tensor)
-    assert view is not None
     view[4] = 7.0
     assert tensor[1, 1] == 7.0
     assert numpy_view(tensor.t()) is None

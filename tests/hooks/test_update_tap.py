@@ -68,9 +68,6 @@ def test_few_steps_tell_nothing_and_one_that_is_not_finite_is_not_counted() -> N
     assert seen.like_noise
 
 
-# --- Where the gradient of a plain optimizer's update is read.
-
-
 class Doubling(torch.optim.SGD):
     """Doubles the gradient, then updates as SGD does."""
 

@@ -78,8 +78,6 @@ def test_long_code_and_long_lines_are_cut(tmp_path: Path, monkeypatch: Any) -> N
     assert max(map(len, lines)) == 160
 
 
-# --- Findings point to the user's own classes and methods, and to no library's.
-
 AT = f"{Path(__file__).relative_to(REPOSITORY)}:"
 
 

@@ -1,5 +1,3 @@
-""""""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -66,9 +64,6 @@ def private(reduction: str = "mean") -> DPOptimizer:
         expected_batch_size=8,
         loss_reduction=reduction,
     )
-
-
-# ---
 
 
 def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:

@@ -100,7 +100,6 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
         if names:
             spent += USUAL[names[0]]
             left = schedule.budget(now)
-            assert left is not None
             assert left >= USUAL[names[0]]
             schedule.note(step, names, USUAL[names[0]], now)
         else:
@@ -175,8 +174,6 @@ def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str
     )
 
 
-# --- What runs in a fork gives its result, and changes nothing here.
-
 Beat = Callable[[], None]
 #: Processes that were there before the test.
 others: set[str] = set()
@@ -200,7 +197,6 @@ def no_children() -> bool:
     return children() <= others
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_result_comes_back_and_nothing_is_changed() -> None:
     held = torch.zeros(1000)
 
@@ -216,12 +212,10 @@ def test_a_result_comes_back_and_nothing_is_changed() -> None:
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_large_result_comes_back() -> None:
     assert len(in_a_fork(lambda beat: bytes(2**24), 10.0)) == 2**24
 
 
-@pytest.mark.usefixtures("_others")
 def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -263,7 +257,6 @@ def _cannot_be_sent(beat: Beat) -> Any:
     return lambda: None
 
 
-@pytest.mark.usefixtures("_others")
 @pytest.mark.parametrize(
     ("work", "why"),
     [
@@ -285,7 +278,6 @@ def test_what_gives_no_result_says_why_and_leaves_no_process(
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_an_interrupted_training_ends_the_fork() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -300,7 +292,6 @@ def test_an_interrupted_training_ends_the_fork() -> None:
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -309,7 +300,6 @@ def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() 
         signal.signal(signal.SIGCHLD, before)
 
 
-@pytest.mark.usefixtures("_others")
 def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         file.write("once")
@@ -317,7 +307,6 @@ def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Pat
     assert (tmp_path / "log").read_text() == "once"
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fork = os.fork
 
@@ -329,7 +318,6 @@ def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert in_a_fork(lambda beat: 1, 10.0) == 1
 
 
-@pytest.mark.usefixtures("_others")
 def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
     shared = torch.zeros(10).share_memory_()
@@ -338,7 +326,6 @@ def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert not shared.any()
 
 
-@pytest.mark.usefixtures("_others")
 def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_fork([torch.zeros(1)])
     assert not may_fork([torch.zeros(1, device="meta")])
@@ -347,8 +334,6 @@ def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.Monke
 
 
 # --- Every question is asked of a net of any size, within the replays of a first examination.
-
-# Opacus and torch remark on loaders and hooks in every training.
 
 
 class OverTheBatch(nn.Module):
@@ -382,7 +367,6 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_LEAST_ENTRIES", 50)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("budget", [FIRST_REPLAYS, None])
 def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> None:
@@ -393,7 +377,6 @@ def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> Non
     assert not any(answer.findings for answer in found.answers.values())
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("_large")
 def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> None:
     user = PlainStep(net=net(OverTheBatch()))
@@ -401,7 +384,6 @@ def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> Non
     assert finding.size > 0.1
 
 
-@pytest.mark.filterwarnings("default")
 def test_an_examination_is_stated_in_times_of_the_step_on_the_users_own_batch() -> None:
     found = examined(Busy(), budget=FIRST_REPLAYS, trials=8)
     assert 10 < found.step_times < found.steps
@@ -429,7 +411,6 @@ def first_examination(folder: Path, row: Any) -> tuple[int, dict[str, str]]:
     return counts[0], {check.name: check.message for check in replayed}
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("row", ROWS[::6], ids=lambda row: row.name)
 def test_a_first_examination_makes_at_most_eighty_replays(tmp_path: Path, row: Any) -> None:
     assert 10 < first_examination(tmp_path, row)[0] <= FIRST_REPLAYS == 80
@@ -448,7 +429,6 @@ class Slow:
     thread_time = perf_counter
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_busy_machine_asks_what_a_quiet_one_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,16 +15,9 @@ from training_support import ManualModule, PrivateModule, digits, mlp, trainer_f
 
 from lightning_audit import AuditReport, PrivacyAudit
 
-pytestmark = pytest.mark.training
-
 #: Of ten classes the loss begins at about log 10 = 2.30.
 LIMIT = 2.3
 BATCH = 32
-
-
-@pytest.fixture(autouse=True)
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def report(

@@ -34,6 +34,8 @@ from lightning_audit.testing.trainings import (
     ViewsClippedApart,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
 
 class BatchesOf8(Training):
     size = 8
@@ -338,7 +340,6 @@ def _loss(module: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
     return functional.cross_entropy(module(x[rows]), y[rows])
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_generators_logs_and_gradients_are_untouched() -> None:
     module = _Module(GradSampleModule(_net()))
     params = list(module.parameters())
@@ -358,7 +359,6 @@ def test_generators_logs_and_gradients_are_untouched() -> None:
     assert module.logged == ["mean"]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -377,7 +377,6 @@ def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
         assert torch.allclose(p.grad_sample[-1], direction.norm * part, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_another_thread_that_trains_draws_no_number_twice() -> None:
     module, ended = _Module(_net()), threading.Event()
     other = threading.Thread(target=lambda: ended.wait(), name="study")
@@ -394,7 +393,6 @@ def test_another_thread_that_trains_draws_no_number_twice() -> None:
     assert torch.rand(1) == own
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_running_statistics_are_put_back() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -404,12 +402,10 @@ def test_running_statistics_are_put_back() -> None:
     assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
     net = nn.Linear(4, 3)
     params = [*net.parameters(), nn.Parameter(torch.ones(2))]  # the last takes no part
     direction = own_direction(_loss(net), params)
-    assert direction is not None
     unit = torch.cat([part.flatten() for part in direction.parts])
     assert float(unit.norm()) == pytest.approx(1.0)
     assert np.isnan(direction.product([p.grad for p in params]))
@@ -423,7 +419,6 @@ def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
     assert torch.allclose(torch.cat([p.grad.flatten() for p in params]), flat - 0.25 * unit)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
 def test_a_gradient_without_direction_gives_none(factor: float) -> None:
     net = nn.Linear(4, 3)

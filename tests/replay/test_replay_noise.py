@@ -18,8 +18,6 @@ from lightning_audit.replay.noise import STEPS, ExaminedNoise, NoiseEntries, Suc
 from lightning_audit.testing import faulty
 from lightning_audit.testing.faulty import OwnNoise
 
-# --- Several draws of a step's noise show what is wrong with it, and accuse no correct one.
-
 
 def net() -> nn.Module:
     return nn.Sequential(
@@ -33,7 +31,6 @@ def answer(kind: type[DPOptimizer] | None, module: nn.Module | None = None, **gi
 
 
 def named(found: Answer) -> str:
-    assert found.noise is not None
     assert found.findings
     kind, _ = found.noise.largest
     return next(rule.name for rule in REPLAY_NOISE.faults if rule.applies({"of": kind}))
@@ -236,7 +233,6 @@ def test_noise_that_is_recalled_is_seen(kind: type[DPOptimizer] | None, found: b
     user, kept = watched(kind, STEPS + 2)
     assert kept.full
     look = kept.look()
-    assert look is not None
     assert bool(look.findings) == found
     if found:
         assert "against that of 2 steps before" in look.findings[0].name

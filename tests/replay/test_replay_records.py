@@ -94,16 +94,7 @@ def test_whole_numbers_stay_a_records_own() -> None:
     assert torch.equal(x, x.round())
 
 
-# --- Examinations show that gradients depend on other records, and accuse no sound net.
-
-# Opacus and torch remark on loaders and hooks in every training.
-
 FAULT = "records are not independent"
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def audit(**kwargs: Any) -> PrivacyAudit:
@@ -174,8 +165,6 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("net", "precision"),
     [
@@ -194,8 +183,6 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     assert coupling(report).evidence["change"] is None
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
@@ -211,8 +198,6 @@ def test_batch_normalisation_is_found_in_one_step(
     assert coupling(report).evidence["change"] > 0.2
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("all_numbers")
 def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
     module = PrivateModule(layers(), dataset=digits())
@@ -277,8 +262,6 @@ class ByLength(PrivateModule):
 UNSORTED = "enforce_sorted=False"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "net", "advice"),
     [(Weighted, layers, ""), (Contrastive, layers, ""), (PrivateModule, Packed, UNSORTED)],
@@ -292,8 +275,6 @@ def test_gradients_that_depend_on_other_records_are_found(
     assert advice in report.verdict.advice
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "net"), [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))]
 )
@@ -329,8 +310,6 @@ class InTwoParts(HandWritten):
         return {name: torch.cat([g, two[name]]) for name, g in one.items()}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
     module = NormalisedByHand()
     report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
@@ -338,16 +317,12 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
     assert int(module.norm.num_batches_tracked) == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
 @pytest.mark.usefixtures("all_numbers")
 def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
     assert coupling(fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)).evidence["replays"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
@@ -357,8 +332,6 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ limits
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     class Alone(PrivateModule):
@@ -370,16 +343,12 @@ def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     assert coupling(report).evidence["replays"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_the_argument_is_a_number_or_auto() -> None:
     for wrong in ("no", -1, True, 1.5):
         with pytest.raises(ValueError, match="must be 'auto' or a whole number >= 0"):
             PrivacyAudit(examinations=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
     class Distinct(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -400,8 +369,6 @@ class Resumable(PrivateModule):
         self.net = GradSampleModule(self.net)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     first, again = (audit(on_violation="warn") for _ in range(2))
     trainer = trainer_for(tmp_path, first, max_steps=1)

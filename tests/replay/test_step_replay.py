@@ -39,8 +39,6 @@ from lightning_audit.replay.step_replay import (
 )
 from lightning_audit.replay.training_state import TrainingState
 
-# --- All generators are set at the places of a step, and marks tell how many numbers were drawn.
-
 OWN = SimpleNamespace(
     torch=torch.Generator().manual_seed(1),
     numpy=np.random.default_rng(1),
@@ -359,7 +357,6 @@ def test_a_step_has_the_batch_as_it_was() -> None:
     batch[0].mul_(2.0)
     train(net, optimizer, batch)
     taken = watch.end_batch()
-    assert taken is not None
     assert torch.equal(taken.batches[0][0], torch.ones(8, 4))
     assert taken.skips == [False]
 
@@ -372,7 +369,6 @@ def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
         optimizer.signal_skip_step(do_skip=not part)
         train(net, optimizer, (torch.ones(4, 4), torch.zeros(4, dtype=torch.long)))
     taken = watch.end_batch()
-    assert taken is not None
     assert (taken.calls, taken.skips) == ([True, False], [])
 
 
@@ -387,7 +383,6 @@ def test_physical_batches_of_a_logical_one_stand_together() -> None:
         sizes.append(len(batch[0]))
         if taken := watch.end_batch():
             break
-    assert taken is not None
     assert [len(batch[0]) for batch in taken.batches] == sizes
     assert len(sizes) > 1
     assert taken.skips == [True] * (len(sizes) - 1) + [False]

@@ -403,9 +403,6 @@ def test_global_generators_that_another_thread_moved_are_left_alone(
     assert repr(GlobalGenerators._states()) == (before if when == "never" else now)
 
 
-# --- Whatever a step changes is put back, to the bit.
-
-
 class CounterTrainingState:
     seen: ClassVar[list[int]] = []
 

@@ -47,7 +47,7 @@ from lightning_audit.session.planner import StepPlanner
 from lightning_audit.session.sources import CanarySource, PartChoice, Tensors, draw_part
 from lightning_audit.session.step import PlannedStep
 
-# --- DP-SGD that is written by hand is audited, in every place where people write it.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
 def _audit(**kwargs: Any) -> PrivacyAudit:
@@ -476,7 +476,6 @@ class NoCanaries(CanarySource):
         return np.zeros(len(plan.coins))
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_source_may_leave_every_other_part_of_a_step_alone(announced: bool) -> None:
     bare, untouched = BareSession(), BareSession()
@@ -497,7 +496,6 @@ def test_a_source_may_leave_every_other_part_of_a_step_alone(announced: bool) ->
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_it_keeps_nothing_and_comes_back_from_nothing() -> None:
     source: Any = NoCanaries(BareSession().session.planner)
     state = source.state()
@@ -508,7 +506,6 @@ def test_it_keeps_nothing_and_comes_back_from_nothing() -> None:
     assert not source.is_late()
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_what_a_source_must_say_has_no_answer_of_its_own() -> None:
     source, plan = CanarySource(), NoCanaries(BareSession().session.planner).unplanned()
     for ask in (

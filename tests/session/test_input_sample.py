@@ -90,10 +90,6 @@ def audit_unchanged(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
     return audit_with(canary, claim=CLAIM, **kwargs)
 
 
-# --- Input canaries in real trainings: one more sample, through the user's own pipeline.
-
-# --- Input canaries in real trainings: one more sample, through the user's own pipeline.
-
 HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them
 
@@ -329,7 +325,6 @@ def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
     true = SubsampledGaussianTradeoff(0.3, 0.3).epsilon_at(report.delta)
     for bound in bounds.values():
         assert any("joins it with probability 0.3" in said for said in bound.assumptions)
-        assert bound.epsilon_step_lower is not None
         assert bound.epsilon_step_lower < true
     assert bounds["fdp_cp"].epsilon_step_lower > 0
 

@@ -19,7 +19,7 @@ from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.session import planner
 from lightning_audit.session.planner import Ranks
 
-# --- Two processes train one model: the audit of each sees the sum over both, and they agree.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
 def both_trained(factory: pytest.TempPathFactory, worker: str, *scenarios: str) -> Path:
@@ -314,7 +314,6 @@ def entered(bare: BareSession) -> list[int]:
     return np.flatnonzero(bare.column("canaries") == INJECTED).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("announced", [True, False])
 def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None:
     bare = BareSession(every_n_steps=3)
@@ -322,7 +321,6 @@ def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None
     assert entered(bare) == [0, 3, 6]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "FULL_STEPS", 4)
     monkeypatch.setattr(planner, "THINNED", 3)
@@ -333,7 +331,6 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
     assert entered(laid_out) == list(range(10))
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -349,7 +346,6 @@ def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
     assert entered(again) == entered(bare)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> None:
     bare = BareSession()
     norms, turns = [], set()
@@ -365,12 +361,10 @@ def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> N
     assert len(turns) == 60
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_canaries_as_long_as_the_clipping_norm_are_not_shortened() -> None:
     assert BareSession(oversize=1.0).session.planner.flip(CLAIM).shorter == 1.0
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
     bare = BareSession()
     bare.train(1)
@@ -387,7 +381,6 @@ def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
     assert entered(bare) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() -> None:
     bare = BareSession()
     bare.train(2)
@@ -399,7 +392,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
     assert entered(bare) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [

@@ -54,7 +54,6 @@ def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> No
     made = watch()
     unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
     assert unit == 4.0
-    assert seen is not None
     assert seen.released.tolist() == [8.0, 16.0]
     assert seen.sums.tolist() == [3.0, 4.0]
     assert seen.sum_norm == pytest.approx(5.0)
@@ -85,15 +84,12 @@ def test_divisors_are_those_that_something_could_be_divided_by(
 def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
     unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, read_at(8 / 6))
     assert unit == 4.0
-    assert seen is not None
     assert seen.sums is None
 
 
 def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
     claim = StepClaim(noise_multiplier=0.5, max_grad_norm=2.0, scale=8.0)
     seen = watch(divisor=8.0).seen(claim, 1, 8.0, read_at(1.0))[1]
-    assert seen is not None
-    assert seen.whole is not None
     # The gradient times its divisor is 8, 16, 24, 32; the noise has a standard deviation of one.
     assert seen.whole.entries.tolist() == [4.0]
     assert seen.whole.released.tolist() == [64.0 + 256.0 + 576.0 + 1024.0]
@@ -119,7 +115,6 @@ def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then(
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:
     seen = watch(parts=3).seen(CLAIM, 0, 8.0, read_at(None))[1]
-    assert seen is not None
     assert (seen.terms, seen.split) == (16, True)
 
 
@@ -279,7 +274,6 @@ def test_rows_of_a_private_step_are_counted_where_they_wait() -> None:
     assert bare.session.way.samples(None) == 5
     bare.session.inject()
     entered = bare.session.planner.plan
-    assert entered is not None
     assert bare.session.way.samples(entered) == 5 + entered.coins.sum()
 
 

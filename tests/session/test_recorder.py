@@ -47,14 +47,7 @@ from lightning_audit.session.step import ObservedStep
 
 # --- A record whose gradient is not a number is found, and told from a training that diverged.
 
-# Opacus and torch remark on loaders and hooks in every training.
-
 ROWS = 8
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def data(*lost: int, value: float = torch.nan) -> TensorDataset:
@@ -89,8 +82,6 @@ def audit(**kwargs: Any) -> PrivacyAudit:
 # ------------------------------------------------------------------ found
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("value", "precision"),
     [
@@ -110,8 +101,6 @@ def test_record_that_is_not_finite_is_found_at_its_step(
     assert finite(report).evidence["lost_steps"] == 3  # the weights are lost with the second step
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_canary_in_the_batch_is_not_counted(tmp_path: Path) -> None:
     module = InOrder(dataset=data(*range(3, 16)))
     allowed = audit(canaries=[Mislabeled(loss=_loss, num_classes=10, sampling_rate=0.999)])
@@ -124,8 +113,6 @@ def _loss(module: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(module.net(batch[0]), batch[1])
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_manual_optimization_is_looked_at_too(tmp_path: Path) -> None:
     class Manual(ManualModule, InOrder):
         pass
@@ -134,8 +121,6 @@ def test_manual_optimization_is_looked_at_too(tmp_path: Path) -> None:
     assert without_place(report) == {"lost_steps": 1, "step": 0, "records": 1, "rows": ROWS}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_record_in_an_early_part_of_a_batch_is_found(tmp_path: Path) -> None:
     class InParts(InOrder):
         def __init__(self, **kwargs: Any) -> None:
@@ -154,8 +139,6 @@ def test_record_in_an_early_part_of_a_batch_is_found(tmp_path: Path) -> None:
     assert finite(report).evidence["step"] == 0
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_ghost_clipping_is_looked_at_by_its_norms(tmp_path: Path) -> None:
     class GhostInOrder(Ghost):
         def train_dataloader(self) -> DataLoader:
@@ -182,15 +165,11 @@ class ByHand(HandWritten):
         return grads
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_hand_written_gradients_are_looked_at(tmp_path: Path) -> None:
     report = violation(tmp_path, ByHand(dataset=data(8, 11, 12)), audit(claim=CLAIM), max_steps=3)
     assert without_place(report) == {"lost_steps": 2, "step": 1, "records": 3, "rows": ROWS}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None:
     module = ByHand(dataset=data(8, 11, 12))
     module.drops = True
@@ -226,8 +205,6 @@ class TwoNets(InOrder):
             optimizer.step()
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
     report = violation(tmp_path, TwoNets(dataset=data(2)), audit(), max_steps=2)
     found = [check for check in report.checks if check.name == "finite"]
@@ -238,8 +215,6 @@ def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ not called so
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("canaries", [None, [Mislabeled(loss=_loss, num_classes=10)]])
 def test_batch_that_is_lost_as_a_whole_is_not_said_to_tell_of_a_record(
     tmp_path: Path, canaries: Any
@@ -251,8 +226,6 @@ def test_batch_that_is_lost_as_a_whole_is_not_said_to_tell_of_a_record(
     assert report.verdict.outcome == "INCONCLUSIVE"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) -> None:
     class Diverging(InOrder):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -265,8 +238,6 @@ def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) 
     assert finite(report).evidence == {"lost_steps": 2}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_healthy_training_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
@@ -274,8 +245,6 @@ def test_healthy_training_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.M
     assert not looked
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_finding_may_be_allowed(tmp_path: Path) -> None:
     allowed = audit(allow=["sampling.not_poisson", "finite"])
     report = fit(tmp_path, InOrder(dataset=data(2)), allowed, max_steps=1)
@@ -297,8 +266,6 @@ class Resumable(InOrder):
             value.nan_to_num_(0.0)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_finding_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit(on_violation="warn"), max_steps=1)
     trainer.fit(Resumable())
@@ -314,8 +281,6 @@ def _rows(lost: int, rows: int) -> torch.Tensor:
     return torch.arange(rows) < lost
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_processes_add_up_what_they_saw_of_a_step() -> None:
     ranks = [LostSteps(), LostSteps()]
     for step, shares in {3: (0, 0), 5: (4, 0), 7: (2, 1)}.items():
@@ -332,8 +297,6 @@ def test_processes_add_up_what_they_saw_of_a_step() -> None:
     again.load(ranks[0].state())
     assert (again.first, again.count) == (None, 3)  # no checkpoint holds numbers of samples
 
-
-# --- What is recorded and checked does not depend on how steps are grouped, nor on a stop between.
 
 K = 3
 WITNESSES = Witnesses({0: np.arange(12), 1: np.arange(5)})
@@ -375,7 +338,6 @@ def recorder(directory: Path | None = None, significance: float = 1e-3) -> Recor
 
 def entries_of(made: Recorder, directory: Path) -> bytes:
     made.flush()
-    assert made.store is not None
     made.store.close(archive=False)
     return read_observations(directory / RECORD_NAME)[1].tobytes()
 

@@ -26,8 +26,6 @@ from lightning_audit.session.step import (
     used_release,
 )
 
-# --- Where witnesses and canaries are read: everywhere they lie, once, also where they coincide.
-
 ROOMY = [TensorSlot("large", (40, 30)), TensorSlot("small", (5,)), TensorSlot("scalar", ())]
 TINY = [TensorSlot("two", (2,)), TensorSlot("one", ()), TensorSlot("three", (3, 1))]
 MIXES: dict[str, tuple[list[TensorSlot], list[GradientCanary]]] = {
@@ -211,7 +209,6 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
         values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
     )
     found = used_release(PLAN_OF_STEPS_USED, reading, COORDINATES)
-    assert found is not None
     assert (found.rest, found.used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
     # An update goes against the gradient.
     assert found.moved == pytest.approx([-3.0])
@@ -221,7 +218,6 @@ def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
     found = used_release(
         PLAN_OF_STEPS_USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES
     )
-    assert found is not None
     assert (found.used, found.moved) == (None, None)
     assert used_release(PLAN_OF_STEPS_USED, Reading(values(0.0, 1.0)), COORDINATES) is None
     assert (

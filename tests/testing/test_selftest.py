@@ -28,8 +28,6 @@ from lightning_audit.testing.selftest import (
 from lightning_audit.testing.selftest_pool import Result
 from lightning_audit.testing.trainings import random_data
 
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
-
 
 def stepped(module: Functorch) -> DPOptimizer:
     """The optimizer after the backward pass of eight records."""
@@ -180,9 +178,6 @@ def test_failures_are_told_by_name_before_the_numbers() -> None:
 def test_a_group_that_was_not_trained_is_not_counted() -> None:
     assert summary([FOUND]) == "1 of 1 faults found and named"
     assert summary([HEALTHY]) == "0 of 1 healthy runs accused"
-
-
-# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 
 
 def trained(directory: Path, name: str, **changes: int) -> Result:

@@ -27,8 +27,6 @@ from lightning_audit.testing.selftest_pool import (
     status_of,
 )
 
-# --- Processes that die, hang or outlive nobody.
-
 
 def answers(*acts: str, jobs: int = 1, limit: float = 60.0) -> tuple[Result, ...]:
     return run_all([row(act) for act in acts], jobs, limit=limit, train=train)
@@ -97,7 +95,6 @@ def test_trainings_that_break_off_are_rows_and_the_others_go_on() -> None:
     assert died.status == "crashed"
     assert died.error.startswith("the process ended with exit code 11")
     assert (found.status, found.named, found.finding) == ("found", True, "noise")
-    assert found.flagged_at is not None
     assert found.flagged_at <= found.steps == 20
 
 
