@@ -113,8 +113,7 @@ def test_coins_of_dropped_and_unplanned_steps_do_not_enter_the_tests() -> None:
     clean = spoiled.copy()
     spoiled["readings"][30], spoiled["coins"][30] = 1e6, 1
     ours, theirs = (by_name(monitor_of((made, e)))["sensitivity"] for e in (spoiled, clean))
-    assert ours == theirs
-    assert entries["canaries"][30] == INJECTED
+    assert (ours, entries["canaries"][30]) == (theirs, INJECTED)
 
 
 def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:

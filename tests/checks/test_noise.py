@@ -76,8 +76,7 @@ def test_the_claimed_noise_and_more_of_it_is_left_alone() -> None:
 
 def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_where() -> None:
     result = sizes_of((1.0, 1.0, 0.9))
-    assert result.status == "violated"
-    assert result.evidence["violated_at_step"] == 0
+    assert (result.status, result.evidence["violated_at_step"]) == ("violated", 0)
     assert result.evidence["flagged"] == ["large"]
     assert result.evidence["smallest_ratio"] == pytest.approx(0.9, abs=0.01)
     assert (
@@ -100,8 +99,7 @@ def test_one_step_without_noise_among_many_is_seen() -> None:
         factor = np.array([0.0 if step == 150 else 1.0, 1.0, 1.0])
         check.update(whole_step(whole(rng, factor), step))
     result = check.result("")
-    assert result.evidence["violated_at_step"] == 150
-    assert result.evidence["flagged"] == ["weight"]
+    assert (result.evidence["violated_at_step"], result.evidence["flagged"]) == (150, ["weight"])
 
 
 def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen() -> None:

@@ -97,8 +97,7 @@ def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
 
 def test_steps_that_lie_too_far_apart_are_not_compared() -> None:
     result = found(0.5, every=FORECAST_LAGS + 1, steps=100)
-    assert result.status == "not_run"
-    assert result.message == f"not tested: {REUSE_FORECAST.needs}"
+    assert (result.status, result.message) == ("not_run", f"not tested: {REUSE_FORECAST.needs}")
     assert NoiseForecast(1e-3).result("it is hidden").message == "not tested: it is hidden"
 
 

@@ -233,8 +233,7 @@ def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
     assert not log.found(0.05)
     log.take(40, SURE)
     result = log.result(0.05)
-    assert result.status == "violated"
-    assert result.evidence["violated_at_step"] == 40
+    assert (result.status, result.evidence["violated_at_step"]) == ("violated", 40)
     assert result.evidence["of"] == MISSING
     rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
     assert rule.name == "noise_missing_at_entries"

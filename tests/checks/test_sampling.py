@@ -95,8 +95,7 @@ def test_only_more_records_than_the_accountant_is_told_are_a_violation(
     factor: float, status: str
 ) -> None:
     found = results(check_of(poisson(128, rate=factor * RATE)))
-    assert found["sampling.rate"].status == status
-    assert found["sampling.not_poisson"].status == "ok"
+    assert (found["sampling.rate"].status, found["sampling.not_poisson"].status) == (status, "ok")
 
 
 def test_favoured_records_are_more_than_the_accountant_is_told() -> None:
@@ -196,8 +195,7 @@ def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(promise: P
 
 
 def test_of_two_neighbours_the_costlier_one_counts() -> None:
-    result = batch_size_result(2, 4, 0.5, 50, PRIVATE)
-    assert result.evidence["of_neighbours"] == [1]
+    assert batch_size_result(2, 4, 0.5, 50, PRIVATE).evidence["of_neighbours"] == [1]
     every = batch_size_result(4, 4, 1.0, 50, PRIVATE)
     assert every.evidence["of_neighbours"] == [3, 5]
     assert every.evidence["epsilon_of_divisor"] == isotropic_pair_epsilon(4 / 3, 50, 1e-5)
@@ -241,14 +239,12 @@ def test_replacing_a_record_costs_nothing() -> None:
 
 def test_a_neighbour_without_a_divisor_is_told_apart_surely() -> None:
     result = batch_size_result(1, 1, 1.0, 10, PRIVATE)
-    assert result.evidence["epsilon_of_divisor"] == math.inf
-    assert result.status == "violated"
+    assert (result.evidence["epsilon_of_divisor"], result.status) == (math.inf, "violated")
 
 
 def test_before_the_first_step_nothing_is_spent() -> None:
     result = of_512(PRIVATE, coordinates=0)
-    assert result.evidence["epsilon_of_divisor"] == 0.0
-    assert result.status == "ok"
+    assert (result.evidence["epsilon_of_divisor"], result.status) == (0.0, "ok")
 
 
 # --- Batches count when their rate is known, and what cannot be read says so.
@@ -518,14 +514,12 @@ def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass(
 )
 def test_numbers_of_any_kind_are_read_in_their_order(batch: Any) -> None:
     read = record_numbers(batch, 10)
-    assert read.dtype == np.int64
-    assert read.tolist() == [3, 0, 9]
+    assert (read.dtype, read.tolist()) == (np.int64, [3, 0, 9])
 
 
 @pytest.mark.parametrize("batch", [[], (), torch.zeros(0), np.zeros((0, 2))])
 def test_an_empty_batch_has_no_records(batch: Any) -> None:
-    read = record_numbers(batch, 10)
-    assert read.tolist() == []
+    assert record_numbers(batch, 10).tolist() == []
 
 
 class Refuses:

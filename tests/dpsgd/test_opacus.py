@@ -343,9 +343,7 @@ def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
     assert step.batch_size() == 0
     directions = directions_over(step)
     step.inject(directions, 1000 * C)
-    sums = clipped_sums(optimizer)
-    expected = added_by(directions, step)
-    for got, added in zip(sums, expected, strict=True):
+    for got, added in zip(clipped_sums(optimizer), added_by(directions, step), strict=True):
         torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
 
 
@@ -593,8 +591,7 @@ def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_roundi
         moved = [i for i in range(5) if not torch.equal(step.params[0].grad_sample[i], rows[0][i])]
         drawn = draw_places(step.row_seed, 5, len(directions))
         assert sorted(moved) == sorted(drawn.tolist())
-        lost = step.lost_rows()
-        assert lost.tolist() == [False] * 5
+        assert step.lost_rows().tolist() == [False] * 5
         sums.append(clipped_sums(optimizer))
     for behind, among in zip(*sums, strict=True):
         torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
@@ -607,8 +604,7 @@ def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
     step.params[0].grad_sample[3] = torch.nan
     step.row_seed = (4,)
     step.inject(directions_over(step), C)
-    lost = step.lost_rows()
-    assert lost.tolist() == [False, False, False, True, False]
+    assert step.lost_rows().tolist() == [False, False, False, True, False]
 
 
 def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:

@@ -62,8 +62,7 @@ def reading(
 
 def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -> None:
     found = reading()
-    assert found.values.tolist() == [1.0, 3.0, 4.0]
-    assert found.moves.start.tolist() == [1.0, 1.0, 1.0]
+    assert (found.values.tolist(), found.moves.start.tolist()) == ([1.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
     assert found.moves.outside is None  # nothing was watched before
     assert (found.replaced, found.unclear, found.at_cut, found.raw) == (False, False, False, False)
@@ -71,15 +70,13 @@ def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -
 
 
 def test_entries_that_were_zero_when_they_were_read_are_told() -> None:
-    found = reading(zero=2)
-    assert found.dead.tolist() == [False, True, False]
+    assert reading(zero=2).dead.tolist() == [False, True, False]
 
 
 def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear() -> None:
     found = reading(Doubles)
     assert found.unclear
-    assert found.used.tolist() == [2.0, 6.0, 8.0]
-    assert found.values.tolist() == [1.0, 3.0, 4.0]
+    assert (found.used.tolist(), found.values.tolist()) == ([2.0, 6.0, 8.0], [1.0, 3.0, 4.0])
 
 
 @pytest.mark.parametrize("name", ["values", "replaced"])
@@ -258,8 +255,7 @@ def test_values_come_in_the_order_of_the_coordinates() -> None:
     set_gradients(params, grads)
     optimizer.step()
     expected = [*grads[2].flatten()[[23, 0, 5]].tolist(), *grads[0].flatten()[[11, 4]].tolist()]
-    assert readings[0].values.tolist() == expected
-    assert readings[0].values.dtype == np.float64
+    assert (readings[0].values.tolist(), readings[0].values.dtype) == (expected, np.float64)
 
 
 class ReplacesItsGradient(torch.optim.Optimizer):
@@ -658,8 +654,7 @@ def test_whole_tensors_are_read_beside_their_sums(
     # Of three entries the first and the last.
     expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
     assert read.block == pytest.approx(expected, abs=1e-5)
-    unasked = read_tensors(params, gradients_noise_reading(params), divisor, block=False)
-    assert unasked.block is None
+    assert read_tensors(params, gradients_noise_reading(params), divisor, block=False).block is None
 
 
 def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

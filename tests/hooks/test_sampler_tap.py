@@ -99,8 +99,7 @@ def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
 
 
 def test_parts_that_are_added_up_are_one_step(plain: Plain) -> None:
-    parts = torch.randn(3, 20, 5)
-    for part in parts:
+    for part in torch.randn(3, 20, 5):
         plain.give(part)
         plain.net(part).sum().backward()
     plain.optimizer.step()

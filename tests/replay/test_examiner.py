@@ -99,8 +99,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
         names = schedule.next_questions(now)
         if names:
             spent += USUAL[names[0]]
-            left = schedule.budget(now)
-            assert left >= USUAL[names[0]]
+            assert schedule.budget(now) >= USUAL[names[0]]
             schedule.note(step, names, USUAL[names[0]], now)
         else:
             schedule.postpone(step)

@@ -220,8 +220,7 @@ def test_a_file_keeps_its_position_and_content(tmp_path: Path, mode: str) -> Non
             return first, read, file.tell()
 
         first, read, last = apart(work)
-        assert first == 4
-        assert read == (b"456" if file.readable() else b"")
+        assert (first, read) == (4, b"456" if file.readable() else b"")
         assert last > first
         assert file.tell() == 4
     assert path.read_bytes() == b"0123456789"
@@ -238,8 +237,7 @@ def test_shared_memory_is_read_and_stays(tmp_path: Path) -> None:
         return tensor.tolist(), number.value
 
     assert apart(work) == ([1.0, 2.0, 3.0, 4.0], 8)
-    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert number.value == 7
+    assert (tensor.tolist(), number.value) == ([0.0, 1.0, 2.0, 3.0], 7)
 
 
 def test_pipes_and_sockets_lead_nowhere() -> None:
@@ -337,8 +335,7 @@ def test_a_dictionary_of_any_kind_is_what_it_was(make: Any) -> None:
     first = keys[0]
     held.move_to_end(first) if isinstance(held, OrderedDict) else held.pop(first)
     refill_dict(held, keys, values)
-    assert held == before
-    assert list(held) == list(before)
+    assert (held, list(held)) == (before, list(before))
     assert type(held) is type(before)
     assert not isinstance(held, Upper) or held.written == 0
 

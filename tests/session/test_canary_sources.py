@@ -121,10 +121,8 @@ def test_epsilon_is_composed_from_the_stated_rate_and_the_steps_seen(tmp_path: P
         noise_multiplier=SIGMA, sample_rate=CLAIM.sample_rate, steps=60, delta=1e-5
     )
     assert report.epsilon_spent == pytest.approx(whole.composed_epsilon(), rel=1e-6)
-    assert report.claimed_epsilon == 8.0
-    assert status(report, "accounting") == "ok"
-    assert status(report, "no_dp") == "ok"
-    assert status(report, "sampling.not_poisson") == "ok"
+    assert (report.claimed_epsilon, status(report, "accounting")) == (8.0, "ok")
+    assert (status(report, "no_dp"), status(report, "sampling.not_poisson")) == ("ok", "ok")
 
 
 # ------------------------------------------------------------------ faults
@@ -232,8 +230,7 @@ def test_code_that_asks_for_no_canary_is_inconclusive_and_told_what_to_call(tmp_
     assert any(
         "60 of 60" in lack and "per_sample(" in lack for lack in report.verdict.pass_blockers
     )
-    assert status(report, "noise") == "ok"
-    assert status(report, "sensitivity") == "not_run"
+    assert (status(report, "noise"), status(report, "sensitivity")) == ("ok", "not_run")
 
 
 def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> None:
@@ -538,8 +535,7 @@ def test_one_part_of_a_batch_is_chosen_at_most() -> None:
         choice.ended()
         seen[tuple(chosen)] += 1
     # The first batch is taken for one of two parts, the others are known to have four.
-    assert choice.usual == 4
-    assert set(seen) == {(), (0,), (1,), (2,)}
+    assert (choice.usual, set(seen)) == (4, {(), (0,), (1,), (2,)})
     assert 150 < seen[()] < 250
 
 

@@ -53,10 +53,8 @@ def read_at(factor: float | None) -> Reading:
 def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
     made = watch()
     unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
-    assert unit == 4.0
-    assert seen.released.tolist() == [8.0, 16.0]
-    assert seen.sums.tolist() == [3.0, 4.0]
-    assert seen.sum_norm == pytest.approx(5.0)
+    assert (unit, seen.released.tolist()) == (4.0, [8.0, 16.0])
+    assert (seen.sums.tolist(), seen.sum_norm) == ([3.0, 4.0], pytest.approx(5.0))
     assert (seen.terms, seen.split) == (6, False)
     assert made.seen(CLAIM, 1, 8.0, read_at(1.0))[1] is None  # once
 

@@ -255,6 +255,5 @@ def test_shares_are_those_of_all_steps() -> None:
     shares.update(
         ZeroEntries(np.array([True, True, False, False]), True, np.array([0.0, 0.5]), True)
     )
-    assert shares.canaries.tolist() == [0.5, 0.75]
-    assert shares.tensors.tolist() == [0.5, 1.0]
+    assert (shares.canaries.tolist(), shares.tensors.tolist()) == ([0.5, 0.75], [0.5, 1.0])
     assert restore(snapshot(shares)).tensors.tolist() == [0.5, 1.0]
