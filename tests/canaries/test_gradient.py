@@ -218,9 +218,7 @@ def test_a_dirac_that_visits_each_tensor_is_in_any_with_room_at_one_place_at_a_t
 
 
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_block_pair_is_plus_and_minus_at_one_coordinate_of_the_largest_like_tensors(
-    moving: bool,
-) -> None:
+def test_a_block_pair_is_plus_and_minus_at_one_place_of_like_tensors(moving: bool) -> None:
     rng = generator(3)
     # The (9, 9) tensor is larger, but alone; the (4, 6) ones are the largest of one shape.
     layout = layout_of((3,), (4, 6), (9, 9), (3,), (4, 6))
@@ -235,9 +233,7 @@ def test_a_block_pair_is_plus_and_minus_at_one_coordinate_of_the_largest_like_te
 
 @pytest.mark.parametrize("shapes", [((40,), (4, 3), (7,)), ((5,),), ((1,), (1, 1))])
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_block_pair_is_a_spread_where_no_shapes_agree(
-    shapes: tuple[tuple[int, ...], ...], moving: bool
-) -> None:
+def test_a_lone_block_pair_is_a_spread(shapes: tuple[tuple[int, ...], ...], moving: bool) -> None:
     rng = generator()
     (direction,) = place([BlockPair(moving=moving)], layout_of(*shapes), rng).draw(rng)
     assert [part.tensor for part in direction.parts] == list(range(len(shapes)))

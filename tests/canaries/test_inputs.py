@@ -215,9 +215,7 @@ class _Sequences(nn.Module):
         ),
     ],
 )
-def test_what_a_canary_cannot_do_it_says(
-    canary: InputCanary, net: nn.Module, batch: Any, words: str
-) -> None:
+def test_each_says_its_limits(canary: InputCanary, net: nn.Module, batch: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         canary.at_step(net, canary.made(net, _sample(batch), batch, _params(net)))
 

@@ -37,9 +37,7 @@ from lightning_audit.results.audit_report import CheckResult
         (math.inf, 8.0, "violated"),
     ],
 )
-def test_steps_may_cost_the_claim_and_the_inaccuracy_of_composition(
-    spent: float, claimed: float, status: str
-) -> None:
+def test_steps_may_cost_a_little_over_the_claim(spent: float, claimed: float, status: str) -> None:
     result = accounting_result(spent, claimed, 1e-5, "the accountant")
     assert (result.status, result.kind) == (status, "accounting")
     assert exceeds(spent, claimed) == (status == "violated")
@@ -72,9 +70,7 @@ def test_steps_without_noise_are_told_to_get_some() -> None:
     ("spent", "claimed", "why"),
     [(None, 8.0, "the sample rate is unknown"), (8.0, None, "no epsilon is claimed")],
 )
-def test_what_is_unknown_is_not_compared(
-    spent: float | None, claimed: float | None, why: str
-) -> None:
+def test_an_unknown_is_not_compared(spent: float | None, claimed: float | None, why: str) -> None:
     result = accounting_result(spent, claimed, 1e-5, "the accountant")
     assert result.status == "not_run"
     assert why in result.message
@@ -160,9 +156,7 @@ LEVEL = EPSILON.share * SIGNIFICANCE
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("data", [0.0, 1.0])
-def test_correct_mechanism_leaks_no_more_than_its_claim(
-    seed: int, sigma: float, data: float
-) -> None:
+def test_correct_mechanism_leaks_at_most_its_claim(seed: int, sigma: float, data: float) -> None:
     monitor = monitor_of(simulate(150, seed=seed, sigma=sigma, data=data))
     assert monitor.leakage.ratio_lower(LEVEL) <= 1
     assert monitor.signal_over_noise(0.05).ratio_lower <= 1
@@ -289,9 +283,7 @@ def test_signal_and_noise_that_double_together_bound_mu_by_the_claim(steps: int)
 
 @pytest.mark.parametrize("runs", staged(heavy=[6], nightly=[30]))
 @pytest.mark.parametrize(("at", "steps"), [(300, 350), (300, 600), (100, 800)])
-def test_signal_and_noise_that_double_together_never_bound_mu_above_its_level(
-    at: int, steps: int, runs: int
-) -> None:
+def test_doubled_signal_and_noise_bound_mu_within_the_level(at: int, steps: int, runs: int) -> None:
     ratios = [doubled(seed, steps, at).signal_over_noise(0.05).ratio_lower for seed in range(runs)]
     print(f"\ndoubled at {at} of {steps}: median {np.median(ratios):.3f}, {np.max(ratios):.3f}")
     assert np.sum(np.array(ratios) > 1) <= stats.binom.isf(0.01, runs, 0.05)

@@ -125,7 +125,7 @@ def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors() -> 
         (Check("a", "", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
     ],
 )
-def test_how_often_a_check_is_in_a_report_goes_by_the_number_of_optimizers(
+def test_a_check_occurs_by_number_of_optimizers(
     check: Check, occurs: list[tuple[int, int]]
 ) -> None:
     assert [check.occurs(optimizers) for optimizers in range(3)] == occurs
@@ -144,9 +144,7 @@ def test_how_often_a_check_is_in_a_report_goes_by_the_number_of_optimizers(
         ({"reads": "steps", "init": lambda *_: None, "private": True}, "must not be declared"),
     ],
 )
-def test_a_statistic_that_would_not_run_or_would_leak_is_refused(
-    declared: dict[str, Any], why: str
-) -> None:
+def test_a_statistic_that_cannot_run_or_leaks_fails(declared: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=rf"'made\.up'.*{why}"):
         Check("made.up", "nothing that exists", **{"each": True, **declared})
 
@@ -372,9 +370,7 @@ def test_tests_in_statistics_of_other_packages_are_found(monkeypatch: pytest.Mon
     assert list(evidence_in({"a.median": made})) == [made.test]
 
 
-def test_a_record_lists_its_statistics_with_and_without_e_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_record_lists_all_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     before = AuditMonitor(HEADER, SIGNIFICANCE).shares
     assert before["noise.tensor"] == pytest.approx(shares()["noise.tensor"])
     plain = Check("a.count", "nothing", each=True, reads="steps", init=lambda *_: object())

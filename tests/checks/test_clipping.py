@@ -79,7 +79,7 @@ def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, n
     [(4.0, ["record_counts_twice", "clipping_norm_too_large"]), (2.5, ["clipping_norm_too_large"])],
 )
 @pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
-def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(
+def test_an_input_canary_of_four_norms_counts_four_times(
     shift: float, expected: list[str], label: str
 ) -> None:
     made, entries = simulate(300, shift=shift, sigma=0.5)
@@ -134,9 +134,7 @@ def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
         ("", "one_record_moves_too_much"),
     ],
 )
-def test_what_replays_show_of_the_clipping_comes_before_no_bounded_sensitivity(
-    kind: str, name: str
-) -> None:
+def test_what_replays_show_of_clipping_comes_before_sensitivity(kind: str, name: str) -> None:
     found = [
         check("replay.sensitivity", findings=2),
         check("replay.clipping", findings=3, kind=kind),
@@ -343,9 +341,7 @@ def test_larger_clipping_norm_of_all_tensors_is_not_taken_for_clipping_of_each()
 
 
 @pytest.mark.parametrize("fault", [OVERSIZE, CLIPPED_AFTER_AVERAGE])
-def test_gross_clipping_faults_tell_the_audit_to_stop_injecting_within_a_dozen_steps(
-    fault: float | str,
-) -> None:
+def test_gross_clipping_faults_stop_injection_within_a_dozen_steps(fault: float | str) -> None:
     monitor = monitor_of(simulate(40, shift=fault))
     assert monitor.clipping_is_broken
     assert by_name(monitor)["sensitivity"].evidence["violated_at_step"] < 12
@@ -400,9 +396,7 @@ RARE = {"coin_probability": 0.1}
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize("data", [0.0, 1.0])
-def test_a_sound_record_is_not_flagged_and_leaks_no_more_than_its_claim(
-    p: float, data: float
-) -> None:
+def test_a_sound_record_is_not_flagged_and_leaks_as_claimed(p: float, data: float) -> None:
     for seed in range(2):
         monitor = monitor_of(simulate(120, seed=seed, data=data, coin_probability=p))
         assert violated(monitor) == set()

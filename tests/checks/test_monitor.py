@@ -41,9 +41,7 @@ def test_healthy_record_violates_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("fault", [{}, {"noise": 0.5}, {"shift": 3.0}, {"reuse": "same"}])
-def test_replay_gives_the_numbers_of_the_run_to_the_last_bit(
-    fault: dict[str, object], tmp_path: Path
-) -> None:
+def test_replay_gives_the_numbers_of_the_run(fault: dict[str, object], tmp_path: Path) -> None:
     made, entries = simulate(80, sigma=np.geomspace(1.2, 0.8, 80), data=0.1, **fault)  # type: ignore[arg-type]
     live = AuditMonitor(made, SIGNIFICANCE)
     store = ObservationStore(tmp_path, made)
@@ -372,9 +370,7 @@ def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [1e-5, 1e-6, 1e-7])
-def test_noise_that_drowns_in_the_rounding_of_loud_sums_is_not_judged(
-    known: bool, noise: float
-) -> None:
+def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known: bool, noise: float) -> None:
     sums = 10.0 * np.random.default_rng(1).normal(size=384)
 
     def rounded(rng: np.random.Generator, _: FloatArray, rows: int) -> FloatArray:
@@ -455,9 +451,7 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
 @pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("data", [0.1, 0.5])
-def test_the_divisor_is_told_where_sums_are_not_known(
-    factor: float, divided: bool, data: float
-) -> None:
+def test_the_divisor_is_told_without_known_sums(factor: float, divided: bool, data: float) -> None:
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         # A part of the sum that stays the same is taken off by what the past says.
         noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
@@ -469,9 +463,7 @@ def test_the_divisor_is_told_where_sums_are_not_known(
 
 
 @pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.5), (1.0, 5, 0.0)])
-def test_steps_that_resemble_each_other_are_told_by_their_difference(
-    factor: float, seeds: int, expected: float
-) -> None:
+def test_steps_alike_are_told_by_difference(factor: float, seeds: int, expected: float) -> None:
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         noise = np.random.default_rng(int(rng.integers(seeds))).normal(size=len(sums))
         return np.asarray(sums + factor * noise)

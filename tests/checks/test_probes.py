@@ -237,9 +237,7 @@ def test_half_of_the_banded_noise_is_too_small() -> None:
 
 
 @pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -0.5), (1.0, -0.5, 0.25)])
-def test_noise_of_other_weights_follows_that_of_earlier_steps(
-    coefficients: tuple[float, ...],
-) -> None:
+def test_noise_of_other_weights_follows_earlier_noise(coefficients: tuple[float, ...]) -> None:
     for seed in range(3):
         assert "reuse.recurrence" in flagged(run_of(seed, 100, coefficients=coefficients))
 

@@ -73,9 +73,7 @@ def test_new_noise_is_left_alone() -> None:
         (-0.5, FORECAST_LAGS, "times the noise of 16 steps before"),
     ],
 )
-def test_noise_that_depends_on_the_past_is_told_with_how_it_does(
-    part: float, lag: int, words: str
-) -> None:
+def test_noise_that_depends_on_the_past_is_told_so(part: float, lag: int, words: str) -> None:
     result = found(part, lag)
     assert result.status == "violated"
     assert words in result.message
@@ -134,9 +132,7 @@ def status_noise_restart(check: NoiseRestart) -> str:
 @pytest.mark.parametrize(
     ("alone", "data"), [(True, 0.1), (True, 1.0), (True, 3.0), (False, 0.1), (False, 1.0)]
 )
-def test_noise_that_starts_again_is_found_by_what_the_first_steps_released(
-    alone: bool, data: float
-) -> None:
+def test_noise_that_starts_again_is_found_by_the_first_releases(alone: bool, data: float) -> None:
     assert status_noise_restart(segments(0, again=True, alone=alone, data=data)) == "violated"
 
 
@@ -375,9 +371,7 @@ def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> 
 
 
 @pytest.mark.parametrize("check", [REUSE_FORECAST, REUSE_ENTRIES])
-def test_noise_that_others_tell_is_a_fault_and_explains_what_else_is_used_again(
-    check: Check,
-) -> None:
+def test_noise_that_others_tell_is_a_fault_and_explains_other_re_use(check: Check) -> None:
     (rule,) = check.faults
     assert rule.applies({"left": 0.84})
     assert not rule.applies({"left": 0.99})  # the noise is small as a whole
@@ -411,9 +405,7 @@ def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> No
     ("difference", "expected"),
     [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
 )
-def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
-    difference: float, expected: list[str]
-) -> None:
+def test_small_noise_is_not_taken_for_few_seeds(difference: float, expected: list[str]) -> None:
     seen = check("reuse.recurrence", difference_ratio=difference)
     assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
 
@@ -422,9 +414,7 @@ def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
     ("reuse", "expected"),
     [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
 )
-def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
-    reuse: str, expected: list[str]
-) -> None:
+def test_a_pair_that_lies_at_a_lag_is_not_called_a_cycle(reuse: str, expected: list[str]) -> None:
     """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
     seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
     assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
@@ -434,9 +424,7 @@ def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
     ("alike_at", "expected"),
     [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
 )
-def test_steps_without_noise_are_not_taken_for_few_seeds(
-    alike_at: int, expected: list[str]
-) -> None:
+def test_steps_without_noise_are_no_few_seeds(alike_at: int, expected: list[str]) -> None:
     found = [
         check("noise.step", violated_at_step=150),
         check("reuse.recurrence", violated_at_step=alike_at),
@@ -472,9 +460,7 @@ def test_a_part_of_earlier_noise_is_told_from_all_of_it(
 @pytest.mark.parametrize(
     ("difference", "expected"), [(0.45, "noise_correlated_over_steps"), (0.01, "few_seeds")]
 )
-def test_steps_that_resemble_each_other_in_part_are_not_taken_for_few_seeds(
-    difference: float, expected: str
-) -> None:
+def test_steps_alike_in_part_are_not_taken_for_few_seeds(difference: float, expected: str) -> None:
     seen = [
         check("reuse.recurrence", difference_ratio=difference),
         check("reuse.forecast", lag=1, coefficient=0.5, left=0.7, ratio=1.0),

@@ -100,9 +100,7 @@ def test_a_finding_has_the_first_step_and_two_digits() -> None:
 
 
 @pytest.mark.parametrize(("fine_before", "kind"), [(False, "none"), (True, "")])
-def test_what_is_done_instead_of_clipping_is_not_known_where_earlier_steps_were_right(
-    fine_before: bool, kind: str
-) -> None:
+def test_no_kind_is_told_where_earlier_steps_were_right(fine_before: bool, kind: str) -> None:
     log = ExaminationLog()
     if fine_before:
         log.take(0, {"replay.clipping": Answer(8)})
@@ -159,9 +157,7 @@ ALL = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
         (REPLAY_RELEASE, "more_than_the_release"),
     ],
 )
-def test_one_finding_is_a_fault_and_none_however_often_asked_is_fine(
-    check: Check, fault: str
-) -> None:
+def test_one_finding_is_a_fault_and_none_is_fine(check: Check, fault: str) -> None:
     assert fault_of(check, {"findings": 1, "asked": 200}) == fault
     assert fault_of(check, {"findings": 0, "asked": 200}) is None
 

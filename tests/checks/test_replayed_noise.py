@@ -148,9 +148,7 @@ def test_what_is_made_of_the_noise_is_not_sized() -> None:
 
 
 @pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
-def test_a_part_that_all_draws_share_is_told_where_the_whole_is_as_claimed(
-    part: float, told: str
-) -> None:
+def test_a_part_of_all_draws_is_told_where_the_whole_is_as_claimed(part: float, told: str) -> None:
     fixed = noise(1, seed=5)
     mixed = [
         part * f + math.sqrt(1 - part**2) * own for f, own in zip(fixed, noise(24), strict=True)

@@ -91,9 +91,7 @@ def test_batches_of_a_few_records_leave_it_open_however_many() -> None:
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.5, "violated"), (1.0, "ok"), (0.5, "ok")])
-def test_only_more_records_than_the_accountant_is_told_are_a_violation(
-    factor: float, status: str
-) -> None:
+def test_only_more_records_than_accounted_for_are_a_violation(factor: float, status: str) -> None:
     found = results(check_of(poisson(128, rate=factor * RATE)))
     assert (found["sampling.rate"].status, found["sampling.not_poisson"].status) == (status, "ok")
 
@@ -327,9 +325,7 @@ def test_poisson_loader_without_a_rate_of_its_own_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize(("rate", "status"), [(0.0102, "violated"), (0.01005, "ok"), (0.001, "ok")])
-def test_rate_is_a_violation_only_where_the_loader_draws_more_often(
-    rate: float, status: str
-) -> None:
+def test_only_a_loader_that_draws_more_often_is_a_violation(rate: float, status: str) -> None:
     assert statuses("poisson", "a", rate, 0.01, [])["sampling.rate"] == status
 
 
@@ -382,9 +378,7 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> 
 
 
 @pytest.mark.parametrize(("sigma", "passes"), [(1.0, 1), (2.0, 10), (0.7, 3)])
-def test_passes_over_shuffled_batches_cost_what_steps_on_all_records_do(
-    sigma: float, passes: int
-) -> None:
+def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma: float, passes: int) -> None:
     told = what_holds(sigma, passes, 1e-5)
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
@@ -412,7 +406,7 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
         ("unknown", False, "not_run", "it is unknown whether"),
     ],
 )
-def test_shuffled_batches_are_as_claimed_or_a_pass_is_blocked(
+def test_shuffled_ones_are_claimed_or_block(
     kind: LoaderKind, once: bool, status: str, said: str
 ) -> None:
     found = shuffled_result(kind, "a loader", once=once)

@@ -163,9 +163,7 @@ def test_another_loss_and_a_late_injection_are_said() -> None:
 
 
 @pytest.mark.parametrize(("factors", "largest"), [((1.0, 0.5, 2.0), 0.5), ((1.0, 2.0), 1.0)])
-def test_clipping_norms_of_module_and_optimizer_are_compared_in_each_step(
-    factors: tuple[float, ...], largest: float
-) -> None:
+def test_clipping_norms_are_compared_each_step(factors: tuple[float, ...], largest: float) -> None:
     step, model, criterion = ghost()
     assert step.norms.clipped_at == (0.0, 0.0)
     for factor in factors:

@@ -405,9 +405,7 @@ def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
 
 @pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_parameter_without_samples_is_an_error_that_changes_nothing(
-    absent: str, batches: int
-) -> None:
+def test_a_parameter_without_samples_is_a_clean_error(absent: str, batches: int) -> None:
     model, optimizer = private(conv_net())
     for _ in range(batches):
         backward(model, images())
@@ -434,9 +432,7 @@ def test_a_parameter_without_samples_is_an_error_that_changes_nothing(
 @pytest.mark.parametrize(
     ("reduction", "batches", "scale"), [("mean", 1, 8.0), ("mean", 2, 16.0), ("sum", 2, 1.0)]
 )
-def test_the_claim_reads_the_scale_off_the_loss_reduction(
-    reduction: str, batches: int, scale: float
-) -> None:
+def test_the_claims_scale_is_of_the_reduction(reduction: str, batches: int, scale: float) -> None:
     model, optimizer = private(conv_net(), noise_multiplier=1.5, loss_reduction=reduction)
     for _ in range(batches):
         backward(model, images())
@@ -575,9 +571,7 @@ def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_rounding(
-    mode: str,
-) -> None:
+def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode: str) -> None:
     sums = []
     for seed in (None, 0):
         torch.manual_seed(2)

@@ -579,9 +579,7 @@ def _clips_at_the_median(made: Setting) -> None:
 @pytest.mark.parametrize(
     "change", [_scaled, _scaled_in_place, _cut, _centred, _clips_at_the_median]
 )
-def test_code_that_uses_the_gradients_before_the_step_meets_no_canary(
-    change: Callable[[Setting], None],
-) -> None:
+def test_code_before_the_step_meets_no_canary(change: Callable[[Setting], None]) -> None:
     laid, copied = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
     copied.backward(numbers(B, 4))
@@ -773,9 +771,7 @@ def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("batch", "canaries"), [(5, 2), (3, 3), (2, 4), (0, 3), (4, 0)])
-def test_rows_change_places_alike_in_all_tensors_and_none_is_lost(
-    batch: int, canaries: int
-) -> None:
+def test_rows_change_places_alike_and_none_is_lost(batch: int, canaries: int) -> None:
     places = draw_places((1,), batch, canaries)
     assert len(places) <= min(batch, canaries)
     assert len(set(places.tolist())) == len(places)

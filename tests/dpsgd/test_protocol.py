@@ -37,9 +37,7 @@ def test_each_adapter_is_called_as_the_protocol_says(step: DPSGDStep) -> None:
 
 
 @pytest.mark.parametrize("step", adapters(), ids=lambda step: type(step).__name__)
-def test_a_step_that_nobody_prepared_has_nothing_to_confirm_and_withdraws_in_peace(
-    step: DPSGDStep,
-) -> None:
+def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step: DPSGDStep) -> None:
     step.conceal()
     assert not step.confirm()
     step.withdraw()

@@ -41,9 +41,7 @@ def inside(boundary: Boundary, make: object, *args: object, **kwargs: object) ->
     return boundary.run(make, args, kwargs)
 
 
-def test_an_entry_that_fails_does_what_is_done_without_an_audit(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_entry_that_fails_does_as_without_an_audit(caplog: pytest.LogCaptureFixture) -> None:
     boundary = Boundary(Refusal)
     called = inside(boundary, entry, fails, lambda given: given)
     with caplog.at_level(logging.INFO):
@@ -193,9 +191,7 @@ def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
 
 @pytest.mark.parametrize("kind", [StepHooks, ClosureHooks])
 @pytest.mark.parametrize("closure", [False, True])
-def test_hooks_on_a_step_count_themselves_and_not_the_closure(
-    kind: type[StepHooks], closure: bool
-) -> None:
+def test_hooks_count_themselves_and_no_closure(kind: type[StepHooks], closure: bool) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     hooks = kind(optimizer, _enters, _pause, _pause)
     run = RunTime()

@@ -129,9 +129,7 @@ def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows(
 
 
 @given(seed=st.integers(0, 1000), clock=st.floats(1e-3, 1e3))
-def test_questions_with_no_answer_are_asked_at_the_same_steps_on_every_machine(
-    seed: int, clock: float
-) -> None:
+def test_unanswered_questions_come_at_the_same_steps_anywhere(seed: int, clock: float) -> None:
     def steps(factor: float) -> list[tuple[int, list[str]]]:
         schedule, found = Schedule("auto", seed, USUAL), []
         for late in (["b", "c"], ["c"], []):
@@ -267,9 +265,7 @@ def _cannot_be_sent(beat: Beat) -> Any:
         (_cannot_be_sent, r"Error in replay\.examiner\.send"),
     ],
 )
-def test_what_gives_no_result_says_why_and_leaves_no_process(
-    work: Callable[[Beat], Any], why: str
-) -> None:
+def test_no_result_says_why_and_leaves_no_process(work: Callable[[Beat], Any], why: str) -> None:
     begun = time.monotonic()
     with pytest.raises((ForkFailed, FailedElsewhere), match=why):
         in_a_fork(work, 1.0)
@@ -428,9 +424,7 @@ class Slow:
     thread_time = perf_counter
 
 
-def test_a_busy_machine_asks_what_a_quiet_one_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_asks_as_quiet_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = first_examination(tmp_path / "quiet", ROWS[0])
     for module in (examinations, examiner):
         monkeypatch.setattr(module, "time", Slow())

@@ -293,9 +293,7 @@ class ByEpoch(PrivateModule):
         self.trainer.optimizers[0].noise_multiplier = 0.95**self.current_epoch
 
 
-def test_noise_by_hand_that_changes_with_epochs_passes_where_the_user_vouches(
-    tmp_path: Path,
-) -> None:
+def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path: Path) -> None:
     found = report(tmp_path, ByEpoch, audit={"allow": ["ledger.schedule"]}, max_epochs=3)
     assert schedule(found).status == "not_run"
     assert not any("noise_multiplier changed" in item for item in found.verdict.pass_blockers)

@@ -119,9 +119,7 @@ def asked(
 
 @pytest.mark.parametrize("training", [Training, BatchesOf8, BatchesOf100, WithMomentum])
 @pytest.mark.parametrize("optimizer", [ClipAfterAverage, ClipSum])
-def test_gradients_that_are_clipped_together_are_told_by_that(
-    optimizer: type[DPOptimizer], training: type[Training]
-) -> None:
+def test_clipping_together_is_told(optimizer: type[DPOptimizer], training: type[Training]) -> None:
     assert asked(optimizer, training, {}).kind == "sum"
 
 
@@ -136,9 +134,7 @@ def test_gradients_that_are_clipped_together_are_told_by_that(
     ],
 )
 @pytest.mark.parametrize("training", [BatchesOf8, DeepTraining])
-def test_other_ways_to_clip_are_told_from_each_other(
-    name: str, kind: str, training: type[Training]
-) -> None:
+def test_other_ways_to_clip_are_told_apart(name: str, kind: str, training: type[Training]) -> None:
     assert asked(FAULTS[name].optimizer, training, {}).kind == kind
 
 
@@ -170,9 +166,7 @@ def test_what_depends_on_the_place_or_on_single_others_has_no_kind(name: str) ->
         ("first_row_not_clipped", PhysicalBatches, ""),
     ],
 )
-def test_why_a_record_moves_too_much_is_told_in_parts_of_a_batch_too(
-    name: str, training: type[Training], kind: str
-) -> None:
+def test_why_a_record_moves_much_is_told(name: str, training: type[Training], kind: str) -> None:
     # Lightning divides the loss by the number of batches that it adds up.
     settings = {"max_grad_norm": 0.2} if training is AddedUp else {}
     answer = asked(FAULTS[name].optimizer, training, settings, "replay.sensitivity")
@@ -233,9 +227,7 @@ def only(trial: Trial) -> torch.Tensor:
     return rows
 
 
-def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_their_order(
-    trials: list[Trial],
-) -> None:
+def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_order(trials: list[Trial]) -> None:
     for trial in trials:
         kept = [row for j, row in enumerate(trial.rows) if j != trial.left_out % len(trial.rows)]
         assert torch.equal(trial.neighbour, torch.stack(kept))
@@ -250,9 +242,7 @@ def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
         assert float(trial.rows[trial.left_out].norm()) == pytest.approx(stated)
 
 
-def test_norms_go_from_half_the_clipping_norm_to_a_hundred_thousand_times_it(
-    trials: list[Trial],
-) -> None:
+def test_norms_go_from_half_the_clipping_norm_to_100_000_times_it(trials: list[Trial]) -> None:
     norms = [float(trial.rows[trial.left_out].norm()) for trial in trials]
     assert min(norms) <= 0.5
     assert max(norms) >= 1e5
@@ -262,9 +252,7 @@ def test_first_middle_and_last_place_are_all_left_out(trials: list[Trial]) -> No
     assert {0, 8, 15} <= {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
 
 
-def test_batches_are_of_two_of_the_usual_and_of_more_than_twice_the_usual_size(
-    trials: list[Trial],
-) -> None:
+def test_batches_are_of_two_of_the_usual_and_of_over_twice_that_size(trials: list[Trial]) -> None:
     assert {len(trial.rows) for trial in trials} == {2, 16, 34}
     assert {len(trial.neighbour) for trial in trials} == {1, 15, 33}
 

@@ -79,9 +79,7 @@ def replayed(draw: Callable[[], Any], before: int, after: int, seed: int = 3) ->
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("counts", [(1, 0), (0, 1)])
-def test_one_more_draw_shows_and_moves_nothing_behind_the_place(
-    name: str, counts: tuple[int, int]
-) -> None:
+def test_one_more_draw_shows_and_moves_nothing_behind(name: str, counts: tuple[int, int]) -> None:
     usual, one = replayed(DRAWS[name], 2, 2)
     more, other = replayed(DRAWS[name], 2 + counts[0], 2 + counts[1])
     assert usual == more
@@ -226,9 +224,7 @@ def test_equal_is_equal_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize(("rounding", "hidden"), [(0.0, False), (0.06, False), (0.07, True)])
-def test_rounding_hides_a_sensitivity_where_it_adds_more_than_is_tolerated(
-    rounding: float, hidden: bool
-) -> None:
+def test_rounding_beyond_the_tolerance_hides_a_sensitivity(rounding: float, hidden: bool) -> None:
     assert bool(too_coarse(rounding, 2e-3)) == hidden
 
 

@@ -382,9 +382,7 @@ def test_bits_are_compared_and_not_values_alone() -> None:
     "draw", [lambda: torch.rand(1), np.random.random, random.random], ids=["torch", "numpy", "own"]
 )
 @pytest.mark.parametrize("when", ["before a replay", "behind it", "never"])
-def test_global_generators_that_another_thread_moved_are_left_alone(
-    draw: Callable[[], object], when: str
-) -> None:
+def test_generators_that_another_thread_moved_stay(draw: Callable[[], object], when: str) -> None:
     generators = GlobalGenerators()
     before = repr(GlobalGenerators._states())
     if when == "before a replay":
@@ -481,9 +479,7 @@ def training() -> tuple[Training, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_everything_is_as_it_was_after_any_number_of_steps(
-    training: tuple[Training, torch.optim.Optimizer], steps: int
-) -> None:
+def test_all_is_put_back(training: tuple[Training, torch.optim.Optimizer], steps: int) -> None:
     module, optimizer = training
     for _ in range(steps):
         module.step(optimizer)
@@ -514,9 +510,7 @@ def test_not_a_number_stays_what_it_is() -> None:
     assert torch.equal(torch.isnan(tensor), torch.tensor([True, False]))
 
 
-def test_one_seed_gives_the_same_numbers_from_every_generator(
-    training: tuple[Training, torch.optim.Optimizer],
-) -> None:
+def test_one_seed_sets_every_generator(training: tuple[Training, torch.optim.Optimizer]) -> None:
     module, _ = training
     state = TrainingState([module])
 

@@ -86,9 +86,7 @@ HEAVY = pytest.mark.heavy
         pytest.param(InOptimizerStep, marks=HEAVY),
     ],
 )
-def test_sound_code_passes_with_its_own_signal_noise_and_weights(
-    tmp_path: Path, kind: type[HandWritten]
-) -> None:
+def test_sound_code_passes_with_its_own_weights(tmp_path: Path, kind: type[HandWritten]) -> None:
     plain = _model_without_audit(tmp_path / "plain", kind, 200)
     torch.manual_seed(3)
     module = kind()
@@ -173,9 +171,7 @@ class NoiseOverBatch(HandWritten):
         pytest.param(NoiseOverBatch, "noise", "noise", marks=HEAVY),
     ],
 )
-def test_faults_are_named(
-    tmp_path: Path, kind: type[HandWritten], finding: str, fault: str
-) -> None:
+def test_fault_is_named(tmp_path: Path, kind: type[HandWritten], finding: str, fault: str) -> None:
     report = fit(tmp_path, kind(), _audit(on_violation="warn"), max_steps=60)
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
@@ -184,9 +180,7 @@ def test_faults_are_named(
 
 
 @pytest.mark.parametrize("kind", [HandWritten, pytest.param(OneByOne, marks=HEAVY), OwnOptimizer])
-def test_half_noise_is_found_without_any_change_to_the_code(
-    tmp_path: Path, kind: type[HandWritten]
-) -> None:
+def test_half_noise_is_found_in_unchanged_code(tmp_path: Path, kind: type[HandWritten]) -> None:
     faulty = type("Faulty", (kind,), {"noise": HalfNoise.noise})
     report = violation(tmp_path, faulty(ask=False), _audit(), max_steps=60)
     assert report.verdict.fault.startswith("noise scale too small")
@@ -245,9 +239,7 @@ def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ask", [True, False])
-def test_optimizer_whose_update_is_hidden_is_inconclusive_and_left_alone(
-    tmp_path: Path, ask: bool
-) -> None:
+def test_a_hidden_update_is_inconclusive_and_left_alone(tmp_path: Path, ask: bool) -> None:
     plain = _model_without_audit(tmp_path / "plain", SelfContainedOptimizer, 30)
     torch.manual_seed(3)
     module = SelfContainedOptimizer(ask=ask)

@@ -130,9 +130,7 @@ class InContainers(Forward):
 
 
 @pytest.mark.parametrize("pack", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_canary_joins_batches_in_every_container(
-    tmp_path: Path, pack: Callable[..., Any]
-) -> None:
+def test_the_canary_joins_every_container(tmp_path: Path, pack: Callable[..., Any]) -> None:
     module = type("Packed", (InContainers,), {"pack": staticmethod(pack), "sizes": []})()
     seen: list[Any] = []
 
@@ -164,9 +162,7 @@ KINDS = [
         for i, kind in enumerate(KINDS)
     ],
 )
-def test_opacus_with_each_canary_is_not_flagged_and_keeps_its_weights(
-    tmp_path: Path, canary: InputCanary
-) -> None:
+def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path: Path, canary: InputCanary) -> None:
     models, states = [], []
     for name, callbacks in (("plain", ()), ("audited", (audit_with(canary),))):
         torch.manual_seed(3)
@@ -284,9 +280,7 @@ def _force_out(audit: PrivacyAudit) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
-    tmp_path: Path,
-) -> None:
+def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path: Path) -> None:
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
     report = fit(tmp_path, HandWritten(ask=False), audit_unchanged(canary), max_steps=300)
     assert report.verdict.outcome != "VIOLATION", report.verdict
@@ -308,9 +302,7 @@ def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) ->
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
-    tmp_path: Path,
-) -> None:
+def test_in_the_subsampled_game_a_steps_epsilon_is_below_its_curves(tmp_path: Path) -> None:
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.3, game="subsampled", **STATED)
     claim = replace(CLAIM, noise_multiplier=0.3)
 
@@ -333,9 +325,7 @@ def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_record_of_the_data(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path: Path) -> None:
     def run(name: str, steps: int, checkpoint: Path | None = None) -> Path:
         # The same seed again would give the same noise again, which is a finding.
         torch.manual_seed(0 if checkpoint is None else 1)
@@ -414,9 +404,7 @@ def test_what_cannot_be_audited_is_refused_at_the_first_batch(
 
 
 @pytest.mark.parametrize("canary", [Mislabeled(), Blank()])
-def test_a_module_without_forward_is_told_the_line_to_add_before_training(
-    tmp_path: Path, canary: Any
-) -> None:
+def test_a_module_without_forward_is_told_the_line_to_add(tmp_path: Path, canary: Any) -> None:
     trainer = trainer_for(tmp_path, audit_with(canary), max_steps=2)
     with pytest.raises(MisconfigurationException) as raised:
         trainer.fit(PrivateModule())
@@ -515,9 +503,7 @@ def _generators_after(directory: Path, module: nn.Module, *callbacks: Any) -> tu
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Adversarial])
-def test_the_generators_are_left_as_they_were_where_no_layer_draws(
-    tmp_path: Path, kind: type[InputCanary]
-) -> None:
+def test_generators_stay_where_no_layer_draws(tmp_path: Path, kind: type[InputCanary]) -> None:
     canary = kind(amplitude=100.0, **STATED)
     plain = _generators_after(tmp_path / "plain", Draws(nn.ReLU()))
     assert _generators_after(tmp_path / "audited", Draws(nn.ReLU()), audit_with(canary)) == plain
@@ -571,9 +557,7 @@ def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) 
     ("kind", "ask"),
     staged([], [(HandWritten, True)] + [(k, False) for k in (OwnOptimizer, HandWritten, OneByOne)]),
 )
-def test_sound_hand_written_code_passes_and_keeps_its_weights(
-    tmp_path: Path, kind: type[HandWritten], ask: bool
-) -> None:
+def test_sound_code_by_hand_passes(tmp_path: Path, kind: type[HandWritten], ask: bool) -> None:
     models = []
     for name in ("plain", "audited"):
         torch.manual_seed(3)
@@ -647,9 +631,7 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
     assert (clip == 50.0) == (expected < 0.5)
 
 
-def test_a_canary_below_the_clipping_norm_does_not_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_canary_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hand_written_support.CLIP", 50.0)
     audit = audit_with(Blank(**STATED), claim=replace(CLAIM, max_grad_norm=50.0))
     report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)

@@ -155,7 +155,7 @@ def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) 
         ("repeated", "sampling.repeated", "accounting", "distributed=True"),
     ],
 )
-def test_processes_that_do_not_share_a_step_are_found(
+def test_lone_steps_are_found(
     trained: Path, name: str, finding: str, kind: str, advice: str
 ) -> None:
     one, other = reports(trained / name)
@@ -331,9 +331,7 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
     assert entered(laid_out) == list(range(10))
 
 
-def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_later_one_step_in_so_many_has_no_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_FROM", 40)
     monkeypatch.setattr(planner, "_WITHOUT", 4)
     bare, again = BareSession(), BareSession()
@@ -403,8 +401,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
         ({"expected_batch_size": 16}, StepClaim(0.0, 2.0, 64.0, 4)),
     ],
 )
-def test_what_is_stated_stands_before_what_the_optimizer_says(
-    stated: dict[str, Any] | None, expected: StepClaim
-) -> None:
+def test_statements_precede_optimizers(stated: dict[str, Any] | None, expected: StepClaim) -> None:
     claim = None if stated is None else PrivacyClaim(**stated)
     assert BareSession(claim=claim).session.planner.claim(accumulated=4) == expected

@@ -62,9 +62,7 @@ def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> No
 @pytest.mark.parametrize(
     ("factor", "unit"), [(8 / 6, 16 / 3), (8 / 5, 6.4), (8 / 7, 4.0), (None, 4.0)]
 )
-def test_a_number_of_the_steps_samples_counts_as_its_divisor(
-    factor: float | None, unit: float
-) -> None:
+def test_a_number_of_samples_counts_as_divisor(factor: float | None, unit: float) -> None:
     """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
     assert watch().seen(CLAIM, 1, 8.0, read_at(factor))[0] == pytest.approx(unit)
 

@@ -91,9 +91,7 @@ def audit(**kwargs: Any) -> PrivacyAudit:
         pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
     ],
 )
-def test_record_that_is_not_finite_is_found_at_its_step(
-    tmp_path: Path, value: float, precision: str
-) -> None:
+def test_nan_record_is_found_at_its_step(tmp_path: Path, value: float, precision: str) -> None:
     module = InOrder(dataset=data(11, 13, value=value))
     report = violation(tmp_path, module, audit(), max_steps=4, precision=precision)
     assert report.verdict.fault.startswith("a record that is not finite")
@@ -216,9 +214,7 @@ def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("canaries", [None, [Mislabeled(loss=_loss, num_classes=10)]])
-def test_batch_that_is_lost_as_a_whole_is_not_said_to_tell_of_a_record(
-    tmp_path: Path, canaries: Any
-) -> None:
+def test_batch_that_is_lost_as_a_whole_tells_of_no_record(tmp_path: Path, canaries: Any) -> None:
     module = InOrder(dataset=data(*range(8, 64)))
     report = fit(tmp_path, module, audit(canaries=canaries), max_steps=4)
     assert finite(report).status == "not_run"
@@ -372,9 +368,7 @@ def test_entries_and_checks_do_not_depend_on_the_grouping(
     )
 
 
-def test_steps_wait_after_the_first_until_their_block_is_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_wait_after_the_first_for_a_full_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "BLOCK", 10)
     monkeypatch.setattr(Recorder, "PROMPT", 4)
     made = recorder()
@@ -398,9 +392,7 @@ def striking(kind: str) -> ObservedStep:
 
 
 @pytest.mark.parametrize("kind", ["too large", "too small", "lost", "replaced", "large"])
-def test_what_no_correct_step_gives_is_fed_at_once(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_correct_step_gives_comes_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made = recorder()
     for step in seen(13):
@@ -410,9 +402,7 @@ def test_what_no_correct_step_gives_is_fed_at_once(
     assert made._monitor.steps == (10 if kind == "large" else 14)
 
 
-def test_broken_clipping_is_known_after_the_step_that_shows_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_broken_clipping_is_known_at_the_step_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made, prompt = recorder(), recorder()
     flags = []
@@ -425,9 +415,7 @@ def test_broken_clipping_is_known_after_the_step_that_shows_it(
     assert flags.index(True) < 30
 
 
-def test_asking_for_the_checks_does_not_change_whether_canaries_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_asking_for_checks_changes_nothing_for_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     monkeypatch.setattr(Recorder, "BLOCK", 50)
     flags = []
@@ -470,9 +458,7 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
 @pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
 @pytest.mark.one_in(3)
-def test_a_run_that_goes_on_from_its_state_is_the_run_without_a_stop(
-    tmp_path: Path, round_trip: Any, stop: int
-) -> None:
+def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, stop: int) -> None:
     steps = seen(150)
     whole = recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")

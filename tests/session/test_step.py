@@ -175,9 +175,7 @@ def test_rows_turn_and_the_middle_one_is_shorter() -> None:
     ("status", "meant", "recorded"),
     [(INJECTED, False, INJECTED), (INJECTED, True, EARLIER), (DROPPED, True, DROPPED)],
 )
-def test_the_record_says_which_part_was_drawn_and_not_which_one_was_entered(
-    status: int, meant: bool, recorded: int
-) -> None:
+def test_the_record_says_which_part_was_drawn(status: int, meant: bool, recorded: int) -> None:
     for earlier in (False, True):
         assert replace(PLAN, status=status, earlier=earlier, meant=meant).recorded == recorded
 

@@ -125,9 +125,7 @@ def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
-def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
-    tmp_path: Path, fault: Fault
-) -> None:
+def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path: Path, fault: Fault) -> None:
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert _violated(report) == set()
@@ -165,9 +163,7 @@ def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind
     assert report.verdict.outcome != "VIOLATION"
 
 
-def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
-    tmp_path: Path,
-) -> None:
+def test_a_fault_of_some_tensors_has_their_names_its_size_and_its_step(tmp_path: Path) -> None:
     fault = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20).verdict.faults[0]
     assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
     assert set(fault.evidence["noise_ratio_upper"]) == set(fault.place.parameters)

@@ -63,9 +63,7 @@ def norms(kind: type[DPOptimizer], length: float) -> list[float]:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_each_of_six_tensors_is_clipped_as_the_fault_says(
-    kind: type[DPOptimizer], each: float
-) -> None:
+def test_each_tensor_is_clipped_as_the_fault_says(kind: type[DPOptimizer], each: float) -> None:
     assert norms(kind, 10.0) == pytest.approx([each] * 6, rel=1e-4)
 
 

@@ -78,9 +78,7 @@ def test_an_interrupt_ends_every_process() -> None:
         os.kill(process, 0)
 
 
-def test_the_environment_is_as_it_was_when_processes_have_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     before = dict(os.environ)
@@ -134,7 +132,7 @@ TOLD = report("PASS", mu="warned", noise="warned")
         (WARNED, VIOLATED, "accused", None),
     ],
 )
-def test_the_answer_is_held_against_the_registry(
+def test_answers_are_the_faults(
     fault: Any, seen: AuditReport, status: str, named: bool | None
 ) -> None:
     assert status_of(Row("fault", fault, "Opacus"), seen) == (status, named)
@@ -152,9 +150,7 @@ def test_every_answer_but_the_wanted_ones_fails() -> None:
 @pytest.mark.parametrize(
     ("seen", "name"), [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)]
 )
-def test_the_finding_is_the_expected_one_or_that_of_the_verdict(
-    seen: AuditReport, name: str | None
-) -> None:
+def test_the_finding_is_expected_or_the_verdicts(seen: AuditReport, name: str | None) -> None:
     found = finding_of(Row("fault", SEEN, "Opacus"), seen)
     assert (found.name if found else None) == name
 
