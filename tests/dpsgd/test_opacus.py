@@ -228,6 +228,16 @@ def adapter(model: nn.Module, optimizer: DPOptimizer) -> OpacusStep:
     return OpacusStep(optimizer, {id(p): name for name, p in model.named_parameters()})
 
 
+def prepared(
+    mode: str = "hooks", batches: int = 1, **changes: Any
+) -> tuple[DPOptimizer, OpacusStep]:
+    """A private optimizer over `conv_net` after backward passes, and its adapter."""
+    model, optimizer = private(conv_net(), mode, **changes)
+    for _ in range(batches):
+        backward(model, images())
+    return optimizer, adapter(model, optimizer)
+
+
 def directions_over(step: OpacusStep, seed: int = 0) -> list[Direction]:
     rng = np.random.default_rng(seed)
     canaries = [Dirac(), Spread(), BlockPair(), Dirac(tensor="last_bias"), Random()]
@@ -254,9 +264,7 @@ def clipped_sums(optimizer: DPOptimizer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
-    model, optimizer = private(conv_net(), mode)
-    backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared(mode)
     before = [p.grad_sample.clone() for p in step.params]
     directions = directions_over(step)
     step.inject(directions, 1000 * C)
@@ -268,9 +276,7 @@ def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) -> None:
-    model, optimizer = private(conv_net(), mode)
-    backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared(mode)
     assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
     directions = directions_over(step)
     step.inject(directions, 1000 * C)
@@ -284,9 +290,7 @@ def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) ->
 
 @pytest.mark.parametrize("index", [0, 1, 7, 13, 23])
 def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -> None:
-    model, optimizer = private(conv_net())
-    backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared()
     assert step.layout[0].shape == (3, 2, 2, 2)
     step.inject([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
     row = step.params[0].grad_sample[-1].flatten()
@@ -319,10 +323,7 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
 
 @pytest.mark.parametrize("part", [0, 1, -1])
 def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
-    model, optimizer = private(conv_net())
-    for _ in range(3):
-        backward(model, images())
-    step = adapter(model, optimizer)
+    optimizer, step = prepared(batches=3)
     directions = directions_over(step)
     step.inject(directions, 1000 * C, part)
     for param in step.params:
@@ -375,10 +376,7 @@ def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str)
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("inject", [False, True])
 def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject: bool) -> None:
-    model, optimizer = private(conv_net())
-    for _ in range(batches):
-        backward(model, images())
-    step = adapter(model, optimizer)
+    optimizer, step = prepared(batches=batches)
     if inject:
         step.inject(directions_over(step), C)
     optimizer.step()  # and no zero_grad after it
@@ -406,10 +404,7 @@ def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
 @pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_parameter_without_samples_is_a_clean_error(absent: str, batches: int) -> None:
-    model, optimizer = private(conv_net())
-    for _ in range(batches):
-        backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared(batches=batches)
     directions = directions_over(step)
     *others, last = step.params
     if absent == "deleted":
@@ -450,9 +445,7 @@ def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> Non
 
 
 def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
-    model, optimizer = private(conv_net())
-    backward(model, images())
-    step = adapter(model, optimizer)
+    optimizer, step = prepared()
     optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
     claim = step.claim()
     assert claim == StepClaim(3.0, 0.25, 1.0)
@@ -592,9 +585,7 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode: str) -
 
 
 def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
-    model, optimizer = private(conv_net())
-    backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared()
     step.params[0].grad_sample[3] = torch.nan
     step.row_seed = (4,)
     step.inject(directions_over(step), C)
@@ -602,9 +593,7 @@ def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
 
 
 def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:
-    model, optimizer = private(conv_net())
-    backward(model, images())
-    step = adapter(model, optimizer)
+    _, step = prepared()
     before = [p.grad_sample.clone() for p in step.params]
     step.row_seed = (3,)
     step.inject(directions_over(step), 1000 * C)

@@ -162,6 +162,17 @@ def tapped(
     return made, made.readings
 
 
+def watched(
+    kind: Callable[..., Any] = torch.optim.SGD,
+    before: Callable[[], np.ndarray | None] = nothing,
+    lr: float = 0.1,
+) -> tuple[list[nn.Parameter], Any, list[Reading]]:
+    """Parameters, an optimizer over them, and what is read of all their entries."""
+    params = parameters()
+    optimizer = kind(params, lr=lr)
+    return params, optimizer, tapped(optimizer, params, before)[1]
+
+
 def set_gradients(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
@@ -234,9 +245,7 @@ def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
 
 
 def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=1.0)
-    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    params, optimizer, readings = watched(before=lambda: of_canary(2.0), lr=1.0)
     set_gradients(params, gradients(0))  # no canary had been added
     optimizer.step()
     expected = gradients(0)
@@ -259,8 +268,8 @@ def test_values_come_in_the_order_of_the_coordinates() -> None:
 class ReplacesItsGradient(torch.optim.Optimizer):
     """Runs its closure again inside the step, and updates with what that leaves."""
 
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params: Sequence[nn.Parameter], lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -272,9 +281,7 @@ class ReplacesItsGradient(torch.optim.Optimizer):
 
 
 def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_read() -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
     set_gradients(params, gradients(2))
@@ -303,9 +310,7 @@ def nudge_by_strides(params: Sequence[nn.Parameter]) -> None:
 
 @pytest.mark.parametrize("change", [nudge, nudge_by_other_memory, nudge_by_strides])
 def test_a_change_in_the_step_is_seen(change: Callable[[Sequence[nn.Parameter]], None]) -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: change(params))
     assert readings[0].unclear
@@ -330,9 +335,7 @@ def sgd_was_used_before() -> None:
 
 @pytest.mark.usefixtures("sgd_was_used_before")
 def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> None:
-    params = parameters()
-    optimizer = CallsItsParent(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    params, optimizer, readings = watched(CallsItsParent, before=lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
     set_gradients(params, grads)
@@ -343,9 +346,7 @@ def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> Non
 
 @pytest.mark.usefixtures("sgd_was_used_before")
 def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> None:
-    params = parameters()
-    optimizer = CallsItsParent(params, lr=0.1)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(CallsItsParent)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
     assert [reading.replaced for reading in readings] == [True]
@@ -353,9 +354,7 @@ def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> Non
 
 
 def test_nan_equals_itself_and_is_read_as_nan() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched()
     grads = gradients(0)
     grads[0][1, 1], grads[1][2] = torch.nan, torch.inf
     set_gradients(params, grads)
@@ -366,9 +365,7 @@ def test_nan_equals_itself_and_is_read_as_nan() -> None:
 
 
 def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: of_canary(1.0))
+    params, optimizer, readings = watched(before=lambda: of_canary(1.0))
     set_gradients(params, gradients(0))
     params[0].grad = None
     before = params[0].detach().clone()
@@ -380,9 +377,7 @@ def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> Non
 
 
 def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(ReplacesItsGradient)
     optimizer.step(lambda: backward(params, gradients(1)))
     assert readings[0].replaced
 
