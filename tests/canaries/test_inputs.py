@@ -110,7 +110,7 @@ def _sample(batch: Any) -> Sample:
     return sample_of(batch, 1, None, None)
 
 
-def _net_inputs() -> nn.Module:
+def _classifier() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
 
@@ -128,7 +128,7 @@ def _loss(net: Any, batch: Any) -> torch.Tensor:
     [Mislabeled(), Mislabeled(num_classes=5), Mislabeled(loss=_loss, num_classes=5), Blank()],
 )
 def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: InputCanary) -> None:
-    net = _net_inputs()
+    net = _classifier()
     made = canary.made(net, _sample((_x(), _y())), (_x(), _y()), _params(net))
     for _ in range(3):
         with torch.no_grad():
@@ -140,14 +140,14 @@ def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: Inpu
 
 
 def test_the_amplitude_multiplies_the_input_and_a_blank_is_zero() -> None:
-    net, sample = _net_inputs(), _sample((_x(), _y()))
+    net, sample = _classifier(), _sample((_x(), _y()))
     made = Mislabeled(amplitude=50.0).made(net, sample, None, _params(net))
     assert torch.equal(made.input, 50.0 * sample.input)
     assert not Blank().made(net, sample, None, _params(net)).input.any()
 
 
 def test_adversarial_raises_the_loss_within_its_radius() -> None:
-    net, sample = _net_inputs(), _sample((_x(), _y()))
+    net, sample = _classifier(), _sample((_x(), _y()))
     canary = Adversarial(steps=20, step_size=0.1, radius=0.3)
     made = canary.made(net, sample, (_x(), _y()), _params(net))
     assert (made.input - sample.input).abs().max() <= 0.3 + 1e-6
@@ -204,12 +204,12 @@ class _Sequences(nn.Module):
     [
         (Mislabeled(), _NoForward(), (_x(), _y()), "_NoForward has no forward"),
         (Mislabeled(), _Sequences(), (_x(), _y()), "and not one number a class"),
-        (Mislabeled(), _net_inputs(), (_x(), _x()), "Mislabeled needs a label"),
-        (Adversarial(), _net_inputs(), (_x(), _x()), "give loss=, a function of"),
-        (Adversarial(), _net_inputs(), (_y(), _y()), "which is of torch.int64"),
+        (Mislabeled(), _classifier(), (_x(), _x()), "Mislabeled needs a label"),
+        (Adversarial(), _classifier(), (_x(), _x()), "give loss=, a function of"),
+        (Adversarial(), _classifier(), (_y(), _y()), "which is of torch.int64"),
         (
             Adversarial(loss=lambda net, b: b[0]),
-            _net_inputs(),
+            _classifier(),
             (_x(), _y()),
             "must give one number",
         ),
@@ -234,13 +234,13 @@ CONTAINERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-def _sample_sample_batches(batch: Any, **kwargs: Any) -> Sample:
+def _cut(batch: Any, **kwargs: Any) -> Sample:
     return sample_of(batch, 1, kwargs.get("input_name"), kwargs.get("label_name"))
 
 
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
 def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., Any]) -> None:
-    sample = _sample_sample_batches(make(_x(), _y())).with_label(7)
+    sample = _cut(make(_x(), _y())).with_label(7)
     longer = appended(make(_x(), _y()), sample.with_input(torch.full((1, 4), 9.0)))
     assert type(longer) is type(make(_x(), _y()))
     assert rows(longer) == 4
@@ -253,7 +253,7 @@ def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., A
 def test_the_users_tensors_are_left_alone(make: Callable[..., Any]) -> None:
     x, y = _x(), _y()
     batch = make(x, y)
-    sample = _sample_sample_batches(batch)
+    sample = _cut(batch)
     sample.leaves[0].add_(100.0)
     appended(batch, sample)
     assert torch.equal(x, _x())
@@ -262,16 +262,16 @@ def test_the_users_tensors_are_left_alone(make: Callable[..., Any]) -> None:
 
 
 def test_an_empty_batch_becomes_the_canary_alone() -> None:
-    longer = appended((_x()[:0], _y()[:0]), _sample_sample_batches((_x(), _y())))
+    longer = appended((_x()[:0], _y()[:0]), _cut((_x(), _y())))
     assert torch.equal(longer[0], _x()[1:2])
 
 
 def test_input_and_label_are_found_by_their_type_or_named() -> None:
     batch = {"id": torch.arange(3), "far": {"x": _x()}, "y": _y(), "mask": torch.ones(3).bool()}
-    found = _sample_sample_batches(batch)
+    found = _cut(batch)
     assert torch.equal(found.input, _x()[1:2])
     assert found.label_at == 2
-    assert _sample_sample_batches(batch, input_name="far.x", label_name="id").label_at == 0
+    assert _cut(batch, input_name="far.x", label_name="id").label_at == 0
 
 
 class _Opaque:
@@ -297,7 +297,7 @@ def test_other_batches_are_refused_by_type_and_place(batch: Any, words: list[str
 
 
 def test_a_batch_of_another_kind_than_the_canarys_is_refused() -> None:
-    sample = _sample_sample_batches((_x(), _y()))
+    sample = _cut((_x(), _y()))
     with pytest.raises(ValueError, match="other containers"):
         appended([_x(), _y()], sample)
     with pytest.raises(ValueError, match=r"shape \(5,\), the canary has \(4,\)"):
@@ -306,7 +306,7 @@ def test_a_batch_of_another_kind_than_the_canarys_is_refused() -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"label='z' must name a tensor .* \['0', '1'\]"):
-        _sample_sample_batches((_x(), _y()), label_name="z")
+        _cut((_x(), _y()), label_name="z")
 
 
 def test_any_part_of_the_mixed_batch_has_copies_and_others() -> None:

@@ -124,7 +124,7 @@ def segments(
     return then
 
 
-def status_noise_restart(check: NoiseRestart) -> str:
+def restart_status(check: NoiseRestart) -> str:
     assert check.resumed
     return check.result("").status
 
@@ -133,15 +133,14 @@ def status_noise_restart(check: NoiseRestart) -> str:
     ("alone", "data"), [(True, 0.1), (True, 1.0), (True, 3.0), (False, 0.1), (False, 1.0)]
 )
 def test_noise_that_starts_again_is_found_by_the_first_releases(alone: bool, data: float) -> None:
-    assert status_noise_restart(segments(0, again=True, alone=alone, data=data)) == "violated"
+    assert restart_status(segments(0, again=True, alone=alone, data=data)) == "violated"
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool) -> None:
     sizes = [0.1, 1.0, 3.0]
     found = [
-        status_noise_restart(segments(seed, again=False, alone=alone, data=sizes[seed % 3]))
-        == "violated"
+        restart_status(segments(seed, again=False, alone=alone, data=sizes[seed % 3])) == "violated"
         for seed in range(300)
     ]
     assert sum(found) == 0  # its share of .05 is 1e-4
@@ -155,7 +154,7 @@ def test_where_the_first_steps_were_not_read_it_has_not_run() -> None:
     check = NoiseRestart(0.05)
     check.resume({}, 40)
     check.update(noise_step(np.zeros(4), 40))
-    assert status_noise_restart(check) == "not_run"
+    assert restart_status(check) == "not_run"
 
 
 # --- What is said of a resume that repeats the noise can be done, and then nothing is found.

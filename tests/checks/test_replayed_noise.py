@@ -279,7 +279,7 @@ def draws(*shapes: int, seed: int = 0) -> list[np.ndarray]:
     return [rng.normal(size=(2, n)).astype(np.float32).astype(float) for n in shapes]
 
 
-FAULTY_OF_REPEATED_NUMBERS = {
+REPEATED = {
     "tiled": lambda z: np.tile(z[:, :50], (1, 40))[:, : z.shape[1]],
     "mirrored": lambda z: np.concatenate([z[:, :800], z[:, :800][:, ::-1]], 1),
     "of the other sign": lambda z: np.concatenate([z[:, :800], -z[:, :800]], 1),
@@ -289,9 +289,9 @@ FAULTY_OF_REPEATED_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTY_OF_REPEATED_NUMBERS)
+@pytest.mark.parametrize("kind", REPEATED)
 def test_numbers_that_stand_at_several_places_are_found(kind: str) -> None:
-    assert repeated_numbers([FAULTY_OF_REPEATED_NUMBERS[kind](draws(1600)[0]), *draws(64, seed=1)])
+    assert repeated_numbers([REPEATED[kind](draws(1600)[0]), *draws(64, seed=1)])
 
 
 def test_a_tensor_that_has_the_numbers_of_another_is_found() -> None:

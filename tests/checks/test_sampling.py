@@ -247,19 +247,16 @@ def test_before_the_first_step_nothing_is_spent() -> None:
 
 # --- Batches count when their rate is known, and what cannot be read says so.
 
-RECORDS_OF_DRAWN_BATCHES, RATE_OF_DRAWN_BATCHES = 500, 0.04
+DRAWN_RECORDS, DRAWN_RATE = 500, 0.04
 
 
-def poisson_drawn_batches(count: int, seed: int = 0) -> list[list[int]]:
+def poisson_batches(count: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [
-        np.flatnonzero(rng.random(RECORDS_OF_DRAWN_BATCHES) < RATE_OF_DRAWN_BATCHES).tolist()
-        for _ in range(count)
-    ]
+    return [np.flatnonzero(rng.random(DRAWN_RECORDS) < DRAWN_RATE).tolist() for _ in range(count)]
 
 
-def taken(batches: list[Any], rate: float | None = RATE_OF_DRAWN_BATCHES) -> DrawnBatches:
-    drawn = DrawnBatches(RECORDS_OF_DRAWN_BATCHES, 0.05)
+def taken(batches: list[Any], rate: float | None = DRAWN_RATE) -> DrawnBatches:
+    drawn = DrawnBatches(DRAWN_RECORDS, 0.05)
     for batch in batches:
         drawn.take(batch)
     drawn.rate = rate
@@ -267,34 +264,34 @@ def taken(batches: list[Any], rate: float | None = RATE_OF_DRAWN_BATCHES) -> Dra
 
 
 def test_new_batches_are_fine() -> None:
-    assert taken(poisson_drawn_batches(300)).result().status == "ok"
+    assert taken(poisson_batches(300)).result().status == "ok"
 
 
 @pytest.mark.parametrize("known_first", [True, False])
 def test_an_epoch_that_comes_again_is_found(known_first: bool) -> None:
-    epoch = poisson_drawn_batches(25)
-    drawn = DrawnBatches(RECORDS_OF_DRAWN_BATCHES, 0.05)
-    drawn.rate = RATE_OF_DRAWN_BATCHES if known_first else None
+    epoch = poisson_batches(25)
+    drawn = DrawnBatches(DRAWN_RECORDS, 0.05)
+    drawn.rate = DRAWN_RATE if known_first else None
     for batch in (*epoch, *(list(reversed(b)) for b in epoch)):  # in any order
         drawn.take(batch)
-    drawn.rate = RATE_OF_DRAWN_BATCHES
+    drawn.rate = DRAWN_RATE
     found = drawn.result()
     assert (found.status, found.evidence["of"]) == ("violated", "again")
     assert found.message.startswith("25 of 50 batches")
 
 
 def test_records_in_every_batch_are_found() -> None:
-    found = taken([sorted({*batch, 7}) for batch in poisson_drawn_batches(60)]).result()
+    found = taken([sorted({*batch, 7}) for batch in poisson_batches(60)]).result()
     assert (found.status, found.evidence["of"]) == ("violated", "favoured")
 
 
 @pytest.mark.parametrize(
     ("batches", "rate", "why"),
     [
-        ([["a"]], RATE_OF_DRAWN_BATCHES, "not lists of record numbers"),
-        ([[[1], [1, 2]]], RATE_OF_DRAWN_BATCHES, "not lists of record numbers"),
-        ([[RECORDS_OF_DRAWN_BATCHES]], RATE_OF_DRAWN_BATCHES, "not lists of record numbers"),
-        ([iter([1])], RATE_OF_DRAWN_BATCHES, "not lists of record numbers"),
+        ([["a"]], DRAWN_RATE, "not lists of record numbers"),
+        ([[[1], [1, 2]]], DRAWN_RATE, "not lists of record numbers"),
+        ([[DRAWN_RECORDS]], DRAWN_RATE, "not lists of record numbers"),
+        ([iter([1])], DRAWN_RATE, "not lists of record numbers"),
         ([[1, 2]], None, "the sample rate is unknown"),
         ([[1, 2]], 1.0, "all records are taken"),
     ],

@@ -479,10 +479,10 @@ def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
 
 # --- The gradient beside its clipped sum, of real steps of Opacus' optimizers.
 
-COORDINATES_OF_NOISE_READING = {0: np.array([0, 5, 11]), 1: np.array([1])}
+READ = {0: np.array([0, 5, 11]), 1: np.array([1])}
 
 
-def gradients_noise_reading(params: Any) -> list[torch.Tensor | None]:
+def grads_of(params: Any) -> list[torch.Tensor | None]:
     return [p.grad for p in params]
 
 
@@ -509,12 +509,9 @@ def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
     return optimizer
 
 
-def reading_noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
+def noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
     found = read_noise(
-        optimizer.params,
-        gradients_noise_reading(optimizer.params),
-        COORDINATES_OF_NOISE_READING,
-        **{"sums": True, "norm": True, **wanted},
+        optimizer.params, grads_of(optimizer.params), READ, **{"sums": True, "norm": True, **wanted}
     )
     assert found is not None
     return found
@@ -523,7 +520,7 @@ def reading_noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) -> None:
     optimizer = stepped(mode=mode)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     assert found.sums is not None
     np.testing.assert_allclose(8 * found.released, found.sums, rtol=1e-5)
     assert np.abs(found.sums).max() > 0.01
@@ -534,7 +531,7 @@ def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) ->
 
 def test_the_entries_are_those_of_the_coordinates() -> None:
     optimizer = stepped(1.0)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     grads = [p.grad.flatten().double().numpy() for p in optimizer.params]
     expected = np.concatenate([grads[0][[0, 5, 11]], grads[1][[1]]])
     np.testing.assert_array_equal(found.released, expected)
@@ -543,8 +540,8 @@ def test_the_entries_are_those_of_the_coordinates() -> None:
 def test_what_is_left_is_the_noise() -> None:
     generator = torch.Generator().manual_seed(7)
     noisy, plain = (
-        reading_noise_reading(stepped(2.0, noise_generator=generator)),
-        reading_noise_reading(stepped(0.0)),
+        noise_reading(stepped(2.0, noise_generator=generator)),
+        noise_reading(stepped(0.0)),
     )
     again = torch.Generator().manual_seed(7)
     weight = torch.normal(0, 2.0 * 0.7, (3, 4), generator=again).flatten()[[0, 5, 11]]
@@ -559,12 +556,12 @@ def test_what_is_left_is_the_noise() -> None:
 @pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
 def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
     optimizer = stepped(1.0)
-    expected = reading_noise_reading(optimizer)
+    expected = noise_reading(optimizer)
     for p in (optimizer.params[j] for j in strided):
         p.grad = torch.stack([p.grad, p.grad], dim=-1)[..., 0]
         p.summed_grad = torch.stack([p.summed_grad, p.summed_grad], dim=-1)[..., 0]
         assert not p.grad.is_contiguous()
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     np.testing.assert_array_equal(found.released, expected.released)
     assert found.sums is not None
     np.testing.assert_array_equal(found.sums, expected.sums)
@@ -572,53 +569,37 @@ def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ..
 
 def test_tensors_of_several_precisions_are_read_as_well() -> None:
     optimizer = stepped(1.0)
-    expected = reading_noise_reading(optimizer)
+    expected = noise_reading(optimizer)
     optimizer.params[0].summed_grad = optimizer.params[0].summed_grad.double()
-    assert reading_noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
+    assert noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
 
 
 def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
     optimizer = stepped(1.0)
     for p in optimizer.params:
         p.grad = p.summed_grad.view_as(p)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     assert found.sums is None
     assert found.sum_norm is None
 
 
 def test_what_is_not_wanted_is_not_read() -> None:
     optimizer = stepped(1.0)
-    assert reading_noise_reading(optimizer, norm=False).sum_norm is None
-    assert reading_noise_reading(optimizer, sums=False).sums is None
+    assert noise_reading(optimizer, norm=False).sum_norm is None
+    assert noise_reading(optimizer, sums=False).sums is None
 
 
 def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
     optimizer = stepped(1.0)
     optimizer.params[1].grad = None
     assert (
-        read_noise(
-            optimizer.params,
-            gradients_noise_reading(optimizer.params),
-            COORDINATES_OF_NOISE_READING,
-            sums=True,
-            norm=True,
-        )
-        is None
+        read_noise(optimizer.params, grads_of(optimizer.params), READ, sums=True, norm=True) is None
     )
     net = nn.Linear(4, 3).to(torch.bfloat16)
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     params = list(net.parameters())
-    assert (
-        read_noise(
-            params,
-            gradients_noise_reading(params),
-            COORDINATES_OF_NOISE_READING,
-            sums=False,
-            norm=False,
-        )
-        is None
-    )
+    assert read_noise(params, grads_of(params), READ, sums=False, norm=False) is None
 
 
 # ------------------------------------------------------------------ whole tensors
@@ -632,7 +613,7 @@ def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.Monke
     optimizer = stepped(sigma=1.0)
     params = optimizer.params
     divisor = float(optimizer.expected_batch_size)
-    read = read_tensors(params, gradients_noise_reading(params), divisor, block=True)
+    read = read_tensors(params, grads_of(params), divisor, block=True)
     assert read.entries.tolist() == [12.0, 3.0]
     rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
     assert read.noise == pytest.approx([float(r @ r) for r in rest], rel=1e-5)
@@ -641,7 +622,7 @@ def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.Monke
     # Of three entries the first and the last.
     expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
     assert read.block == pytest.approx(expected, abs=1e-5)
-    assert read_tensors(params, gradients_noise_reading(params), divisor, block=False).block is None
+    assert read_tensors(params, grads_of(params), divisor, block=False).block is None
 
 
 def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,7 +631,7 @@ def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch)
     for p in params:
         p.summed_grad = torch.zeros_like(p)
         p.grad = torch.arange(float(p.numel())).view_as(p)
-    read = read_tensors(params, gradients_noise_reading(params), 2.0, block=True)
+    read = read_tensors(params, grads_of(params), 2.0, block=True)
     assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
 
 
@@ -667,7 +648,7 @@ def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
 
 # --- Entries are written through numpy's view of a tensor, or by torch where there is none.
 
-SHAPES_OF_TENSOR_VIEWS = [(2, 3), (), (4,)]
+VIEWED = [(2, 3), (), (4,)]
 DIRECTIONS = [
     Direction((Part(0, np.array([1, 5]), np.array([0.5, -0.5])),)),
     Direction((Part(1, np.array([0]), np.array([1.0])), Part(0, np.array([5]), np.array([2.0])))),
@@ -688,7 +669,7 @@ def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) -> None:
-    tensors = [torch.ones(shape, dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    tensors = [torch.ones(shape, dtype=dtype) for shape in VIEWED]
     if strided:
         tensors[0] = torch.ones(3, 2, dtype=dtype).t()
     add_along(tensors, DIRECTIONS, np.array([4.0, -2.0]))
@@ -700,7 +681,7 @@ def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype) -> None:
-    buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in VIEWED]
     for buffer in buffers:
         buffer[0] = 1.0
     write_rows(buffers, DIRECTIONS, 10.0)

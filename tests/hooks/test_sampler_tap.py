@@ -41,6 +41,10 @@ class Plain:
             self.net(x).sum().backward()
         self.optimizer.step()
 
+    def step_on(self, batch: torch.Tensor) -> None:
+        self.give(batch)
+        self.take(batch)
+
     def counts(self) -> tuple[int, int, int | None]:
         return self.use.recognised, self.use.stale, self.use.first
 
@@ -64,13 +68,11 @@ def test_each_step_on_the_batch_that_was_given_is_recognised(plain: Plain) -> No
 
 def test_a_batch_of_before_is_stale_until_it_is_given_again(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     plain.take(x)
     assert plain.counts() == (2, 1, 2)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     assert plain.counts() == (3, 1, 2)
 
 
@@ -91,8 +93,7 @@ def test_batches_of_few_kinds_of_rows_do_not_come_again(plain: Plain) -> None:
 
 def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     plain.take(other, x)
     assert plain.counts() == (2, 1, 2)
@@ -115,8 +116,7 @@ def test_rows_that_are_joined_leave_a_batch_what_it_is(plain: Plain) -> None:
 
 def test_what_makes_no_gradient_is_no_use(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     with torch.no_grad():
         plain.net(x)
@@ -136,14 +136,12 @@ def test_what_was_changed_on_its_way_says_nothing(plain: Plain) -> None:
 def test_replays_do_not_count(plain: Plain) -> None:
     plain.use.attach([plain.net], [plain.optimizer], lambda: False)
     x = torch.randn(20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     assert plain.counts() == (0, 0, None)
 
 
 def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain: Plain) -> None:
-    plain.give(x := torch.randn(20, 5))
-    plain.take(x)
+    plain.step_on(torch.randn(20, 5))
     assert not plain.net._forward_hooks
     copy.deepcopy(plain.net)
     torch.save(plain.net, io.BytesIO())

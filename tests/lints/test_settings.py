@@ -56,10 +56,10 @@ def plain() -> torch.optim.SGD:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
 
-def private(reduction: str = "mean") -> DPOptimizer:
+def private(reduction: str = "mean", noise_multiplier: float = 1.0) -> DPOptimizer:
     return DPOptimizer(
         plain(),
-        noise_multiplier=1.0,
+        noise_multiplier=noise_multiplier,
         max_grad_norm=1.0,
         expected_batch_size=8,
         loss_reduction=reduction,
@@ -395,16 +395,16 @@ def numbers_of(seed: int, drawn: int) -> list[int]:
     return draws.numbers
 
 
-def test_the_same_noise_in_two_of_three_processes_is_seen() -> None:
-    assert equal_draws([numbers_of(1, 5), numbers_of(2, 5), numbers_of(1, 5)])
-
-
-def test_one_process_that_adds_noise_for_all_is_not_accused_whatever_the_seeds() -> None:
-    assert not equal_draws([numbers_of(1, 5), numbers_of(1, 0), numbers_of(1, 0)])
-
-
-def test_noise_of_seeds_of_their_own_is_not_accused() -> None:
-    assert not equal_draws([numbers_of(1, 5), numbers_of(2, 5)])
+@pytest.mark.parametrize(
+    ("processes", "equal"),
+    [
+        (((1, 5), (2, 5), (1, 5)), True),
+        (((1, 5), (1, 0), (1, 0)), False),  # one adds noise for all, whatever the seeds
+        (((1, 5), (2, 5)), False),
+    ],
+)
+def test_the_same_noise_in_two_processes_is_seen(processes: Any, equal: bool) -> None:
+    assert equal_draws([numbers_of(seed, drawn) for seed, drawn in processes]) == equal
 
 
 def test_a_generator_that_shows_no_state_tells_nothing() -> None:
@@ -419,11 +419,8 @@ def test_a_generator_that_shows_no_state_tells_nothing() -> None:
 Changes = list[tuple[float, int]]
 
 
-def private_noise_schedule(noise_multiplier: float = 2.0) -> DPOptimizer:
-    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    return DPOptimizer(
-        inner, noise_multiplier=noise_multiplier, max_grad_norm=1.0, expected_batch_size=4
-    )
+def scheduled() -> DPOptimizer:
+    return private(noise_multiplier=2.0)
 
 
 def run(optimizer: DPOptimizer, steps: int, is_due: Callable[[int], bool], scheduler: Any):
@@ -446,7 +443,7 @@ SCHEDULERS = [
 @pytest.mark.parametrize("each", [1, 7])
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: int) -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = make(optimizer)
     changes = run(optimizer, 60, lambda number: number % each == 0, scheduler)
     assert len(changes) > 1
@@ -455,19 +452,19 @@ def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: in
 
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_where_something_else_decides_is_not(make: Any) -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     changes = run(optimizer, 60, {7, 14, 15, 28, 36, 40, 41, 44, 52}.__contains__, make(optimizer))
     assert not follows_a_scheduler(changes, optimizer)
 
 
 def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed() -> None:
-    optimizer, losses = private_noise_schedule(), iter(range(100))
+    optimizer, losses = scheduled(), iter(range(100))
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: 1.0 / (1.0 + next(losses)))
     assert not follows_a_scheduler(run(optimizer, 20, lambda _: True, scheduler), optimizer)
 
 
 def test_a_lambda_that_fails_is_not_followed() -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda e: 1.0 / (1.0 + e))
     changes = run(optimizer, 20, lambda _: True, scheduler)
 
@@ -484,7 +481,7 @@ class ByTheLoss(ExponentialNoise):
 
 @pytest.mark.parametrize("kind", [None, ByTheLoss])
 def test_changes_without_a_known_scheduler_follow_none(kind: Any) -> None:
-    optimizer, others = private_noise_schedule(), private_noise_schedule()
+    optimizer, others = scheduled(), scheduled()
     ExponentialNoise(others, gamma=0.9)
     scheduler = kind and kind(optimizer, gamma=0.9)
     changes: Changes = [(2.0, 5), (2.0 * 0.9, 5)]
@@ -493,7 +490,7 @@ def test_changes_without_a_known_scheduler_follow_none(kind: Any) -> None:
 
 
 def test_a_change_beside_the_scheduler_is_not_followed() -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = ExponentialNoise(optimizer, gamma=0.9)
     changes = run(optimizer, 30, lambda number: number % 5 == 0, scheduler)
     assert follows_a_scheduler(changes, optimizer)
@@ -510,26 +507,18 @@ def test_equal_noise_at_other_rates_is_no_change() -> None:
 
 # --- Records that a data set holds several times, by index or by contents.
 
-DATA_OF_RECORD_CONTENTS = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
+HELD = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
 OTHER = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
 
 
 def test_indices_are_followed_through_subsets_and_concatenations() -> None:
-    assert repeated_indices(DATA_OF_RECORD_CONTENTS) == 0
-    assert repeated_indices(Subset(DATA_OF_RECORD_CONTENTS, [1, 2, 2, 5])) == 1
-    assert repeated_indices(Subset(Subset(DATA_OF_RECORD_CONTENTS, [3, 3, 4]), [0, 1])) == 1
-    assert repeated_indices(Subset(Subset(DATA_OF_RECORD_CONTENTS, [3, 3, 4]), [0, 2])) == 0
-    assert repeated_indices(ConcatDataset([DATA_OF_RECORD_CONTENTS, OTHER])) == 0
-    assert (
-        repeated_indices(
-            ConcatDataset([DATA_OF_RECORD_CONTENTS, Subset(DATA_OF_RECORD_CONTENTS, [0, 9])])
-        )
-        == 2
-    )
-    assert (
-        repeated_indices(Subset(ConcatDataset([DATA_OF_RECORD_CONTENTS, OTHER]), [0, 10, 13, 13]))
-        == 1
-    )
+    assert repeated_indices(HELD) == 0
+    assert repeated_indices(Subset(HELD, [1, 2, 2, 5])) == 1
+    assert repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 1])) == 1
+    assert repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 2])) == 0
+    assert repeated_indices(ConcatDataset([HELD, OTHER])) == 0
+    assert repeated_indices(ConcatDataset([HELD, Subset(HELD, [0, 9])])) == 2
+    assert repeated_indices(Subset(ConcatDataset([HELD, OTHER]), [0, 10, 13, 13])) == 1
 
 
 def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
@@ -550,7 +539,7 @@ def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
 
 
 def test_contents_are_compared_with_their_labels() -> None:
-    assert repeated_contents(DATA_OF_RECORD_CONTENTS) == 0
+    assert repeated_contents(HELD) == 0
     assert repeated_contents(OTHER) == 3
     assert repeated_contents(TensorDataset(torch.zeros(4, 2), torch.arange(4))) == 0
     assert repeated_contents(TensorDataset(torch.zeros(0, 2))) is None

@@ -45,7 +45,7 @@ from lightning_audit.run import examinations
 
 #: In replayed steps.
 USUAL = {"a": 1.0, "b": 2.0, "c": 3.0}
-QUESTIONS_OF_EXAMINATION_SCHEDULE = list(USUAL)
+NAMES = list(USUAL)
 
 
 def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
@@ -55,6 +55,12 @@ def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
         schedule.note(due, schedule.next_questions(float(due)), 0.0, float(due))
         found.append(due)
     return found
+
+
+def examined_once(**told: Any) -> Schedule:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, NAMES, 3.0, 0.0, replayed=30, **told)
+    return schedule
 
 
 def test_none_are_made_where_none_are_wanted() -> None:
@@ -86,12 +92,12 @@ def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> Non
         names = schedule.next_questions(float(step))
         asked.append(names)
         schedule.note(step + 1, names, 0.0, float(step))
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["a"], ["b"], ["c"]]
+    assert asked == [NAMES, ["a"], ["b"], ["c"]]
 
 
 def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
     schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, now, replayed=3)
+    schedule.note(1, NAMES, 3.0, now, replayed=3)
     for step in range(2, 5000):
         now += 1.0
         if step < schedule.due:
@@ -108,8 +114,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
 
 
 def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30, late=["c"])
+    schedule = examined_once(late=["c"])
     assert 1 < schedule.due <= 11
     assert schedule.next_questions(0.0) == ["c"]
     assert schedule.budget(0.0) == FIRST_REPLAYS
@@ -124,7 +129,7 @@ def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows(
     for _ in range(3):
         asked.append(schedule.next_questions(0.0))
         schedule.note(schedule.due, asked[-1], 0.3, 0.0, replayed=3, unanswered=["b", "c"])
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["b", "c"], ["b", "c"]]
+    assert asked == [NAMES, ["b", "c"], ["b", "c"]]
     assert schedule.next_questions(0.0) == []
 
 
@@ -147,12 +152,11 @@ def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end()
     while names := schedule.next_questions(0.0):
         asked.append(names)
         schedule.note(schedule.due, names, 0.3, 0.0, replayed=3, late=["c"])
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, *4 * [["c"]]]
+    assert asked == [NAMES, *4 * [["c"]]]
 
 
 def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30)
+    schedule = examined_once()
     schedule.note(2, ["a"], 0.5, 1.0, late=["a"])
     # Half a second was spent, and twice as much is needed.
     assert schedule.next_questions(1.49 / LATER_SHARE) == []
@@ -162,13 +166,11 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() ->
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
     schedule = Schedule(wanted, 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 0.3, 0.0, replayed=3)
+    schedule.note(1, NAMES, 0.3, 0.0, replayed=3)
     schedule.due = 500
     schedule.hasten("b")
     assert schedule.due == 1
-    assert schedule.next_questions(0.0) == (
-        ["b"] if wanted == "auto" else QUESTIONS_OF_EXAMINATION_SCHEDULE
-    )
+    assert schedule.next_questions(0.0) == (["b"] if wanted == "auto" else NAMES)
 
 
 Beat = Callable[[], None]
@@ -234,35 +236,15 @@ def _hangs(beat: Beat) -> None:
     time.sleep(60.0)
 
 
-def _killed(beat: Beat) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _raises(beat: Beat) -> None:
-    raise ValueError("wrong")
-
-
-def _exits(beat: Beat) -> None:
-    raise SystemExit(3)
-
-
-def _crashes(beat: Beat) -> None:
-    signal.raise_signal(signal.SIGSEGV)
-
-
-def _cannot_be_sent(beat: Beat) -> Any:
-    return lambda: None
-
-
 @pytest.mark.parametrize(
     ("work", "why"),
     [
         (_hangs, "no replay ended within 1 s"),
-        (_raises, "ValueError in"),
-        (_exits, "SystemExit in"),
-        (_crashes, "ended by signal 11"),
-        (_killed, "ReachesOut in"),
-        (_cannot_be_sent, r"Error in replay\.examiner\.send"),
+        (lambda beat: int("wrong"), "ValueError in"),
+        (lambda beat: sys.exit(3), "SystemExit in"),
+        (lambda beat: signal.raise_signal(signal.SIGSEGV), "ended by signal 11"),
+        (lambda beat: os.kill(os.getpid(), signal.SIGKILL), "ReachesOut in"),
+        (lambda beat: lambda: None, r"Error in replay\.examiner\.send"),  # cannot be sent
     ],
 )
 def test_no_result_says_why_and_leaves_no_process(work: Callable[[Beat], Any], why: str) -> None:

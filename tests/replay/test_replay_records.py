@@ -365,6 +365,7 @@ class Resumable(PrivateModule):
         self.net = GradSampleModule(self.net)
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     first, again = (audit(on_violation="warn") for _ in range(2))
     trainer = trainer_for(tmp_path, first, max_steps=1)

@@ -398,7 +398,7 @@ def test_generators_that_another_thread_moved_stay(draw: Callable[[], object], w
     assert repr(GlobalGenerators._states()) == (before if when == "never" else now)
 
 
-class CounterTrainingState:
+class Counted:
     seen: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
@@ -418,7 +418,7 @@ class Training(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        self.counter, self.slotted, self.kept = CounterTrainingState(), Slotted(), deque([1, 2])
+        self.counter, self.slotted, self.kept = Counted(), Slotted(), deque([1, 2])
         self.generator = torch.Generator().manual_seed(1)
         self.numpy, self.python = np.random.default_rng(1), random.Random(1)
         self.array, self.nothing = np.zeros(3), float("nan")
@@ -473,7 +473,7 @@ def everything(module: Training, optimizer: torch.optim.Optimizer) -> str:
 @pytest.fixture
 def training() -> tuple[Training, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    CounterTrainingState.seen.clear()
+    Counted.seen.clear()
     module = Training()
     return module, torch.optim.Adam(module.parameters())
 

@@ -133,6 +133,10 @@ class ClipsTheMean(HandWritten):
         return {name: BATCH * mean * (CLIP / norm).clamp(max=1.0) for name, mean in means.items()}
 
 
+class OwnClipsTheMean(OwnOptimizer):
+    clipped_sums = ClipsTheMean.clipped_sums
+
+
 class HalfNoise(HandWritten):
     def noise(self, p: torch.Tensor) -> torch.Tensor:
         return 0.5 * HandWritten.noise(self, p)
@@ -165,6 +169,7 @@ class NoiseOverBatch(HandWritten):
     [
         (ClipsTheMean, "sensitivity", "clipping after averaging"),
         (HalfNoise, "noise", "noise scale too small"),
+        (OwnClipsTheMean, "sensitivity", ""),
         pytest.param(ClipsEachTensor, "sensitivity", "clip", marks=HEAVY),
         pytest.param(ClipsAtTwice, "sensitivity", "clip", marks=HEAVY),
         pytest.param(NoNoiseOnBiases, "noise.tensor", "noise", marks=HEAVY),
@@ -185,14 +190,6 @@ def test_half_noise_is_found_in_unchanged_code(tmp_path: Path, kind: type[HandWr
     report = violation(tmp_path, faulty(ask=False), _audit(), max_steps=60)
     assert report.verdict.fault.startswith("noise scale too small")
     assert report.observations == 0
-
-
-def test_fault_in_an_optimizer_of_ones_own_is_named(tmp_path: Path) -> None:
-    class Faulty(OwnOptimizer):
-        clipped_sums = ClipsTheMean.clipped_sums
-
-    report = violation(tmp_path, Faulty(), _audit(), max_steps=60)
-    assert status(report, "sensitivity") == "violated"
 
 
 def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path: Path) -> None:
@@ -303,6 +300,12 @@ def test_a_trainer_that_clips_the_noisy_gradient_is_not_accused(tmp_path: Path) 
 # ------------------------------------------------------------------ one step, several calls
 
 
+def assert_passes(directory: Path, module: HandWritten, lost: int = 0) -> None:
+    report = fit(directory, module, _audit(), max_steps=60)
+    assert (report.verdict.outcome, report.steps) == ("PASS", 60), report.verdict
+    assert (60 - lost) * 8 <= report.observations <= 60 * 8
+
+
 def test_step_over_several_chunks_gets_its_canaries_once(tmp_path: Path) -> None:
     class Chunks(HandWritten):
         def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -312,9 +315,7 @@ def test_step_over_several_chunks_gets_its_canaries_once(tmp_path: Path) -> None
                 p.grad = (sums[0][name] + sums[1][name] + self.noise(p)) / BATCH
             self.optimizers().step()
 
-    report = fit(tmp_path, Chunks(), _audit(), max_steps=60)
-    assert report.verdict.outcome == "PASS", report.verdict
-    assert report.observations == 60 * 8
+    assert_passes(tmp_path, Chunks())
 
 
 def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> None:
@@ -334,9 +335,7 @@ def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> Non
             self.sums = None
             self.optimizers().step()
 
-    report = fit(tmp_path, TwoBatches(), _audit(), max_steps=60)
-    assert report.verdict.outcome == "PASS", report.verdict
-    assert (report.steps, report.observations) == (60, 60 * 8)
+    assert_passes(tmp_path, TwoBatches())
 
 
 def test_new_optimizer_in_the_middle_is_followed(tmp_path: Path) -> None:
@@ -345,9 +344,7 @@ def test_new_optimizer_in_the_middle_is_followed(tmp_path: Path) -> None:
             if batch_idx in (20, 40):
                 self.trainer.optimizers = [torch.optim.Adam(self.parameters(), lr=1e-3)]
 
-    report = fit(tmp_path, Anew(), _audit(), max_steps=60)
-    assert report.verdict.outcome == "PASS", report.verdict
-    assert report.observations >= 58 * 8
+    assert_passes(tmp_path, Anew(), lost=2)
 
 
 # ------------------------------------------------------------------ only where training is audited

@@ -78,6 +78,13 @@ def readings_in(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     return entries["readings"][~inside, 0], entries["readings"][inside, 0]
 
 
+def assert_unit_signal(directory: Path) -> None:
+    """With the canary the mean reading is larger by one, up to four standard errors."""
+    out, inside = readings_in(directory)
+    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
+    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+
+
 def weights_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
 
@@ -219,9 +226,7 @@ def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path: Path) ->
     fit(tmp_path, module, audit, max_steps=32, accumulate_grad_batches=2)
     coins = records_in(tmp_path)["coins"][:, 0]
     assert sizes == [16 + extra for coin in coins for extra in (int(coin), 0)]
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
 
 
 def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
@@ -288,9 +293,7 @@ def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path: 
     assert (header.coin_probability, header.game) == (0.1, "step")
     assert header.canaries == ("Mislabeled(input, sampling_rate=0.1)",)
     assert abs(entries["coins"].sum() - 30) < 4 * 27**0.5
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
     assert "fdp_t" not in {bound.name for bound in report.bounds}
 
 
@@ -353,16 +356,12 @@ def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path: Path
     assert not any((row == records).all(1).any() for rows in alike for row in rows)
 
 
-def test_the_header_names_the_canary(tmp_path: Path) -> None:
-    fit(tmp_path, Forward(), audit_with(Blank()), max_steps=4)
-    header = read_observations(tmp_path / "audit" / "observations.bin")[0]
-    assert header.canaries == ("Blank(input)",)
-
-
-def test_the_strategy_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_strategy_is_left_as_it_was_and_the_header_names_the_canary(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit_with(Blank()), max_steps=2)
     trainer.fit(Forward())
     assert "training_step" not in vars(trainer.strategy)
+    header = read_observations(tmp_path / "audit" / "observations.bin")[0]
+    assert header.canaries == ("Blank(input)",)
 
     class Breaks(Forward):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -384,15 +383,11 @@ class _Texts(Forward):
         return DataLoader(self.dataset, batch_size=16, collate_fn=collate)
 
 
-def _loss(module: Any, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(module.net(batch[0]), batch[1])
-
-
 @pytest.mark.parametrize(
     ("module", "canary", "words"),
     [
         (_Texts, Mislabeled(), "type builtins.str at '2.0'"),
-        (PrivateModule, Mislabeled(loss=_loss), "PrivateModule has no forward"),
+        (PrivateModule, Mislabeled(loss=hand_written_loss), "PrivateModule has no forward"),
     ],
 )
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(
@@ -445,13 +440,10 @@ def test_a_wrong_loss_never_alarms(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ false alarms
 
 
-def _healthy(directory: Path, seed: int) -> str:
+def _outcome(directory: Path, seed: int) -> str:
     torch.manual_seed(seed)
-    canary = (
-        Mislabeled(amplitude=100.0, **STATED),
-        Crafted(amplitude=10.0, steps=10, **STATED),
-        Blank(**STATED),
-    )[seed % 3]
+    crafted = Crafted(amplitude=10.0, steps=10, **STATED)
+    canary = (Mislabeled(amplitude=100.0, **STATED), crafted, Blank(**STATED))[seed % 3]
     module = HandWritten(ask=False, dataset=random_data(4096, seed=seed))
     module.net = mlp()
     claim = replace(CLAIM, sample_rate=None)
@@ -460,18 +452,14 @@ def _healthy(directory: Path, seed: int) -> str:
     return report_in(directory / str(seed)).verdict.outcome
 
 
-@pytest.mark.heavy
-def test_sound_code_is_not_flagged_in_a_few_runs(tmp_path: Path) -> None:
-    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3))
-
-
+@pytest.mark.heavy_one_in(1)
 @pytest.mark.parametrize(
     "seeds",
-    staged(heavy=[range(3, 6)], nightly=[range(6, 53)]),
+    staged(heavy=[range(3), range(3, 6)], nightly=[range(6, 53)]),
     ids=lambda seeds: f"{seeds.start} to {seeds.stop}",
 )
 def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path, seeds: range) -> None:
-    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in seeds)
+    assert all(_outcome(tmp_path, seed) != "VIOLATION" for seed in seeds)
 
 
 # ------------------------------------------------------------------ the training's generators
@@ -570,9 +558,7 @@ def test_sound_code_by_hand_passes(tmp_path: Path, kind: type[HandWritten], ask:
             assert report.verdict.outcome == "PASS", report.verdict
         models.append(weights_of(module))
     assert torch.linalg.norm(models[1] - models[0]) <= 1e-6 * torch.linalg.norm(models[0])
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
 
 
 def test_an_optimizer_whose_update_cannot_be_read_is_not_passed(tmp_path: Path) -> None:

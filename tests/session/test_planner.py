@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,28 @@ from lightning_audit.session.planner import Ranks
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
-def both_trained(factory: pytest.TempPathFactory, worker: str, *scenarios: str) -> Path:
+def both_trained(
+    factory: pytest.TempPathFactory, worker: str, scenarios: Sequence[str], **how: str
+) -> tuple[Path, list[int], list[str]]:
     """Trainings, one after the other in two processes, once for all workers of the tests."""
     own = factory.getbasetemp()
-    folder = (own if worker == "master" else own.parent) / f"trained-{scenarios[0]}"
+    name = f"trained-{scenarios[0].replace(':', '-')}-{len(scenarios)}"
+    folder = (own if worker == "master" else own.parent) / name
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            codes, said = run_both(folder, *scenarios)
-            (folder / "ended.json").write_text(json.dumps([codes, said]))
-    codes, said = json.loads((folder / "ended.json").read_text())
-    raises = "half_noise" in scenarios  # the last one
-    assert codes == [int(raises)] * 2, said
-    for text in said:
-        assert not raises or "PrivacyViolation: VIOLATION (mechanism)" in text, text
-    return folder
+            (folder / "ended.json").write_text(json.dumps(run_both(folder, *scenarios, **how)))
+    return folder, *json.loads((folder / "ended.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    # The last one raises.
     scenarios = ("healthy", "clipping", "resumed", "mixed", "not_finite", "naive", "repeated")
-    return both_trained(tmp_path_factory, worker_id, *scenarios, "half_noise")
+    folder, codes, said = both_trained(tmp_path_factory, worker_id, (*scenarios, "half_noise"))
+    assert codes == [1, 1], said  # the last one raises
+    for text in said:
+        assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
+    return folder
 
 
 def reports(folder: Path) -> list[AuditReport]:
@@ -88,21 +89,11 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
 
 
 @pytest.mark.heavy
-def test_a_sound_training_of_two_processes_passes(trained: Path) -> None:
+def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(trained: Path) -> None:
     report = reports(trained / "audited")[0]
     assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 0)
-
-
-@pytest.mark.heavy
-def test_epsilon_is_that_of_the_whole_batch(trained: Path) -> None:
-    report = reports(trained / "audited")[0]
     assert report.history == ((1.0, 1 / 256, 256),)
     assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=0.05)
-
-
-@pytest.mark.heavy
-def test_the_divisor_is_that_of_all_records_not_of_a_process(trained: Path) -> None:
-    report = reports(trained / "audited")[0]
     (evidence,) = (c.evidence for c in report.checks if c.name == "expected_batch_size")
     assert (evidence["expected_batch_size"], evidence["of_neighbours"]) == (32, [31])
 
@@ -240,18 +231,9 @@ CASES = [
 RANDOM = [f"{seed % 2}:random:{seed}" for seed in range(60)]
 
 
-def both_trained_ranks_faults(
-    factory: pytest.TempPathFactory, worker: str, cases: list[str]
-) -> Path:
-    """Trainings with these faults, once for all workers of the tests."""
-    own = factory.getbasetemp()
-    name = f"faults-{cases[0].replace(':', '-')}-{len(cases)}"
-    folder = (own if worker == "master" else own.parent) / name
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            codes, said = run_both(folder, *cases, script="faults_in_one.py")
-            assert codes == [0, 0], said
+def faults_in_both(factory: pytest.TempPathFactory, worker: str, cases: list[str]) -> Path:
+    folder, codes, said = both_trained(factory, worker, cases, script="faults_in_one.py")
+    assert codes == [0, 0], said
     return folder
 
 
@@ -283,24 +265,24 @@ def wrong_in(folder: Path, case: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def trained_ranks_faults(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    return both_trained_ranks_faults(tmp_path_factory, worker_id, CASES)
+def in_faults(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    return faults_in_both(tmp_path_factory, worker_id, CASES)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.heavy_one_in(6)
 def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(
-    trained_ranks_faults: Path, case: str
+    in_faults: Path, case: str
 ) -> None:
-    assert wrong_in(trained_ranks_faults, case) == []
+    assert wrong_in(in_faults, case) == []
 
 
 @pytest.mark.nightly
 def test_faults_at_random_calls_in_one_process_end_no_training(
     tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> None:
-    folder = both_trained_ranks_faults(tmp_path_factory, worker_id, RANDOM)
+    folder = faults_in_both(tmp_path_factory, worker_id, RANDOM)
     assert {case: found for case in RANDOM if (found := wrong_in(folder, case))} == {}
 
 

@@ -177,7 +177,7 @@ def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None
     assert (again.late, again.raw, again.weights_move) == (2, 2, False)
 
 
-CLAIM_OF_READING_WAY = StepClaim(1.0, 2.0, 4.0)
+OWN_CLAIM = StepClaim(1.0, 2.0, 4.0)
 COORDINATES = {0: np.array([0, 5]), 1: np.array([1])}
 VALUES = np.array([0.5, -1.0, 2.0])
 
@@ -197,13 +197,11 @@ class HiddenUpdate(torch.optim.Optimizer):
 
 def by_hand(kind: Any = torch.optim.SGD) -> HandWrittenReading:
     net = nn.Linear(4, 3)
-    return HandWrittenReading(
-        ManualStep(kind(net.parameters()), {}, CLAIM_OF_READING_WAY), COORDINATES
-    )
+    return HandWrittenReading(ManualStep(kind(net.parameters()), {}, OWN_CLAIM), COORDINATES)
 
 
 def plan(status: int, coins: list[float]) -> PlannedStep:
-    return PlannedStep(CLAIM_OF_READING_WAY, np.array(coins), (), status)
+    return PlannedStep(OWN_CLAIM, np.array(coins), (), status)
 
 
 def test_a_private_optimizers_reading_counts_and_an_unclear_one_stands_in_the_way() -> None:
@@ -247,7 +245,7 @@ def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place() ->
     bare = BareByHand()
     way: Any = bare.session.way
     way.tap.cut_known, before = True, way.tap
-    way.follow(ManualStep(torch.optim.Adam(bare.net.parameters()), {}, CLAIM_OF_READING_WAY))
+    way.follow(ManualStep(torch.optim.Adam(bare.net.parameters()), {}, OWN_CLAIM))
     assert way.tap is not before
     assert way.is_shown
 

@@ -64,10 +64,10 @@ class InOrder(PrivateModule):
         return DataLoader(self.dataset, batch_size=ROWS)
 
 
-def without_place(report: AuditReport) -> dict[str, object]:
+def without_place(report: AuditReport, within: str = "support") -> dict[str, object]:
     """The evidence, without the user's code that it points to."""
     evidence = dict(finite(report).evidence)
-    assert ".training_step at tests/support/" in str(evidence.pop("where"))
+    assert f".training_step at tests/{within}/" in str(evidence.pop("where"))
     return evidence
 
 
@@ -111,48 +111,29 @@ def _loss(module: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(module.net(batch[0]), batch[1])
 
 
-def test_manual_optimization_is_looked_at_too(tmp_path: Path) -> None:
-    class Manual(ManualModule, InOrder):
-        pass
-
-    report = violation(tmp_path, Manual(dataset=data(2)), audit(), max_steps=1)
-    assert without_place(report) == {"lost_steps": 1, "step": 0, "records": 1, "rows": ROWS}
+class Manual(ManualModule, InOrder):
+    pass
 
 
-def test_record_in_an_early_part_of_a_batch_is_found(tmp_path: Path) -> None:
-    class InParts(InOrder):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            for i, part in enumerate(zip(*(t.chunk(4) for t in batch), strict=True)):
-                optimizer.optimizer.signal_skip_step(do_skip=i < 3)
-                optimizer.zero_grad()
-                self.manual_backward(super().training_step(part, batch_idx))
-                optimizer.step()
-
-    report = violation(tmp_path, InParts(dataset=data(1)), audit(), max_steps=1)
-    assert finite(report).evidence["step"] == 0
+class InParts(Manual):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for i, part in enumerate(zip(*(t.chunk(4) for t in batch), strict=True)):
+            optimizer.optimizer.signal_skip_step(do_skip=i < 3)
+            optimizer.zero_grad()
+            self.manual_backward(InOrder.training_step(self, part, batch_idx))
+            optimizer.step()
 
 
-def test_ghost_clipping_is_looked_at_by_its_norms(tmp_path: Path) -> None:
-    class GhostInOrder(Ghost):
-        def train_dataloader(self) -> DataLoader:
-            return DataLoader(self.dataset, batch_size=ROWS)
-
-    report = violation(tmp_path, GhostInOrder(dataset=data(9)), audit(), max_steps=2)
-    assert without_place(report) == {"lost_steps": 1, "step": 1, "records": 1, "rows": ROWS}
+class GhostInOrder(Ghost):
+    train_dataloader = InOrder.train_dataloader
 
 
 class ByHand(HandWritten):
     """Hands over in two calls, and may drop what is not finite."""
 
     drops = False
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.dataset, batch_size=ROWS)
+    train_dataloader = InOrder.train_dataloader
 
     def sample_gradients(self, batch: Any) -> Any:
         x, y = batch
@@ -163,9 +144,28 @@ class ByHand(HandWritten):
         return grads
 
 
-def test_hand_written_gradients_are_looked_at(tmp_path: Path) -> None:
-    report = violation(tmp_path, ByHand(dataset=data(8, 11, 12)), audit(claim=CLAIM), max_steps=3)
-    assert without_place(report) == {"lost_steps": 2, "step": 1, "records": 3, "rows": ROWS}
+@pytest.mark.parametrize(
+    ("kind", "lost", "steps", "lost_steps"),
+    [
+        (Manual, (2,), 1, 1),
+        (InParts, (1,), 1, 1),  # in an early part of a batch
+        (GhostInOrder, (9,), 2, 1),
+        (ByHand, (8, 11, 12), 3, 2),
+    ],
+)
+def test_every_way_to_train_is_looked_at(
+    tmp_path: Path, kind: Any, lost: tuple[int, ...], steps: int, lost_steps: int
+) -> None:
+    own = audit(claim=CLAIM) if kind is ByHand else audit()
+    report = violation(tmp_path, kind(dataset=data(*lost)), own, max_steps=steps)
+    found = without_place(report, "session" if kind is InParts else "support")
+    step = min(lost) // ROWS
+    assert found == {
+        "lost_steps": lost_steps,
+        "step": step,
+        "records": len(lost),
+        "rows": ROWS,
+    }
 
 
 def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None:
@@ -262,6 +262,7 @@ class Resumable(InOrder):
             value.nan_to_num_(0.0)
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_finding_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit(on_violation="warn"), max_steps=1)
     trainer.fit(Resumable())

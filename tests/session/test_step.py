@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_audit.canaries import Constant, Dirac, Random, Spread
-from lightning_audit.canaries.gradient import Dirac as Dirac_of_gradient
 from lightning_audit.canaries.gradient import GradientCanary, Placement, place
 from lightning_audit.checks.probes import Witnesses, choose_witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
@@ -180,17 +179,11 @@ def test_the_record_says_which_part_was_drawn(status: int, meant: bool, recorded
         assert replace(PLAN, status=status, earlier=earlier, meant=meant).recorded == recorded
 
 
-PLACEMENT = place([Dirac_of_gradient()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
+PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
 (AT,) = PLACEMENT.support()[0]
 COORDINATES = Coordinates(Witnesses({0: np.setdiff1d(np.arange(40), [AT])[:6]}), PLACEMENT)
-DIRECTIONS_OF_STEPS_USED = PLACEMENT.draw(np.random.default_rng(0))
-PLAN_OF_STEPS_USED = PlannedStep(
-    StepClaim(1.0, 1.0, 1.0),
-    np.ones(1),
-    DIRECTIONS_OF_STEPS_USED,
-    INJECTED,
-    COORDINATES.locate(DIRECTIONS_OF_STEPS_USED),
-)
+DRAWN = PLACEMENT.draw(np.random.default_rng(0))
+USED = PlannedStep(StepClaim(1.0, 1.0, 1.0), np.ones(1), DRAWN, INJECTED, COORDINATES.locate(DRAWN))
 #: Among what is read.
 CANARY = int(np.flatnonzero(COORDINATES.by_tensor[0] == AT)[0])
 
@@ -206,27 +199,19 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
     reading = Reading(
         values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
     )
-    found = used_release(PLAN_OF_STEPS_USED, reading, COORDINATES)
+    found = used_release(USED, reading, COORDINATES)
     assert (found.rest, found.used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
     # An update goes against the gradient.
     assert found.moved == pytest.approx([-3.0])
 
 
 def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
-    found = used_release(
-        PLAN_OF_STEPS_USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES
-    )
+    found = used_release(USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
     assert (found.used, found.moved) == (None, None)
-    assert used_release(PLAN_OF_STEPS_USED, Reading(values(0.0, 1.0)), COORDINATES) is None
+    assert used_release(USED, Reading(values(0.0, 1.0)), COORDINATES) is None
+    assert used_release(USED, Reading(values(2.0, 5.0), replaced=True), COORDINATES) is None
     assert (
-        used_release(PLAN_OF_STEPS_USED, Reading(values(2.0, 5.0), replaced=True), COORDINATES)
-        is None
-    )
-    assert (
-        used_release(
-            replace(PLAN_OF_STEPS_USED, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES
-        )
-        is None
+        used_release(replace(USED, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES) is None
     )
 
 

@@ -15,7 +15,7 @@ from planted import private
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.config import findings
 from lightning_audit.testing import faults, faulty, trainings
-from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, OF_THE_TRAINING, Fault, plant
+from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, OF_THE_TRAINING, Fault
 from lightning_audit.testing.runs import train
 from lightning_audit.testing.trainings import (
     BATCH_SIZE,
@@ -202,11 +202,6 @@ def test_names_are_unique() -> None:
 
 
 # ------------------------------------------------------------------ in a training of one's own
-
-
-def test_an_unknown_fault_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match=r"name='noisy' must be one of .*'half_noise'"):
-        plant(private(), "noisy")
 
 
 def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:

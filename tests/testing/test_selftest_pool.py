@@ -41,12 +41,8 @@ def test_results_come_in_the_order_of_the_rows_from_one_process_a_job() -> None:
     acts = ["first", "second", "third", "fourth"]
     results = run_all([row(act) for act in acts], 2, seen.append, train=train)
     assert told(results) == acts
-    assert sorted(seen, key=acts_of(acts)) == list(results)
+    assert sorted(seen, key=lambda result: acts.index(result.fault)) == list(results)
     assert len({result.sentence for result in results}) <= 2
-
-
-def acts_of(acts: list[str]):
-    return lambda result: acts.index(result.fault)
 
 
 def test_a_process_that_dies_is_a_row_and_another_one_goes_on() -> None:
@@ -130,17 +126,13 @@ TOLD = report("PASS", mu="warned", noise="warned")
         (WARNED_OTHERWISE, TOLD, "named otherwise", False),
         (WARNED, NOTHING, "not found", False),
         (WARNED, VIOLATED, "accused", None),
+        (None, NOTHING, "not accused", None),  # of a healthy training
+        (None, VIOLATED, "accused", None),
     ],
 )
-def test_answers_are_the_faults(
-    fault: Any, seen: AuditReport, status: str, named: bool | None
-) -> None:
-    assert status_of(Row("fault", fault, "Opacus"), seen) == (status, named)
-
-
-@pytest.mark.parametrize(("seen", "status"), [(NOTHING, "not accused"), (VIOLATED, "accused")])
-def test_a_healthy_training_must_not_be_accused(seen: AuditReport, status: str) -> None:
-    assert status_of(Row("healthy", SEEN, "Opacus"), seen) == (status, None)
+def test_answers_are_the_faults(fault: Any, seen: AuditReport, status: str, named: Any) -> None:
+    row = Row("fault" if fault else "healthy", fault or SEEN, "Opacus")
+    assert status_of(row, seen) == (status, named)
 
 
 def test_every_answer_but_the_wanted_ones_fails() -> None:
