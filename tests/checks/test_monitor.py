@@ -168,6 +168,14 @@ def run(
     return checks
 
 
+def after(*seen: NoiseSeen, fine: bool = True) -> NoiseChannelChecks:
+    """Checks of steps."""
+    checks = NoiseChannelChecks(HEADER, 1e-3, fine=fine)
+    for step, one in enumerate(seen):
+        checks.update(one, step)
+    return checks
+
+
 def sound(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
     return np.asarray(sums + rng.normal(size=len(sums)))
 
@@ -204,16 +212,14 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
 
 
 def test_low_precision_is_not_tested() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
-    checks.update(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), 0)
+    checks = after(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), fine=False)
     assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    checks.update(NoiseSeen(np.array([broken, 0.0]), np.zeros(2), 1.0), 0)
-    checks.update(NoiseSeen(np.zeros(2), np.array([broken, 0.0]), 1.0), 1)
+    none, lost = np.zeros(2), np.array([broken, 0.0])
+    checks = after(NoiseSeen(lost, none, 1.0), NoiseSeen(none, lost, 1.0))
     assert set(status(checks).values()) == {"not_run"}
 
 
@@ -270,12 +276,9 @@ def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
 
 
 def test_the_steps_of_a_recurrence_are_told() -> None:
-    rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    rows = rng.normal(size=(12, 200))
+    rows = np.random.default_rng(0).normal(size=(12, 200))
     rows[9] = rows[4]
-    for step, row in enumerate(rows):
-        checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
+    checks = after(*(NoiseSeen(row, np.zeros(200), 1.0) for row in rows))
     result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert result.evidence["steps"] == [4, 9]
     assert "readings of step 10 differ from those of step 5 by less" in result.message
@@ -289,10 +292,8 @@ def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: boo
 def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
     """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
     rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    for step in range(50):
-        noisy = sound(rng, rng.normal(size=384), 16)
-        checks.update(NoiseSeen(noisy, noisy, 1.0, (0.9,), 16), step)
+    noisy = (sound(rng, rng.normal(size=384), 16) for _ in range(50))
+    checks = after(*(NoiseSeen(one, one, 1.0, (0.9,), 16) for one in noisy))
     assert flagged(checks) == set()
     assert status(checks)["noise.excess"] == "not_run"
 
@@ -313,8 +314,7 @@ SUMS = np.linspace(1.0, 9.0, 128)
 def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
     released: FloatArray, sums: FloatArray | None, why: str
 ) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    checks.update(NoiseSeen(released, sums, 1.0), 0)
+    checks = after(NoiseSeen(released, sums, 1.0))
     said = {check.name: check.message for check in checks.results(clips=True)}
     assert said["noise.mean"].startswith("not tested: ")
     assert why in said["noise.mean"]
@@ -326,9 +326,7 @@ def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: int) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
-    for step in range(steps):
-        checks.update(NoiseSeen(SUMS, None, 1.0, (0.5,)), step)
+    checks = after(*(NoiseSeen(SUMS, None, 1.0, (0.5,)) for _ in range(steps)), fine=False)
     for check in checks.results(clips=True):
         assert check.status == "not_run"
         assert check.message.startswith("not tested: low-precision gradients"), check.name
@@ -354,18 +352,14 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
 
 
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    checks.update(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
 
 
 @pytest.mark.parametrize("norm", [np.inf, np.nan])
 def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    checks.update(NoiseSeen(noisy, np.zeros(64), 1.0, (), terms=16, sum_norm=norm), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -392,11 +386,9 @@ def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
 
 def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
     """In single precision a normal variable is zero once in some ten million times."""
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = 1e9 * np.random.default_rng(0).normal(size=16)
     noisy[3] = 0.0
-    checks.update(NoiseSeen(noisy, np.zeros(16), 1e9), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, np.zeros(16), 1e9))) == set()
 
 
 def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:

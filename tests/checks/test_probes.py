@@ -231,20 +231,21 @@ def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level() -> Non
     assert share_of_alarms(200, 160) <= 0.05
 
 
-def test_half_of_the_banded_noise_is_too_small() -> None:
+@pytest.mark.parametrize(
+    ("finding", "steps", "fault"),
+    [
+        ("noise", 40, {"size": 0.5}),
+        *(
+            # Noise of other weights follows that of earlier steps.
+            ("reuse.recurrence", 100, {"coefficients": weights})
+            for weights in ((1.0,), (1.0, -0.5), (1.0, -0.5, 0.25))
+        ),
+        ("sensitivity", 150, {"shift": 3.0}),  # a canary that clipping lets through
+    ],
+)
+def test_a_fault_is_seen_in_the_draws(finding: str, steps: int, fault: dict[str, Any]) -> None:
     for seed in range(3):
-        assert "noise" in flagged(run_of(seed, 40, size=0.5))
-
-
-@pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -0.5), (1.0, -0.5, 0.25)])
-def test_noise_of_other_weights_follows_earlier_noise(coefficients: tuple[float, ...]) -> None:
-    for seed in range(3):
-        assert "reuse.recurrence" in flagged(run_of(seed, 100, coefficients=coefficients))
-
-
-def test_a_canary_that_clipping_lets_through_is_seen_in_the_draws() -> None:
-    for seed in range(3):
-        assert "sensitivity" in flagged(run_of(seed, 150, shift=3.0))
+        assert finding in flagged(run_of(seed, steps, **fault))
 
 
 SHAPES = [(), (1,), (2,), (7,), (63,), (65,), (4, 3), (200,), (100, 30)]

@@ -394,29 +394,72 @@ def test_evidence_of_a_cycle_is_its_length() -> None:
     assert 5 <= fault.place.step < 16
 
 
-def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> None:
-    seen = check("batch_normalised")
-    faults = faults_of(simulate(80, reuse="broadcast", data=0.1), seen)
-    assert names(faults) == ["one_value_for_all_coordinates"]
+def lagged(difference: float, **forecast: float) -> dict[str, dict[str, Any]]:
+    """What is seen of noise whose part of the step before comes back."""
+    found = {"lag": 1, "ratio": 1.0, **forecast}
+    return {"reuse.recurrence": {"difference_ratio": difference}, "reuse.forecast": found}
+
+
+def alike(**evidence: float) -> dict[str, dict[str, Any]]:
+    return {"reuse.recurrence": evidence}
+
+
+#: With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well.
+AT_A_LAG = {"reuse.lag": {}, **alike(difference_ratio=0.0)}
 
 
 @pytest.mark.parametrize(
-    ("difference", "expected"),
-    [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
+    ("record", "seen", "first", "others"),
+    [
+        # Noise that is shared in a step is not taken for another divisor.
+        (
+            {"reuse": "broadcast", "data": 0.1},
+            {"batch_normalised": {}},
+            "one_value_for_all_coordinates",
+            [],
+        ),
+        # Small noise is not taken for few seeds.
+        ({"noise": 0.5}, alike(difference_ratio=0.45), "noise_too_small", []),
+        ({"noise": 0.5}, alike(difference_ratio=0.01), "few_seeds", ["noise_too_small"]),
+        ({"noise": 0.7}, alike(), "few_seeds", ["noise_too_small"]),
+        # A pair that happens to lie at a lag is not taken for a cycle.
+        ({"reuse": ""}, AT_A_LAG, "few_seeds", []),
+        ({"reuse": "lag 3"}, AT_A_LAG, "noise_in_a_cycle", []),
+        ({"reuse": "same"}, AT_A_LAG, "same_noise_at_every_step", []),
+        # Few seeds are not seen in noise that is missing.
+        ({"noise": 0.0, "data": 0.05}, alike(), "no_noise", None),
+        # A part of earlier noise is told from all of it.
+        (
+            {"reuse": "same"},
+            lagged(0.45, coefficient=0.8, left=0.4),
+            "noise_correlated_over_steps",
+            None,
+        ),
+        (
+            {"reuse": "same"},
+            lagged(0.1, coefficient=0.98, left=0.4),
+            "same_noise_at_every_step",
+            None,
+        ),
+        # Beside data a coefficient is smaller than the part that comes back.
+        (
+            {"reuse": "same"},
+            lagged(0.4, coefficient=0.8, left=0.4, ratio=1.15),
+            "same_noise_at_every_step",
+            None,
+        ),
+        # Steps that resemble each other in part are not taken for few seeds.
+        ({}, lagged(0.45, coefficient=0.5, left=0.7), "noise_correlated_over_steps", []),
+        ({}, lagged(0.01, coefficient=0.5, left=0.7), "few_seeds", []),
+    ],
 )
-def test_small_noise_is_not_taken_for_few_seeds(difference: float, expected: list[str]) -> None:
-    seen = check("reuse.recurrence", difference_ratio=difference)
-    assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
-
-
-@pytest.mark.parametrize(
-    ("reuse", "expected"),
-    [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
-)
-def test_a_pair_that_lies_at_a_lag_is_not_called_a_cycle(reuse: str, expected: list[str]) -> None:
-    """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
-    seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
-    assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
+def test_noise_that_is_used_again_has_its_own_name(
+    record: dict[str, Any], seen: dict[str, Any], first: str, others: list[str] | None
+) -> None:
+    found = [check(name, **evidence) for name, evidence in seen.items()]
+    named = names(faults_of(simulate(80, **record), *found))
+    assert named[0] == first
+    assert others is None or named[1:] == others
 
 
 @pytest.mark.parametrize(
@@ -429,42 +472,6 @@ def test_steps_without_noise_are_no_few_seeds(alike_at: int, expected: list[str]
         check("reuse.recurrence", violated_at_step=alike_at),
     ]
     assert names(likely_faults(found, monitor_of(simulate(20)), OVERSIZE)) == expected
-
-
-def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
-    seen = check("reuse.recurrence")
-    assert names(faults_of(simulate(80, noise=0.0, data=0.05), seen))[0] == "no_noise"
-    assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
-
-
-@pytest.mark.parametrize(
-    ("coefficient", "ratio", "difference", "expected"),
-    [
-        (0.8, 1.0, 0.45, "noise_correlated_over_steps"),
-        (0.98, 1.0, 0.1, "same_noise_at_every_step"),
-        # Beside data a coefficient is smaller than the part that comes back.
-        (0.8, 1.15, 0.4, "same_noise_at_every_step"),
-    ],
-)
-def test_a_part_of_earlier_noise_is_told_from_all_of_it(
-    coefficient: float, ratio: float, difference: float, expected: str
-) -> None:
-    seen = [
-        check("reuse.recurrence", difference_ratio=difference),
-        check("reuse.forecast", lag=1, coefficient=coefficient, left=0.4, ratio=ratio),
-    ]
-    assert names(faults_of(simulate(80, reuse="same"), *seen))[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("difference", "expected"), [(0.45, "noise_correlated_over_steps"), (0.01, "few_seeds")]
-)
-def test_steps_alike_in_part_are_not_taken_for_few_seeds(difference: float, expected: str) -> None:
-    seen = [
-        check("reuse.recurrence", difference_ratio=difference),
-        check("reuse.forecast", lag=1, coefficient=0.5, left=0.7, ratio=1.0),
-    ]
-    assert names(faults_of(simulate(80), *seen)) == [expected]
 
 
 @pytest.mark.parametrize(
