@@ -79,7 +79,6 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float,
     directions[1] = directions[1].scaled(0.01)
     backward(step, criterion(model(x), y), directions, norm)
     assert step.confirm()
-
     plain_model = wrap_model(net(), grad_sample_mode="hooks")
     inner = torch.optim.SGD(plain_model.parameters(), lr=0.1)
     plain = OpacusStep(DPOptimizer(inner, **SETTINGS), {})

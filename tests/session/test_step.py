@@ -92,7 +92,6 @@ def test_products_are_inner_products_and_combinations_are_plain_loops(mix: str) 
         ]
         products = located.products(values, len(directions))
         np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12)
-
         weights = rng.standard_normal(len(directions))
         sums = [np.zeros(slot.numel) for slot in MIXES[mix][0]]
         for weight, direction in zip(weights, directions, strict=True):

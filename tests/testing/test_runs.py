@@ -19,7 +19,6 @@ def test_processes_that_break_off_are_an_error_with_their_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=":")
-
     fault = replace(row(Dies).fault, processes=2)
     with pytest.raises(RuntimeError, match=r"the processes ended with exit codes \[.*11"):
         train_together(fault, tmp_path / "audit")
