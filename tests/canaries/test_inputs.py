@@ -74,8 +74,7 @@ def test_crafting_leaves_module_and_batch_alone() -> None:
 
 
 def test_frozen_and_unused_parameters_do_not_count() -> None:
-    net = _net()
-    unused = nn.Parameter(torch.ones(3))
+    net, unused = _net(), nn.Parameter(torch.ones(3))
     made = Crafted(steps=2).made(
         net, sample_of(_batch(), 0, None, None), _batch(), [*net[2].parameters(), unused]
     )

@@ -108,8 +108,7 @@ SIMULATED = {
 @pytest.mark.parametrize("name", SIMULATED)
 def test_counts_are_those_of_plain_loops(name: str) -> None:
     made, entries = simulate(60, **SIMULATED[name])  # type: ignore[arg-type]
-    guesses = monitor_of((made, entries)).guesses
-    expected = naive(entries)
+    guesses, expected = monitor_of((made, entries)).guesses, naive(entries)
     assert [[p.fn, p.tp, p.fp, p.tn] for p in guesses.points] == expected
     middle = guesses.middle
     assert [middle.fn, middle.tp, middle.fp, middle.tn] == expected[2]

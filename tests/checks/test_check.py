@@ -302,8 +302,7 @@ def test_a_single_parameter_may_be_a_name_alone() -> None:
 
 def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:
     made, entries = simulate(60, noise=0.9)
-    monitor = AuditMonitor(made, SIGNIFICANCE)
-    seen = set()
+    monitor, seen = AuditMonitor(made, SIGNIFICANCE), set()
     for entry in entries:
         monitor.update(entry)
         flagged = bool(violated(monitor))

@@ -159,8 +159,7 @@ def run(
     rng = np.random.default_rng(seed)
     checks = NoiseChannelChecks(HEADER, 1e-3)
     for step in range(steps):
-        sums = data * rng.normal(size=n)
-        rows = int(rng.integers(8, 25))
+        sums, rows = data * rng.normal(size=n), int(rng.integers(8, 25))
         seen = NoiseSeen(
             release(rng, sums, rows), sums if known else None, noise, (rows / 16.0,), terms=rows
         )
@@ -339,8 +338,7 @@ def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor
 
 
 def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    rng = np.random.default_rng(0)
+    checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
         checks.update(NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm), step)
@@ -412,8 +410,7 @@ def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> N
     highest = dict.fromkeys(NAMES, 0)
     for seed in range(runs):
         rng = np.random.default_rng([seed, known, round(10 * noise)])
-        checks = NoiseChannelChecks(HEADER, 1e-3)
-        past = np.zeros(n)
+        checks, past = NoiseChannelChecks(HEADER, 1e-3), np.zeros(n)
         for step in range(steps):
             sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
             released = sums + noise * rng.normal(size=n)

@@ -133,8 +133,7 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small() -> None:
 
 
 def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() -> None:
-    check = WholeSizes(1e-3, ("a",))
-    broken = np.array([np.nan])
+    check, broken = WholeSizes(1e-3, ("a",)), np.array([np.nan])
     check.update(whole_step(WholeTensors(np.ones(1), broken, broken), 0))
     result = check.result("")
     assert result.status == "not_run"

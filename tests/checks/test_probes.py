@@ -194,8 +194,7 @@ def run_of(
         coins = rng.integers(0, 2, K).astype(float)
         sums[N:] += coins * shift
         taken = np.concatenate([np.zeros(N), coins])  # as claimed
-        drawn = whole.draw(sums + noise - taken)
-        own = alone.draw(noise)
+        drawn, own = whole.draw(sums + noise - taken), alone.draw(noise)
         made.take(
             ObservedStep(
                 claim=claim,
@@ -444,8 +443,7 @@ def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone() -> None:
     reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
     block = rng.standard_normal((5, 20))
     for step in range(40):
-        sums = reducer.reduce(block[step % 5], 1.0)
-        ready = min(step, LAGS)
+        sums, ready = reducer.reduce(block[step % 5], 1.0), min(step, LAGS)
         assert np.flatnonzero(sums["lag_count"]).tolist() == list(range(ready))
         zeros = np.flatnonzero(sums["lag_squares"][:ready] == 0) + 1
         assert zeros.tolist() == [lag for lag in range(1, ready + 1) if lag % 5 == 0]
@@ -546,8 +544,7 @@ def epochs_of(width: int, kept: int) -> _Epochs:
 @pytest.mark.parametrize("lost", [(), (0,), (1, 3), (0, 1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("kept", [2, 5, 100])
 def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kept: int) -> None:
-    rng = generator(4)
-    epochs = epochs_of(4, kept)
+    rng, epochs = generator(4), epochs_of(4, kept)
     use = np.array([True, False, True, True])
     past: dict[tuple[int, int], np.ndarray | None] = {}
     compared = 0
@@ -578,8 +575,7 @@ def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kep
 
 def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
     """Epochs are told apart by their change alone, as a loader that starts anew makes it."""
-    epochs = epochs_of(1, 10)
-    use = np.array([True])
+    epochs, use = epochs_of(1, 10), np.array([True])
     for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
         assert epochs.compare(epoch, np.ones(1), 1.0, use)["epoch_count"].tolist() == expected
 

@@ -405,8 +405,7 @@ def test_noise_that_depends_on_its_past_is_seen(noise: list[np.ndarray]) -> None
 @pytest.mark.parametrize("scale", [1.0, 7.0])
 def test_new_noise_is_not(scale: float) -> None:
     # By simulation; proved by the signs of what is new, for noise of any size.
-    rng = np.random.default_rng(3)
-    found = []
+    rng, found = np.random.default_rng(3), []
     for seed in range(300):
         sizes = scale * rng.uniform(0.5, 4.0, ENTRIES)
         found.append(successive([sizes * z for z in fresh(seed, 3)]).log_e)

@@ -261,8 +261,7 @@ def test_new_batches_are_fine() -> None:
 
 @pytest.mark.parametrize("known_first", [True, False])
 def test_an_epoch_that_comes_again_is_found(known_first: bool) -> None:
-    epoch = poisson_batches(25)
-    drawn = DrawnBatches(DRAWN_RECORDS, 0.05)
+    epoch, drawn = poisson_batches(25), DrawnBatches(DRAWN_RECORDS, 0.05)
     drawn.rate = DRAWN_RATE if known_first else None
     for batch in (*epoch, *(list(reversed(b)) for b in epoch)):  # in any order
         drawn.take(batch)

@@ -193,8 +193,7 @@ def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
 @pytest.mark.parametrize("closure", [False, True])
 def test_hooks_count_themselves_and_no_closure(kind: type[StepHooks], closure: bool) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    hooks = kind(optimizer, _enters, _pause, _pause)
-    run = RunTime()
+    hooks, run = kind(optimizer, _enters, _pause, _pause), RunTime()
     optimizer.step(lambda: time.sleep(4 * PAUSE) or 0.0) if closure else optimizer.step()
     assert 2 * PAUSE <= run.cost()["seconds"] < 4 * PAUSE
     hooks.remove()
@@ -213,8 +212,7 @@ def test_a_report_says_what_the_audit_took_of_its_training(tmp_path: Path) -> No
     audit = PrivacyAudit(report_dir=tmp_path, seed=0, on_violation="warn")
     began = time.perf_counter()
     trainer_for(tmp_path, audit, max_epochs=1).fit(PrivateModule())
-    whole = time.perf_counter() - began
-    cost = audit.report.audit_cost
+    whole, cost = time.perf_counter() - began, audit.report.audit_cost
     assert 0.0 < cost["seconds"] < whole
     # Before and behind the audit's hooks other time goes by.
     assert cost["share"] >= cost["seconds"] / (whole - cost["seconds"])

@@ -398,8 +398,7 @@ def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> 
 
 def test_remove_takes_the_hooks_off() -> None:
     params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    asked = []
+    optimizer, asked = torch.optim.SGD(params, lr=0.1), []
 
     def before() -> np.ndarray:
         asked.append(1)
@@ -611,8 +610,7 @@ def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.Monke
         monkeypatch.setattr(gradient_tap, "_SMALL", 0)
         monkeypatch.setattr(gradient_tap, "_AT_ONCE", 5)
     optimizer = stepped(sigma=1.0)
-    params = optimizer.params
-    divisor = float(optimizer.expected_batch_size)
+    params, divisor = optimizer.params, float(optimizer.expected_batch_size)
     read = read_tensors(params, grads_of(params), divisor, block=True)
     assert read.entries.tolist() == [12.0, 3.0]
     rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
@@ -717,8 +715,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
     weights = params()
     if not contiguous:
         weights[0] = nn.Parameter(torch.randn(10, 8).t())
-    watch = WeightWatch(weights, INDEX)
-    first = read(weights)
+    watch, first = WeightWatch(weights, INDEX), read(weights)
     watch.start()
     with torch.no_grad():
         weights[0] += 1.0
@@ -734,8 +731,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
 
 
 def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between() -> None:
-    watch = WeightWatch(params(), INDEX)
-    seen = []
+    watch, seen = WeightWatch(params(), INDEX), []
     for _ in range(140):
         watch.start()
         seen.append(watch.end())

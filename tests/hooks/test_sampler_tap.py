@@ -221,8 +221,7 @@ def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers: in
 
 def test_the_global_generator_is_left_where_it_would_be() -> None:
     drawn(loader_with())
-    after = torch.get_rng_state()
-    loader = loader_with()
+    after, loader = torch.get_rng_state(), loader_with()
     Watched(loader)
     drawn(loader)
     assert torch.equal(torch.get_rng_state(), after)
@@ -235,8 +234,7 @@ def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None
 
     def order(loader: DataLoader) -> tuple[list[list[float]], float]:
         torch.manual_seed(0)
-        batches = iter(loader)
-        between = float(torch.rand(()))
+        batches, between = iter(loader), float(torch.rand(()))
         return [batch[0].tolist() for batch in batches], between
 
     plain, loader = (DataLoader(DATA, batch_sampler=Eager()) for _ in range(2))
@@ -246,8 +244,7 @@ def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None
 
 def test_the_sampler_shows_its_type_its_length_and_its_attributes() -> None:
     loader = loader_with()
-    own = loader.batch_sampler
-    watched = Watched(loader)
+    own, watched = loader.batch_sampler, Watched(loader)
     sampler: Any = loader.batch_sampler
     assert isinstance(sampler, OwnPoisson)
     assert len(sampler) == len(loader) == 5
@@ -269,8 +266,7 @@ def test_logical_batches_are_watched_where_opacus_splits_them() -> None:
     )
     loader = wrap_data_loader(data_loader=loader_with(), max_batch_size=3, optimizer=optimizer)
     assert isinstance(loader.batch_sampler, BatchSplittingSampler)
-    watched = Watched(loader)
-    physical = drawn(loader)
+    watched, physical = Watched(loader), drawn(loader)
     assert len(watched.batches) == 5 < len(physical)
     assert [float(i) for batch in watched.batches for i in batch] == [
         i for batch in physical for i in batch

@@ -153,8 +153,7 @@ def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) 
             else:
                 super().step()
 
-    own = vars(Base)["step"]
-    param = nn.Parameter(torch.zeros(3))
+    own, param = vars(Base)["step"], nn.Parameter(torch.zeros(3))
     optimizer, fired = Noisy([param], {}), []
     optimizer.register_step_post_hook(lambda *_: fired.append(1))
     taps = [

@@ -124,8 +124,7 @@ def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
 
 
 def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    asked = []
+    schedule, asked = Schedule("auto", 0, USUAL), []
     for _ in range(3):
         asked.append(schedule.next_questions(0.0))
         schedule.note(schedule.due, asked[-1], 0.3, 0.0, replayed=3, unanswered=["b", "c"])
@@ -147,8 +146,7 @@ def test_unanswered_questions_come_at_the_same_steps_anywhere(seed: int, clock: 
 
 
 def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    asked = []
+    schedule, asked = Schedule("auto", 0, USUAL), []
     while names := schedule.next_questions(0.0):
         asked.append(names)
         schedule.note(schedule.due, names, 0.3, 0.0, replayed=3, late=["c"])

@@ -253,8 +253,7 @@ def test_one_gradient_outweighs_all_others_and_one_is_alone(trials: list[Trial])
 
 
 def test_each_tensor_has_a_gradient_of_its_own(trials: list[Trial]) -> None:
-    ends = list(itertools.accumulate(SIZES))
-    alone = set()
+    ends, alone = list(itertools.accumulate(SIZES)), set()
     for trial in trials:
         where = trial.rows[trial.left_out].nonzero().flatten()
         owners = {next(j for j, end in enumerate(ends) if int(i) < end) for i in where}

@@ -544,8 +544,7 @@ def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs() -> No
 
 
 def test_a_pair_that_is_not_too_far_apart_is_replayed_once() -> None:
-    seeds = []
-    draw = drawn(record(0.9, 50), 50)
+    seeds, draw = [], drawn(record(0.9, 50), 50)
     judge(lambda seed: seeds.append(seed) or draw(seed), 1, 1.0)
     assert seeds == [1]
 

@@ -83,8 +83,7 @@ def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
 
 def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any) -> AuditSession:
     """A session over one linear layer, with no record."""
-    net = GradSampleModule(nn.Linear(4, 3))
-    more = {}
+    net, more = GradSampleModule(nn.Linear(4, 3)), {}
     if kind is AdaClipDPOptimizer:
         more = {
             "target_unclipped_quantile": 0.5,

@@ -304,8 +304,7 @@ def seen(
     count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0
 ) -> list[ObservedStep]:
     """Steps of every kind: without canaries, dropped, lost, without noise, of two epochs."""
-    rng = np.random.default_rng(seed)
-    steps = []
+    rng, steps = np.random.default_rng(seed), []
     for t in range(count):
         coins = rng.integers(0, 2, K).astype(float)
         status = DROPPED if t % 41 == 40 else INJECTED if t % 3 else NOT_PLANNED
@@ -348,8 +347,7 @@ def numbers(made: Recorder) -> str:
 def test_entries_and_checks_do_not_depend_on_the_grouping(
     tmp_path: Path, block: int, prompt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = seen(150)
-    at_once = recorder(tmp_path / "at once")
+    steps, at_once = seen(150), recorder(tmp_path / "at once")
     for step in steps:
         at_once.take(step)
         at_once.digest()
@@ -372,8 +370,7 @@ def test_entries_and_checks_do_not_depend_on_the_grouping(
 def test_steps_wait_after_the_first_for_a_full_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "BLOCK", 10)
     monkeypatch.setattr(Recorder, "PROMPT", 4)
-    made = recorder()
-    fed = []
+    made, fed = recorder(), []
     for step in seen(25):
         made.take(step)
         fed.append(made._monitor.steps)
@@ -460,8 +457,7 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
 @pytest.mark.one_in(3)
 def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, stop: int) -> None:
-    steps = seen(150)
-    whole = recorder(tmp_path / "whole")
+    steps, whole = seen(150), recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")
     for step in steps:
         whole.take(step)
@@ -484,8 +480,7 @@ def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, st
 
 
 def test_a_state_is_a_copy_that_later_steps_leave_alone() -> None:
-    made = recorder()
-    steps = seen(30)
+    made, steps = recorder(), seen(30)
     for step in steps[:20]:
         made.take(step)
     state = made.state()

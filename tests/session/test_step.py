@@ -141,8 +141,7 @@ def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_tha
 
 
 def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out() -> None:
-    values = np.array([0.4, 7.0, 0.2, 5.0])
-    rest = [HALF * 0.2, 7.0]
+    values, rest = np.array([0.4, 7.0, 0.2, 5.0]), [HALF * 0.2, 7.0]
     assert PLAN.readings(values, None) == pytest.approx([1.0 + rest[0], rest[1]])
     dead = np.array([False, False, True, True])
     assert PLAN.readings(values, dead) == pytest.approx([0.5 + rest[0], rest[1]])

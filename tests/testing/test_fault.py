@@ -18,8 +18,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
     generator = torch.Generator().manual_seed(1)
     optimizer = private(noise_generator=generator, noise_multiplier=1.5)
-    before = dict(vars(optimizer))
-    faulty = plant(optimizer, "half_noise")
+    before, faulty = dict(vars(optimizer)), plant(optimizer, "half_noise")
     assert faulty.generator is generator
     assert faulty.step_hook is not None
     assert faulty.noise_multiplier == 1.5
@@ -30,8 +29,7 @@ def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -
 def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
     torch.manual_seed(0)
     optimizer = private(mode)
-    kind = type(optimizer)
-    faulty = plant(optimizer, "half_noise")
+    kind, faulty = type(optimizer), plant(optimizer, "half_noise")
     assert isinstance(faulty, kind)
     for p in faulty.params:
         p.summed_grad = torch.zeros_like(p)

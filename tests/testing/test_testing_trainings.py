@@ -135,8 +135,7 @@ def test_an_epoch_of_split_batches_is_estimated_and_not_counted() -> None:
 
 
 def test_scores_of_packed_sequences_are_those_of_their_own_record() -> None:
-    net = PackedSequences().net
-    x = random_data(records=6).tensors[0]
+    net, x = PackedSequences().net, random_data(records=6).tensors[0]
     assert torch.allclose(net(x)[2], net(x[2:3])[0], atol=1e-5)
 
 
