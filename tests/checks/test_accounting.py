@@ -9,15 +9,7 @@ from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate,
 from stages import staged
 
 from lightning_audit.accounting.history import Phase
-from lightning_audit.checks.accounting import (
-    EPSILON,
-    Guesses,
-    LeakageBound,
-    Ledger,
-    SignalOverNoise,
-    accounting_result,
-    exceeds,
-)
+from lightning_audit.checks import accounting
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.store import INJECTED, restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -38,31 +30,31 @@ from lightning_audit.results.audit_report import CheckResult
     ],
 )
 def test_steps_may_cost_a_little_over_the_claim(spent: float, claimed: float, status: str) -> None:
-    result = accounting_result(spent, claimed, 1e-5, "the accountant")
+    result = accounting.accounting_result(spent, claimed, 1e-5, "the accountant")
     assert (result.status, result.kind) == (status, "accounting")
-    assert exceeds(spent, claimed) == (status == "violated")
+    assert accounting.exceeds(spent, claimed) == (status == "violated")
     assert bool(result.advice) == (status == "violated")
 
 
 def test_numbers_of_the_comparison_are_told() -> None:
-    result = accounting_result(9.0, 8.0, 1e-5, "the accountant")
+    result = accounting.accounting_result(9.0, 8.0, 1e-5, "the accountant")
     assert "epsilon 9 at delta 1e-05 as privacy loss distributions (spent)" in result.message
     assert result.message.endswith("the accountant says 8 (claimed)")
     assert result.evidence == {"epsilon_spent": 9.0, "claimed_epsilon": 8.0, "delta": 1e-5}
 
 
 def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:
-    result = accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
+    result = accounting.accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
     assert "epsilon 16 at delta 1e-05 if a record is replaced as privacy" in result.message
     assert result.evidence["epsilon_by_removal"] == 7.9
     assert "adding or removing one costs only 7.9, which is what Opacus'" in result.advice
     # Steps that cost too much in either way are wrong by their number.
-    more = accounting_result(32.0, 8.0, 1e-5, "the accountant", 15.0)
+    more = accounting.accounting_result(32.0, 8.0, 1e-5, "the accountant", 15.0)
     assert more.advice.startswith("stop earlier")
 
 
 def test_steps_without_noise_are_told_to_get_some() -> None:
-    advice = accounting_result(math.inf, 8.0, 1e-5, "the accountant").advice
+    advice = accounting.accounting_result(math.inf, 8.0, 1e-5, "the accountant").advice
     assert advice == "set noise_multiplier above 0"
 
 
@@ -71,7 +63,7 @@ def test_steps_without_noise_are_told_to_get_some() -> None:
     [(None, 8.0, "the sample rate is unknown"), (8.0, None, "no epsilon is claimed")],
 )
 def test_an_unknown_is_not_compared(spent: float | None, claimed: float | None, why: str) -> None:
-    result = accounting_result(spent, claimed, 1e-5, "the accountant")
+    result = accounting.accounting_result(spent, claimed, 1e-5, "the accountant")
     assert result.status == "not_run"
     assert why in result.message
 
@@ -130,13 +122,13 @@ def test_least_noise_is_of_steps_with_canaries_alone() -> None:
 def test_a_reading_at_the_threshold_is_guessed_out() -> None:
     made, entries = simulate(1)
     entries["readings"][0], entries["coins"][0] = 0.5, 0
-    guesses = Guesses(made)
+    guesses = accounting.Guesses(made)
     guesses.update(entries[0])
     assert guesses.middle.tn == len(made.canaries)
 
 
 def test_nothing_seen_gives_no_points_and_no_counts() -> None:
-    guesses = Guesses(header())
+    guesses = accounting.Guesses(header())
     assert guesses.points == ()
     assert guesses.least_noise == math.inf
     middle = guesses.middle
@@ -149,7 +141,7 @@ def test_a_gradient_without_noise_is_guessed_right_every_time() -> None:
 
 
 #: Of the verdict's check on epsilon.
-LEVEL = EPSILON.share * SIGNIFICANCE
+LEVEL = accounting.EPSILON.share * SIGNIFICANCE
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -189,10 +181,10 @@ def test_bounds_are_on_the_scale_of_the_claim_whatever_the_noise_multiplier(sigm
 
 
 def test_bounds_are_zero_before_anything_was_seen() -> None:
-    assert LeakageBound(header()).ratio_lower(0.05) == 0.0
-    assert LeakageBound(header()).front(0.05) == []
+    assert accounting.LeakageBound(header()).ratio_lower(0.05) == 0.0
+    assert accounting.LeakageBound(header()).front(0.05) == []
     found = AuditMonitor(header(), SIGNIFICANCE).signal_over_noise(0.05)
-    assert (found, found.ratio_lower) == (SignalOverNoise(0.0, math.inf), 0.0)
+    assert (found, found.ratio_lower) == (accounting.SignalOverNoise(0.0, math.inf), 0.0)
 
 
 def test_a_step_without_any_noise_leaks_without_bound() -> None:
@@ -305,7 +297,7 @@ TAKEN = [Phase(1.0, 0.01, 40), Phase(1.2, 0.01, 10)]
 
 
 def results(told: list[tuple[float, float, int]], **given: object) -> dict[str, CheckResult]:
-    book = Ledger(hook="read", **given)  # type: ignore[arg-type]
+    book = accounting.Ledger(hook="read", **given)  # type: ignore[arg-type]
     return {found.name: found for found in book.results(told, TAKEN)}
 
 
@@ -342,7 +334,7 @@ def test_noise_that_was_told_before_is_of_no_step_of_now() -> None:
 
 @pytest.mark.parametrize(("hook", "part"), [("unread", "cannot be identified"), ("none", "no acc")])
 def test_where_no_accountant_is_known_nothing_is_compared(hook: str, part: str) -> None:
-    (found, *_) = Ledger(hook=hook).results([], TAKEN)
+    (found, *_) = accounting.Ledger(hook=hook).results([], TAKEN)
     assert found.status == "not_run"
     assert part in found.message
     assert found.evidence["hook"] == hook

@@ -359,8 +359,8 @@ def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_teste
     for one in BY_E_VALUE:
         assert one.doubtful
         assert one.size_of is None
-        silent = check.result(check.test(1e-3), "", "", "", {})
-        assert silent.message == f"not tested: {check.needs}"
+        silent = one.result(one.test(1e-3), "", "", "", {})
+        assert silent.message == f"not tested: {one.needs}"
 
 
 def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> None:

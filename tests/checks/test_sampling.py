@@ -15,23 +15,9 @@ from training_support import digits
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
+from lightning_audit.checks import sampling
 from lightning_audit.checks.accounting import ACCOUNTING
 from lightning_audit.checks.check import Check
-from lightning_audit.checks.sampling import (
-    EXPECTED_BATCH_SIZE,
-    NOT_POISSON,
-    REPEATED,
-    SAMPLING_RATE,
-    BatchCheck,
-    DrawnBatches,
-    LoaderKind,
-    Promise,
-    batch_size_result,
-    record_numbers,
-    sampling_results,
-    shuffled_result,
-    what_holds,
-)
 from lightning_audit.lints.settings import loader_facts
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
@@ -39,8 +25,8 @@ from lightning_audit.stats.divergences import isotropic_pair_epsilon
 RECORDS, RATE = 512, 1 / 32
 
 
-def check_of(batches: Any, records: int = RECORDS, rate: float = RATE) -> BatchCheck:
-    check = BatchCheck(records, 1e-3)
+def check_of(batches: Any, records: int = RECORDS, rate: float = RATE) -> sampling.BatchCheck:
+    check = sampling.BatchCheck(records, 1e-3)
     for t, batch in enumerate(batches):
         if t % 32 == 0:
             check.start_epoch()
@@ -48,8 +34,8 @@ def check_of(batches: Any, records: int = RECORDS, rate: float = RATE) -> BatchC
     return check
 
 
-def results(check: BatchCheck, rate: float = RATE) -> dict[str, CheckResult]:
-    found = sampling_results("unknown", "MySampler", None, rate, [], check)
+def results(check: sampling.BatchCheck, rate: float = RATE) -> dict[str, CheckResult]:
+    found = sampling.sampling_results("unknown", "MySampler", None, rate, [], check)
     return {result.name: result for result in found}
 
 
@@ -69,7 +55,7 @@ def test_poisson_batches_of_an_unknown_sampler_are_found_to_agree() -> None:
     found = results(check_of(poisson(64)))
     assert [found[name].status for name in ("sampling.not_poisson", "sampling.rate")] == ["ok"] * 2
     assert "batches of MySampler agree with Poisson" in found["sampling.not_poisson"].message
-    assert found["sampling.not_poisson"].share == NOT_POISSON.share
+    assert found["sampling.not_poisson"].share == sampling.NOT_POISSON.share
 
 
 def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead() -> None:
@@ -138,19 +124,19 @@ def test_threshold_is_that_of_the_share() -> None:
     assert found.log_e_value >= -math.log(0.01 * 1e-3)
 
 
-PUBLIC = Promise(3.0, 1e-5)
+PUBLIC = sampling.Promise(3.0, 1e-5)
 PRIVATE = dataclasses.replace(PUBLIC, private_size=True)
 
 
-def of_512(promise: Promise, coordinates: int = 100_000) -> CheckResult:
+def of_512(promise: sampling.Promise, coordinates: int = 100_000) -> CheckResult:
     """One record less, and the divisor is 15 and not 16."""
-    result = batch_size_result(16, 512, 1 / 32, coordinates, promise)
+    result = sampling.batch_size_result(16, 512, 1 / 32, coordinates, promise)
     assert result is not None
     return result
 
 
 def blocks(result: CheckResult) -> str:
-    return EXPECTED_BATCH_SIZE.blocks(result)
+    return sampling.EXPECTED_BATCH_SIZE.blocks(result)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +150,7 @@ def blocks(result: CheckResult) -> str:
 def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
     expected: int, records: int, rate: float, of_neighbours: list[int]
 ) -> None:
-    result = batch_size_result(expected, records, rate, 10**9, PUBLIC)
+    result = sampling.batch_size_result(expected, records, rate, 10**9, PUBLIC)
     assert result.status == "ok"
     assert not blocks(result)
     assert result.evidence["of_neighbours"] == of_neighbours
@@ -173,11 +159,13 @@ def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
 
 
 def test_divisor_that_was_set_by_hand_is_not_remarked_upon() -> None:
-    assert batch_size_result(20, 512, 1 / 32, 1000, PRIVATE) is None
+    assert sampling.batch_size_result(20, 512, 1 / 32, 1000, PRIVATE) is None
 
 
 @pytest.mark.parametrize("promise", [PUBLIC, PRIVATE])
-def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(promise: Promise) -> None:
+def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(
+    promise: sampling.Promise,
+) -> None:
     cost = isotropic_pair_epsilon(15 / 16, 100_000, 1e-5)
     result = of_512(promise)
     assert result.evidence["epsilon_of_divisor"] == pytest.approx(cost, rel=1e-9)
@@ -185,8 +173,8 @@ def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(promise: P
 
 
 def test_of_two_neighbours_the_costlier_one_counts() -> None:
-    assert batch_size_result(2, 4, 0.5, 50, PRIVATE).evidence["of_neighbours"] == [1]
-    every = batch_size_result(4, 4, 1.0, 50, PRIVATE)
+    assert sampling.batch_size_result(2, 4, 0.5, 50, PRIVATE).evidence["of_neighbours"] == [1]
+    every = sampling.batch_size_result(4, 4, 1.0, 50, PRIVATE)
     assert every.evidence["of_neighbours"] == [3, 5]
     assert every.evidence["epsilon_of_divisor"] == isotropic_pair_epsilon(4 / 3, 50, 1e-5)
 
@@ -214,7 +202,7 @@ def test_without_a_claim_nothing_is_violated() -> None:
 
 
 def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private() -> None:
-    result = batch_size_result(255, 59_999, 1 / 235, 10**9, PRIVATE)
+    result = sampling.batch_size_result(255, 59_999, 1 / 235, 10**9, PRIVATE)
     assert result.status == "ok"
     assert not blocks(result)
     assert result.message == "one record more or less does not change the divisor of the gradients"
@@ -228,7 +216,7 @@ def test_replacing_a_record_costs_nothing() -> None:
 
 
 def test_a_neighbour_without_a_divisor_is_told_apart_surely() -> None:
-    result = batch_size_result(1, 1, 1.0, 10, PRIVATE)
+    result = sampling.batch_size_result(1, 1, 1.0, 10, PRIVATE)
     assert (result.evidence["epsilon_of_divisor"], result.status) == (math.inf, "violated")
 
 
@@ -247,8 +235,8 @@ def poisson_batches(count: int, seed: int = 0) -> list[list[int]]:
     return [np.flatnonzero(rng.random(DRAWN_RECORDS) < DRAWN_RATE).tolist() for _ in range(count)]
 
 
-def taken(batches: list[Any], rate: float | None = DRAWN_RATE) -> DrawnBatches:
-    drawn = DrawnBatches(DRAWN_RECORDS, 0.05)
+def taken(batches: list[Any], rate: float | None = DRAWN_RATE) -> sampling.DrawnBatches:
+    drawn = sampling.DrawnBatches(DRAWN_RECORDS, 0.05)
     for batch in batches:
         drawn.take(batch)
     drawn.rate = rate
@@ -261,7 +249,7 @@ def test_new_batches_are_fine() -> None:
 
 @pytest.mark.parametrize("known_first", [True, False])
 def test_an_epoch_that_comes_again_is_found(known_first: bool) -> None:
-    epoch, drawn = poisson_batches(25), DrawnBatches(DRAWN_RECORDS, 0.05)
+    epoch, drawn = poisson_batches(25), sampling.DrawnBatches(DRAWN_RECORDS, 0.05)
     drawn.rate = DRAWN_RATE if known_first else None
     for batch in (*epoch, *(list(reversed(b)) for b in epoch)):  # in any order
         drawn.take(batch)
@@ -298,7 +286,7 @@ def test_empty_batches_are_batches() -> None:
 
 
 def statuses(*args: object) -> dict[str, str]:
-    return {c.name: c.status for c in sampling_results(*args)}  # type: ignore[arg-type]
+    return {c.name: c.status for c in sampling.sampling_results(*args)}  # type: ignore[arg-type]
 
 
 def test_poisson_loader_at_the_accounted_rate_is_fine() -> None:
@@ -318,7 +306,7 @@ def test_only_a_loader_that_draws_more_often_is_a_violation(rate: float, status:
 
 
 def test_shuffled_loader_is_a_violation_with_what_to_write_instead() -> None:
-    (found,) = sampling_results("not_poisson", "BatchSampler", None, 0.01, [64])
+    (found,) = sampling.sampling_results("not_poisson", "BatchSampler", None, 0.01, [64])
     assert (found.status, found.kind) == ("violated", "accounting")
     assert "BatchSampler" in found.message
     assert "DPDataLoader.from_data_loader" in found.advice
@@ -326,12 +314,12 @@ def test_shuffled_loader_is_a_violation_with_what_to_write_instead() -> None:
 
 @pytest.mark.parametrize("rate", [None, 1.0])
 def test_nothing_is_compared_where_no_subsampling_is_accounted_for(rate: float | None) -> None:
-    (found,) = sampling_results("not_poisson", "BatchSampler", None, rate, [64] * 99)
+    (found,) = sampling.sampling_results("not_poisson", "BatchSampler", None, rate, [64] * 99)
     assert found.status == "not_run"
 
 
 def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
-    (found,) = sampling_results("unknown", "MySampler", None, 0.01, [64] * 30)
+    (found,) = sampling.sampling_results("unknown", "MySampler", None, 0.01, [64] * 30)
     assert found.status == "violated"
     assert "with batches all of one size" in found.message
 
@@ -340,7 +328,7 @@ def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
     "sizes", [[], [64], [64] * 4, [64] * 30 + [63], [1] * 20, list(range(50, 80))]
 )
 def test_unknown_sampler_is_left_open_where_its_sizes_prove_nothing(sizes: list[int]) -> None:
-    (found,) = sampling_results("unknown", "MySampler", None, 0.01, sizes)
+    (found,) = sampling.sampling_results("unknown", "MySampler", None, 0.01, sizes)
     assert found.status == "not_run"
     assert "MySampler" in found.message
 
@@ -367,7 +355,7 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> 
 
 @pytest.mark.parametrize(("sigma", "passes"), [(1.0, 1), (2.0, 10), (0.7, 3)])
 def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma: float, passes: int) -> None:
-    told = what_holds(sigma, passes, 1e-5)
+    told = sampling.what_holds(sigma, passes, 1e-5)
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
     replaced = epsilon_of_history(steps, 1e-5, adjacency="replace_one")
@@ -378,8 +366,8 @@ def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma: float, pass
 
 def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
     given = ("not_poisson", "BatchSampler", None, 0.01, [64])
-    (dropped,) = sampling_results(*given)
-    (chosen,) = sampling_results(*given, by_choice=True, holds=". What holds: so much")
+    (dropped,) = sampling.sampling_results(*given)
+    (chosen,) = sampling.sampling_results(*given, by_choice=True, holds=". What holds: so much")
     assert "Lightning trains on the loader" in dropped.advice
     assert chosen.advice.startswith("make_private was called with poisson_sampling=False")
     assert chosen.message == f"{dropped.message}. What holds: so much"
@@ -395,12 +383,12 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
     ],
 )
 def test_shuffled_ones_are_claimed_or_block(
-    kind: LoaderKind, once: bool, status: str, said: str
+    kind: sampling.LoaderKind, once: bool, status: str, said: str
 ) -> None:
-    found = shuffled_result(kind, "a loader", once=once)
+    found = sampling.shuffled_result(kind, "a loader", once=once)
     assert found.status == status
     assert said in found.message
-    assert bool(NOT_POISSON.blocks(found)) == (status == "not_run")
+    assert bool(sampling.NOT_POISSON.blocks(found)) == (status == "not_run")
 
 
 class _Stream(IterableDataset[tuple[torch.Tensor, ...]]):
@@ -411,7 +399,7 @@ class _Stream(IterableDataset[tuple[torch.Tensor, ...]]):
 def test_what_is_said_of_an_iterable_data_set_can_be_done() -> None:
     stream = DataLoader(_Stream(), batch_size=8)
     facts = loader_facts(stream)
-    (found,) = sampling_results(facts.kind, facts.description, None, 0.125, [])
+    (found,) = sampling.sampling_results(facts.kind, facts.description, None, 0.125, [])
     assert found.status == "violated"
     assert "DataLoader(list(dataset), batch_size=...)" in found.advice
     with pytest.raises(ValueError, match="not supported for IterableDataset"):
@@ -423,7 +411,7 @@ def test_what_is_said_of_an_iterable_data_set_can_be_done() -> None:
         "sampling.rate": "ok",
     }
     plain = loader_facts(DataLoader(range(64), batch_size=8))
-    (found,) = sampling_results(plain.kind, plain.description, None, 0.125, [])
+    (found,) = sampling.sampling_results(plain.kind, plain.description, None, 0.125, [])
     assert "list(dataset)" not in found.advice
 
 
@@ -449,17 +437,21 @@ def divisor(cost: float, claimed: float | None, *, private: bool = True) -> dict
             {"epsilon_spent": 8.0, "claimed_epsilon": 3.0, "epsilon_by_removal": 3.9},
             "wrong_accounting",
         ),
-        (NOT_POISSON, {"poisson": True}, None),
-        (NOT_POISSON, {"poisson": False}, "not_poisson"),
-        (SAMPLING_RATE, {"loader_rate": 0.1005, "accounted_rate": 0.1}, None),
-        (SAMPLING_RATE, {"loader_rate": 0.102, "accounted_rate": 0.1}, "sampled_too_often"),
-        (SAMPLING_RATE, {"loader_rate": 0.05, "accounted_rate": 0.1}, None),
-        (REPEATED, {"processes": 1}, None),
-        (REPEATED, {"processes": 2}, "sampled_by_every_process"),
-        (EXPECTED_BATCH_SIZE, divisor(5.0, 3.0, private=False), None),
-        (EXPECTED_BATCH_SIZE, divisor(5.0, None), None),
-        (EXPECTED_BATCH_SIZE, divisor(2.0, 3.0), None),
-        (EXPECTED_BATCH_SIZE, divisor(5.0, 3.0), "divisor_tells_the_number_of_records"),
+        (sampling.NOT_POISSON, {"poisson": True}, None),
+        (sampling.NOT_POISSON, {"poisson": False}, "not_poisson"),
+        (sampling.SAMPLING_RATE, {"loader_rate": 0.1005, "accounted_rate": 0.1}, None),
+        (
+            sampling.SAMPLING_RATE,
+            {"loader_rate": 0.102, "accounted_rate": 0.1},
+            "sampled_too_often",
+        ),
+        (sampling.SAMPLING_RATE, {"loader_rate": 0.05, "accounted_rate": 0.1}, None),
+        (sampling.REPEATED, {"processes": 1}, None),
+        (sampling.REPEATED, {"processes": 2}, "sampled_by_every_process"),
+        (sampling.EXPECTED_BATCH_SIZE, divisor(5.0, 3.0, private=False), None),
+        (sampling.EXPECTED_BATCH_SIZE, divisor(5.0, None), None),
+        (sampling.EXPECTED_BATCH_SIZE, divisor(2.0, 3.0), None),
+        (sampling.EXPECTED_BATCH_SIZE, divisor(5.0, 3.0), "divisor_tells_the_number_of_records"),
     ],
 )
 def test_what_is_wrong_and_which_fault_it_is(
@@ -469,19 +461,19 @@ def test_what_is_wrong_and_which_fault_it_is(
 
 
 def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for() -> None:
-    blocks = NOT_POISSON.blocks
-    unknown = NOT_POISSON.not_run("how it draws is unknown", {"accounted_rate": 0.1})
+    blocks = sampling.NOT_POISSON.blocks
+    unknown = sampling.NOT_POISSON.not_run("how it draws is unknown", {"accounted_rate": 0.1})
     assert blocks(unknown) == (
         "how it draws is unknown; if it does, set allow='sampling.not_poisson'"
     )
     assert blocks(dataclasses.replace(unknown, evidence={"accounted_rate": None})) == ""
     assert blocks(dataclasses.replace(unknown, status="ok")) == ""
-    assert SAMPLING_RATE.blocks is None
+    assert sampling.SAMPLING_RATE.blocks is None
 
 
 def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass() -> None:
-    blocks = EXPECTED_BATCH_SIZE.blocks
-    found = EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
+    blocks = sampling.EXPECTED_BATCH_SIZE.blocks
+    found = sampling.EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
     found = dataclasses.replace(found, advice="set it")
     assert blocks(found) == "it tells: the epsilon of both together is unknown; set it"
     assert blocks(dataclasses.replace(found, evidence=divisor(2.0, 3.0, private=False))) == ""
@@ -495,13 +487,13 @@ def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass(
     "batch", [[3, 0, 9], (3, 0, 9), torch.tensor([3, 0, 9]), np.array([3, 0, 9], dtype=np.uint8)]
 )
 def test_numbers_of_any_kind_are_read_in_their_order(batch: Any) -> None:
-    read = record_numbers(batch, 10)
+    read = sampling.record_numbers(batch, 10)
     assert (read.dtype, read.tolist()) == (np.int64, [3, 0, 9])
 
 
 @pytest.mark.parametrize("batch", [[], (), torch.zeros(0), np.zeros((0, 2))])
 def test_an_empty_batch_has_no_records(batch: Any) -> None:
-    assert record_numbers(batch, 10).tolist() == []
+    assert sampling.record_numbers(batch, 10).tolist() == []
 
 
 class Refuses:
@@ -525,10 +517,10 @@ class Refuses:
     ],
 )
 def test_what_is_no_list_of_record_numbers_is_not_read(batch: Any) -> None:
-    assert record_numbers(batch, 10) is None
+    assert sampling.record_numbers(batch, 10) is None
 
 
 def test_an_iterator_is_left_as_it_is() -> None:
     batch = iter([0, 1])
-    record_numbers(batch, 10)
+    sampling.record_numbers(batch, 10)
     assert list(batch) == [0, 1]

@@ -18,18 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import place
-from lightning_audit.dpsgd.opacus import (
-    OpacusStep,
-    accountant_link,
-    all_finite,
-    draw_places,
-    hook_is_unread,
-    innermost,
-    not_finite,
-    private_optimizer,
-    refuse_unsupported,
-    waiting_not_finite,
-)
+from lightning_audit.dpsgd import opacus
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Part
 
@@ -62,7 +51,7 @@ def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
 @pytest.mark.parametrize("accountant", ["rdp", "gdp", "prv"])
 def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant: str) -> None:
     engine, optimizer = engine_optimizer(accountant)
-    link = accountant_link(optimizer)
+    link = opacus.accountant_link(optimizer)
     assert link.accountant is engine.accountant
     assert link.sample_rate == pytest.approx(8 / 40)
 
@@ -85,11 +74,11 @@ def foreign_hooks() -> Iterator[Callable[..., None]]:
 def test_a_foreign_hook_has_no_accountant(hook: Callable[..., None]) -> None:
     optimizer = hand_made()
     optimizer.attach_step_hook(hook)
-    assert accountant_link(optimizer) is None
+    assert opacus.accountant_link(optimizer) is None
 
 
 def test_a_hand_made_optimizer_has_no_accountant() -> None:
-    assert accountant_link(hand_made()) is None
+    assert opacus.accountant_link(hand_made()) is None
 
 
 class Holds:
@@ -124,10 +113,10 @@ WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
     engine, optimizer = engine_optimizer("prv")
     optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
-    link = accountant_link(optimizer)
+    link = opacus.accountant_link(optimizer)
     assert link.accountant is engine.accountant
     assert link.sample_rate == pytest.approx(8 / 40)
-    assert not hook_is_unread(optimizer)
+    assert not opacus.hook_is_unread(optimizer)
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
@@ -135,7 +124,7 @@ def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
     engine, optimizer = engine_optimizer("prv")
     accountant = engine.accountant
     optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=1.0, sample_rate=0.125))
-    link = accountant_link(optimizer)
+    link = opacus.accountant_link(optimizer)
     assert link.sample_rate is None
     optimizer.step_hook(optimizer)
     assert link.sample_rate == 0.125
@@ -146,9 +135,9 @@ def test_of_two_accountants_none_is_chosen() -> None:
     (_, one), (_, other) = engine_optimizer("prv"), engine_optimizer("prv")
     first, second = one.step_hook, other.step_hook
     one.attach_step_hook(lambda optimizer: (first(optimizer), second(optimizer)))
-    assert accountant_link(one) is None
-    assert hook_is_unread(one)
-    assert not hook_is_unread(hand_made())
+    assert opacus.accountant_link(one) is None
+    assert opacus.hook_is_unread(one)
+    assert not opacus.hook_is_unread(hand_made())
 
 
 def rows(*lost: int, count: int = 3, value: float = torch.nan) -> torch.Tensor:
@@ -166,29 +155,29 @@ def params(*held: object) -> list[nn.Parameter]:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value: float) -> None:
-    found = not_finite([rows(0, value=value), rows(2, value=value), torch.ones(3)])
+    found = opacus.not_finite([rows(0, value=value), rows(2, value=value), torch.ones(3)])
     assert found.tolist() == [True, False, True]
-    assert not_finite([rows(), rows(count=4)]) is None
-    assert not_finite([]) is None
+    assert opacus.not_finite([rows(), rows(count=4)]) is None
+    assert opacus.not_finite([]) is None
 
 
 def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> None:
     last = rows(1, 2)
     held = params([rows(0), last], [rows(), rows()])
-    found = waiting_not_finite(held, {})
+    found = opacus.waiting_not_finite(held, {})
     assert found.tolist() == [True, False, False, False, True, True]
-    found = waiting_not_finite(held, {id(last): 1, id(held[1].grad_sample[1]): 1})
+    found = opacus.waiting_not_finite(held, {id(last): 1, id(held[1].grad_sample[1]): 1})
     assert found.tolist() == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize("held", [(rows(), None), (rows(), rows(count=4))])
 def test_nothing_is_told_where_the_samples_of_a_step_are_not_known(held: tuple[object]) -> None:
-    assert waiting_not_finite(params(*held), {}) is None
+    assert opacus.waiting_not_finite(params(*held), {}) is None
 
 
 def test_a_missing_tensor_is_no_loss() -> None:
-    assert all_finite([None, torch.ones(2)])
-    assert not all_finite([None, torch.tensor([1.0, torch.inf])])
+    assert opacus.all_finite([None, torch.ones(2)])
+    assert not opacus.all_finite([None, torch.tensor([1.0, torch.inf])])
 
 
 MODES = ["hooks", "functorch"]
@@ -224,13 +213,13 @@ def backward(model: nn.Module, batch: torch.Tensor) -> None:
     model(batch).pow(2).sum().backward()
 
 
-def adapter(model: nn.Module, optimizer: DPOptimizer) -> OpacusStep:
-    return OpacusStep(optimizer, {id(p): name for name, p in model.named_parameters()})
+def adapter(model: nn.Module, optimizer: DPOptimizer) -> opacus.OpacusStep:
+    return opacus.OpacusStep(optimizer, {id(p): name for name, p in model.named_parameters()})
 
 
 def prepared(
     mode: str = "hooks", batches: int = 1, **changes: Any
-) -> tuple[DPOptimizer, OpacusStep]:
+) -> tuple[DPOptimizer, opacus.OpacusStep]:
     """A private optimizer over `conv_net` after backward passes, and its adapter."""
     model, optimizer = private(conv_net(), mode, **changes)
     for _ in range(batches):
@@ -238,13 +227,13 @@ def prepared(
     return optimizer, adapter(model, optimizer)
 
 
-def directions_over(step: OpacusStep, seed: int = 0) -> list[Direction]:
+def directions_over(step: opacus.OpacusStep, seed: int = 0) -> list[Direction]:
     rng = np.random.default_rng(seed)
     canaries = [Dirac(), Spread(), BlockPair(), Dirac(tensor="last_bias"), Random()]
     return place(canaries, step.layout, rng).draw(rng)
 
 
-def as_tensors(direction: Direction, step: OpacusStep) -> list[torch.Tensor]:
+def as_tensors(direction: Direction, step: opacus.OpacusStep) -> list[torch.Tensor]:
     """The direction in the parameters' shapes, by plain loops over flat coordinates."""
     tensors = [torch.zeros(p.numel(), dtype=torch.float64) for p in step.params]
     for part in direction.parts:
@@ -253,7 +242,7 @@ def as_tensors(direction: Direction, step: OpacusStep) -> list[torch.Tensor]:
     return [t.reshape(p.shape) for t, p in zip(tensors, step.params, strict=True)]
 
 
-def added_by(directions: list[Direction], step: OpacusStep) -> list[torch.Tensor]:
+def added_by(directions: list[Direction], step: opacus.OpacusStep) -> list[torch.Tensor]:
     return [sum(parts) for parts in zip(*(as_tensors(d, step) for d in directions), strict=True)]
 
 
@@ -441,7 +430,7 @@ def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> Non
     changes = {"loss_reduction": reduction, "expected_batch_size": 4.0}
     optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
     optimizer.world_size = 3
-    assert OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
+    assert opacus.OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
 
 
 def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
@@ -512,7 +501,10 @@ def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
 
 def test_a_parameter_unknown_to_the_module_is_numbered() -> None:
     _, optimizer = private(nn.Linear(3, 2))
-    assert [s.name for s in OpacusStep(optimizer, {}).layout] == ["parameter_0", "parameter_1"]
+    assert [s.name for s in opacus.OpacusStep(optimizer, {}).layout] == [
+        "parameter_0",
+        "parameter_1",
+    ]
 
 
 @pytest.fixture
@@ -529,7 +521,7 @@ def test_sharded_parameters_are_refused_with_advice() -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = optimizers.FSDPOptimizerFastGradientClipping(plain, **SETTINGS)
     told = r"FSDP\w+ cannot be audited.*train with.*strategy='ddp' and grad_sample_mode='ghost'"
-    for ask in (refuse_unsupported, lambda refused: OpacusStep(refused, {})):
+    for ask in (opacus.refuse_unsupported, lambda refused: opacus.OpacusStep(refused, {})):
         with pytest.raises(UnsupportedOptimizer, match=told):
             ask(optimizer)
 
@@ -542,25 +534,25 @@ class FaultyOptimizer(DPOptimizer):
 @pytest.mark.parametrize("kind", [DPOptimizer, FaultyOptimizer])
 def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind: type[DPOptimizer]) -> None:
     plain = torch.optim.Adam(nn.Linear(3, 2).parameters())
-    refuse_unsupported(kind(plain, **SETTINGS))
-    assert len(OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
+    opacus.refuse_unsupported(kind(plain, **SETTINGS))
+    assert len(opacus.OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
 
 
 def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
     _, optimizer = private(nn.Linear(3, 2))
     plain = optimizer.original_optimizer
-    assert innermost(plain) is plain
-    assert innermost(optimizer) is plain
-    assert innermost(LightningOptimizer(optimizer)) is plain
-    assert innermost(LightningOptimizer(plain)) is plain
+    assert opacus.innermost(plain) is plain
+    assert opacus.innermost(optimizer) is plain
+    assert opacus.innermost(LightningOptimizer(optimizer)) is plain
+    assert opacus.innermost(LightningOptimizer(plain)) is plain
 
 
 def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() -> None:
     _, optimizer = private(nn.Linear(3, 2))
-    assert private_optimizer(optimizer) is optimizer
-    assert private_optimizer(LightningOptimizer(optimizer)) is optimizer
-    assert private_optimizer(optimizer.original_optimizer) is None
-    assert private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
+    assert opacus.private_optimizer(optimizer) is optimizer
+    assert opacus.private_optimizer(LightningOptimizer(optimizer)) is optimizer
+    assert opacus.private_optimizer(optimizer.original_optimizer) is None
+    assert opacus.private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -576,7 +568,7 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode: str) -
         step.row_seed = None if seed is None else (seed,)
         step.inject(directions, 1000 * C)
         moved = [i for i in range(5) if not torch.equal(step.params[0].grad_sample[i], rows[0][i])]
-        drawn = draw_places(step.row_seed, 5, len(directions))
+        drawn = opacus.draw_places(step.row_seed, 5, len(directions))
         assert sorted(moved) == sorted(drawn.tolist())
         assert step.lost_rows().tolist() == [False] * 5
         sums.append(clipped_sums(optimizer))
