@@ -392,13 +392,6 @@ def test_shares_of_the_significance_leave_a_tenth() -> None:
         assert min(handed_out.values()) > 0
 
 
-def test_a_rule_is_asked_only_of_a_check_that_has_one() -> None:
-    with pytest.raises(KeyError, match="noise has an e-value"):
-        REGISTRY["noise"].is_wrong({})
-    with pytest.raises(KeyError):
-        REGISTRY["no_dp"].is_wrong({})
-
-
 def test_what_a_fault_entails_is_registered() -> None:
     rules = [(check.name, rule) for check in REGISTRY.values() for rule in check.faults]
     assert rules

@@ -12,8 +12,6 @@ from named_faults import check, faults_of, names
 from noise_steps import noise_step
 from simulated_record import (
     OVERSIZE,
-    PER_TENSOR,
-    TENSORS,
     by_name,
     header,
     monitor_of,
@@ -26,7 +24,7 @@ from training_support import PrivateModule, digits, mlp, status, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.check import Case, Check, entailed, group
 from lightning_audit.checks.noise import NOISE
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep, Witnesses, WitnessReducer
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep
 from lightning_audit.checks.randomness import (
     COMPARED,
     NOISE_RESTARTED,
@@ -272,67 +270,6 @@ def test_same_noise_is_flagged_although_one_tensors_data_dominate() -> None:
 def test_same_noise_is_flagged_while_the_noise_multiplier_decays() -> None:
     record = simulate(60, reuse="lag 2", sigma=np.geomspace(1.0, 0.9, 60))
     assert "reuse.lag" in violated(monitor_of(record))
-
-
-# ------------------------------------------------------------------ the reducer
-
-
-def two_tensors() -> WitnessReducer:
-    flat = np.arange(4, dtype=np.int64)
-    return WitnessReducer(Witnesses({0: flat, 1: flat + 2}), lags=3)
-
-
-def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
-    rng, reducer = np.random.default_rng(0), two_tensors()
-    past: list[np.ndarray] = []
-    for step in range(12):
-        x, sigma = 0.5 * rng.standard_normal(8), 1.5 - 0.05 * step  # quiet: every tensor counts
-        sums = reducer.reduce(x, sigma)
-        r = (x - (sum(past) / (len(past) + 10) if past else np.zeros(8))) / sigma
-        assert sums["tensor_squares"] == pytest.approx([r[:4] @ r[:4], r[4:] @ r[4:]])
-        known = step > 0  # of the tensors: none is used before it was heard
-        broadcast = known * sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
-        assert sums["broadcast_count"] == 7 * known
-        assert sums["broadcast_squares"] == pytest.approx(broadcast)
-        # Flat coordinates 2 and 3 are in both tensors.
-        pair = known * ((r[4] - r[2]) ** 2 + (r[5] - r[3]) ** 2)
-        assert (sums["pair_count"], sums["pair_squares"]) == (2 * known, pytest.approx(pair))
-        for lag in (1, 2, 3):
-            seen = len(past) >= lag
-            gap = (x - past[-lag]) / sigma if seen else np.zeros(8)
-            assert sums["lag_count"][lag - 1] == 8 * seen
-            assert sums["lag_squares"][lag - 1] == pytest.approx(gap @ gap)
-        past.append(x)
-
-
-def test_loud_tensor_is_left_out_from_the_step_after_it_is_heard() -> None:
-    reducer = two_tensors()
-    loud = np.concatenate([np.ones(4), np.full(4, 9.0)])
-    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 0  # nothing is known of them
-    assert reducer.reduce(loud, 1.0)["broadcast_count"] == 7
-    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 3
-
-
-def test_single_witness_has_no_partner_and_no_neighbour() -> None:
-    reducer = WitnessReducer(Witnesses({0: np.zeros(1, dtype=np.int64)}), lags=2)
-    sums = reducer.reduce(np.ones(1), 1.0)
-    assert sums["broadcast_count"] == sums["pair_count"] == 0
-    assert (sums["lag_count"] == 0).all()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_step_does_not_spoil_the_witnesses_of_later_steps(value: float) -> None:
-    rng = np.random.default_rng(0)
-    reducer = WitnessReducer(
-        Witnesses({j: np.arange(PER_TENSOR, dtype=np.int64) for j in range(len(TENSORS))}), lags=3
-    )
-    shape = PER_TENSOR * len(TENSORS)
-    reducer.reduce(rng.standard_normal(shape), 1.0)
-    reducer.reduce(np.full(shape, value), 1.0)
-    for _ in range(5):
-        later = reducer.reduce(rng.standard_normal(shape), 1.0)
-    assert np.isfinite(later["tensor_squares"]).all()
-    assert np.isfinite(later["lag_squares"]).all()
 
 
 BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST, REUSE_ENTRIES)

@@ -16,9 +16,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_step import PlainStep, examined
+from plain_step import OverTheBatch, PlainStep, examined
 from torch import nn
-from torch.nn import functional
 from training_matrix import ROWS
 from training_support import trainer_for
 
@@ -309,13 +308,6 @@ def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.Monke
 
 
 # --- Every question is asked of a net of any size, within the replays of a first examination.
-
-
-class OverTheBatch(nn.Module):
-    """Batch normalisation without buffers, which Opacus lets pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.batch_norm(x, None, None, training=True)
 
 
 class Busy(PlainStep):

@@ -13,7 +13,7 @@ from hand_written_support import CLAIM, HandWritten, OneByOne
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from opacus.optimizers import DPOptimizer
-from plain_step import PlainStep
+from plain_step import OverTheBatch, PlainStep
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -106,13 +106,6 @@ def coupling(report: AuditReport) -> Any:
 
 
 # ------------------------------------------------------------------ nets
-
-
-class OverTheBatch(nn.Module):
-    """Batch normalisation without buffers, which Opacus lets pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.batch_norm(x, None, None, training=True)
 
 
 class Noisy(nn.Module):

@@ -17,8 +17,6 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from plain_step import PlainStep
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
@@ -246,15 +244,6 @@ def test_the_shift_behind_a_lattice_is_seen_over_some_draws(norm: float, seen: f
 
     assert distance(*draw(0)) > 2.0 * norm
     assert shift_by_more_draws(draw, 0) == pytest.approx(seen, rel=0.25)
-
-
-def test_a_line_says_what_came_of_a_question() -> None:
-    far = Finding("without the first record", 1.2345, 1.0)
-    assert Answer(7).describe() == "nothing found, 7 asked"
-    assert Answer(reason="too small").describe() == "not asked: too small"
-    assert Answer(7, (far,)).describe() == (
-        "1 of 7: without the first record: 1.2 C, at most 1 C is allowed"
-    )
 
 
 def _hidden(norm: float, seed: int, sigma: float = 1.0, size: int = 1000, draws: int = 5) -> bool:
