@@ -310,19 +310,25 @@ def test_tensor_without_noise_is_named(tensor: int) -> None:
     assert fault == f"noise of some tensors: the noise of `{TENSORS[tensor]}` is missing"
 
 
-def test_tensor_with_half_noise_is_named_with_its_ratio() -> None:
-    fault = verdict_of(simulate(60, noise=[1.0, 0.5, 1.0], canary_noise=1.0)).fault
-    assert "`fc.weight` is at most 0.53 times the stated (99 % confidence at any stop" in fault
-
-
-def test_noise_divided_by_the_batch_size_is_named() -> None:
-    fault = verdict_of(simulate(30, noise=1 / 64)).fault
-    assert fault.startswith("noise divided by the batch size")
-    assert "batch size of 64" in fault
-
-
-def test_missing_noise_is_named() -> None:
-    assert verdict_of(simulate(30, noise=0.0, data=0.01)).fault.startswith("no noise")
+@pytest.mark.parametrize(
+    ("steps", "noise", "begins", "has"),
+    [
+        (
+            60,
+            {"noise": [1.0, 0.5, 1.0], "canary_noise": 1.0},
+            "",
+            "`fc.weight` is at most 0.53 times the stated (99 % confidence at any stop",
+        ),
+        (30, {"noise": 1 / 64}, "noise divided by the batch size", "batch size of 64"),
+        (30, {"noise": 0.0, "data": 0.01}, "no noise", ""),
+    ],
+)
+def test_noise_of_another_size_is_named(
+    steps: int, noise: dict[str, Any], begins: str, has: str
+) -> None:
+    fault = verdict_of(simulate(steps, **noise)).fault
+    assert fault.startswith(begins)
+    assert has in fault
 
 
 def test_small_noise_on_the_canaries_alone_is_flagged() -> None:

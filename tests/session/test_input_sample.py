@@ -528,8 +528,9 @@ class HalfTheNoise(HandWritten):
         return 0.5 * super().noise(p)
 
 
-def test_clipping_the_mean_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, **STATED)
+@pytest.mark.parametrize("sampling_rate", [0.5, 0.1])
+def test_clipping_the_mean_is_found_in_unchanged_code(tmp_path: Path, sampling_rate: float) -> None:
+    canary = Mislabeled(amplitude=100.0, sampling_rate=sampling_rate, **STATED)
     report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
     assert status(report, "sensitivity") == "violated"
     assert "clipped" in report.verdict.fault or "no clipping" in report.verdict.fault
@@ -624,9 +625,3 @@ def test_a_short_canary_does_not_pass(tmp_path: Path, monkeypatch: pytest.Monkey
     missing = " ".join(report.verdict.pass_blockers)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert "take an input canary whose gradient is longer, as Mislabeled(" in missing
-
-
-def test_clipping_the_mean_is_found_by_a_rare_canary(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
-    report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
-    assert status(report, "sensitivity") == "violated"
