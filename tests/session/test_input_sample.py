@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import tempfile
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -89,6 +91,26 @@ def weights_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
 
 
+def ended(
+    directory: Path, make: Callable[[], nn.Module], steps: int, *callbacks: pl.Callback
+) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """Weights and states of the generators at the end of a training."""
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    module = make()
+    trainer_for(directory, *callbacks, max_steps=steps).fit(module)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    return weights_of(module), states
+
+
+@functools.cache
+def ended_alone(make: Callable[[], nn.Module], steps: int) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """The same without an audit."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ended(Path(folder), make, steps)
+
+
 def audit_with(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
     return PrivacyAudit(**{"canaries": [canary], "seed": 1, **kwargs})
 
@@ -170,22 +192,12 @@ KINDS = [
     ],
 )
 def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path: Path, canary: InputCanary) -> None:
-    models, states = [], []
-    for name, callbacks in (("plain", ()), ("audited", (audit_with(canary),))):
-        torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        module = Forward()
-
-        class _States(pl.Callback):
-            def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-                states.append((torch.get_rng_state(), np.random.rand(), random.random()))
-
-        trainer_for(tmp_path / name, _States(), *callbacks, max_steps=100).fit(module)
-        models.append(weights_of(module))
-    assert torch.linalg.norm(models[1] - models[0]) <= 1e-6 * torch.linalg.norm(models[0])
-    assert torch.equal(states[0][0], states[1][0])
-    assert states[0][1:] == states[1][1:]
+    (plain, before), (audited, states) = (
+        ended_alone(Forward, 100),
+        ended(tmp_path / "audited", Forward, 100, audit_with(canary)),
+    )
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+    assert states == before
     report = report_in(tmp_path / "audited")
     assert report.verdict.outcome != "VIOLATION", report.verdict
     assert (records_in(tmp_path / "audited")["canaries"] == INJECTED).sum() >= 99
@@ -471,10 +483,12 @@ class NoisyLayer(nn.Module):
 
 
 class Draws(Forward):
-    """A net whose layers may draw random numbers, and code that draws from every generator."""
+    """A net whose layer may draw random numbers, and code that draws from every generator."""
 
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(nn.Sequential(nn.Linear(8, 32), *layers, nn.Linear(32, 10)))
+    layer: type[nn.Module] = nn.ReLU
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 32), self.layer(), nn.Linear(32, 10)))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -482,31 +496,29 @@ class Draws(Forward):
         return functional.cross_entropy(self.net(x + 1e-3 * shift), y)
 
 
-def _generators_after(directory: Path, module: nn.Module, *callbacks: Any) -> tuple[Any, ...]:
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-    trainer_for(directory, *callbacks, max_steps=20).fit(module)
-    return (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+class DrawsInALayer(Draws):
+    layer = NoisyLayer
+
+
+def _generators_after(directory: Path, kind: type[Draws], canary: InputCanary) -> tuple[Any, ...]:
+    return ended(directory, kind, 20, audit_with(canary))[1]
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Adversarial])
 def test_generators_stay_where_no_layer_draws(tmp_path: Path, kind: type[InputCanary]) -> None:
     canary = kind(amplitude=100.0, **STATED)
-    plain = _generators_after(tmp_path / "plain", Draws(nn.ReLU()))
-    assert _generators_after(tmp_path / "audited", Draws(nn.ReLU()), audit_with(canary)) == plain
+    assert _generators_after(tmp_path, Draws, canary) == ended_alone(Draws, 20)[1]
 
 
 def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path: Path) -> None:
     # The README says so: the batches and the noise that follow are those of another seed.
-    canary = Mislabeled(amplitude=100.0, **STATED)
-    plain = _generators_after(tmp_path / "plain", Draws(NoisyLayer()))
-    audited = _generators_after(tmp_path / "audited", Draws(NoisyLayer()), audit_with(canary))
+    canary, plain = Mislabeled(amplitude=100.0, **STATED), ended_alone(DrawsInALayer, 20)[1]
+    audited = _generators_after(tmp_path / "audited", DrawsInALayer, canary)
     assert audited[:2] == plain[:2]
     assert audited[2] != plain[2]
     # A step without the canary draws what it would have drawn, the audit's own pass included.
     rare = Mislabeled(amplitude=100.0, sampling_rate=1e-9, **STATED)
-    assert _generators_after(tmp_path / "rare", Draws(NoisyLayer()), audit_with(rare)) == plain
+    assert _generators_after(tmp_path / "rare", DrawsInALayer, rare) == plain
 
 
 # --- Hand-written DP-SGD that is not changed is audited by a canary in its batches.
