@@ -124,9 +124,7 @@ def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors() -> 
         (Check("a", "", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
     ],
 )
-def test_a_check_occurs_by_number_of_optimizers(
-    check: Check, occurs: list[tuple[int, int]]
-) -> None:
+def test_a_check_occurs_by_its_optimizers(check: Check, occurs: list[tuple[int, int]]) -> None:
     assert [check.occurs(optimizers) for optimizers in range(3)] == occurs
 
 
@@ -554,9 +552,7 @@ def checks_of(directory: Path) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in report["checks"]}
 
 
-def test_a_check_from_outside_is_in_report_docs_gate_and_checkpoint(
-    site: Path, trained: str
-) -> None:
+def test_a_check_from_outside_is_in_report_docs_gate_and_state(site: Path, trained: str) -> None:
     found = checks_of(site / "plain")
     assert (found["noise.median"]["status"], found["steps.counted"]["status"]) == ("ok", "ok")
     assert found["steps.counted"]["message"] == "8 steps have noise"

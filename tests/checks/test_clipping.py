@@ -79,9 +79,7 @@ def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, n
     [(4.0, ["record_counts_twice", "clipping_norm_too_large"]), (2.5, ["clipping_norm_too_large"])],
 )
 @pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
-def test_an_input_canary_of_four_norms_counts_four_times(
-    shift: float, expected: list[str], label: str
-) -> None:
+def test_an_input_canary_counts_by_its_norm(shift: float, expected: list[str], label: str) -> None:
     made, entries = simulate(300, shift=shift, sigma=0.5)
     made = dataclasses.replace(made, canaries=(label,) * len(made.canaries))
     faults = faults_of((made, entries))

@@ -144,9 +144,7 @@ def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() 
 @pytest.mark.parametrize("runs", staged(heavy=[500], nightly=[5000]))
 @pytest.mark.parametrize("sizes", [[3.0], [40.0, 1e5], [10.0] * 30])
 @pytest.mark.parametrize("factor", [1.0, 1.001])
-def test_noise_as_claimed_is_accused_at_the_level_at_most(
-    factor: float, sizes: list[float], runs: int
-) -> None:
+def test_claimed_noise_is_accused_at_a_level(factor: float, sizes: list[float], runs: int) -> None:
     accused, entries = 0, np.array(sizes)
     for seed in range(runs):
         rng, check = np.random.default_rng(seed), WholeSizes(1e-3, ["t"] * len(sizes))
@@ -323,9 +321,7 @@ def test_tensor_without_noise_is_named(tensor: int) -> None:
         (30, {"noise": 0.0, "data": 0.01}, "no noise", ""),
     ],
 )
-def test_noise_of_another_size_is_named(
-    steps: int, noise: dict[str, Any], begins: str, has: str
-) -> None:
+def test_other_sizes_are_named(steps: int, noise: dict[str, Any], begins: str, has: str) -> None:
     fault = verdict_of(simulate(steps, **noise)).fault
     assert fault.startswith(begins)
     assert has in fault

@@ -163,9 +163,7 @@ def test_divisor_that_was_set_by_hand_is_not_remarked_upon() -> None:
 
 
 @pytest.mark.parametrize("promise", [PUBLIC, PRIVATE])
-def test_the_cost_is_that_of_telling_the_noise_of_both_divisors_apart(
-    promise: sampling.Promise,
-) -> None:
+def test_the_cost_is_of_telling_the_noise_of_both_divisors_apart(promise: sampling.Promise) -> None:
     cost = isotropic_pair_epsilon(15 / 16, 100_000, 1e-5)
     result = of_512(promise)
     assert result.evidence["epsilon_of_divisor"] == pytest.approx(cost, rel=1e-9)
@@ -454,9 +452,7 @@ def divisor(cost: float, claimed: float | None, *, private: bool = True) -> dict
         (sampling.EXPECTED_BATCH_SIZE, divisor(5.0, 3.0), "divisor_tells_the_number_of_records"),
     ],
 )
-def test_what_is_wrong_and_which_fault_it_is(
-    check: Check, evidence: dict[str, Any], fault: str | None
-) -> None:
+def test_what_is_wrong_is_named(check: Check, evidence: dict[str, Any], fault: str | None) -> None:
     assert fault_of(check, evidence) == fault
 
 

@@ -50,9 +50,7 @@ def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
         (EPSILON, {"epsilon_lower": 4.0, "claimed_epsilon": 3.0}, "leaks_more_than_claimed"),
     ],
 )
-def test_what_is_wrong_and_which_fault_it_is(
-    check: Check, evidence: dict[str, Any], fault: str | None
-) -> None:
+def test_what_is_wrong_is_named(check: Check, evidence: dict[str, Any], fault: str | None) -> None:
     assert fault_of(check, evidence) == fault
 
 

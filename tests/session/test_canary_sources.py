@@ -62,7 +62,7 @@ def _weights(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
 
 
-def _model_without_audit(
+def _weights_alone(
     directory: Path, kind: type[HandWritten], steps: int, **kwargs: Any
 ) -> torch.Tensor:
     torch.manual_seed(3)
@@ -87,7 +87,7 @@ HEAVY = pytest.mark.heavy
     ],
 )
 def test_sound_code_passes_with_its_own_weights(tmp_path: Path, kind: type[HandWritten]) -> None:
-    plain = _model_without_audit(tmp_path / "plain", kind, 200)
+    plain = _weights_alone(tmp_path / "plain", kind, 200)
     torch.manual_seed(3)
     module = kind()
     report = fit(tmp_path, module, _audit(), max_steps=200)
@@ -237,7 +237,7 @@ def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ask", [True, False])
 def test_a_hidden_update_is_inconclusive_and_left_alone(tmp_path: Path, ask: bool) -> None:
-    plain = _model_without_audit(tmp_path / "plain", SelfContainedOptimizer, 30)
+    plain = _weights_alone(tmp_path / "plain", SelfContainedOptimizer, 30)
     torch.manual_seed(3)
     module = SelfContainedOptimizer(ask=ask)
     report = fit(tmp_path, module, _audit(), max_steps=30)

@@ -146,9 +146,7 @@ def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) 
         ("repeated", "sampling.repeated", "accounting", "distributed=True"),
     ],
 )
-def test_lone_steps_are_found(
-    trained: Path, name: str, finding: str, kind: str, advice: str
-) -> None:
+def test_lone_steps_show(trained: Path, name: str, finding: str, kind: str, advice: str) -> None:
     one, other = reports(trained / name)
     assert one == other
     assert (one.verdict.outcome, one.verdict.kind) == ("VIOLATION", kind)

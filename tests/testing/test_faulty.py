@@ -205,9 +205,7 @@ BATCH = 16
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_noise_has_the_size_of_its_fault(
-    kind: type, settings: Any, size: float, rel: float
-) -> None:
+def test_noise_has_its_faults_size(kind: type, settings: Any, size: float, rel: float) -> None:
     for drawn in added(kind, steps=3, **settings):
         assert flat(drawn).std().item() == pytest.approx(size, rel=rel)
 
