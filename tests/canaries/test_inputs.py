@@ -12,16 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lightning_audit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabeled
-from lightning_audit.canaries.inputs import (
-    Sample,
-    appended,
-    copies,
-    cosine,
-    loss_of,
-    rows,
-    sample_of,
-)
+from lightning_audit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabeled, inputs
 
 # --- `Crafted`: an input whose gradient is orthogonal to the data's.
 
@@ -37,13 +28,13 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 10))
 
 
-def _cosine(canary: Crafted, net: nn.Module, sample: Sample) -> float:
+def _cosine(canary: Crafted, net: nn.Module, sample: inputs.Sample) -> float:
     params = list(net.parameters())
     gradients = [
-        torch.autograd.grad(loss_of(canary, net, batch, sample), params)
+        torch.autograd.grad(inputs.loss_of(canary, net, batch, sample), params)
         for batch in (sample.batch, _batch())
     ]
-    return abs(float(cosine(*gradients)))
+    return abs(float(inputs.cosine(*gradients)))
 
 
 @pytest.mark.parametrize("amplitude", [1.0, 10.0])
@@ -51,7 +42,7 @@ def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude: float) -> No
     net, canary = _net(), Crafted(amplitude=amplitude)
     before, after = [], []
     for row in range(4):
-        sample = sample_of(_batch(), row, None, None)
+        sample = inputs.sample_of(_batch(), row, None, None)
         made = canary.made(net, sample, _batch(), list(net.parameters()))
         assert made.label is not None
         scaled = sample.with_input(amplitude * sample.input).with_label(int(made.label))
@@ -65,7 +56,7 @@ def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude: float) -> No
 def test_crafting_leaves_module_and_batch_alone() -> None:
     net, batch = _net(), _batch()
     before = [p.detach().clone() for p in net.parameters()]
-    sample = sample_of(batch, 0, None, None)
+    sample = inputs.sample_of(batch, 0, None, None)
     Crafted(steps=3).made(net, sample, batch, list(net.parameters()))
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
@@ -74,16 +65,15 @@ def test_crafting_leaves_module_and_batch_alone() -> None:
 
 
 def test_frozen_and_unused_parameters_do_not_count() -> None:
-    net = _net()
-    unused = nn.Parameter(torch.ones(3))
+    net, unused = _net(), nn.Parameter(torch.ones(3))
     made = Crafted(steps=2).made(
-        net, sample_of(_batch(), 0, None, None), _batch(), [*net[2].parameters(), unused]
+        net, inputs.sample_of(_batch(), 0, None, None), _batch(), [*net[2].parameters(), unused]
     )
     assert torch.isfinite(made.input).all()
 
 
 def test_an_empty_batch_has_no_direction_to_avoid() -> None:
-    net, sample = _net(), sample_of(_batch(), 0, None, None)
+    net, sample = _net(), inputs.sample_of(_batch(), 0, None, None)
     empty = (_batch()[0][:0], _batch()[1][:0])
     made = Crafted().made(net, sample, empty, list(net.parameters()))
     assert torch.equal(made.input, sample.input)
@@ -94,11 +84,8 @@ def test_cosine_is_that_of_the_flattened_gradients_and_zero_for_none() -> None:
         [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])],
         [torch.ones(2), torch.ones(1, 1)],
     )
-    assert float(cosine(first, second)) == pytest.approx(7.0 / (5.0 * 3.0**0.5))
-    assert float(cosine(first, [torch.zeros(2), torch.zeros(1, 1)])) == 0.0
-
-
-# --- Input canaries: what they are made of, and what they refuse.
+    assert float(inputs.cosine(first, second)) == pytest.approx(7.0 / (5.0 * 3.0**0.5))
+    assert float(inputs.cosine(first, [torch.zeros(2), torch.zeros(1, 1)])) == 0.0
 
 
 def _x(n: int = 3) -> torch.Tensor:
@@ -109,11 +96,11 @@ def _y(n: int = 3) -> torch.Tensor:
     return torch.arange(n)
 
 
-def _sample(batch: Any) -> Sample:
-    return sample_of(batch, 1, None, None)
+def _sample(batch: Any) -> inputs.Sample:
+    return inputs.sample_of(batch, 1, None, None)
 
 
-def _net_inputs() -> nn.Module:
+def _classifier() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
 
@@ -131,7 +118,7 @@ def _loss(net: Any, batch: Any) -> torch.Tensor:
     [Mislabeled(), Mislabeled(num_classes=5), Mislabeled(loss=_loss, num_classes=5), Blank()],
 )
 def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: InputCanary) -> None:
-    net = _net_inputs()
+    net = _classifier()
     made = canary.made(net, _sample((_x(), _y())), (_x(), _y()), _params(net))
     for _ in range(3):
         with torch.no_grad():
@@ -143,14 +130,14 @@ def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: Inpu
 
 
 def test_the_amplitude_multiplies_the_input_and_a_blank_is_zero() -> None:
-    net, sample = _net_inputs(), _sample((_x(), _y()))
+    net, sample = _classifier(), _sample((_x(), _y()))
     made = Mislabeled(amplitude=50.0).made(net, sample, None, _params(net))
     assert torch.equal(made.input, 50.0 * sample.input)
     assert not Blank().made(net, sample, None, _params(net)).input.any()
 
 
 def test_adversarial_raises_the_loss_within_its_radius() -> None:
-    net, sample = _net_inputs(), _sample((_x(), _y()))
+    net, sample = _classifier(), _sample((_x(), _y()))
     canary = Adversarial(steps=20, step_size=0.1, radius=0.3)
     made = canary.made(net, sample, (_x(), _y()), _params(net))
     assert (made.input - sample.input).abs().max() <= 0.3 + 1e-6
@@ -163,7 +150,7 @@ def test_adversarial_raises_the_loss_within_its_radius() -> None:
 def test_losses_of_the_users_own_are_used() -> None:
     sample = _sample((_x(), _y()))
     canary = Mislabeled(loss=lambda net, batch: batch[0].sum() * 2)
-    assert float(loss_of(canary, None, sample.batch, sample)) == float(_x()[1].sum() * 2)
+    assert float(inputs.loss_of(canary, None, sample.batch, sample)) == float(_x()[1].sum() * 2)
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Blank, Adversarial, Crafted])
@@ -207,20 +194,18 @@ class _Sequences(nn.Module):
     [
         (Mislabeled(), _NoForward(), (_x(), _y()), "_NoForward has no forward"),
         (Mislabeled(), _Sequences(), (_x(), _y()), "and not one number a class"),
-        (Mislabeled(), _net_inputs(), (_x(), _x()), "Mislabeled needs a label"),
-        (Adversarial(), _net_inputs(), (_x(), _x()), "give loss=, a function of"),
-        (Adversarial(), _net_inputs(), (_y(), _y()), "which is of torch.int64"),
+        (Mislabeled(), _classifier(), (_x(), _x()), "Mislabeled needs a label"),
+        (Adversarial(), _classifier(), (_x(), _x()), "give loss=, a function of"),
+        (Adversarial(), _classifier(), (_y(), _y()), "which is of torch.int64"),
         (
             Adversarial(loss=lambda net, b: b[0]),
-            _net_inputs(),
+            _classifier(),
             (_x(), _y()),
             "must give one number",
         ),
     ],
 )
-def test_what_a_canary_cannot_do_it_says(
-    canary: InputCanary, net: nn.Module, batch: Any, words: str
-) -> None:
+def test_each_says_its_limits(canary: InputCanary, net: nn.Module, batch: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         canary.at_step(net, canary.made(net, _sample(batch), batch, _params(net)))
 
@@ -239,16 +224,16 @@ CONTAINERS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-def _sample_sample_batches(batch: Any, **kwargs: Any) -> Sample:
-    return sample_of(batch, 1, kwargs.get("input_name"), kwargs.get("label_name"))
+def _cut(batch: Any, **kwargs: Any) -> inputs.Sample:
+    return inputs.sample_of(batch, 1, kwargs.get("input_name"), kwargs.get("label_name"))
 
 
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
 def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., Any]) -> None:
-    sample = _sample_sample_batches(make(_x(), _y())).with_label(7)
-    longer = appended(make(_x(), _y()), sample.with_input(torch.full((1, 4), 9.0)))
+    sample = _cut(make(_x(), _y())).with_label(7)
+    longer = inputs.appended(make(_x(), _y()), sample.with_input(torch.full((1, 4), 9.0)))
     assert type(longer) is type(make(_x(), _y()))
-    assert rows(longer) == 4
+    assert inputs.rows(longer) == 4
     leaves = torch.utils._pytree.tree_leaves(longer)
     assert torch.equal(leaves[0], torch.cat([_x(), torch.full((1, 4), 9.0)]))
     assert leaves[-1].tolist() == [0, 1, 2, 7]
@@ -258,26 +243,25 @@ def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., A
 def test_the_users_tensors_are_left_alone(make: Callable[..., Any]) -> None:
     x, y = _x(), _y()
     batch = make(x, y)
-    sample = _sample_sample_batches(batch)
+    sample = _cut(batch)
     sample.leaves[0].add_(100.0)
-    appended(batch, sample)
+    inputs.appended(batch, sample)
     assert torch.equal(x, _x())
     assert torch.equal(y, _y())
-    assert rows(batch) == 3
+    assert inputs.rows(batch) == 3
 
 
 def test_an_empty_batch_becomes_the_canary_alone() -> None:
-    longer = appended((_x()[:0], _y()[:0]), _sample_sample_batches((_x(), _y())))
+    longer = inputs.appended((_x()[:0], _y()[:0]), _cut((_x(), _y())))
     assert torch.equal(longer[0], _x()[1:2])
 
 
 def test_input_and_label_are_found_by_their_type_or_named() -> None:
     batch = {"id": torch.arange(3), "far": {"x": _x()}, "y": _y(), "mask": torch.ones(3).bool()}
-    found = _sample_sample_batches(batch)
+    found = _cut(batch)
     assert torch.equal(found.input, _x()[1:2])
     assert found.label_at == 2
-    named = _sample_sample_batches(batch, input_name="far.x", label_name="id")
-    assert named.label_at == 0
+    assert _cut(batch, input_name="far.x", label_name="id").label_at == 0
 
 
 class _Opaque:
@@ -297,26 +281,26 @@ class _Opaque:
 )
 def test_other_batches_are_refused_by_type_and_place(batch: Any, words: list[str]) -> None:
     with pytest.raises(ValueError, match="the batch") as raised:
-        rows(batch)
+        inputs.rows(batch)
     for word in words:
         assert word in str(raised.value)
 
 
 def test_a_batch_of_another_kind_than_the_canarys_is_refused() -> None:
-    sample = _sample_sample_batches((_x(), _y()))
+    sample = _cut((_x(), _y()))
     with pytest.raises(ValueError, match="other containers"):
-        appended([_x(), _y()], sample)
+        inputs.appended([_x(), _y()], sample)
     with pytest.raises(ValueError, match=r"shape \(5,\), the canary has \(4,\)"):
-        appended((torch.ones(2, 5), _y(2)), sample)
+        inputs.appended((torch.ones(2, 5), _y(2)), sample)
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"label='z' must name a tensor .* \['0', '1'\]"):
-        _sample_sample_batches((_x(), _y()), label_name="z")
+        _cut((_x(), _y()), label_name="z")
 
 
 def test_any_part_of_the_mixed_batch_has_copies_and_others() -> None:
-    alone, mixed, count = copies({"x": _x(8), "y": (_y(8),)})
+    alone, mixed, count = inputs.copies({"x": _x(8), "y": (_y(8),)})
     assert alone["y"][0].tolist() == [0] * 8
     assert torch.equal(alone["x"], _x(8)[:1].repeat(8, 1))
     kept = mixed["y"][0]

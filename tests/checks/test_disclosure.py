@@ -33,9 +33,7 @@ def test_every_private_check_says_what_is_fine_without_a_number(check: object) -
 
 @pytest.mark.parametrize("check", PRIVATE, ids=lambda check: check.name)
 @pytest.mark.parametrize("status", ["ok", "warned", "undecided", "not_run"])
-def test_a_private_check_that_voids_no_guarantee_shows_no_number_of_the_data(
-    check: object, status: str
-) -> None:
+def test_a_private_check_without_violation_shows_no_number(check: object, status: str) -> None:
     public = {key: 3 for key in check.public if key != "message"}  # type: ignore[attr-defined]
     found = result(
         check.name,  # type: ignore[attr-defined]

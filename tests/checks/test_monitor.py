@@ -41,9 +41,7 @@ def test_healthy_record_violates_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("fault", [{}, {"noise": 0.5}, {"shift": 3.0}, {"reuse": "same"}])
-def test_replay_gives_the_numbers_of_the_run_to_the_last_bit(
-    fault: dict[str, object], tmp_path: Path
-) -> None:
+def test_replay_gives_the_numbers_of_the_run(fault: dict[str, object], tmp_path: Path) -> None:
     made, entries = simulate(80, sigma=np.geomspace(1.2, 0.8, 80), data=0.1, **fault)  # type: ignore[arg-type]
     live = AuditMonitor(made, SIGNIFICANCE)
     store = ObservationStore(tmp_path, made)
@@ -54,8 +52,7 @@ def test_replay_gives_the_numbers_of_the_run_to_the_last_bit(
     store.close(archive=False)
     again = replay(*read_observations(tmp_path / RECORD_NAME), SIGNIFICANCE)
     assert again.results() == live.results()
-    assert again.history == live.history
-    assert again.log_e_value == live.log_e_value
+    assert (again.history, again.log_e_value) == (live.history, live.log_e_value)
     assert again.leakage.ratio_lower(0.05) == live.leakage.ratio_lower(0.05)
 
 
@@ -66,8 +63,7 @@ def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column: str, va
     assert verdict_of((made, entries)).outcome == "PASS"
     entries[column][40:42, 0] = value
     monitor = monitor_of((made, entries))
-    assert monitor.lost_steps == 2
-    assert monitor.canary_steps == 98
+    assert (monitor.lost_steps, monitor.canary_steps) == (2, 98)
     assert violated(monitor) == set()
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
@@ -115,8 +111,7 @@ def test_coins_of_dropped_and_unplanned_steps_do_not_enter_the_tests() -> None:
     clean = spoiled.copy()
     spoiled["readings"][30], spoiled["coins"][30] = 1e6, 1
     ours, theirs = (by_name(monitor_of((made, e)))["sensitivity"] for e in (spoiled, clean))
-    assert ours == theirs
-    assert entries["canaries"][30] == INJECTED
+    assert (ours, entries["canaries"][30]) == (theirs, INJECTED)
 
 
 def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:
@@ -134,8 +129,7 @@ def test_pass_is_not_given_for_tests_of_a_few_steps_among_many_without_noise() -
 
 
 def test_nothing_observed_is_not_ok() -> None:
-    statuses = {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()}
-    assert statuses == {"not_run"}
+    assert {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()} == {"not_run"}
 
 
 # --- Checks of the noise itself: what they see, what they leave alone, and how seldom they err.
@@ -165,16 +159,19 @@ def run(
     rng = np.random.default_rng(seed)
     checks = NoiseChannelChecks(HEADER, 1e-3)
     for step in range(steps):
-        sums = data * rng.normal(size=n)
-        rows = int(rng.integers(8, 25))
+        sums, rows = data * rng.normal(size=n), int(rng.integers(8, 25))
         seen = NoiseSeen(
-            release(rng, sums, rows),
-            sums if known else None,
-            noise,
-            (rows / 16.0,),
-            terms=rows,
+            release(rng, sums, rows), sums if known else None, noise, (rows / 16.0,), terms=rows
         )
         checks.update(seen, step)
+    return checks
+
+
+def after(*seen: NoiseSeen, fine: bool = True) -> NoiseChannelChecks:
+    """Checks of steps."""
+    checks = NoiseChannelChecks(HEADER, 1e-3, fine=fine)
+    for step, one in enumerate(seen):
+        checks.update(one, step)
     return checks
 
 
@@ -214,16 +211,14 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
 
 
 def test_low_precision_is_not_tested() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
-    checks.update(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), 0)
+    checks = after(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), fine=False)
     assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    checks.update(NoiseSeen(np.array([broken, 0.0]), np.zeros(2), 1.0), 0)
-    checks.update(NoiseSeen(np.zeros(2), np.array([broken, 0.0]), 1.0), 1)
+    none, lost = np.zeros(2), np.array([broken, 0.0])
+    checks = after(NoiseSeen(lost, none, 1.0), NoiseSeen(none, lost, 1.0))
     assert set(status(checks).values()) == {"not_run"}
 
 
@@ -280,12 +275,9 @@ def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
 
 
 def test_the_steps_of_a_recurrence_are_told() -> None:
-    rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    rows = rng.normal(size=(12, 200))
+    rows = np.random.default_rng(0).normal(size=(12, 200))
     rows[9] = rows[4]
-    for step, row in enumerate(rows):
-        checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
+    checks = after(*(NoiseSeen(row, np.zeros(200), 1.0) for row in rows))
     result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert result.evidence["steps"] == [4, 9]
     assert "readings of step 10 differ from those of step 5 by less" in result.message
@@ -293,17 +285,14 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: bool) -> None:
-    checks = run(few_seeds, known=known, data=0.3)
-    assert "reuse.recurrence" in flagged(checks)
+    assert "reuse.recurrence" in flagged(run(few_seeds, known=known, data=0.3))
 
 
 def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
     """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
     rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    for step in range(50):
-        noisy = sound(rng, rng.normal(size=384), 16)
-        checks.update(NoiseSeen(noisy, noisy, 1.0, (0.9,), 16), step)
+    noisy = (sound(rng, rng.normal(size=384), 16) for _ in range(50))
+    checks = after(*(NoiseSeen(one, one, 1.0, (0.9,), 16) for one in noisy))
     assert flagged(checks) == set()
     assert status(checks)["noise.excess"] == "not_run"
 
@@ -324,8 +313,7 @@ SUMS = np.linspace(1.0, 9.0, 128)
 def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
     released: FloatArray, sums: FloatArray | None, why: str
 ) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    checks.update(NoiseSeen(released, sums, 1.0), 0)
+    checks = after(NoiseSeen(released, sums, 1.0))
     said = {check.name: check.message for check in checks.results(clips=True)}
     assert said["noise.mean"].startswith("not tested: ")
     assert why in said["noise.mean"]
@@ -337,9 +325,7 @@ def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: int) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3, fine=False)
-    for step in range(steps):
-        checks.update(NoiseSeen(SUMS, None, 1.0, (0.5,)), step)
+    checks = after(*(NoiseSeen(SUMS, None, 1.0, (0.5,)) for _ in range(steps)), fine=False)
     for check in checks.results(clips=True):
         assert check.status == "not_run"
         assert check.message.startswith("not tested: low-precision gradients"), check.name
@@ -352,40 +338,31 @@ def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor
 
 
 def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
-    rng = np.random.default_rng(0)
+    checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
-        seen = NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm)
-        checks.update(seen, step)
+        checks.update(NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm), step)
         assert (status(checks)["noise.excess"] == "warned") == (norm > 17)
     warned = next(c for c in checks.results(clips=True) if c.name == "noise.excess")
     assert warned.evidence["violated_at_step"] == 2
     assert "longer than clipping allows" in warned.message
-    unclipped = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
-    assert unclipped.status == "ok"
+    assert next(c for c in checks.results(clips=False) if c.name == "noise.excess").status == "ok"
 
 
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    checks.update(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
 
 
 @pytest.mark.parametrize("norm", [np.inf, np.nan])
 def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    checks.update(NoiseSeen(noisy, np.zeros(64), 1.0, (), terms=16, sum_norm=norm), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [1e-5, 1e-6, 1e-7])
-def test_noise_that_drowns_in_the_rounding_of_loud_sums_is_not_judged(
-    known: bool, noise: float
-) -> None:
+def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known: bool, noise: float) -> None:
     sums = 10.0 * np.random.default_rng(1).normal(size=384)
 
     def rounded(rng: np.random.Generator, _: FloatArray, rows: int) -> FloatArray:
@@ -407,11 +384,9 @@ def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
 
 def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
     """In single precision a normal variable is zero once in some ten million times."""
-    checks = NoiseChannelChecks(HEADER, 1e-3)
     noisy = 1e9 * np.random.default_rng(0).normal(size=16)
     noisy[3] = 0.0
-    checks.update(NoiseSeen(noisy, np.zeros(16), 1e9), 0)
-    assert flagged(checks) == set()
+    assert flagged(after(NoiseSeen(noisy, np.zeros(16), 1e9))) == set()
 
 
 def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:
@@ -435,16 +410,12 @@ def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> N
     highest = dict.fromkeys(NAMES, 0)
     for seed in range(runs):
         rng = np.random.default_rng([seed, known, round(10 * noise)])
-        checks = NoiseChannelChecks(HEADER, 1e-3)
-        past = np.zeros(n)
+        checks, past = NoiseChannelChecks(HEADER, 1e-3), np.zeros(n)
         for step in range(steps):
             sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
             released = sums + noise * rng.normal(size=n)
             rows = int(rng.integers(8, 25))
-            checks.update(
-                NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)),
-                step,
-            )
+            checks.update(NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)), step)
             past = released
         for check in checks.results(clips=True):
             highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
@@ -462,17 +433,14 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
         noisy = sums + factor * rng.normal(size=len(sums))
         return np.asarray(noisy * 16.0 / rows if divided else noisy)
 
-    checks = run(release)
-    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    found = next(c for c in run(release).results(clips=True) if c.name == "batch_normalised")
     assert (found.status == "violated") == divided
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("data", [0.1, 0.5])
-def test_the_divisor_is_told_where_sums_are_not_known(
-    factor: float, divided: bool, data: float
-) -> None:
+def test_the_divisor_is_told_without_known_sums(factor: float, divided: bool, data: float) -> None:
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         # A part of the sum that stays the same is taken off by what the past says.
         noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
@@ -484,9 +452,7 @@ def test_the_divisor_is_told_where_sums_are_not_known(
 
 
 @pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.5), (1.0, 5, 0.0)])
-def test_steps_that_resemble_each_other_are_told_by_their_difference(
-    factor: float, seeds: int, expected: float
-) -> None:
+def test_steps_alike_are_told_by_difference(factor: float, seeds: int, expected: float) -> None:
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         noise = np.random.default_rng(int(rng.integers(seeds))).normal(size=len(sums))
         return np.asarray(sums + factor * noise)
@@ -505,5 +471,4 @@ def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_co
         sums = rng.standard_normal(384)
         checks.update(NoiseSeen(sums + noise[step % 40], sums, 1.0), step)
     (found,) = (check for check in checks.results(clips=True) if check.name == "reuse.recurrence")
-    assert found.evidence["steps"] == [0, 40]
-    assert found.evidence["distances"] == [40] * 8
+    assert (found.evidence["steps"], found.evidence["distances"]) == ([0, 40], [40] * 8)

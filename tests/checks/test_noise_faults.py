@@ -6,14 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from named_faults import check, faults_of, names
-from simulated_record import (
-    OVERSIZE,
-    TENSORS,
-    by_name,
-    monitor_of,
-    simulate,
-    violated,
-)
+from simulated_record import OVERSIZE, TENSORS, by_name, monitor_of, simulate, violated
 
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.verdict.diagnosis import likely_faults
@@ -58,9 +51,7 @@ def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("fault", [{"noise": 0.5}, {"reuse": "lag 5"}, {"noise": [1, 1, 0]}])
-def test_the_shape_of_noise_that_is_small_or_re_used_is_no_fault_of_its_own(
-    fault: dict[str, Any],
-) -> None:
+def test_the_shape_of_small_or_re_used_noise_is_no_fault_of_its_own(fault: dict[str, Any]) -> None:
     faults = faults_of(simulate(80, **fault), check("noise.shape"))
     assert "noise_of_another_shape" not in names(faults)
 
@@ -115,9 +106,7 @@ def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() 
         (None, "noise_too_small_over_a_tensor"),
     ],
 )
-def test_small_tensors_that_read_what_the_large_one_does_show_that_all_noise_is_small(
-    others: float | None, name: str
-) -> None:
+def test_small_tensors_that_read_as_the_large_one_tell(others: float | None, name: str) -> None:
     seen = {"flagged": TENSORS[:1], "tensors": 3, "smallest_ratio": 0.74, "added_ratio": 0.76}
     seen |= {"flagged_ratio": 0.75, "ratio_of_the_others": others}
     (fault,) = likely_faults([check("noise.whole", **seen)], monitor_of(simulate(1)), OVERSIZE)

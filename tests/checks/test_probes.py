@@ -99,8 +99,7 @@ def test_the_draws_of_each_step_come_back(coefficients: tuple[float, ...]) -> No
 
 def test_only_ratios_to_the_first_coefficient_count() -> None:
     drawn, made = draws(), Whitening((2.0, -1.0, -0.5))
-    found = [made.draw(read) for read in banded(drawn)]
-    assert np.array(found) == pytest.approx(drawn, abs=1e-9)
+    assert np.array([made.draw(read) for read in banded(drawn)]) == pytest.approx(drawn, abs=1e-9)
 
 
 def test_a_rest_of_one_step_stands_beside_later_draws_as_the_response_says() -> None:
@@ -195,8 +194,7 @@ def run_of(
         coins = rng.integers(0, 2, K).astype(float)
         sums[N:] += coins * shift
         taken = np.concatenate([np.zeros(N), coins])  # as claimed
-        drawn = whole.draw(sums + noise - taken)
-        own = alone.draw(noise)
+        drawn, own = whole.draw(sums + noise - taken), alone.draw(noise)
         made.take(
             ObservedStep(
                 claim=claim,
@@ -232,22 +230,21 @@ def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level() -> Non
     assert share_of_alarms(200, 160) <= 0.05
 
 
-def test_half_of_the_banded_noise_is_too_small() -> None:
+@pytest.mark.parametrize(
+    ("finding", "steps", "fault"),
+    [
+        ("noise", 40, {"size": 0.5}),
+        *(
+            # Noise of other weights follows that of earlier steps.
+            ("reuse.recurrence", 100, {"coefficients": weights})
+            for weights in ((1.0,), (1.0, -0.5), (1.0, -0.5, 0.25))
+        ),
+        ("sensitivity", 150, {"shift": 3.0}),  # a canary that clipping lets through
+    ],
+)
+def test_a_fault_is_seen_in_the_draws(finding: str, steps: int, fault: dict[str, Any]) -> None:
     for seed in range(3):
-        assert "noise" in flagged(run_of(seed, 40, size=0.5))
-
-
-@pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -0.5), (1.0, -0.5, 0.25)])
-def test_noise_of_other_weights_follows_that_of_earlier_steps(
-    coefficients: tuple[float, ...],
-) -> None:
-    for seed in range(3):
-        assert "reuse.recurrence" in flagged(run_of(seed, 100, coefficients=coefficients))
-
-
-def test_a_canary_that_clipping_lets_through_is_seen_in_the_draws() -> None:
-    for seed in range(3):
-        assert "sensitivity" in flagged(run_of(seed, 150, shift=3.0))
+        assert finding in flagged(run_of(seed, steps, **fault))
 
 
 SHAPES = [(), (1,), (2,), (7,), (63,), (65,), (4, 3), (200,), (100, 30)]
@@ -304,8 +301,7 @@ def test_there_are_at_most_4096_in_all_but_one_in_every_tensor(tensors: int, eac
 def test_canaries_of_the_default_mix_keep_the_witnesses_off() -> None:
     layout, rng = layout_of((20, 30), (30,), (10, 20), (10,)), generator()
     support = place(default_mix(8), layout, rng).support()
-    witnesses = choose_witnesses(layout, support, rng)
-    for j, chosen in witnesses.index.items():
+    for j, chosen in choose_witnesses(layout, support, rng).index.items():
         assert not np.isin(chosen, support[j]).any()
 
 
@@ -447,8 +443,7 @@ def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone() -> None:
     reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
     block = rng.standard_normal((5, 20))
     for step in range(40):
-        sums = reducer.reduce(block[step % 5], 1.0)
-        ready = min(step, LAGS)
+        sums, ready = reducer.reduce(block[step % 5], 1.0), min(step, LAGS)
         assert np.flatnonzero(sums["lag_count"]).tolist() == list(range(ready))
         zeros = np.flatnonzero(sums["lag_squares"][:ready] == 0) + 1
         assert zeros.tolist() == [lag for lag in range(1, ready + 1) if lag % 5 == 0]
@@ -461,16 +456,14 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
     assert reducer.reduce(np.zeros(8), 1.0)["pair_count"] == 0  # nothing is known of them yet
     sums = reducer.reduce(noise[[0, 3, 7, 0, 3, 9, 3, 4]], 1.0)
     assert (sums["pair_count"], sums["pair_squares"]) == (3.0, 0.0)
-    fresh = reducer.reduce(rng.standard_normal(8), 1.0)
-    assert fresh["pair_squares"] > 0
+    assert reducer.reduce(rng.standard_normal(8), 1.0)["pair_squares"] > 0
 
 
 def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual() -> None:
     reducer = WitnessReducer(Witnesses({0: np.arange(10)}))
     assert reducer.reduce(np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
     sums = reducer.reduce(np.full(10, 2.5), 1.0)
-    assert sums["broadcast_count"] == 9
-    assert sums["broadcast_squares"] == pytest.approx(0, abs=1e-24)
+    assert (sums["broadcast_count"], sums["broadcast_squares"]) == (9, pytest.approx(0, abs=1e-24))
 
 
 def test_a_single_witness_has_no_broadcast_pair_or_past() -> None:
@@ -492,8 +485,7 @@ def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum() -> No
     reducer = WitnessReducer(witnesses)
     for _ in range(2):
         sums = reducer.reduce(np.arange(5.0), 1.0)
-    assert sums["tensor_squares"][0] == 0
-    assert sums["lag_count"][0] == 5
+    assert (sums["tensor_squares"][0], sums["lag_count"][0]) == (0, 5)
 
 
 def test_a_tensor_without_coordinates_is_not_the_quietest() -> None:
@@ -552,8 +544,7 @@ def epochs_of(width: int, kept: int) -> _Epochs:
 @pytest.mark.parametrize("lost", [(), (0,), (1, 3), (0, 1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("kept", [2, 5, 100])
 def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kept: int) -> None:
-    rng = generator(4)
-    epochs = epochs_of(4, kept)
+    rng, epochs = generator(4), epochs_of(4, kept)
     use = np.array([True, False, True, True])
     past: dict[tuple[int, int], np.ndarray | None] = {}
     compared = 0
@@ -584,11 +575,9 @@ def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kep
 
 def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
     """Epochs are told apart by their change alone, as a loader that starts anew makes it."""
-    epochs = epochs_of(1, 10)
-    use = np.array([True])
+    epochs, use = epochs_of(1, 10), np.array([True])
     for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
-        sums = epochs.compare(epoch, np.ones(1), 1.0, use)
-        assert sums["epoch_count"].tolist() == expected
+        assert epochs.compare(epoch, np.ones(1), 1.0, use)["epoch_count"].tolist() == expected
 
 
 @pytest.mark.parametrize("kept", [1, 15, 16, 17, 40])
@@ -605,7 +594,6 @@ def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept: int) -> None:
         if step == 5 or step >= kept:
             assert found is None
         else:
-            assert found is not None
             assert found.tolist() == [float(step)] * 3
 
 

@@ -12,8 +12,6 @@ from named_faults import check, faults_of, names
 from noise_steps import noise_step
 from simulated_record import (
     OVERSIZE,
-    PER_TENSOR,
-    TENSORS,
     by_name,
     header,
     monitor_of,
@@ -26,7 +24,7 @@ from training_support import PrivateModule, digits, mlp, status, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.check import Case, Check, entailed, group
 from lightning_audit.checks.noise import NOISE
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep, Witnesses, WitnessReducer
+from lightning_audit.checks.probes import NoiseSeen, NoiseStep
 from lightning_audit.checks.randomness import (
     COMPARED,
     NOISE_RESTARTED,
@@ -62,8 +60,7 @@ def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> Chec
 
 def test_new_noise_is_left_alone() -> None:
     result = found(0.0)
-    assert result.status == "ok"
-    assert result.share == REUSE_FORECAST.share
+    assert (result.status, result.share) == ("ok", REUSE_FORECAST.share)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +71,7 @@ def test_new_noise_is_left_alone() -> None:
         (-0.5, FORECAST_LAGS, "times the noise of 16 steps before"),
     ],
 )
-def test_noise_that_depends_on_the_past_is_told_with_how_it_does(
-    part: float, lag: int, words: str
-) -> None:
+def test_noise_that_depends_on_the_past_is_told_so(part: float, lag: int, words: str) -> None:
     result = found(part, lag)
     assert result.status == "violated"
     assert words in result.message
@@ -98,8 +93,7 @@ def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
 
 def test_steps_that_lie_too_far_apart_are_not_compared() -> None:
     result = found(0.5, every=FORECAST_LAGS + 1, steps=100)
-    assert result.status == "not_run"
-    assert result.message == f"not tested: {REUSE_FORECAST.needs}"
+    assert (result.status, result.message) == ("not_run", f"not tested: {REUSE_FORECAST.needs}")
     assert NoiseForecast(1e-3).result("it is hidden").message == "not tested: it is hidden"
 
 
@@ -116,8 +110,7 @@ def segments(
     noise = [rng.normal(size=ENTRIES) for _ in range(COMPARED)]
 
     def take(check: NoiseRestart, drawn: FloatArray, step: int) -> None:
-        released = common + 0.3 * data * rng.normal(size=ENTRIES) + drawn
-        seen = NoiseSeen(released, None, 1.0)
+        seen = NoiseSeen(common + 0.3 * data * rng.normal(size=ENTRIES) + drawn, None, 1.0)
         check.update(NoiseStep(step, seen, drawn if alone else None))
 
     for step, drawn in enumerate(noise):
@@ -129,7 +122,7 @@ def segments(
     return then
 
 
-def status_noise_restart(check: NoiseRestart) -> str:
+def restart_status(check: NoiseRestart) -> str:
     assert check.resumed
     return check.result("").status
 
@@ -137,18 +130,15 @@ def status_noise_restart(check: NoiseRestart) -> str:
 @pytest.mark.parametrize(
     ("alone", "data"), [(True, 0.1), (True, 1.0), (True, 3.0), (False, 0.1), (False, 1.0)]
 )
-def test_noise_that_starts_again_is_found_by_what_the_first_steps_released(
-    alone: bool, data: float
-) -> None:
-    assert status_noise_restart(segments(0, again=True, alone=alone, data=data)) == "violated"
+def test_noise_that_starts_again_is_found_by_the_first_releases(alone: bool, data: float) -> None:
+    assert restart_status(segments(0, again=True, alone=alone, data=data)) == "violated"
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool) -> None:
     sizes = [0.1, 1.0, 3.0]
     found = [
-        status_noise_restart(segments(seed, again=False, alone=alone, data=sizes[seed % 3]))
-        == "violated"
+        restart_status(segments(seed, again=False, alone=alone, data=sizes[seed % 3])) == "violated"
         for seed in range(300)
     ]
     assert sum(found) == 0  # its share of .05 is 1e-4
@@ -162,7 +152,7 @@ def test_where_the_first_steps_were_not_read_it_has_not_run() -> None:
     check = NoiseRestart(0.05)
     check.resume({}, 40)
     check.update(noise_step(np.zeros(4), 40))
-    assert status_noise_restart(check) == "not_run"
+    assert restart_status(check) == "not_run"
 
 
 # --- What is said of a resume that repeats the noise can be done, and then nothing is found.
@@ -235,8 +225,7 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
     found = by_name(monitor_of(record))[check]
     assert found.status == "violated"
     assert found.evidence["violated_at_step"] < steps
-    verdict = verdict_of(record)
-    assert verdict.fault.startswith(fault)
+    assert verdict_of(record).fault.startswith(fault)
     assert found.advice.startswith("look for")
 
 
@@ -283,68 +272,6 @@ def test_same_noise_is_flagged_while_the_noise_multiplier_decays() -> None:
     assert "reuse.lag" in violated(monitor_of(record))
 
 
-# ------------------------------------------------------------------ the reducer
-
-
-def two_tensors() -> WitnessReducer:
-    flat = np.arange(4, dtype=np.int64)
-    return WitnessReducer(Witnesses({0: flat, 1: flat + 2}), lags=3)
-
-
-def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
-    rng, reducer = np.random.default_rng(0), two_tensors()
-    past: list[np.ndarray] = []
-    for step in range(12):
-        x, sigma = 0.5 * rng.standard_normal(8), 1.5 - 0.05 * step  # quiet: every tensor counts
-        sums = reducer.reduce(x, sigma)
-        centre = sum(past) / (len(past) + 10) if past else np.zeros(8)
-        r = (x - centre) / sigma
-        assert sums["tensor_squares"] == pytest.approx([r[:4] @ r[:4], r[4:] @ r[4:]])
-        known = step > 0  # of the tensors: none is used before it was heard
-        broadcast = known * sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
-        assert sums["broadcast_count"] == 7 * known
-        assert sums["broadcast_squares"] == pytest.approx(broadcast)
-        # Flat coordinates 2 and 3 are in both tensors.
-        pair = known * ((r[4] - r[2]) ** 2 + (r[5] - r[3]) ** 2)
-        assert (sums["pair_count"], sums["pair_squares"]) == (2 * known, pytest.approx(pair))
-        for lag in (1, 2, 3):
-            seen = len(past) >= lag
-            gap = (x - past[-lag]) / sigma if seen else np.zeros(8)
-            assert sums["lag_count"][lag - 1] == 8 * seen
-            assert sums["lag_squares"][lag - 1] == pytest.approx(gap @ gap)
-        past.append(x)
-
-
-def test_loud_tensor_is_left_out_from_the_step_after_it_is_heard() -> None:
-    reducer = two_tensors()
-    loud = np.concatenate([np.ones(4), np.full(4, 9.0)])
-    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 0  # nothing is known of them
-    assert reducer.reduce(loud, 1.0)["broadcast_count"] == 7
-    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 3
-
-
-def test_single_witness_has_no_partner_and_no_neighbour() -> None:
-    reducer = WitnessReducer(Witnesses({0: np.zeros(1, dtype=np.int64)}), lags=2)
-    sums = reducer.reduce(np.ones(1), 1.0)
-    assert sums["broadcast_count"] == sums["pair_count"] == 0
-    assert (sums["lag_count"] == 0).all()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_step_does_not_spoil_the_witnesses_of_later_steps(value: float) -> None:
-    rng = np.random.default_rng(0)
-    reducer = WitnessReducer(
-        Witnesses({j: np.arange(PER_TENSOR, dtype=np.int64) for j in range(len(TENSORS))}), lags=3
-    )
-    shape = PER_TENSOR * len(TENSORS)
-    reducer.reduce(rng.standard_normal(shape), 1.0)
-    reducer.reduce(np.full(shape, value), 1.0)
-    for _ in range(5):
-        later = reducer.reduce(rng.standard_normal(shape), 1.0)
-    assert np.isfinite(later["tensor_squares"]).all()
-    assert np.isfinite(later["lag_squares"]).all()
-
-
 BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST, REUSE_ENTRIES)
 
 
@@ -365,13 +292,12 @@ def test_a_generator_that_is_seen_again_is_a_fault_for_certain(
 
 def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_tested() -> None:
     assert set(group("reuse")) == {check.name for check in BY_E_VALUE}
-    needs = {check.needs for check in BY_E_VALUE}
-    assert len(needs) == len(BY_E_VALUE)
+    assert len({check.needs for check in BY_E_VALUE}) == len(BY_E_VALUE)
     for one in BY_E_VALUE:
         assert one.doubtful
         assert one.size_of is None
-        silent = check.result(check.test(1e-3), "", "", "", {})
-        assert silent.message == f"not tested: {check.needs}"
+        silent = one.result(one.test(1e-3), "", "", "", {})
+        assert silent.message == f"not tested: {one.needs}"
 
 
 def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> None:
@@ -381,9 +307,7 @@ def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> 
 
 
 @pytest.mark.parametrize("check", [REUSE_FORECAST, REUSE_ENTRIES])
-def test_noise_that_others_tell_is_a_fault_and_explains_what_else_is_used_again(
-    check: Check,
-) -> None:
+def test_noise_that_others_tell_is_a_fault_and_explains_other_re_use(check: Check) -> None:
     (rule,) = check.faults
     assert rule.applies({"left": 0.84})
     assert not rule.applies({"left": 0.99})  # the noise is small as a whole
@@ -404,89 +328,87 @@ def test_evidence_of_a_cycle_is_its_length() -> None:
     assert fault.evidence["lag"] == 5
     assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
     # A lag of 5 shows from the sixth step on.
-    assert fault.place.step is not None
     assert 5 <= fault.place.step < 16
 
 
-def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> None:
-    seen = check("batch_normalised")
-    faults = faults_of(simulate(80, reuse="broadcast", data=0.1), seen)
-    assert names(faults) == ["one_value_for_all_coordinates"]
+def lagged(difference: float, **forecast: float) -> dict[str, dict[str, Any]]:
+    """What is seen of noise whose part of the step before comes back."""
+    found = {"lag": 1, "ratio": 1.0, **forecast}
+    return {"reuse.recurrence": {"difference_ratio": difference}, "reuse.forecast": found}
+
+
+def alike(**evidence: float) -> dict[str, dict[str, Any]]:
+    return {"reuse.recurrence": evidence}
+
+
+#: With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well.
+AT_A_LAG = {"reuse.lag": {}, **alike(difference_ratio=0.0)}
 
 
 @pytest.mark.parametrize(
-    ("difference", "expected"),
-    [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
+    ("record", "seen", "first", "others"),
+    [
+        # Noise that is shared in a step is not taken for another divisor.
+        (
+            {"reuse": "broadcast", "data": 0.1},
+            {"batch_normalised": {}},
+            "one_value_for_all_coordinates",
+            [],
+        ),
+        # Small noise is not taken for few seeds.
+        ({"noise": 0.5}, alike(difference_ratio=0.45), "noise_too_small", []),
+        ({"noise": 0.5}, alike(difference_ratio=0.01), "few_seeds", ["noise_too_small"]),
+        ({"noise": 0.7}, alike(), "few_seeds", ["noise_too_small"]),
+        # A pair that happens to lie at a lag is not taken for a cycle.
+        ({"reuse": ""}, AT_A_LAG, "few_seeds", []),
+        ({"reuse": "lag 3"}, AT_A_LAG, "noise_in_a_cycle", []),
+        ({"reuse": "same"}, AT_A_LAG, "same_noise_at_every_step", []),
+        # Few seeds are not seen in noise that is missing.
+        ({"noise": 0.0, "data": 0.05}, alike(), "no_noise", None),
+        # A part of earlier noise is told from all of it.
+        (
+            {"reuse": "same"},
+            lagged(0.45, coefficient=0.8, left=0.4),
+            "noise_correlated_over_steps",
+            None,
+        ),
+        (
+            {"reuse": "same"},
+            lagged(0.1, coefficient=0.98, left=0.4),
+            "same_noise_at_every_step",
+            None,
+        ),
+        # Beside data a coefficient is smaller than the part that comes back.
+        (
+            {"reuse": "same"},
+            lagged(0.4, coefficient=0.8, left=0.4, ratio=1.15),
+            "same_noise_at_every_step",
+            None,
+        ),
+        # Steps that resemble each other in part are not taken for few seeds.
+        ({}, lagged(0.45, coefficient=0.5, left=0.7), "noise_correlated_over_steps", []),
+        ({}, lagged(0.01, coefficient=0.5, left=0.7), "few_seeds", []),
+    ],
 )
-def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
-    difference: float, expected: list[str]
+def test_noise_that_is_used_again_has_its_own_name(
+    record: dict[str, Any], seen: dict[str, Any], first: str, others: list[str] | None
 ) -> None:
-    seen = check("reuse.recurrence", difference_ratio=difference)
-    assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
-
-
-@pytest.mark.parametrize(
-    ("reuse", "expected"),
-    [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
-)
-def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
-    reuse: str, expected: list[str]
-) -> None:
-    """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
-    seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
-    assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
+    found = [check(name, **evidence) for name, evidence in seen.items()]
+    named = names(faults_of(simulate(80, **record), *found))
+    assert named[0] == first
+    assert others is None or named[1:] == others
 
 
 @pytest.mark.parametrize(
     ("alike_at", "expected"),
     [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
 )
-def test_steps_without_noise_are_not_taken_for_few_seeds(
-    alike_at: int, expected: list[str]
-) -> None:
+def test_steps_without_noise_are_no_few_seeds(alike_at: int, expected: list[str]) -> None:
     found = [
         check("noise.step", violated_at_step=150),
         check("reuse.recurrence", violated_at_step=alike_at),
     ]
     assert names(likely_faults(found, monitor_of(simulate(20)), OVERSIZE)) == expected
-
-
-def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
-    seen = check("reuse.recurrence")
-    assert names(faults_of(simulate(80, noise=0.0, data=0.05), seen))[0] == "no_noise"
-    assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
-
-
-@pytest.mark.parametrize(
-    ("coefficient", "ratio", "difference", "expected"),
-    [
-        (0.8, 1.0, 0.45, "noise_correlated_over_steps"),
-        (0.98, 1.0, 0.1, "same_noise_at_every_step"),
-        # Beside data a coefficient is smaller than the part that comes back.
-        (0.8, 1.15, 0.4, "same_noise_at_every_step"),
-    ],
-)
-def test_a_part_of_earlier_noise_is_told_from_all_of_it(
-    coefficient: float, ratio: float, difference: float, expected: str
-) -> None:
-    seen = [
-        check("reuse.recurrence", difference_ratio=difference),
-        check("reuse.forecast", lag=1, coefficient=coefficient, left=0.4, ratio=ratio),
-    ]
-    assert names(faults_of(simulate(80, reuse="same"), *seen))[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("difference", "expected"), [(0.45, "noise_correlated_over_steps"), (0.01, "few_seeds")]
-)
-def test_steps_that_resemble_each_other_in_part_are_not_taken_for_few_seeds(
-    difference: float, expected: str
-) -> None:
-    seen = [
-        check("reuse.recurrence", difference_ratio=difference),
-        check("reuse.forecast", lag=1, coefficient=0.5, left=0.7, ratio=1.0),
-    ]
-    assert names(faults_of(simulate(80), *seen)) == [expected]
 
 
 @pytest.mark.parametrize(

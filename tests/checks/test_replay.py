@@ -61,11 +61,8 @@ def test_low_precision_rounds_more() -> None:
 )
 def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message: str) -> None:
     result = Coupling(reason=reason).result(off)
-    assert result.status == "not_run"
-    assert result.message == message
+    assert (result.status, result.message) == ("not_run", message)
 
-
-# --- What examinations came to: counts where all is right, two digits where something is wrong.
 
 FAR = Finding("without the first record", 3.14159, 1.0)
 
@@ -78,8 +75,7 @@ def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
     log = ExaminationLog(off="examinations=0")
     assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
     for found in log.results(0.05):
-        assert found.status == "not_run"
-        assert found.message == "not asked: examinations=0"
+        assert (found.status, found.message) == ("not_run", "not asked: examinations=0")
         assert not found.evidence
 
 
@@ -87,8 +83,7 @@ def test_counts_add_up_over_examinations() -> None:
     log = ExaminationLog()
     log.take(0, {"replay.sensitivity": Answer(5), "replay.clipping": Answer(7)})
     log.take(9, {"replay.sensitivity": Answer(6)})
-    evidence = result(log, "replay.sensitivity").evidence
-    assert evidence == {"examined": 2, "asked": 11, "findings": 0}
+    assert result(log, "replay.sensitivity").evidence == {"examined": 2, "asked": 11, "findings": 0}
     assert log.asked("replay.clipping") == 7
 
 
@@ -105,9 +100,7 @@ def test_a_finding_has_the_first_step_and_two_digits() -> None:
 
 
 @pytest.mark.parametrize(("fine_before", "kind"), [(False, "none"), (True, "")])
-def test_what_is_done_instead_of_clipping_is_not_known_where_earlier_steps_were_right(
-    fine_before: bool, kind: str
-) -> None:
+def test_no_kind_is_told_where_earlier_steps_were_right(fine_before: bool, kind: str) -> None:
     log = ExaminationLog()
     if fine_before:
         log.take(0, {"replay.clipping": Answer(8)})
@@ -164,9 +157,7 @@ ALL = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
         (REPLAY_RELEASE, "more_than_the_release"),
     ],
 )
-def test_one_finding_is_a_fault_and_none_however_often_asked_is_fine(
-    check: Check, fault: str
-) -> None:
+def test_one_finding_is_a_fault_and_none_is_fine(check: Check, fault: str) -> None:
     assert fault_of(check, {"findings": 1, "asked": 200}) == fault
     assert fault_of(check, {"findings": 0, "asked": 200}) is None
 
@@ -183,7 +174,6 @@ def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
 
 @pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
 def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
-    assert check.blocks is not None
     blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
     assert blocker.startswith(f"{check.name}: not examined yet")
     assert "10 more steps" in blocker

@@ -32,8 +32,6 @@ from lightning_audit.checks.replayed_noise import (
 )
 from lightning_audit.checks.replayed_noise import successive_seen as successive
 
-# --- Each family of tests sees its kind of noise, and none sees anything in noise as it should be.
-
 SHAPES = ((64, 16), (1, 64), (10, 64), (1, 10))
 RNG = np.random.default_rng
 
@@ -86,11 +84,9 @@ def alike(own: list[np.ndarray]) -> list[np.ndarray]:
 def paired(own: list[np.ndarray], part: float = 0.9) -> list[np.ndarray]:
     """Entries of scattered pairs, of all tensors, that share most of their noise."""
     flat = np.concatenate([each.reshape(len(each), -1) for each in own], axis=1)
-    order = RNG(3).permutation(flat.shape[1])[: flat.shape[1] // 2 * 2]
-    one, other = order.reshape(2, -1)
+    one, other = RNG(3).permutation(flat.shape[1])[: flat.shape[1] // 2 * 2].reshape(2, -1)
     flat[:, other] = part * flat[:, one] + math.sqrt(1.0 - part**2) * flat[:, other]
-    ends = np.cumsum([each[0].size for each in own])[:-1]
-    parts = np.split(flat, ends, axis=1)
+    parts = np.split(flat, np.cumsum([each[0].size for each in own])[:-1], axis=1)
     return [each.reshape(shape.shape) for each, shape in zip(parts, own, strict=True)]
 
 
@@ -148,14 +144,11 @@ def test_a_part_that_goes_together_on_top_of_the_claimed_noise_is_no_fault() -> 
 
 
 def test_what_is_made_of_the_noise_is_not_sized() -> None:
-    seen = drawn([0.5 * own for own in noise()], sized=False)
-    assert max(seen.values()) < 5.0
+    assert max(drawn([0.5 * own for own in noise()], sized=False).values()) < 5.0
 
 
 @pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
-def test_a_part_that_all_draws_share_is_told_where_the_whole_is_as_claimed(
-    part: float, told: str
-) -> None:
+def test_a_part_of_all_draws_is_told_where_the_whole_is_as_claimed(part: float, told: str) -> None:
     fixed = noise(1, seed=5)
     mixed = [
         part * f + math.sqrt(1 - part**2) * own for f, own in zip(fixed, noise(24), strict=True)
@@ -200,8 +193,7 @@ def test_noise_that_is_small_in_many_small_tensors_is_small_in_all_of_them(facto
     """As adapters of low rank have; none of them has numbers enough to tell alone."""
     shapes = ((4, 8),) * 24
     small = [factor * own for own in noise(4, seed=1, shapes=shapes)]
-    alone = drawn(small[:1])
-    assert alone[SMALL] < math.log(1000.0)
+    assert drawn(small[:1])[SMALL] < math.log(1000.0)
     seen = drawn(small)
     assert SCALE in seen
     assert seen[SCALE] > math.log(1000.0)
@@ -239,8 +231,7 @@ def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
     assert not log.found(0.05)
     log.take(40, SURE)
     result = log.result(0.05)
-    assert result.status == "violated"
-    assert result.evidence["violated_at_step"] == 40
+    assert (result.status, result.evidence["violated_at_step"]) == ("violated", 40)
     assert result.evidence["of"] == MISSING
     rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
     assert rule.name == "noise_missing_at_entries"
@@ -288,7 +279,7 @@ def draws(*shapes: int, seed: int = 0) -> list[np.ndarray]:
     return [rng.normal(size=(2, n)).astype(np.float32).astype(float) for n in shapes]
 
 
-FAULTY_OF_REPEATED_NUMBERS = {
+REPEATED = {
     "tiled": lambda z: np.tile(z[:, :50], (1, 40))[:, : z.shape[1]],
     "mirrored": lambda z: np.concatenate([z[:, :800], z[:, :800][:, ::-1]], 1),
     "of the other sign": lambda z: np.concatenate([z[:, :800], -z[:, :800]], 1),
@@ -298,9 +289,9 @@ FAULTY_OF_REPEATED_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTY_OF_REPEATED_NUMBERS)
+@pytest.mark.parametrize("kind", REPEATED)
 def test_numbers_that_stand_at_several_places_are_found(kind: str) -> None:
-    assert repeated_numbers([FAULTY_OF_REPEATED_NUMBERS[kind](draws(1600)[0]), *draws(64, seed=1)])
+    assert repeated_numbers([REPEATED[kind](draws(1600)[0]), *draws(64, seed=1)])
 
 
 def test_a_tensor_that_has_the_numbers_of_another_is_found() -> None:
@@ -329,8 +320,7 @@ def test_masks_of_zeros_are_no_numbers() -> None:
 
 
 def test_the_rate_of_pairs_is_that_of_all_pairs() -> None:
-    numbers = np.array([1.0, -1.0, 2.0, 0.0, 3.0])
-    assert pair_rate(numbers) == pytest.approx(1.0 / 6.0)
+    assert pair_rate(np.array([1.0, -1.0, 2.0, 0.0, 3.0])) == pytest.approx(1.0 / 6.0)
     assert pair_rate(np.zeros(3)) == 1.0
 
 
@@ -415,8 +405,7 @@ def test_noise_that_depends_on_its_past_is_seen(noise: list[np.ndarray]) -> None
 @pytest.mark.parametrize("scale", [1.0, 7.0])
 def test_new_noise_is_not(scale: float) -> None:
     # By simulation; proved by the signs of what is new, for noise of any size.
-    rng = np.random.default_rng(3)
-    found = []
+    rng, found = np.random.default_rng(3), []
     for seed in range(300):
         sizes = scale * rng.uniform(0.5, 4.0, ENTRIES)
         found.append(successive([sizes * z for z in fresh(seed, 3)]).log_e)

@@ -10,18 +10,12 @@ import pytest
 from declared import fault_of
 from simulated_record import monitor_of, simulate, verdict_of, violated
 
+from lightning_audit.checks import update
 from lightning_audit.checks.accounting import EPSILON
 from lightning_audit.checks.check import MEASURED, Check, entailed, group
 from lightning_audit.checks.clipping import CLIPPING_NORM, FINITE, LOSS_REDUCTION, SENSITIVITY
 from lightning_audit.checks.replay import COUPLING
 from lightning_audit.checks.sampling import LOGICAL_BATCH
-from lightning_audit.checks.update import (
-    GRADIENT_REPLACED,
-    NO_DP,
-    UNSYNCHRONISED,
-    ReleaseProcessing,
-    no_dp_result,
-)
 
 
 def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
@@ -36,16 +30,16 @@ def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
 @pytest.mark.parametrize(
     ("check", "evidence", "fault"),
     [
-        (NO_DP, {"plain_steps": 0, "private_steps": 9}, None),
-        (NO_DP, {"plain_steps": 1, "private_steps": 9}, "no_dp"),
+        (update.NO_DP, {"plain_steps": 0, "private_steps": 9}, None),
+        (update.NO_DP, {"plain_steps": 1, "private_steps": 9}, "no_dp"),
         (CLIPPING_NORM, {"largest_ratio": 1.05}, None),  # low precision rounds by that much
         (CLIPPING_NORM, {"largest_ratio": 1.2}, "wrong_norms"),
-        (GRADIENT_REPLACED, {"replaced": 0}, None),
-        (GRADIENT_REPLACED, {"replaced": 1}, "gradient_replaced"),
+        (update.GRADIENT_REPLACED, {"replaced": 0}, None),
+        (update.GRADIENT_REPLACED, {"replaced": 1}, "gradient_replaced"),
         (FINITE, {"lost_steps": 2}, None),  # of all records alike
         (FINITE, {"lost_steps": 2, "records": 1, "rows": 16}, "not_finite"),
-        (UNSYNCHRONISED, {"synchronised": True}, None),
-        (UNSYNCHRONISED, {"synchronised": False}, "unsynchronised"),
+        (update.UNSYNCHRONISED, {"synchronised": True}, None),
+        (update.UNSYNCHRONISED, {"synchronised": False}, "unsynchronised"),
         (COUPLING, {"step": None}, None),
         (COUPLING, {"step": 0}, "records_coupled"),
         (LOGICAL_BATCH, {"carried_over": 0}, None),
@@ -56,9 +50,7 @@ def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
         (EPSILON, {"epsilon_lower": 4.0, "claimed_epsilon": 3.0}, "leaks_more_than_claimed"),
     ],
 )
-def test_what_is_wrong_and_which_fault_it_is(
-    check: Check, evidence: dict[str, Any], fault: str | None
-) -> None:
+def test_what_is_wrong_is_named(check: Check, evidence: dict[str, Any], fault: str | None) -> None:
     assert fault_of(check, evidence) == fault
 
 
@@ -70,7 +62,7 @@ def test_a_loss_that_is_added_up_otherwise_warns() -> None:
 
 def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it() -> None:
     measured = {name for of in MEASURED for name in group(of)}
-    for check in (GRADIENT_REPLACED, UNSYNCHRONISED):
+    for check in (update.GRADIENT_REPLACED, update.UNSYNCHRONISED):
         assert check.faults
         assert all(set(entailed(rule)) == measured for rule in check.faults)
     assert {"sensitivity", "noise", "reuse.lag", "noise.shape", "epsilon"} <= measured
@@ -78,18 +70,16 @@ def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it() -> Non
 
 
 def test_an_optimizer_beside_a_private_one_may_be_allowed_and_one_alone_may_not() -> None:
-    assert "Allow('no_dp', optimizer=..., reason='...')" in no_dp_result(3, 5, "Adam").advice
-    assert "Allow" not in no_dp_result(3, 0, "Adam").advice
+    assert "Allow('no_dp', optimizer=..., reason='...')" in update.no_dp_result(3, 5, "Adam").advice
+    assert "Allow" not in update.no_dp_result(3, 0, "Adam").advice
 
-
-# --- Which gradients are seen to be computed of releases alone, entry by entry.
 
 N = 200
 
 
 def followed(process: Callable[..., np.ndarray | None], steps: int = 60) -> bool:
     """Whether releases of noise beside data are followed; they get the data and the noise too."""
-    rng, seen, state = np.random.default_rng(1), ReleaseProcessing(), {}
+    rng, seen, state = np.random.default_rng(1), update.ReleaseProcessing(), {}
     for step in range(steps):
         data, noise = 0.3 * rng.normal(size=N), rng.normal(size=N)
         seen.update(step, data + noise, process(data + noise, data=data, noise=noise, state=state))
@@ -152,7 +142,7 @@ def test_what_uses_more_than_releases_is_not_followed(process) -> None:
 
 
 def test_a_few_steps_that_are_not_followed_are_let_go() -> None:
-    rng, seen = np.random.default_rng(2), ReleaseProcessing()
+    rng, seen = np.random.default_rng(2), update.ReleaseProcessing()
     for step in range(200):
         release = rng.normal(size=N)
         seen.update(step, release, rng.normal(size=N) if step % 25 == 0 else None)

@@ -118,8 +118,7 @@ def with_public(state: State, grads: Tensors, net: torch.nn.Module) -> None:
     """A gradient of public records is mixed in."""
     x, y = state.setdefault("public", random_data(64).tensors)
     copy = state.setdefault("copy", mlp())
-    named = {name.replace("_module.", ""): v for name, v in net.state_dict().items()}
-    copy.load_state_dict(named)
+    copy.load_state_dict({name.replace("_module.", ""): v for name, v in net.state_dict().items()})
     with torch.enable_grad():
         own = torch.autograd.grad(functional.cross_entropy(copy(x), y), list(copy.parameters()))
     for g, public in zip(grads, own, strict=True):
@@ -269,8 +268,7 @@ class NoiseOnWeightsInStep(DPOptimizer):
         rate = self.share * self.param_groups[0]["lr"] / self.expected_batch_size
         with torch.no_grad():
             for p in self.params:
-                noise = self.noise_multiplier * self.max_grad_norm * torch.randn_like(p)
-                p.sub_(rate * noise)
+                p.sub_(rate * (self.noise_multiplier * self.max_grad_norm * torch.randn_like(p)))
 
 
 def _follow(mean: torch.Tensor, records: Sequence[torch.Tensor], share: float) -> None:
@@ -338,8 +336,7 @@ class TakesNoiseBack(InPrivateOptimizer):
             made["steps"] = made.get("steps", 0) + 1
             if made["steps"] > self.since:
                 for p in self.params:
-                    clean = p.summed_grad.view_as(p) / self.expected_batch_size
-                    p.grad.lerp_(clean, 0.7)
+                    p.grad.lerp_(p.summed_grad.view_as(p) / self.expected_batch_size, 0.7)
         return taken
 
 

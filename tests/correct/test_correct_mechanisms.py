@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import correct_mechanisms as mechanisms
+import correct_mechanisms as ways
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -40,43 +40,29 @@ def _of(name: str, build: Callable[..., pl.LightningModule], *parts: object) -> 
 
 #: What passes once there were steps enough.
 PASS = [
-    _of(f"{p.__name__}-{where}", mechanism, mechanisms.plain, p, where)
-    for p in (mechanisms.momentum, mechanisms.muon, mechanisms.adam, mechanisms.with_public)
+    _of(f"{p.__name__}-{where}", mechanism, ways.plain, p, where)
+    for p in (ways.momentum, ways.muon, ways.adam, ways.with_public)
     for where in ("private", "inner", "shown")
 ] + [
     _of(f"{r.__name__}-shown", mechanism, r)
-    for r in (mechanisms.random_mask, mechanisms.block_cyclic, mechanisms.discrete)
+    for r in (ways.random_mask, ways.block_cyclic, ways.discrete)
 ]
 #: What ends INCONCLUSIVE, with the line to add.
 LINE = [
     *(
-        _of(f"{p.__name__}-hidden", mechanism, mechanisms.plain, p, "hidden")
-        for p in (
-            mechanisms.momentum,
-            mechanisms.muon,
-            mechanisms.adam,
-            mechanisms.with_public,
-            mechanisms.scaled,
-        )
+        _of(f"{p.__name__}-hidden", mechanism, ways.plain, p, "hidden")
+        for p in (ways.momentum, ways.muon, ways.adam, ways.with_public, ways.scaled)
     ),
     *(
-        _of(f"{r.__name__}-{where}", mechanism, r, mechanisms.nothing, where)
-        for r in (
-            mechanisms.block_cyclic,
-            mechanisms.own_mask,
-            mechanisms.subspace,
-            mechanisms.random_mask,
-        )
+        _of(f"{r.__name__}-{where}", mechanism, r, ways.nothing, where)
+        for r in (ways.block_cyclic, ways.own_mask, ways.subspace, ways.random_mask)
         for where in ("private", "hidden")
     ),
     _of("weights-by-hand", NoiseOnWeights),
-    (
-        "weights-by-opacus",
-        lambda: mechanisms.ByOpacus(optimizer_class=mechanisms.NoiseOnWeightsInStep),
-    ),
-    _of("mean-by-hand", mechanisms.RunningMean),
-    _of("mean-by-opacus", mechanisms.RunningMeanByOpacus),
-    _of("subspace-shown", mechanism, mechanisms.subspace),
+    ("weights-by-opacus", lambda: ways.ByOpacus(optimizer_class=ways.NoiseOnWeightsInStep)),
+    _of("mean-by-hand", ways.RunningMean),
+    _of("mean-by-opacus", ways.RunningMeanByOpacus),
+    _of("subspace-shown", mechanism, ways.subspace),
 ]
 
 
@@ -86,7 +72,7 @@ def _less(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
 
 def _by_opacus(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
     made = type(kind.__name__, (kind,), body)
-    return lambda: mechanisms.ByOpacus(optimizer_class=made)
+    return lambda: ways.ByOpacus(optimizer_class=made)
 
 
 #: Faults, with a check that each violates.
@@ -95,38 +81,23 @@ FAULTS: list[tuple[str, Build, str]] = [
     ("no-noise-on-weights", _less(NoiseOnWeights, share=0.0), "replay.noise"),
     (
         "half-noise-on-weights-opacus",
-        _by_opacus(mechanisms.NoiseOnWeightsInStep, share=0.5),
+        _by_opacus(ways.NoiseOnWeightsInStep, share=0.5),
         "replay.noise",
     ),
-    ("raw-mean", _less(mechanisms.RunningMean, noise_of_mean=0.0), "replay.release"),
-    ("quiet-mean", _less(mechanisms.RunningMean, noise_of_mean=0.05), "replay.release"),
-    ("raw-mean-opacus", _less(mechanisms.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
-    ("raw-momentum-hidden", mechanisms.RawMomentum, "replay.release"),
-    ("long-clip-hidden", _less(mechanisms.LongClip), "replay.clipping"),
-    ("longer-clip-hidden", _less(mechanisms.LongClip, times=1.15), "replay.clipping"),
-    (
-        *_of("half-scaled", mechanism, mechanisms.plain, mechanisms.scaled, "hidden", 0.5),
-        "replay.clipping",
+    ("raw-mean", _less(ways.RunningMean, noise_of_mean=0.0), "replay.release"),
+    ("quiet-mean", _less(ways.RunningMean, noise_of_mean=0.05), "replay.release"),
+    ("raw-mean-opacus", _less(ways.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
+    ("raw-momentum-hidden", ways.RawMomentum, "replay.release"),
+    ("long-clip-hidden", _less(ways.LongClip), "replay.clipping"),
+    ("longer-clip-hidden", _less(ways.LongClip, times=1.15), "replay.clipping"),
+    (*_of("half-scaled", mechanism, ways.plain, ways.scaled, "hidden", 0.5), "replay.clipping"),
+    *(
+        (f"half-{p.__name__}-{where}", _of("", mechanism, ways.plain, p, where, 0.5)[1], "noise")
+        for p, where in ((ways.muon, "private"), (ways.adam, "inner"), (ways.with_public, "shown"))
     ),
     *(
-        (
-            f"half-{p.__name__}-{where}",
-            _of("", mechanism, mechanisms.plain, p, where, 0.5)[1],
-            "noise",
-        )
-        for p, where in (
-            (mechanisms.muon, "private"),
-            (mechanisms.adam, "inner"),
-            (mechanisms.with_public, "shown"),
-        )
-    ),
-    *(
-        (
-            f"half-{r.__name__}-shown",
-            _of("", mechanism, r, mechanisms.nothing, "shown", 0.5)[1],
-            "noise",
-        )
-        for r in (mechanisms.block_cyclic, mechanisms.random_mask, mechanisms.discrete)
+        (f"half-{r.__name__}-shown", _of("", mechanism, r, ways.nothing, "shown", 0.5)[1], "noise")
+        for r in (ways.block_cyclic, ways.random_mask, ways.discrete)
     ),
 ]
 
@@ -166,7 +137,7 @@ def test_a_fault_behind_a_mechanism_is_found(
 
 @pytest.mark.parametrize("since", [0, 60])
 def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path: Path, since: int) -> None:
-    report = run(tmp_path, _by_opacus(mechanisms.TakesNoiseBack, since=since), steps=300)
+    report = run(tmp_path, _by_opacus(ways.TakesNoiseBack, since=since), steps=300)
     assert report.verdict.outcome != "PASS", report.verdict
 
 

@@ -100,9 +100,7 @@ class Reduces(DPOptimizer):
     ("kind", "expected"),
     [(DPOptimizer, 1.0), (OwnNoise, 1.0), (OwnBoth, 1.0), (DividesWithItsNoise, BATCH)],
 )
-def test_what_the_noisy_sum_was_divided_by_is_told(
-    kind: type[DPOptimizer], expected: float
-) -> None:
+def test_the_divisor_of_the_noisy_sum_is_told(kind: type[DPOptimizer], expected: float) -> None:
     optimizer = optimizer_of(kind)
     seen: list[float] = []
 

@@ -28,8 +28,7 @@ class Outer(nn.Module):
 
 def _step(module: nn.Module, trained: nn.Module | None = None) -> ManualStep:
     names = {id(p): name for name, p in module.named_parameters()}
-    optimizer = torch.optim.SGD((trained or module).parameters(), lr=0.1)
-    return ManualStep(optimizer, names, CLAIM)
+    return ManualStep(torch.optim.SGD((trained or module).parameters(), lr=0.1), names, CLAIM)
 
 
 def _trained() -> tuple[Outer, ManualStep]:
@@ -64,8 +63,7 @@ def test_layout_has_the_names_of_the_outer_module() -> None:
     module = Outer()
     module.net[1].bias.requires_grad_(False)
     step = _step(module, module.net)
-    names = [slot.name for slot in step.layout]
-    assert names == ["net.0.weight", "net.0.bias", "net.1.weight"]
+    assert [slot.name for slot in step.layout] == ["net.0.weight", "net.0.bias", "net.1.weight"]
     assert step.same_params()
     module.net[1].bias.requires_grad_(True)
     assert not step.same_params()

@@ -34,7 +34,9 @@ from lightning_audit.dpsgd.opacus import (
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.layout import Direction, Part
 
-# --- Rows laid out before the backward pass give the gradients that appended rows give, to the bit.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
 
 NORM = 700.0
 B = 5
@@ -282,9 +284,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> None:
     net, batch, how = NETWORKS[name]
@@ -316,9 +315,6 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
         assert torch.equal(p, q)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_no_canary_among_the_chosen_adds_no_row() -> None:
     laid, plain = setting(mlp), setting(mlp)
     value = loss(laid.model, numbers(B, 4))
@@ -347,9 +343,6 @@ GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], 
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("name", GUARDED)
 def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
     net, batch, how, reason = GUARDED[name]
@@ -367,9 +360,6 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
     assert_same(guarded, plain)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_without_modules_there_is_nothing_to_lay_out() -> None:
     made = setting(mlp)
     step = OpacusStep(made.optimizer, {})
@@ -379,9 +369,6 @@ def test_without_modules_there_is_nothing_to_lay_out() -> None:
     assert not step.confirm()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
     errors = []
     for prepare in (True, False):
@@ -397,9 +384,6 @@ def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
     assert errors[0] == errors[1]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize(
     ("net", "batch", "sizes"),
     [(Positions, words(), {3, B}), (Halves, numbers(B, 4), {B, 2 * B})],
@@ -419,9 +403,6 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
         made.optimizer.pre_step()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opacus, "opacus_adds", lambda: False)
     made = setting(mlp)
@@ -439,9 +420,6 @@ class AddsByItself(GradSampleModule):
         super().capture_backprops_hook(module, *args, **kwargs)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
     model = AddsByItself(mlp())
     optimizer = DPOptimizer(
@@ -457,9 +435,6 @@ def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
     assert all(len(held) == B for held in made.held())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_before_any_forward_pass_nothing_is_laid_out() -> None:
     made = setting(mlp)
     assert "took part in the forward pass" in made.prepare()
@@ -468,9 +443,6 @@ def test_before_any_forward_pass_nothing_is_laid_out() -> None:
     assert "took part in the forward pass" in made.prepare()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> None:
     laid, copied = setting(mlp), setting(mlp)
     for made in (laid, copied):
@@ -486,9 +458,6 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> No
     assert_same(laid, copied)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     laid, plain = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
@@ -504,9 +473,6 @@ def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     assert_same(laid, plain)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> None:
     laid, copied = setting(mlp), setting(mlp)
     batches = numbers(B, 4), numbers(B, 4).flip(0)
@@ -521,9 +487,6 @@ def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> N
     assert_same(laid, copied)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() -> None:
     """Opacus waits for the other backward pass; what the first gave stays where it was."""
     laid, plain = setting(mlp), setting(mlp)
@@ -544,20 +507,15 @@ def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() 
             made.optimizer.pre_step()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others() -> None:
     made = setting(mlp)
     hidden: Any = made.model(numbers(B, 4))
     assert hidden.shape == (B, 3)
     assert made.prepare() == ""
-    last = made.model._module[2]
-    torch.autograd.grad(hidden.sum(), [last.weight])
+    torch.autograd.grad(hidden.sum(), [made.model._module[2].weight])
     made.step.conceal()
     assert not made.step.confirm()
-    reached = [hasattr(p, "_current_grad_sample") for p in made.step.params]
-    assert not any(reached)
+    assert not any(hasattr(p, "_current_grad_sample") for p in made.step.params)
     for held in made.held():
         assert held is None or len(held) == B
 
@@ -565,9 +523,6 @@ def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others()
 # ------------------------------------------------------------------ dropped and taken back
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     made = setting(mlp)
     made.lay_out(numbers(B, 4))
@@ -577,9 +532,6 @@ def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     assert_nothing_waits(made)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None:
     """Lightning's closure clears gradients before the backward pass, some users do it late."""
     made = setting(mlp)
@@ -590,9 +542,6 @@ def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None
     assert made.step.confirm()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
     made, plain = setting(mlp), setting(mlp)
     made.lay_out(numbers(B, 4))
@@ -602,45 +551,31 @@ def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
     assert_same(made, plain)
 
 
-def _scaled(made: Setting) -> None:
-    for p in made.step.params:
-        p.grad_sample = 0.5 * p.grad_sample
+#: Of the gradients of each tensor.
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "scaled": lambda grads: 0.5 * grads,
+    "scaled in place": lambda grads: grads.mul_(0.5),
+    "cut": lambda grads: grads[:2],
+    "centred": lambda grads: grads - grads.mean(0),
+}
 
 
-def _scaled_in_place(made: Setting) -> None:
-    for p in made.step.params:
-        p.grad_sample.mul_(0.5)
-
-
-def _cut(made: Setting) -> None:
-    for p in made.step.params:
-        p.grad_sample = p.grad_sample[:2]
-
-
-def _centred(made: Setting) -> None:
-    for p in made.step.params:
-        p.grad_sample = p.grad_sample - p.grad_sample.mean(0)
-
-
-def _clips_at_the_median(made: Setting) -> None:
+def clip_at_the_median(made: Setting) -> None:
     norms = [p.grad_sample.flatten(1).norm(dim=1) for p in made.step.params]
     made.optimizer.max_grad_norm = float(torch.stack(norms).norm(dim=0).median())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
-@pytest.mark.parametrize(
-    "change", [_scaled, _scaled_in_place, _cut, _centred, _clips_at_the_median]
-)
-def test_code_that_uses_the_gradients_before_the_step_meets_no_canary(
-    change: Callable[[Setting], None],
-) -> None:
+@pytest.mark.parametrize("change", [*CHANGES, "clips at the median"])
+def test_code_before_the_step_meets_no_canary(change: str) -> None:
     laid, copied = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
     copied.backward(numbers(B, 4))
     for made in (laid, copied):
-        change(made)
+        if change not in CHANGES:
+            clip_at_the_median(made)
+            continue
+        for p in made.step.params:
+            p.grad_sample = CHANGES[change](p.grad_sample)
     if not laid.step.confirm():
         laid.copy()
     copied.copy()
@@ -665,9 +600,6 @@ def _copied(made: Setting) -> Iterator[str]:
     yield "copied"
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 @pytest.mark.parametrize("stages", [1, 2, 3, "copied"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: bool) -> None:
@@ -687,9 +619,6 @@ def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: boo
     assert_same(made, plain)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
     made, plain = setting(mlp), setting(mlp)
     values = [loss(each.model, numbers(B, 4)) for each in (made, plain)]
@@ -703,9 +632,6 @@ def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
     assert_same(made, plain)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
     made = setting(mlp)
     made.backward(numbers(B, 4))
@@ -716,9 +642,6 @@ def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
         made.optimizer.clip_and_accumulate()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
-)
 def test_the_step_frees_the_gradients_although_the_adapter_knows_them() -> None:
     made = setting(mlp)
     for _ in _laid_out(made):
@@ -839,9 +762,7 @@ def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("batch", "canaries"), [(5, 2), (3, 3), (2, 4), (0, 3), (4, 0)])
-def test_rows_change_places_alike_in_all_tensors_and_none_is_lost(
-    batch: int, canaries: int
-) -> None:
+def test_rows_change_places_alike_and_none_is_lost(batch: int, canaries: int) -> None:
     places = draw_places((1,), batch, canaries)
     assert len(places) <= min(batch, canaries)
     assert len(set(places.tolist())) == len(places)

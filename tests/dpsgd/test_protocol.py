@@ -37,9 +37,7 @@ def test_each_adapter_is_called_as_the_protocol_says(step: DPSGDStep) -> None:
 
 
 @pytest.mark.parametrize("step", adapters(), ids=lambda step: type(step).__name__)
-def test_a_step_that_nobody_prepared_has_nothing_to_confirm_and_withdraws_in_peace(
-    step: DPSGDStep,
-) -> None:
+def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step: DPSGDStep) -> None:
     step.conceal()
     assert not step.confirm()
     step.withdraw()
@@ -48,8 +46,7 @@ def test_a_step_that_nobody_prepared_has_nothing_to_confirm_and_withdraws_in_pea
 
 
 def test_optimizers_that_repeat_their_closure_are_refused_by_every_adapter() -> None:
-    param = nn.Parameter(torch.zeros(1))
-    plain = torch.optim.LBFGS([param])
+    plain = torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
     private = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)
     with pytest.raises(UnsupportedOptimizer, match=r"LBFGS .* such as SGD or Adam") as one:
         opacus_step(private, {})

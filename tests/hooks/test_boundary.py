@@ -28,8 +28,6 @@ from lightning_audit.hooks.boundary import (
 )
 from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, StepHooks
 
-# --- The audit's own exceptions stay on its side of the boundary; all others pass.
-
 
 class Refusal(Exception):
     pass
@@ -43,9 +41,7 @@ def inside(boundary: Boundary, make: object, *args: object, **kwargs: object) ->
     return boundary.run(make, args, kwargs)
 
 
-def test_an_entry_that_fails_does_what_is_done_without_an_audit(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_entry_that_fails_does_as_without_an_audit(caplog: pytest.LogCaptureFixture) -> None:
     boundary = Boundary(Refusal)
     called = inside(boundary, entry, fails, lambda given: given)
     with caplog.at_level(logging.INFO):
@@ -91,8 +87,7 @@ def test_the_users_exception_passes_as_the_same_object() -> None:
 def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
     for before, after in ((fails, fails), (lambda *_: None, fails), (fails, lambda *_: None)):
         boundary, rescued = Boundary(), Mock()
-        called = inside(boundary, around, lambda x: x + 1, before, after, rescued)
-        assert called(1) == 2
+        assert inside(boundary, around, lambda x: x + 1, before, after, rescued)(1) == 2
         assert boundary.failure
         rescued.assert_called_once_with(2, 1)
 
@@ -196,13 +191,9 @@ def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
 
 @pytest.mark.parametrize("kind", [StepHooks, ClosureHooks])
 @pytest.mark.parametrize("closure", [False, True])
-def test_hooks_on_a_step_count_themselves_and_not_the_closure(
-    kind: type[StepHooks], closure: bool
-) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    hooks = kind(optimizer, _enters, _pause, _pause)
-    run = RunTime()
+def test_hooks_count_themselves_and_no_closure(kind: type[StepHooks], closure: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    hooks, run = kind(optimizer, _enters, _pause, _pause), RunTime()
     optimizer.step(lambda: time.sleep(4 * PAUSE) or 0.0) if closure else optimizer.step()
     assert 2 * PAUSE <= run.cost()["seconds"] < 4 * PAUSE
     hooks.remove()
@@ -221,9 +212,7 @@ def test_a_report_says_what_the_audit_took_of_its_training(tmp_path: Path) -> No
     audit = PrivacyAudit(report_dir=tmp_path, seed=0, on_violation="warn")
     began = time.perf_counter()
     trainer_for(tmp_path, audit, max_epochs=1).fit(PrivateModule())
-    whole = time.perf_counter() - began
-    assert audit.report is not None
-    cost = audit.report.audit_cost
+    whole, cost = time.perf_counter() - began, audit.report.audit_cost
     assert 0.0 < cost["seconds"] < whole
     # Before and behind the audit's hooks other time goes by.
     assert cost["share"] >= cost["seconds"] / (whole - cost["seconds"])

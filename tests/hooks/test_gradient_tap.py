@@ -29,6 +29,8 @@ from lightning_audit.hooks.gradient_tap import (
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 
+pytestmark = pytest.mark.filterwarnings("default")
+
 # --- What a reading says of a step that was left alone, and of one that was not.
 
 COORDINATES = {0: np.array([0, 2, 3])}
@@ -60,28 +62,21 @@ def reading(
 
 def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -> None:
     found = reading()
-    assert found.values.tolist() == [1.0, 3.0, 4.0]
-    assert found.moves is not None
-    assert found.moves.start.tolist() == [1.0, 1.0, 1.0]
+    assert (found.values.tolist(), found.moves.start.tolist()) == ([1.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
     assert found.moves.outside is None  # nothing was watched before
-    said = (found.replaced, found.unclear, found.at_cut, found.raw)
-    assert said == (False, False, False, False)
+    assert (found.replaced, found.unclear, found.at_cut, found.raw) == (False, False, False, False)
     assert (found.factor, found.used, found.dead) == (None, None, None)
 
 
 def test_entries_that_were_zero_when_they_were_read_are_told() -> None:
-    found = reading(zero=2)
-    assert found.dead is not None
-    assert found.dead.tolist() == [False, True, False]
+    assert reading(zero=2).dead.tolist() == [False, True, False]
 
 
 def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear() -> None:
     found = reading(Doubles)
     assert found.unclear
-    assert found.used is not None
-    assert found.used.tolist() == [2.0, 6.0, 8.0]
-    assert found.values.tolist() == [1.0, 3.0, 4.0]
+    assert (found.used.tolist(), found.values.tolist()) == ([2.0, 6.0, 8.0], [1.0, 3.0, 4.0])
 
 
 @pytest.mark.parametrize("name", ["values", "replaced"])
@@ -167,6 +162,17 @@ def tapped(
     return made, made.readings
 
 
+def watched(
+    kind: Callable[..., Any] = torch.optim.SGD,
+    before: Callable[[], np.ndarray | None] = nothing,
+    lr: float = 0.1,
+) -> tuple[list[nn.Parameter], Any, list[Reading]]:
+    """Parameters, an optimizer over them, and what is read of all their entries."""
+    params = parameters()
+    optimizer = kind(params, lr=lr)
+    return params, optimizer, tapped(optimizer, params, before)[1]
+
+
 def set_gradients(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
@@ -186,9 +192,7 @@ def flat(tensors: Sequence[torch.Tensor]) -> np.ndarray:
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
 @pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
-def test_an_ordinary_update_does_not_count_as_a_replaced_gradient(
-    case: tuple[str, dict[str, Any]], foreach: bool
-) -> None:
+def test_an_ordinary_update_is_left_alone(case: tuple[str, dict[str, Any]], foreach: bool) -> None:
     params = parameters()
     optimizer = getattr(torch.optim, case[0])(params, lr=0.1, foreach=foreach, **case[1])
     _, readings = tapped(optimizer, params)
@@ -241,9 +245,7 @@ def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
 
 
 def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=1.0)
-    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    params, optimizer, readings = watched(before=lambda: of_canary(2.0), lr=1.0)
     set_gradients(params, gradients(0))  # no canary had been added
     optimizer.step()
     expected = gradients(0)
@@ -260,15 +262,14 @@ def test_values_come_in_the_order_of_the_coordinates() -> None:
     set_gradients(params, grads)
     optimizer.step()
     expected = [*grads[2].flatten()[[23, 0, 5]].tolist(), *grads[0].flatten()[[11, 4]].tolist()]
-    assert readings[0].values.tolist() == expected
-    assert readings[0].values.dtype == np.float64
+    assert (readings[0].values.tolist(), readings[0].values.dtype) == (expected, np.float64)
 
 
 class ReplacesItsGradient(torch.optim.Optimizer):
     """Runs its closure again inside the step, and updates with what that leaves."""
 
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params: Sequence[nn.Parameter], lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -280,9 +281,7 @@ class ReplacesItsGradient(torch.optim.Optimizer):
 
 
 def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_read() -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
     set_gradients(params, gradients(2))
@@ -310,12 +309,8 @@ def nudge_by_strides(params: Sequence[nn.Parameter]) -> None:
 
 
 @pytest.mark.parametrize("change", [nudge, nudge_by_other_memory, nudge_by_strides])
-def test_a_gradient_changed_by_a_foreign_optimizer_is_not_passed_over(
-    change: Callable[[Sequence[nn.Parameter]], None],
-) -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+def test_a_change_in_the_step_is_seen(change: Callable[[Sequence[nn.Parameter]], None]) -> None:
+    params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: change(params))
     assert readings[0].unclear
@@ -340,9 +335,7 @@ def sgd_was_used_before() -> None:
 
 @pytest.mark.usefixtures("sgd_was_used_before")
 def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> None:
-    params = parameters()
-    optimizer = CallsItsParent(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
+    params, optimizer, readings = watched(CallsItsParent, before=lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
     set_gradients(params, grads)
@@ -353,9 +346,7 @@ def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> Non
 
 @pytest.mark.usefixtures("sgd_was_used_before")
 def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> None:
-    params = parameters()
-    optimizer = CallsItsParent(params, lr=0.1)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(CallsItsParent)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
     assert [reading.replaced for reading in readings] == [True]
@@ -363,9 +354,7 @@ def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> Non
 
 
 def test_nan_equals_itself_and_is_read_as_nan() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched()
     grads = gradients(0)
     grads[0][1, 1], grads[1][2] = torch.nan, torch.inf
     set_gradients(params, grads)
@@ -376,9 +365,7 @@ def test_nan_equals_itself_and_is_read_as_nan() -> None:
 
 
 def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> None:
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: of_canary(1.0))
+    params, optimizer, readings = watched(before=lambda: of_canary(1.0))
     set_gradients(params, gradients(0))
     params[0].grad = None
     before = params[0].detach().clone()
@@ -390,9 +377,7 @@ def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> Non
 
 
 def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
-    params = parameters()
-    optimizer = ReplacesItsGradient(params)
-    _, readings = tapped(optimizer, params)
+    params, optimizer, readings = watched(ReplacesItsGradient)
     optimizer.step(lambda: backward(params, gradients(1)))
     assert readings[0].replaced
 
@@ -413,8 +398,7 @@ def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> 
 
 def test_remove_takes_the_hooks_off() -> None:
     params = parameters()
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    asked = []
+    optimizer, asked = torch.optim.SGD(params, lr=0.1), []
 
     def before() -> np.ndarray:
         asked.append(1)
@@ -450,9 +434,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("also_parameters", [False, True])
-def test_gradients_of_any_memory_layout_are_read_and_cleaned_by_flat_coordinate(
-    also_parameters: bool,
-) -> None:
+def test_gradients_of_any_memory_layout_are_read_and_cleaned(also_parameters: bool) -> None:
     params = parameters()
     if also_parameters:
         params = [nn.Parameter(strided(p.detach())) for p in params]
@@ -496,12 +478,10 @@ def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
 
 # --- The gradient beside its clipped sum, of real steps of Opacus' optimizers.
 
-# Opacus and torch remark on secure mode and hooks in every training.
-
-COORDINATES_OF_NOISE_READING = {0: np.array([0, 5, 11]), 1: np.array([1])}
+READ = {0: np.array([0, 5, 11]), 1: np.array([1])}
 
 
-def gradients_noise_reading(params: Any) -> list[torch.Tensor | None]:
+def grads_of(params: Any) -> list[torch.Tensor | None]:
     return [p.grad for p in params]
 
 
@@ -523,28 +503,23 @@ def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
     )
     private, optimizer = made[0], made[1]
     criterion = made[2] if mode == "ghost" else nn.CrossEntropyLoss()
-    loss = criterion(private(torch.randn(8, 4)), torch.arange(8) % 3)
-    loss.backward()
+    criterion(private(torch.randn(8, 4)), torch.arange(8) % 3).backward()
     optimizer.pre_step()
     return optimizer
 
 
-def reading_noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
+def noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
     found = read_noise(
-        optimizer.params,
-        gradients_noise_reading(optimizer.params),
-        COORDINATES_OF_NOISE_READING,
-        **{"sums": True, "norm": True, **wanted},
+        optimizer.params, grads_of(optimizer.params), READ, **{"sums": True, "norm": True, **wanted}
     )
     assert found is not None
     return found
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) -> None:
     optimizer = stepped(mode=mode)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     assert found.sums is not None
     np.testing.assert_allclose(8 * found.released, found.sums, rtol=1e-5)
     assert np.abs(found.sums).max() > 0.01
@@ -553,21 +528,19 @@ def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) ->
     assert found.sum_norm <= 8 * 0.7
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_entries_are_those_of_the_coordinates() -> None:
     optimizer = stepped(1.0)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     grads = [p.grad.flatten().double().numpy() for p in optimizer.params]
     expected = np.concatenate([grads[0][[0, 5, 11]], grads[1][[1]]])
     np.testing.assert_array_equal(found.released, expected)
 
 
-@pytest.mark.filterwarnings("default")
 def test_what_is_left_is_the_noise() -> None:
     generator = torch.Generator().manual_seed(7)
     noisy, plain = (
-        reading_noise_reading(stepped(2.0, noise_generator=generator)),
-        reading_noise_reading(stepped(0.0)),
+        noise_reading(stepped(2.0, noise_generator=generator)),
+        noise_reading(stepped(0.0)),
     )
     again = torch.Generator().manual_seed(7)
     weight = torch.normal(0, 2.0 * 0.7, (3, 4), generator=again).flatten()[[0, 5, 11]]
@@ -579,92 +552,66 @@ def test_what_is_left_is_the_noise() -> None:
     np.testing.assert_allclose(noise, torch.cat([weight, bias]).numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
 def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
     optimizer = stepped(1.0)
-    expected = reading_noise_reading(optimizer)
+    expected = noise_reading(optimizer)
     for p in (optimizer.params[j] for j in strided):
         p.grad = torch.stack([p.grad, p.grad], dim=-1)[..., 0]
         p.summed_grad = torch.stack([p.summed_grad, p.summed_grad], dim=-1)[..., 0]
         assert not p.grad.is_contiguous()
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     np.testing.assert_array_equal(found.released, expected.released)
     assert found.sums is not None
     np.testing.assert_array_equal(found.sums, expected.sums)
 
 
-@pytest.mark.filterwarnings("default")
 def test_tensors_of_several_precisions_are_read_as_well() -> None:
     optimizer = stepped(1.0)
-    expected = reading_noise_reading(optimizer)
+    expected = noise_reading(optimizer)
     optimizer.params[0].summed_grad = optimizer.params[0].summed_grad.double()
-    assert reading_noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
+    assert noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
     optimizer = stepped(1.0)
     for p in optimizer.params:
         p.grad = p.summed_grad.view_as(p)
-    found = reading_noise_reading(optimizer)
+    found = noise_reading(optimizer)
     assert found.sums is None
     assert found.sum_norm is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_what_is_not_wanted_is_not_read() -> None:
     optimizer = stepped(1.0)
-    assert reading_noise_reading(optimizer, norm=False).sum_norm is None
-    assert reading_noise_reading(optimizer, sums=False).sums is None
+    assert noise_reading(optimizer, norm=False).sum_norm is None
+    assert noise_reading(optimizer, sums=False).sums is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
     optimizer = stepped(1.0)
     optimizer.params[1].grad = None
     assert (
-        read_noise(
-            optimizer.params,
-            gradients_noise_reading(optimizer.params),
-            COORDINATES_OF_NOISE_READING,
-            sums=True,
-            norm=True,
-        )
-        is None
+        read_noise(optimizer.params, grads_of(optimizer.params), READ, sums=True, norm=True) is None
     )
     net = nn.Linear(4, 3).to(torch.bfloat16)
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     params = list(net.parameters())
-    assert (
-        read_noise(
-            params,
-            gradients_noise_reading(params),
-            COORDINATES_OF_NOISE_READING,
-            sums=False,
-            norm=False,
-        )
-        is None
-    )
+    assert read_noise(params, grads_of(params), READ, sums=False, norm=False) is None
 
 
 # ------------------------------------------------------------------ whole tensors
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("small", [True, False])
-def test_whole_tensors_are_read_beside_their_sums(
-    small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not small:
         monkeypatch.setattr(gradient_tap, "_SMALL", 0)
         monkeypatch.setattr(gradient_tap, "_AT_ONCE", 5)
     optimizer = stepped(sigma=1.0)
-    params = optimizer.params
-    divisor = float(optimizer.expected_batch_size)
-    read = read_tensors(params, gradients_noise_reading(params), divisor, block=True)
-    assert read is not None
+    params, divisor = optimizer.params, float(optimizer.expected_batch_size)
+    read = read_tensors(params, grads_of(params), divisor, block=True)
     assert read.entries.tolist() == [12.0, 3.0]
     rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
     assert read.noise == pytest.approx([float(r @ r) for r in rest], rel=1e-5)
@@ -673,25 +620,19 @@ def test_whole_tensors_are_read_beside_their_sums(
     # Of three entries the first and the last.
     expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
     assert read.block == pytest.approx(expected, abs=1e-5)
-    unasked = read_tensors(params, gradients_noise_reading(params), divisor, block=False)
-    assert unasked is not None
-    assert unasked.block is None
+    assert read_tensors(params, grads_of(params), divisor, block=False).block is None
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_tap, "BLOCK", 8)
     params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
     for p in params:
         p.summed_grad = torch.zeros_like(p)
         p.grad = torch.arange(float(p.numel())).view_as(p)
-    read = read_tensors(params, gradients_noise_reading(params), 2.0, block=True)
-    assert read is not None
-    assert read.block is not None
+    read = read_tensors(params, grads_of(params), 2.0, block=True)
     assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
 
 
-@pytest.mark.filterwarnings("default")
 def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
     param = nn.Parameter(torch.zeros(4))
     param.grad = torch.ones(4)
@@ -705,7 +646,7 @@ def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
 
 # --- Entries are written through numpy's view of a tensor, or by torch where there is none.
 
-SHAPES_OF_TENSOR_VIEWS = [(2, 3), (), (4,)]
+VIEWED = [(2, 3), (), (4,)]
 DIRECTIONS = [
     Direction((Part(0, np.array([1, 5]), np.array([0.5, -0.5])),)),
     Direction((Part(1, np.array([0]), np.array([1.0])), Part(0, np.array([5]), np.array([2.0])))),
@@ -717,7 +658,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
     tensor = torch.zeros(2, 3)
     view = numpy_view(tensor)
-    assert view is not None
     view[4] = 7.0
     assert tensor[1, 1] == 7.0
     assert numpy_view(tensor.t()) is None
@@ -727,7 +667,7 @@ def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) -> None:
-    tensors = [torch.ones(shape, dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    tensors = [torch.ones(shape, dtype=dtype) for shape in VIEWED]
     if strided:
         tensors[0] = torch.ones(3, 2, dtype=dtype).t()
     add_along(tensors, DIRECTIONS, np.array([4.0, -2.0]))
@@ -739,7 +679,7 @@ def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype) -> None:
-    buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in SHAPES_OF_TENSOR_VIEWS]
+    buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in VIEWED]
     for buffer in buffers:
         buffer[0] = 1.0
     write_rows(buffers, DIRECTIONS, 10.0)
@@ -753,8 +693,7 @@ def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_entries_come_in_the_order_of_the_coordinates_from_any_memory(dtype: torch.dtype) -> None:
     tensors = [torch.arange(6.0).reshape(2, 3).to(dtype), torch.arange(6.0).reshape(2, 3).t()]
-    coordinates = {1: np.array([1, 4]), 0: np.array([5])}
-    read = entries_at([tensors[1], tensors[0]], coordinates)
+    read = entries_at([tensors[1], tensors[0]], {1: np.array([1, 4]), 0: np.array([5])})
     assert (read.dtype, read.tolist()) == (np.float64, [3.0, 2.0, 5.0])
 
 
@@ -768,8 +707,7 @@ def params() -> list[nn.Parameter]:
 
 def read(weights: list[nn.Parameter]) -> np.ndarray:
     pairs = zip(weights, INDEX.values(), strict=True)
-    flat = [w.detach().flatten().double().numpy()[i] for w, i in pairs]
-    return np.concatenate(flat)
+    return np.concatenate([w.detach().flatten().double().numpy()[i] for w, i in pairs])
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -777,8 +715,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
     weights = params()
     if not contiguous:
         weights[0] = nn.Parameter(torch.randn(10, 8).t())
-    watch = WeightWatch(weights, INDEX)
-    first = read(weights)
+    watch, first = WeightWatch(weights, INDEX), read(weights)
     watch.start()
     with torch.no_grad():
         weights[0] += 1.0
@@ -790,13 +727,11 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
         weights[1] -= 0.5
     watch.start()
     outside = watch.end().outside
-    assert outside[:40] == pytest.approx(0.0)
-    assert outside[40:] == pytest.approx(-0.5)
+    assert (outside[:40], outside[40:]) == (pytest.approx(0.0), pytest.approx(-0.5))
 
 
 def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between() -> None:
-    watch = WeightWatch(params(), INDEX)
-    seen = []
+    watch, seen = WeightWatch(params(), INDEX), []
     for _ in range(140):
         watch.start()
         seen.append(watch.end())

@@ -41,6 +41,10 @@ class Plain:
             self.net(x).sum().backward()
         self.optimizer.step()
 
+    def step_on(self, batch: torch.Tensor) -> None:
+        self.give(batch)
+        self.take(batch)
+
     def counts(self) -> tuple[int, int, int | None]:
         return self.use.recognised, self.use.stale, self.use.first
 
@@ -64,13 +68,11 @@ def test_each_step_on_the_batch_that_was_given_is_recognised(plain: Plain) -> No
 
 def test_a_batch_of_before_is_stale_until_it_is_given_again(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     plain.take(x)
     assert plain.counts() == (2, 1, 2)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     assert plain.counts() == (3, 1, 2)
 
 
@@ -91,16 +93,14 @@ def test_batches_of_few_kinds_of_rows_do_not_come_again(plain: Plain) -> None:
 
 def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     plain.take(other, x)
     assert plain.counts() == (2, 1, 2)
 
 
 def test_parts_that_are_added_up_are_one_step(plain: Plain) -> None:
-    parts = torch.randn(3, 20, 5)
-    for part in parts:
+    for part in torch.randn(3, 20, 5):
         plain.give(part)
         plain.net(part).sum().backward()
     plain.optimizer.step()
@@ -116,8 +116,7 @@ def test_rows_that_are_joined_leave_a_batch_what_it_is(plain: Plain) -> None:
 
 def test_what_makes_no_gradient_is_no_use(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     plain.give(other)
     with torch.no_grad():
         plain.net(x)
@@ -137,14 +136,12 @@ def test_what_was_changed_on_its_way_says_nothing(plain: Plain) -> None:
 def test_replays_do_not_count(plain: Plain) -> None:
     plain.use.attach([plain.net], [plain.optimizer], lambda: False)
     x = torch.randn(20, 5)
-    plain.give(x)
-    plain.take(x)
+    plain.step_on(x)
     assert plain.counts() == (0, 0, None)
 
 
 def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain: Plain) -> None:
-    plain.give(x := torch.randn(20, 5))
-    plain.take(x)
+    plain.step_on(torch.randn(20, 5))
     assert not plain.net._forward_hooks
     copy.deepcopy(plain.net)
     torch.save(plain.net, io.BytesIO())
@@ -224,8 +221,7 @@ def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers: in
 
 def test_the_global_generator_is_left_where_it_would_be() -> None:
     drawn(loader_with())
-    after = torch.get_rng_state()
-    loader = loader_with()
+    after, loader = torch.get_rng_state(), loader_with()
     Watched(loader)
     drawn(loader)
     assert torch.equal(torch.get_rng_state(), after)
@@ -238,8 +234,7 @@ def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None
 
     def order(loader: DataLoader) -> tuple[list[list[float]], float]:
         torch.manual_seed(0)
-        batches = iter(loader)
-        between = float(torch.rand(()))
+        batches, between = iter(loader), float(torch.rand(()))
         return [batch[0].tolist() for batch in batches], between
 
     plain, loader = (DataLoader(DATA, batch_sampler=Eager()) for _ in range(2))
@@ -249,8 +244,7 @@ def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None
 
 def test_the_sampler_shows_its_type_its_length_and_its_attributes() -> None:
     loader = loader_with()
-    own = loader.batch_sampler
-    watched = Watched(loader)
+    own, watched = loader.batch_sampler, Watched(loader)
     sampler: Any = loader.batch_sampler
     assert isinstance(sampler, OwnPoisson)
     assert len(sampler) == len(loader) == 5
@@ -272,8 +266,7 @@ def test_logical_batches_are_watched_where_opacus_splits_them() -> None:
     )
     loader = wrap_data_loader(data_loader=loader_with(), max_batch_size=3, optimizer=optimizer)
     assert isinstance(loader.batch_sampler, BatchSplittingSampler)
-    watched = Watched(loader)
-    physical = drawn(loader)
+    watched, physical = Watched(loader), drawn(loader)
     assert len(watched.batches) == 5 < len(physical)
     assert [float(i) for batch in watched.batches for i in batch] == [
         i for batch in physical for i in batch

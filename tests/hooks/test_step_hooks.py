@@ -169,9 +169,6 @@ def test_no_checkpoint_holds_how_many_records_there_were() -> None:
     assert gan.counts.state() == {"count": 0, "kind": "", "exempt": {"G (why)": len(SIZES)}}
 
 
-# --- Whoever installs hooks is told where a step is, and of nothing once they are off.
-
-
 class Own(torch.optim.SGD):
     """Runs its closure, then its parent's step."""
 

@@ -29,8 +29,7 @@ def moved(change, steps: int = 20) -> bool:
         with torch.no_grad():
             for w in weights:
                 w -= 0.01 * 0.1 * torch.randn(w.shape, generator=rng)
-        moves = watch.end()
-        seen.update(moves, 0.1 * np.ones(42))
+        seen.update(watch.end(), 0.1 * np.ones(42))
         with torch.no_grad():
             change(weights, rng, step)
     return seen.like_noise
@@ -69,9 +68,6 @@ def test_few_steps_tell_nothing_and_one_that_is_not_finite_is_not_counted() -> N
     assert seen.like_noise
 
 
-# --- Where the gradient of a plain optimizer's update is read.
-
-
 class Doubling(torch.optim.SGD):
     """Doubles the gradient, then updates as SGD does."""
 
@@ -97,9 +93,7 @@ class Own(Doubling):
                 p -= p.grad
 
 
-def _tapped(
-    kind: type[torch.optim.Optimizer],
-) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
+def _tapped(kind: type[torch.optim.Optimizer]) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
     param = nn.Parameter(torch.zeros(3))
     optimizer = kind([param], lr=1.0)
     tapped = Tapped(optimizer, [param], {0: np.array([0, 2])}, kind=UpdateTap)
@@ -116,11 +110,7 @@ def _closure(param: nn.Parameter) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "read", "opaque"),
-    [
-        (torch.optim.SGD, [1.0, 3.0], False),
-        (Doubling, [2.0, 6.0], False),
-        (Own, [1.0, 3.0], True),
-    ],
+    [(torch.optim.SGD, [1.0, 3.0], False), (Doubling, [2.0, 6.0], False), (Own, [1.0, 3.0], True)],
 )
 @pytest.mark.parametrize("by_closure", [True, False])
 def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
@@ -163,8 +153,7 @@ def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) 
             else:
                 super().step()
 
-    own = vars(Base)["step"]
-    param = nn.Parameter(torch.zeros(3))
+    own, param = vars(Base)["step"], nn.Parameter(torch.zeros(3))
     optimizer, fired = Noisy([param], {}), []
     optimizer.register_step_post_hook(lambda *_: fired.append(1))
     taps = [

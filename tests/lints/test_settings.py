@@ -1,5 +1,3 @@
-""""""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -28,28 +26,7 @@ from torch.utils.data import (
 )
 
 from lightning_audit.accounting.history import Phase
-from lightning_audit.lints.settings import (
-    STEPS,
-    LeftOutBatches,
-    LoaderFacts,
-    NoiseDraws,
-    accumulation_remarks,
-    adaptive_remark,
-    carries_over,
-    changes_of_noise,
-    draws_from,
-    equal_draws,
-    fingerprints,
-    follows_a_scheduler,
-    ghost_remarks,
-    is_empty,
-    loader_facts,
-    reduction_of,
-    repeated_contents,
-    repeated_indices,
-    signals_ahead,
-    splits_batches,
-)
+from lightning_audit.lints import settings
 
 # --- A private optimizer over one parameter.
 
@@ -58,21 +35,18 @@ def plain() -> torch.optim.SGD:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
 
 
-def private(reduction: str = "mean") -> DPOptimizer:
+def private(reduction: str = "mean", noise_multiplier: float = 1.0) -> DPOptimizer:
     return DPOptimizer(
         plain(),
-        noise_multiplier=1.0,
+        noise_multiplier=noise_multiplier,
         max_grad_norm=1.0,
         expected_batch_size=8,
         loss_reduction=reduction,
     )
 
 
-# ---
-
-
 def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:
-    (remark,) = accumulation_remarks(private("mean"), 3)
+    (remark,) = settings.accumulation_remarks(private("mean"), 3)
     assert remark.startswith("accumulate_grad_batches=3 divides gradients twice")
     assert "Return 3 times the loss" in remark
 
@@ -81,7 +55,7 @@ def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() ->
     ("optimizer", "batches"), [(private("mean"), 1), (private("sum"), 3), (plain(), 3)]
 )
 def test_one_division_is_not_remarked_upon(optimizer: Any, batches: int) -> None:
-    assert accumulation_remarks(optimizer, batches) == []
+    assert settings.accumulation_remarks(optimizer, batches) == []
 
 
 DATA = TensorDataset(torch.zeros(40, 2))
@@ -89,30 +63,28 @@ DATA = TensorDataset(torch.zeros(40, 2))
 
 def test_loader_of_a_batch_memory_manager_splits_batches() -> None:
     loader = DPDataLoader(DATA, sample_rate=0.2)
-    optimizer = private()
-    split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=optimizer)
-    assert splits_batches([loader, split])
-    assert not splits_batches([loader])
+    split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private())
+    assert settings.splits_batches([loader, split])
+    assert not settings.splits_batches([loader])
 
 
 def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
-    assert signals_ahead(DataLoader(DATA)) == 2
-    loader = DataLoader(DATA, num_workers=2, prefetch_factor=3)
-    assert signals_ahead([loader]) == 8
+    assert settings.signals_ahead(DataLoader(DATA)) == 2
+    assert settings.signals_ahead([DataLoader(DATA, num_workers=2, prefetch_factor=3)]) == 8
     optimizer = private()
     optimizer._step_skip_queue = [False] * 8
-    assert not carries_over(optimizer, 8)
+    assert not settings.carries_over(optimizer, 8)
     optimizer._step_skip_queue.append(True)
-    assert carries_over(optimizer, 8)
+    assert settings.carries_over(optimizer, 8)
 
 
 def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest() -> None:
     optimizer = private()
-    assert not carries_over(optimizer, 2)
+    assert not settings.carries_over(optimizer, 2)
     optimizer.params[0].summed_grad = torch.zeros(1)
-    assert not carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet
+    assert not settings.carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet
     optimizer._is_last_step_skipped = True
-    assert carries_over(optimizer, 2)
+    assert settings.carries_over(optimizer, 2)
 
 
 def made_by(engine: PrivacyEngine) -> tuple[nn.Module, DPOptimizer, Any]:
@@ -134,8 +106,8 @@ def made_by(engine: PrivacyEngine) -> tuple[nn.Module, DPOptimizer, Any]:
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said() -> None:
     _, optimizer, _ = made_by(PrivacyEngine())
-    assert ghost_remarks(optimizer, 1, None) == []
-    dropped, shortened = ghost_remarks(optimizer, 3, 0.5)
+    assert settings.ghost_remarks(optimizer, 1, None) == []
+    dropped, shortened = settings.ghost_remarks(optimizer, 3, 0.5)
     assert "accumulate_grad_batches=3 trains on one batch in 3 only" in dropped
     assert "gradient_clip_val=0.5 shortens the sum" in shortened
 
@@ -143,15 +115,15 @@ def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said() -
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 def test_a_division_takes_adaptive_clipping_off_the_loss_and_is_said() -> None:
     module, _, loss = made_by(PrivacyEngineAdaptiveClipping())
-    assert adaptive_remark(module, loss) == ""
-    assert "self.automatic_optimization = False" in adaptive_remark(module, loss / 1)
-    assert adaptive_remark(module, torch.zeros(())) == ""
+    assert settings.adaptive_remark(module, loss) == ""
+    assert "self.automatic_optimization = False" in settings.adaptive_remark(module, loss / 1)
+    assert settings.adaptive_remark(module, torch.zeros(())) == ""
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 def test_plain_ghost_clipping_has_nothing_to_lose_by_a_division() -> None:
     module, _, loss = made_by(PrivacyEngine())
-    assert adaptive_remark(module, loss / 1) == ""
+    assert settings.adaptive_remark(module, loss / 1) == ""
 
 
 # --- Batches without a step: empty ones, and others at no fixed distance.
@@ -172,12 +144,12 @@ EMPTY, FULL = torch.zeros(0, 3), torch.zeros(2, 3)
     ],
 )
 def test_a_batch_is_empty_if_its_tensors_hold_no_sample(batch: Any, expected: bool) -> None:
-    assert is_empty(batch) == expected
+    assert settings.is_empty(batch) == expected
 
 
-def seen(*epochs: str) -> LeftOutBatches:
+def seen(*epochs: str) -> settings.LeftOutBatches:
     """Of batches in epochs: "s" for a step, "." for none; "S" and "," where they are empty."""
-    found = LeftOutBatches()
+    found = settings.LeftOutBatches()
     for epoch in epochs:
         found.start_epoch()
         for batch in epoch:
@@ -214,14 +186,7 @@ def test_steps_at_a_fixed_distance_leave_none_out(epochs: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize(
     "epochs",
-    [
-        ("sss.s",),
-        ("ssss.",),
-        ("sssss", "..sss"),
-        (".s.s..s.s",),
-        ("..s..s.s..s",),
-        ("..s..s...",),
-    ],
+    [("sss.s",), ("ssss.",), ("sssss", "..sss"), (".s.s..s.s",), ("..s..s.s..s",), ("..s..s...",)],
 )
 def test_batches_left_out_at_no_fixed_distance_are_seen(epochs: tuple[str, ...]) -> None:
     assert seen(*epochs).irregular
@@ -248,26 +213,25 @@ def poisson(sample_rate: float = 0.2) -> DPDataLoader:
 
 
 def test_opacus_loader_is_poisson_at_its_rate() -> None:
-    assert loader_facts(poisson(0.2)) == LoaderFacts(
+    assert settings.loader_facts(poisson(0.2)) == settings.LoaderFacts(
         "poisson", "DPDataLoader with UniformWithReplacementSampler", 0.2
     )
 
 
 def test_the_loader_that_opacus_makes_of_another_states_one_batch_in_all_batches() -> None:
-    facts = loader_facts(DPDataLoader.from_data_loader(DataLoader(DATA, batch_size=8)))
-    assert facts.kind == "poisson"
-    assert facts.sample_rate == pytest.approx(1 / 5)
+    facts = settings.loader_facts(DPDataLoader.from_data_loader(DataLoader(DATA, batch_size=8)))
+    assert (facts.kind, facts.sample_rate) == ("poisson", pytest.approx(1 / 5))
 
 
 def test_a_plain_loader_with_a_poisson_sampler_is_poisson() -> None:
     sampler = UniformWithReplacementSampler(num_samples=40, sample_rate=0.1)
-    facts = loader_facts(DataLoader(DATA, batch_sampler=sampler))
+    facts = settings.loader_facts(DataLoader(DATA, batch_sampler=sampler))
     assert (facts.kind, facts.sample_rate) == ("poisson", 0.1)
 
 
 @pytest.mark.parametrize(("shuffle", "order"), [(True, "RandomSampler"), (False, "Sequential")])
 def test_fixed_batches_are_not_poisson_shuffled_or_not(shuffle: bool, order: str) -> None:
-    facts = loader_facts(DataLoader(DATA, batch_size=8, shuffle=shuffle))
+    facts = settings.loader_facts(DataLoader(DATA, batch_size=8, shuffle=shuffle))
     assert facts.kind == "not_poisson"
     assert facts.sample_rate is None
     assert order in facts.description
@@ -284,13 +248,13 @@ def test_fixed_batches_are_not_poisson_shuffled_or_not(shuffle: bool, order: str
     ],
 )
 def test_a_sampler_of_neither_torch_nor_opacus_is_unknown_and_named(loader: Any, name: str) -> None:
-    facts = loader_facts(loader)
+    facts = settings.loader_facts(loader)
     assert (facts.kind, facts.sample_rate) == ("unknown", None)
     assert name in facts.description
 
 
 def test_a_stream_is_never_taken_for_poisson() -> None:
-    facts = loader_facts(DataLoader(Stream(), batch_size=2))
+    facts = settings.loader_facts(DataLoader(Stream(), batch_size=2))
     assert facts.kind != "poisson"
     assert facts.sample_rate is None
 
@@ -298,14 +262,14 @@ def test_a_stream_is_never_taken_for_poisson() -> None:
 @pytest.mark.parametrize("wrap", [list, tuple, lambda x: dict(enumerate(x)), lambda x: {"a": x}])
 def test_of_several_loaders_the_first_doubtful_one_is_told(wrap: Any) -> None:
     fixed, unknown = DataLoader(DATA, batch_size=8), DataLoader(DATA, batch_sampler=EveryOther())
-    assert loader_facts(wrap([poisson(), fixed, unknown])).kind == "not_poisson"
-    assert loader_facts(wrap([poisson(), unknown, fixed])).kind == "unknown"
-    assert loader_facts(wrap([poisson(0.1), poisson(0.2)])).sample_rate == 0.1
+    assert settings.loader_facts(wrap([poisson(), fixed, unknown])).kind == "not_poisson"
+    assert settings.loader_facts(wrap([poisson(), unknown, fixed])).kind == "unknown"
+    assert settings.loader_facts(wrap([poisson(0.1), poisson(0.2)])).sample_rate == 0.1
 
 
 @pytest.mark.parametrize("nothing", [[], {}, None])
 def test_no_loader_is_unknown(nothing: Any) -> None:
-    assert loader_facts(nothing).kind == "unknown"
+    assert settings.loader_facts(nothing).kind == "unknown"
 
 
 def test_a_subclass_of_opacus_sampler_that_draws_by_itself_is_unknown() -> None:
@@ -313,7 +277,9 @@ def test_a_subclass_of_opacus_sampler_that_draws_by_itself_is_unknown() -> None:
         def __iter__(self) -> Iterator[list[int]]:
             yield [1]
 
-    facts = loader_facts(DataLoader(DATA, batch_sampler=Own(num_samples=40, sample_rate=0.2)))
+    facts = settings.loader_facts(
+        DataLoader(DATA, batch_sampler=Own(num_samples=40, sample_rate=0.2))
+    )
     assert (facts.kind, facts.description) == ("unknown", "DataLoader with Own")
 
 
@@ -322,24 +288,24 @@ def split(loader: DataLoader) -> DataLoader:
 
 
 def test_physical_batches_are_drawn_as_the_logical_ones() -> None:
-    assert loader_facts(split(poisson(0.2))).kind == "poisson"
-    assert loader_facts(split(poisson(0.2))).sample_rate == 0.2
-    assert loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
+    assert settings.loader_facts(split(poisson(0.2))).kind == "poisson"
+    assert settings.loader_facts(split(poisson(0.2))).sample_rate == 0.2
+    assert settings.loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
     own = split(DataLoader(DATA, batch_sampler=EveryOther()))
-    assert loader_facts(own).description == "DataLoader with EveryOther"
+    assert settings.loader_facts(own).description == "DataLoader with EveryOther"
 
 
 def test_number_of_records_is_that_of_the_data_set() -> None:
-    assert loader_facts(poisson(0.2)).records == 40
-    assert loader_facts(DataLoader(Stream(), batch_size=2)).records is None
+    assert settings.loader_facts(poisson(0.2)).records == 40
+    assert settings.loader_facts(DataLoader(Stream(), batch_size=2)).records is None
 
 
 def test_a_loader_over_a_subset_draws_from_a_part() -> None:
     part = DPDataLoader(Subset(DATA, range(20)), sample_rate=0.2)
-    assert draws_from([poisson()], part=False)
-    assert not draws_from([poisson()], part=True)
-    assert draws_from([part], part=True)
-    assert not draws_from([part, DataLoader(DATA, batch_size=8)], part=False)
+    assert settings.draws_from([poisson()], part=False)
+    assert not settings.draws_from([poisson()], part=True)
+    assert settings.draws_from([part], part=True)
+    assert not settings.draws_from([part, DataLoader(DATA, batch_size=8)], part=False)
 
 
 # --- How a loss adds up its batch is read off the graph that torch makes of it.
@@ -360,23 +326,23 @@ def test_torchs_losses_tell(reduction: str) -> None:
         functional.cross_entropy(X, Y, reduction=reduction)
         + functional.mse_loss(X, ONES, reduction=reduction),
     ]
-    assert [reduction_of(loss) for loss in losses] == [reduction] * len(losses)
+    assert [settings.reduction_of(loss) for loss in losses] == [reduction] * len(losses)
 
 
 def test_what_lightning_divides_by_is_left_aside() -> None:
     total = functional.cross_entropy(X, Y, reduction="sum")
-    assert reduction_of(total / 1) == "sum"
-    assert reduction_of(total / 3, accumulated=3) == "sum"
-    assert reduction_of(total / 4, accumulated=3) is None
-    assert reduction_of(total / 1.5) is None
-    assert reduction_of(total / 1 / 4) is None
+    assert settings.reduction_of(total / 1) == "sum"
+    assert settings.reduction_of(total / 3, accumulated=3) == "sum"
+    assert settings.reduction_of(total / 4, accumulated=3) is None
+    assert settings.reduction_of(total / 1.5) is None
+    assert settings.reduction_of(total / 1 / 4) is None
 
 
 def test_a_loss_that_is_made_otherwise_tells_nothing() -> None:
     total = functional.cross_entropy(X, Y, reduction="sum")
     mean = functional.cross_entropy(X, Y)
     losses = [total / 4, 0.5 * mean, mean + total, mean.detach(), None, X.norm()]
-    assert [reduction_of(loss) for loss in losses] == [None] * len(losses)
+    assert [settings.reduction_of(loss) for loss in losses] == [None] * len(losses)
 
 
 def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing() -> None:
@@ -390,19 +356,19 @@ def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing() -
         (each * weights / weights.sum()).sum(),
         (each * (weights / weights.sum())).sum(),
     ]
-    assert [reduction_of(loss) for loss in losses] == [None] * len(losses)
-    assert reduction_of((each * weights).mean()) == "mean"
-    assert reduction_of(((X - ONES) ** 2).sum()) == "sum"
+    assert [settings.reduction_of(loss) for loss in losses] == [None] * len(losses)
+    assert settings.reduction_of((each * weights).mean()) == "mean"
+    assert settings.reduction_of(((X - ONES) ** 2).sum()) == "sum"
 
 
 def numbers_of(seed: int, drawn: int) -> list[int]:
     """Of a process whose generator is seeded so, and that draws so many values a step."""
-    draws, generator = NoiseDraws(), torch.Generator().manual_seed(seed)
+    draws, generator = settings.NoiseDraws(), torch.Generator().manual_seed(seed)
 
     def state() -> str:
         return bytes(generator.get_state().tolist()).hex()
 
-    for step in range(STEPS + 2):
+    for step in range(settings.STEPS + 2):
         draws.start(state())
         if drawn:
             torch.randn(drawn, generator=generator)
@@ -410,23 +376,23 @@ def numbers_of(seed: int, drawn: int) -> list[int]:
     return draws.numbers
 
 
-def test_the_same_noise_in_two_of_three_processes_is_seen() -> None:
-    assert equal_draws([numbers_of(1, 5), numbers_of(2, 5), numbers_of(1, 5)])
-
-
-def test_one_process_that_adds_noise_for_all_is_not_accused_whatever_the_seeds() -> None:
-    assert not equal_draws([numbers_of(1, 5), numbers_of(1, 0), numbers_of(1, 0)])
-
-
-def test_noise_of_seeds_of_their_own_is_not_accused() -> None:
-    assert not equal_draws([numbers_of(1, 5), numbers_of(2, 5)])
+@pytest.mark.parametrize(
+    ("processes", "equal"),
+    [
+        (((1, 5), (2, 5), (1, 5)), True),
+        (((1, 5), (1, 0), (1, 0)), False),  # one adds noise for all, whatever the seeds
+        (((1, 5), (2, 5)), False),
+    ],
+)
+def test_the_same_noise_in_two_processes_is_seen(processes: Any, equal: bool) -> None:
+    assert settings.equal_draws([numbers_of(seed, drawn) for seed, drawn in processes]) == equal
 
 
 def test_a_generator_that_shows_no_state_tells_nothing() -> None:
-    draws = NoiseDraws()
+    draws = settings.NoiseDraws()
     draws.start(None)
     draws.end(0, None)
-    assert draws.numbers == [0] * STEPS
+    assert draws.numbers == [0] * settings.STEPS
 
 
 # --- Noise that follows a scheduler of Opacus, and noise that only looks like it.
@@ -434,11 +400,8 @@ def test_a_generator_that_shows_no_state_tells_nothing() -> None:
 Changes = list[tuple[float, int]]
 
 
-def private_noise_schedule(noise_multiplier: float = 2.0) -> DPOptimizer:
-    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    return DPOptimizer(
-        inner, noise_multiplier=noise_multiplier, max_grad_norm=1.0, expected_batch_size=4
-    )
+def scheduled() -> DPOptimizer:
+    return private(noise_multiplier=2.0)
 
 
 def run(optimizer: DPOptimizer, steps: int, is_due: Callable[[int], bool], scheduler: Any):
@@ -448,7 +411,7 @@ def run(optimizer: DPOptimizer, steps: int, is_due: Callable[[int], bool], sched
         runs.append(Phase(optimizer.noise_multiplier, 0.1, 1))
         if is_due(number):
             scheduler.step()
-    return changes_of_noise(runs)
+    return settings.changes_of_noise(runs)
 
 
 SCHEDULERS = [
@@ -461,31 +424,30 @@ SCHEDULERS = [
 @pytest.mark.parametrize("each", [1, 7])
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: int) -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = make(optimizer)
     changes = run(optimizer, 60, lambda number: number % each == 0, scheduler)
     assert len(changes) > 1
-    assert follows_a_scheduler(changes, optimizer)
+    assert settings.follows_a_scheduler(changes, optimizer)
 
 
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_where_something_else_decides_is_not(make: Any) -> None:
-    optimizer = private_noise_schedule()
-    scheduler = make(optimizer)
-    odd = {7, 14, 15, 28, 36, 40, 41, 44, 52}
-    changes = run(optimizer, 60, odd.__contains__, scheduler)
-    assert not follows_a_scheduler(changes, optimizer)
+    optimizer = scheduled()
+    changes = run(optimizer, 60, {7, 14, 15, 28, 36, 40, 41, 44, 52}.__contains__, make(optimizer))
+    assert not settings.follows_a_scheduler(changes, optimizer)
 
 
 def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed() -> None:
-    optimizer, losses = private_noise_schedule(), iter(range(100))
+    optimizer, losses = scheduled(), iter(range(100))
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: 1.0 / (1.0 + next(losses)))
-    changes = run(optimizer, 20, lambda _: True, scheduler)
-    assert not follows_a_scheduler(changes, optimizer)
+    assert not settings.follows_a_scheduler(
+        run(optimizer, 20, lambda _: True, scheduler), optimizer
+    )
 
 
 def test_a_lambda_that_fails_is_not_followed() -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda e: 1.0 / (1.0 + e))
     changes = run(optimizer, 20, lambda _: True, scheduler)
 
@@ -493,7 +455,7 @@ def test_a_lambda_that_fails_is_not_followed() -> None:
         raise IndexError
 
     scheduler.noise_lambda = fails
-    assert not follows_a_scheduler(changes, optimizer)
+    assert not settings.follows_a_scheduler(changes, optimizer)
 
 
 class ByTheLoss(ExponentialNoise):
@@ -502,52 +464,44 @@ class ByTheLoss(ExponentialNoise):
 
 @pytest.mark.parametrize("kind", [None, ByTheLoss])
 def test_changes_without_a_known_scheduler_follow_none(kind: Any) -> None:
-    optimizer, others = private_noise_schedule(), private_noise_schedule()
+    optimizer, others = scheduled(), scheduled()
     ExponentialNoise(others, gamma=0.9)
     scheduler = kind and kind(optimizer, gamma=0.9)
     changes: Changes = [(2.0, 5), (2.0 * 0.9, 5)]
-    assert not follows_a_scheduler(changes, optimizer)
+    assert not settings.follows_a_scheduler(changes, optimizer)
     assert scheduler is None or scheduler.last_epoch == 0
 
 
 def test_a_change_beside_the_scheduler_is_not_followed() -> None:
-    optimizer = private_noise_schedule()
+    optimizer = scheduled()
     scheduler = ExponentialNoise(optimizer, gamma=0.9)
     changes = run(optimizer, 30, lambda number: number % 5 == 0, scheduler)
-    assert follows_a_scheduler(changes, optimizer)
+    assert settings.follows_a_scheduler(changes, optimizer)
     lowered = [
         (sigma * (0.7 if n == 3 else 1.0), steps) for n, (sigma, steps) in enumerate(changes)
     ]
-    assert not follows_a_scheduler(lowered, optimizer)
+    assert not settings.follows_a_scheduler(lowered, optimizer)
 
 
 def test_equal_noise_at_other_rates_is_no_change() -> None:
     runs = [Phase(1.0, 0.1, 3), Phase(1.0, 0.2, 4), Phase(0.5, 0.2, 1)]
-    assert changes_of_noise(runs) == [(1.0, 7), (0.5, 1)]
+    assert settings.changes_of_noise(runs) == [(1.0, 7), (0.5, 1)]
 
 
 # --- Records that a data set holds several times, by index or by contents.
 
-DATA_OF_RECORD_CONTENTS = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
+HELD = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
 OTHER = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
 
 
 def test_indices_are_followed_through_subsets_and_concatenations() -> None:
-    assert repeated_indices(DATA_OF_RECORD_CONTENTS) == 0
-    assert repeated_indices(Subset(DATA_OF_RECORD_CONTENTS, [1, 2, 2, 5])) == 1
-    assert repeated_indices(Subset(Subset(DATA_OF_RECORD_CONTENTS, [3, 3, 4]), [0, 1])) == 1
-    assert repeated_indices(Subset(Subset(DATA_OF_RECORD_CONTENTS, [3, 3, 4]), [0, 2])) == 0
-    assert repeated_indices(ConcatDataset([DATA_OF_RECORD_CONTENTS, OTHER])) == 0
-    assert (
-        repeated_indices(
-            ConcatDataset([DATA_OF_RECORD_CONTENTS, Subset(DATA_OF_RECORD_CONTENTS, [0, 9])])
-        )
-        == 2
-    )
-    assert (
-        repeated_indices(Subset(ConcatDataset([DATA_OF_RECORD_CONTENTS, OTHER]), [0, 10, 13, 13]))
-        == 1
-    )
+    assert settings.repeated_indices(HELD) == 0
+    assert settings.repeated_indices(Subset(HELD, [1, 2, 2, 5])) == 1
+    assert settings.repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 1])) == 1
+    assert settings.repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 2])) == 0
+    assert settings.repeated_indices(ConcatDataset([HELD, OTHER])) == 0
+    assert settings.repeated_indices(ConcatDataset([HELD, Subset(HELD, [0, 9])])) == 2
+    assert settings.repeated_indices(Subset(ConcatDataset([HELD, OTHER]), [0, 10, 13, 13])) == 1
 
 
 def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
@@ -562,35 +516,34 @@ def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
         def __iter__(self) -> Iterator[int]:
             yield 1
 
-    assert repeated_indices(Own()) == 0
-    assert repeated_contents(Own()) is None
-    assert repeated_indices(Stream()) is None
+    assert settings.repeated_indices(Own()) == 0
+    assert settings.repeated_contents(Own()) is None
+    assert settings.repeated_indices(Stream()) is None
 
 
 def test_contents_are_compared_with_their_labels() -> None:
-    assert repeated_contents(DATA_OF_RECORD_CONTENTS) == 0
-    assert repeated_contents(OTHER) == 3
-    labels = TensorDataset(torch.zeros(4, 2), torch.arange(4))
-    assert repeated_contents(labels) == 0
-    assert repeated_contents(TensorDataset(torch.zeros(0, 2))) is None
+    assert settings.repeated_contents(HELD) == 0
+    assert settings.repeated_contents(OTHER) == 3
+    assert settings.repeated_contents(TensorDataset(torch.zeros(4, 2), torch.arange(4))) == 0
+    assert settings.repeated_contents(TensorDataset(torch.zeros(0, 2))) is None
 
 
 def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_change() -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
-    before = fingerprints(net, net[0].parameters())
+    before = settings.fingerprints(net, net[0].parameters())
     assert set(before) == {"1.weight"}
     with torch.no_grad():
         net[0].weight.add_(1.0)
-    assert fingerprints(net, net[0].parameters()) == before
+    assert settings.fingerprints(net, net[0].parameters()) == before
     with torch.no_grad():
         net[1].weight.neg_()
-    assert fingerprints(net, net[0].parameters()) != before
+    assert settings.fingerprints(net, net[0].parameters()) != before
 
 
 def test_entries_that_change_by_opposite_amounts_are_seen() -> None:
     layer = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(layer.weight)
-    before = fingerprints(layer, ())
+    before = settings.fingerprints(layer, ())
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0, -1.0]]))
-    assert fingerprints(layer, ()) == {"weight": (0.0, 2.0)} != before
+    assert settings.fingerprints(layer, ()) == {"weight": (0.0, 2.0)} != before

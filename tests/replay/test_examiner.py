@@ -16,9 +16,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_step import PlainStep, examined
+from plain_step import OverTheBatch, PlainStep, examined
 from torch import nn
-from torch.nn import functional
 from training_matrix import ROWS
 from training_support import trainer_for
 
@@ -45,17 +44,22 @@ from lightning_audit.run import examinations
 
 #: In replayed steps.
 USUAL = {"a": 1.0, "b": 2.0, "c": 3.0}
-QUESTIONS_OF_EXAMINATION_SCHEDULE = list(USUAL)
+NAMES = list(USUAL)
 
 
 def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
     """The steps of examinations that cost nothing."""
     found = []
     while (due := schedule.due) <= last:
-        names = schedule.next_questions(float(due))
-        schedule.note(due, names, 0.0, float(due))
+        schedule.note(due, schedule.next_questions(float(due)), 0.0, float(due))
         found.append(due)
     return found
+
+
+def examined_once(**told: Any) -> Schedule:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, NAMES, 3.0, 0.0, replayed=30, **told)
+    return schedule
 
 
 def test_none_are_made_where_none_are_wanted() -> None:
@@ -68,8 +72,7 @@ def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
     assert schedule.budget(0.0) is None
     found = steps_of(schedule, NEVER - 1)
     assert len(found) == count
-    assert found[0] == 1
-    assert found == sorted(set(found))
+    assert (found[0], found) == (1, sorted(set(found)))
     assert found[2:] == [] or found[2] <= 9
 
 
@@ -88,12 +91,12 @@ def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> Non
         names = schedule.next_questions(float(step))
         asked.append(names)
         schedule.note(step + 1, names, 0.0, float(step))
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["a"], ["b"], ["c"]]
+    assert asked == [NAMES, ["a"], ["b"], ["c"]]
 
 
 def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
     schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, now, replayed=3)
+    schedule.note(1, NAMES, 3.0, now, replayed=3)
     for step in range(2, 5000):
         now += 1.0
         if step < schedule.due:
@@ -101,9 +104,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
         names = schedule.next_questions(now)
         if names:
             spent += USUAL[names[0]]
-            left = schedule.budget(now)
-            assert left is not None
-            assert left >= USUAL[names[0]]
+            assert schedule.budget(now) >= USUAL[names[0]]
             schedule.note(step, names, USUAL[names[0]], now)
         else:
             schedule.postpone(step)
@@ -112,8 +113,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
 
 
 def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30, late=["c"])
+    schedule = examined_once(late=["c"])
     assert 1 < schedule.due <= 11
     assert schedule.next_questions(0.0) == ["c"]
     assert schedule.budget(0.0) == FIRST_REPLAYS
@@ -123,19 +123,16 @@ def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
 
 
 def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    asked = []
+    schedule, asked = Schedule("auto", 0, USUAL), []
     for _ in range(3):
         asked.append(schedule.next_questions(0.0))
         schedule.note(schedule.due, asked[-1], 0.3, 0.0, replayed=3, unanswered=["b", "c"])
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, ["b", "c"], ["b", "c"]]
+    assert asked == [NAMES, ["b", "c"], ["b", "c"]]
     assert schedule.next_questions(0.0) == []
 
 
 @given(seed=st.integers(0, 1000), clock=st.floats(1e-3, 1e3))
-def test_questions_with_no_answer_are_asked_at_the_same_steps_on_every_machine(
-    seed: int, clock: float
-) -> None:
+def test_unanswered_questions_come_at_the_same_steps_anywhere(seed: int, clock: float) -> None:
     def steps(factor: float) -> list[tuple[int, list[str]]]:
         schedule, found = Schedule("auto", seed, USUAL), []
         for late in (["b", "c"], ["c"], []):
@@ -148,17 +145,15 @@ def test_questions_with_no_answer_are_asked_at_the_same_steps_on_every_machine(
 
 
 def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    asked = []
+    schedule, asked = Schedule("auto", 0, USUAL), []
     while names := schedule.next_questions(0.0):
         asked.append(names)
         schedule.note(schedule.due, names, 0.3, 0.0, replayed=3, late=["c"])
-    assert asked == [QUESTIONS_OF_EXAMINATION_SCHEDULE, *4 * [["c"]]]
+    assert asked == [NAMES, *4 * [["c"]]]
 
 
 def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 3.0, 0.0, replayed=30)
+    schedule = examined_once()
     schedule.note(2, ["a"], 0.5, 1.0, late=["a"])
     # Half a second was spent, and twice as much is needed.
     assert schedule.next_questions(1.49 / LATER_SHARE) == []
@@ -168,16 +163,12 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() ->
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
     schedule = Schedule(wanted, 0, USUAL)
-    schedule.note(1, QUESTIONS_OF_EXAMINATION_SCHEDULE, 0.3, 0.0, replayed=3)
+    schedule.note(1, NAMES, 0.3, 0.0, replayed=3)
     schedule.due = 500
     schedule.hasten("b")
     assert schedule.due == 1
-    assert schedule.next_questions(0.0) == (
-        ["b"] if wanted == "auto" else QUESTIONS_OF_EXAMINATION_SCHEDULE
-    )
+    assert schedule.next_questions(0.0) == (["b"] if wanted == "auto" else NAMES)
 
-
-# --- What runs in a fork gives its result, and changes nothing here.
 
 Beat = Callable[[], None]
 #: Processes that were there before the test.
@@ -202,7 +193,6 @@ def no_children() -> bool:
     return children() <= others
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_result_comes_back_and_nothing_is_changed() -> None:
     held = torch.zeros(1000)
 
@@ -218,12 +208,10 @@ def test_a_result_comes_back_and_nothing_is_changed() -> None:
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_large_result_comes_back() -> None:
     assert len(in_a_fork(lambda beat: bytes(2**24), 10.0)) == 2**24
 
 
-@pytest.mark.usefixtures("_others")
 def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -245,41 +233,18 @@ def _hangs(beat: Beat) -> None:
     time.sleep(60.0)
 
 
-def _killed(beat: Beat) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _raises(beat: Beat) -> None:
-    raise ValueError("wrong")
-
-
-def _exits(beat: Beat) -> None:
-    raise SystemExit(3)
-
-
-def _crashes(beat: Beat) -> None:
-    signal.raise_signal(signal.SIGSEGV)
-
-
-def _cannot_be_sent(beat: Beat) -> Any:
-    return lambda: None
-
-
-@pytest.mark.usefixtures("_others")
 @pytest.mark.parametrize(
     ("work", "why"),
     [
         (_hangs, "no replay ended within 1 s"),
-        (_raises, "ValueError in"),
-        (_exits, "SystemExit in"),
-        (_crashes, "ended by signal 11"),
-        (_killed, "ReachesOut in"),
-        (_cannot_be_sent, r"Error in replay\.examiner\.send"),
+        (lambda beat: int("wrong"), "ValueError in"),
+        (lambda beat: sys.exit(3), "SystemExit in"),
+        (lambda beat: signal.raise_signal(signal.SIGSEGV), "ended by signal 11"),
+        (lambda beat: os.kill(os.getpid(), signal.SIGKILL), "ReachesOut in"),
+        (lambda beat: lambda: None, r"Error in replay\.examiner\.send"),  # cannot be sent
     ],
 )
-def test_what_gives_no_result_says_why_and_leaves_no_process(
-    work: Callable[[Beat], Any], why: str
-) -> None:
+def test_no_result_says_why_and_leaves_no_process(work: Callable[[Beat], Any], why: str) -> None:
     begun = time.monotonic()
     with pytest.raises((ForkFailed, FailedElsewhere), match=why):
         in_a_fork(work, 1.0)
@@ -287,7 +252,6 @@ def test_what_gives_no_result_says_why_and_leaves_no_process(
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_an_interrupted_training_ends_the_fork() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -302,7 +266,6 @@ def test_an_interrupted_training_ends_the_fork() -> None:
     assert no_children()
 
 
-@pytest.mark.usefixtures("_others")
 def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -311,7 +274,6 @@ def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() 
         signal.signal(signal.SIGCHLD, before)
 
 
-@pytest.mark.usefixtures("_others")
 def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         file.write("once")
@@ -319,7 +281,6 @@ def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Pat
     assert (tmp_path / "log").read_text() == "once"
 
 
-@pytest.mark.usefixtures("_others")
 def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fork = os.fork
 
@@ -331,7 +292,6 @@ def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert in_a_fork(lambda beat: 1, 10.0) == 1
 
 
-@pytest.mark.usefixtures("_others")
 def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
     shared = torch.zeros(10).share_memory_()
@@ -340,7 +300,6 @@ def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert not shared.any()
 
 
-@pytest.mark.usefixtures("_others")
 def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_fork([torch.zeros(1)])
     assert not may_fork([torch.zeros(1, device="meta")])
@@ -349,15 +308,6 @@ def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.Monke
 
 
 # --- Every question is asked of a net of any size, within the replays of a first examination.
-
-# Opacus and torch remark on loaders and hooks in every training.
-
-
-class OverTheBatch(nn.Module):
-    """Batch normalisation without buffers, which Opacus lets pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.batch_norm(x, None, None, training=True)
 
 
 class Busy(PlainStep):
@@ -384,7 +334,6 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_LEAST_ENTRIES", 50)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("budget", [FIRST_REPLAYS, None])
 def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> None:
@@ -395,7 +344,6 @@ def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> Non
     assert not any(answer.findings for answer in found.answers.values())
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("_large")
 def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> None:
     user = PlainStep(net=net(OverTheBatch()))
@@ -403,7 +351,6 @@ def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> Non
     assert finding.size > 0.1
 
 
-@pytest.mark.filterwarnings("default")
 def test_an_examination_is_stated_in_times_of_the_step_on_the_users_own_batch() -> None:
     found = examined(Busy(), budget=FIRST_REPLAYS, trials=8)
     assert 10 < found.step_times < found.steps
@@ -431,7 +378,6 @@ def first_examination(folder: Path, row: Any) -> tuple[int, dict[str, str]]:
     return counts[0], {check.name: check.message for check in replayed}
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("row", ROWS[::6], ids=lambda row: row.name)
 def test_a_first_examination_makes_at_most_eighty_replays(tmp_path: Path, row: Any) -> None:
     assert 10 < first_examination(tmp_path, row)[0] <= FIRST_REPLAYS == 80
@@ -450,10 +396,7 @@ class Slow:
     thread_time = perf_counter
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_busy_machine_asks_what_a_quiet_one_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_asks_as_quiet_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = first_examination(tmp_path / "quiet", ROWS[0])
     for module in (examinations, examiner):
         monkeypatch.setattr(module, "time", Slow())
@@ -495,8 +438,7 @@ def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
     user = PlainStep()
     user.held = [SimpleNamespace(stream=iter([1]))]
     before = [p.detach().clone() for p in user.module.parameters()]
-    answers = examined(user).answers
-    assert all("holds an iterator" in answer.reason for answer in answers.values())
+    assert all("holds an iterator" in answer.reason for answer in examined(user).answers.values())
     assert not all(map(torch.equal, before, user.module.parameters()))  # its own step alone
 
 

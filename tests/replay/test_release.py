@@ -15,16 +15,9 @@ from training_support import ManualModule, PrivateModule, digits, mlp, trainer_f
 
 from lightning_audit import AuditReport, PrivacyAudit
 
-pytestmark = pytest.mark.training
-
 #: Of ten classes the loss begins at about log 10 = 2.30.
 LIMIT = 2.3
 BATCH = 32
-
-
-@pytest.fixture(autouse=True)
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def report(
@@ -48,21 +41,27 @@ def schedule(found: AuditReport) -> Any:
     return next(check for check in found.checks if check.name == "ledger.schedule")
 
 
-def loss_of(module: Any, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(module.net(batch[0]), batch[1])
-
-
 # ------------------------------------------------------------------ steps that records decide
 
 
-class StepsBelowALimit(ManualModule):
+class StepsAtTimes(ManualModule):
+    """A step is taken where it is wanted."""
+
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
+        raise NotImplementedError
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
-        loss = loss_of(self, batch)
+        loss = functional.cross_entropy(self.net(batch[0]), batch[1])
         self.manual_backward(loss)
-        if loss < LIMIT:
+        if self.wanted(loss.detach(), batch_idx):
             optimizer.step()
+
+
+class StepsBelowALimit(StepsAtTimes):
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
+        return loss < LIMIT
 
 
 class LosslessClosure(PrivateModule):
@@ -74,16 +73,12 @@ class LosslessClosure(PrivateModule):
             optimizer.step(closure=lambda: loss)
 
 
-class GradientsAreTooLarge(ManualModule):
+class GradientsAreTooLarge(StepsAtTimes):
     """As a scaler of gradients skips what overflows: the raw sum decides."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss_of(self, batch))
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
         norms = [p.grad_sample.mean(0).norm() for p in self.net.parameters()]
-        if torch.stack(norms).norm() < 0.45:
-            optimizer.step()
+        return torch.stack(norms).norm() < 0.45
 
 
 @pytest.mark.parametrize("kind", [StepsBelowALimit, LosslessClosure, GradientsAreTooLarge])
@@ -94,19 +89,14 @@ def test_steps_that_are_skipped_by_their_records_are_named(tmp_path: Path, kind:
     assert "whether a step is taken depends on the records" in found.verdict.summary
 
 
-class RecordsOfLosses(ManualModule):
+class RecordsOfLosses(StepsAtTimes):
     """Steps of which a long mean decides: no batch alone does."""
 
     mean = 2.33
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        loss = loss_of(self, batch)
-        self.manual_backward(loss)
-        self.mean = 0.99 * self.mean + 0.01 * float(loss.detach())
-        if round(1e4 * self.mean) % 2:
-            optimizer.step()
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
+        self.mean = 0.99 * self.mean + 0.01 * float(loss)
+        return round(1e4 * self.mean) % 2
 
 
 def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path: Path) -> None:
@@ -120,20 +110,26 @@ def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path: Path
 # ------------------------------------------------------------------ noise that records set
 
 
-class NoiseByTheLoss(PrivateModule):
+class SeesItsLoss(PrivateModule):
+    def seen(self, loss: float) -> None:
+        raise NotImplementedError
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
-        self.trainer.optimizers[0].noise_multiplier = min(2.0, float(loss.detach()) / 2.0)
+        self.seen(float(loss.detach()))
         return loss
 
 
-class NoiseByALimit(PrivateModule):
+class NoiseByTheLoss(SeesItsLoss):
+    def seen(self, loss: float) -> None:
+        self.trainer.optimizers[0].noise_multiplier = min(2.0, loss / 2.0)
+
+
+class NoiseByALimit(SeesItsLoss):
     """A loss that few batches have; the first change brings the question forward."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
+    def seen(self, loss: float) -> None:
         self.trainer.optimizers[0].noise_multiplier = 1.0 if loss > 2.27 else 0.7
-        return loss
 
 
 class ByTheLossBefore(pl.Callback):
@@ -145,7 +141,7 @@ class ByTheLossBefore(pl.Callback):
         trainer.optimizers[0].noise_multiplier = 1.0 + float(outputs["loss"]) / 10.0
 
 
-class NoiseByALambda(PrivateModule):
+class NoiseByALambda(SeesItsLoss):
     """A scheduler whose function asks for the loss of now."""
 
     def configure_optimizers(self) -> Any:
@@ -154,20 +150,14 @@ class NoiseByALambda(PrivateModule):
         self.scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: self.loss / 2.0)
         return optimizer
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.loss = float(loss.detach())
+    def seen(self, loss: float) -> None:
+        self.loss = loss
         self.scheduler.step()
-        return loss
 
 
 @pytest.mark.parametrize(
     ("kind", "callbacks"),
-    [
-        (NoiseByTheLoss, []),
-        (NoiseByALambda, []),
-        (PrivateModule, [ByTheLossBefore]),
-    ],
+    [(NoiseByTheLoss, []), (NoiseByALambda, []), (PrivateModule, [ByTheLossBefore])],
 )
 def test_noise_that_records_set_is_named(tmp_path: Path, kind: Any, callbacks: Any) -> None:
     found = report(tmp_path, kind, *(callback() for callback in callbacks))
@@ -181,7 +171,7 @@ def test_noise_by_a_limit_that_losses_come_to_later_is_named(tmp_path: Path) -> 
     assert found.verdict.faults[0].place.step > 0
 
 
-class NoiseByTheEpochsLoss(PrivateModule):
+class NoiseByTheEpochsLoss(SeesItsLoss):
     """Between two batches no step is replayed: what the epoch's losses decide is not seen there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -189,10 +179,8 @@ class NoiseByTheEpochsLoss(PrivateModule):
         self.losses: list[float] = []
         self.last = math.inf
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(float(loss.detach()))
-        return loss
+    def seen(self, loss: float) -> None:
+        self.losses.append(loss)
 
     def on_train_epoch_end(self) -> None:
         mean = sum(self.losses) / len(self.losses)
@@ -251,13 +239,9 @@ class ByHandAtEveryStep(PrivateModule):
         self.trainer.optimizers[0].noise_multiplier = 1.0 + 0.2 * math.cos(step / 20.0)
 
 
-class EverySecondBatch(ManualModule):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss_of(self, batch))
-        if batch_idx % 2:
-            optimizer.step()
+class EverySecondBatch(StepsAtTimes):
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
+        return batch_idx % 2
 
 
 class ByTheReleasedGradient(PrivateModule):
@@ -269,15 +253,11 @@ class ByTheReleasedGradient(PrivateModule):
         private.noise_multiplier = 1.0 + 0.1 * math.tanh(float(norm))
 
 
-class SkipsAtRandom(ManualModule):
+class SkipsAtRandom(StepsAtTimes):
     """Public coins decide; at no fixed distance all the same."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss_of(self, batch))
-        if torch.rand(()) < 0.7:
-            optimizer.step()
+    def wanted(self, loss: torch.Tensor, batch_idx: int) -> Any:
+        return torch.rand(()) < 0.7
 
 
 @pytest.mark.parametrize(
@@ -296,8 +276,7 @@ class SkipsAtRandom(ManualModule):
 def test_correct_steps_and_noise_are_not_accused(tmp_path: Path, kind: Any) -> None:
     found = report(tmp_path, kind, max_epochs=3)
     assert found.verdict.outcome != "VIOLATION", found.verdict
-    known = "not_run" if kind is SkipsAtRandom else "ok"
-    assert schedule(found).status == known
+    assert schedule(found).status == ("not_run" if kind is SkipsAtRandom else "ok")
 
 
 class ByEpoch(PrivateModule):
@@ -305,9 +284,7 @@ class ByEpoch(PrivateModule):
         self.trainer.optimizers[0].noise_multiplier = 0.95**self.current_epoch
 
 
-def test_noise_by_hand_that_changes_with_epochs_passes_where_the_user_vouches(
-    tmp_path: Path,
-) -> None:
+def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path: Path) -> None:
     found = report(tmp_path, ByEpoch, audit={"allow": ["ledger.schedule"]}, max_epochs=3)
     assert schedule(found).status == "not_run"
     assert not any("noise_multiplier changed" in item for item in found.verdict.pass_blockers)

@@ -18,8 +18,6 @@ from lightning_audit.replay.noise import STEPS, ExaminedNoise, NoiseEntries, Suc
 from lightning_audit.testing import faulty
 from lightning_audit.testing.faulty import OwnNoise
 
-# --- Several draws of a step's noise show what is wrong with it, and accuse no correct one.
-
 
 def net() -> nn.Module:
     return nn.Sequential(
@@ -33,7 +31,6 @@ def answer(kind: type[DPOptimizer] | None, module: nn.Module | None = None, **gi
 
 
 def named(found: Answer) -> str:
-    assert found.noise is not None
     assert found.findings
     kind, _ = found.noise.largest
     return next(rule.name for rule in REPLAY_NOISE.faults if rule.applies({"of": kind}))
@@ -154,8 +151,7 @@ def test_it_counts_in_units_of_the_claim(noise_multiplier: float, max_grad_norm:
 
 
 def test_one_weight_may_be_all_that_is_trained() -> None:
-    module = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())
-    assert not answer(None, module).findings
+    assert not answer(None, nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())).findings
 
 
 def test_noise_whose_seed_is_made_in_the_step_is_not_asked() -> None:
@@ -237,7 +233,6 @@ def test_noise_that_is_recalled_is_seen(kind: type[DPOptimizer] | None, found: b
     user, kept = watched(kind, STEPS + 2)
     assert kept.full
     look = kept.look()
-    assert look is not None
     assert bool(look.findings) == found
     if found:
         assert "against that of 2 steps before" in look.findings[0].name

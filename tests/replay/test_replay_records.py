@@ -13,7 +13,7 @@ from hand_written_support import CLAIM, HandWritten, OneByOne
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from opacus.optimizers import DPOptimizer
-from plain_step import PlainStep
+from plain_step import OverTheBatch, PlainStep
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -94,16 +94,7 @@ def test_whole_numbers_stay_a_records_own() -> None:
     assert torch.equal(x, x.round())
 
 
-# --- Examinations show that gradients depend on other records, and accuse no sound net.
-
-# Opacus and torch remark on loaders and hooks in every training.
-
 FAULT = "records are not independent"
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def audit(**kwargs: Any) -> PrivacyAudit:
@@ -115,13 +106,6 @@ def coupling(report: AuditReport) -> Any:
 
 
 # ------------------------------------------------------------------ nets
-
-
-class OverTheBatch(nn.Module):
-    """Batch normalisation without buffers, which Opacus lets pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.batch_norm(x, None, None, training=True)
 
 
 class Noisy(nn.Module):
@@ -174,8 +158,6 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("net", "precision"),
     [
@@ -194,16 +176,12 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     assert coupling(report).evidence["change"] is None
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
 )
 @pytest.mark.one_in(3)
-def test_batch_normalisation_is_found_in_one_step(
-    tmp_path: Path, kind: type, precision: str
-) -> None:
+def test_batch_normalisation_is_found_at_once(tmp_path: Path, kind: type, precision: str) -> None:
     module = kind(layers(OverTheBatch()), dataset=digits())
     report = violation(tmp_path, module, audit(), max_steps=1, precision=precision)
     assert report.verdict.fault.startswith(FAULT)
@@ -211,8 +189,6 @@ def test_batch_normalisation_is_found_in_one_step(
     assert coupling(report).evidence["change"] > 0.2
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("all_numbers")
 def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
     module = PrivateModule(layers(), dataset=digits())
@@ -277,8 +253,6 @@ class ByLength(PrivateModule):
 UNSORTED = "enforce_sorted=False"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "net", "advice"),
     [(Weighted, layers, ""), (Contrastive, layers, ""), (PrivateModule, Packed, UNSORTED)],
@@ -292,15 +266,10 @@ def test_gradients_that_depend_on_other_records_are_found(
     assert advice in report.verdict.advice
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("kind", "net"),
-    [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))],
+    ("kind", "net"), [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))]
 )
-def test_records_that_are_sorted_beforehand_are_not_accused(
-    tmp_path: Path, kind: type, net: Callable[[], nn.Module]
-) -> None:
+def test_sorted_records_are_fine(tmp_path: Path, kind: type, net: Callable[[], nn.Module]) -> None:
     report = fit(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=2)
     assert status(report, "coupling") == "ok"
 
@@ -330,8 +299,6 @@ class InTwoParts(HandWritten):
         return {name: torch.cat([g, two[name]]) for name, g in one.items()}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
     module = NormalisedByHand()
     report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
@@ -339,17 +306,12 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
     assert int(module.norm.num_batches_tracked) == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
 @pytest.mark.usefixtures("all_numbers")
 def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
-    report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
-    assert coupling(report).evidence["replays"] == 1
+    assert coupling(fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)).evidence["replays"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
@@ -359,8 +321,6 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ limits
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     class Alone(PrivateModule):
@@ -372,16 +332,12 @@ def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     assert coupling(report).evidence["replays"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_the_argument_is_a_number_or_auto() -> None:
     for wrong in ("no", -1, True, 1.5):
         with pytest.raises(ValueError, match="must be 'auto' or a whole number >= 0"):
             PrivacyAudit(examinations=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
     class Distinct(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -402,8 +358,7 @@ class Resumable(PrivateModule):
         self.net = GradSampleModule(self.net)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     first, again = (audit(on_violation="warn") for _ in range(2))
     trainer = trainer_for(tmp_path, first, max_steps=1)
@@ -563,8 +518,7 @@ def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(siz
     count = 2_000_000 // size
     one, other = torch.randn(2, count, size, generator=generator)
     cosines = torch.nn.functional.cosine_similarity(one, other)
-    mistaken = sum(not is_noise(float(cosine), size) for cosine in cosines)
-    assert mistaken <= 1 + count / 10_000
+    assert sum(not is_noise(float(cosine), size) for cosine in cosines) <= 1 + count / 10_000
 
 
 def test_other_marks_and_failures_tell_nothing() -> None:
@@ -583,8 +537,7 @@ def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs() -> No
 
 
 def test_a_pair_that_is_not_too_far_apart_is_replayed_once() -> None:
-    seeds = []
-    draw = drawn(record(0.9, 50), 50)
+    seeds, draw = [], drawn(record(0.9, 50), 50)
     judge(lambda seed: seeds.append(seed) or draw(seed), 1, 1.0)
     assert seeds == [1]
 

@@ -17,8 +17,6 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from plain_step import PlainStep
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
@@ -38,8 +36,6 @@ from lightning_audit.replay.step_replay import (
     why_no_rows,
 )
 from lightning_audit.replay.training_state import TrainingState
-
-# --- All generators are set at the places of a step, and marks tell how many numbers were drawn.
 
 OWN = SimpleNamespace(
     torch=torch.Generator().manual_seed(1),
@@ -81,9 +77,7 @@ def replayed(draw: Callable[[], Any], before: int, after: int, seed: int = 3) ->
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("counts", [(1, 0), (0, 1)])
-def test_one_more_draw_shows_and_moves_nothing_behind_the_place(
-    name: str, counts: tuple[int, int]
-) -> None:
+def test_one_more_draw_shows_and_moves_nothing_behind(name: str, counts: tuple[int, int]) -> None:
     usual, one = replayed(DRAWS[name], 2, 2)
     more, other = replayed(DRAWS[name], 2 + counts[0], 2 + counts[1])
     assert usual == more
@@ -211,8 +205,7 @@ def replay(*releases: torch.Tensor) -> Replay:
 
 def test_distance_is_that_of_all_steps_together() -> None:
     one = replay(torch.zeros(3), torch.zeros(2))
-    other = replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))
-    assert distance(one, other) == 5.0
+    assert distance(one, replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))) == 5.0
 
 
 def test_another_number_of_steps_or_no_number_at_all_is_as_far_as_can_be() -> None:
@@ -229,9 +222,7 @@ def test_equal_is_equal_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize(("rounding", "hidden"), [(0.0, False), (0.06, False), (0.07, True)])
-def test_rounding_hides_a_sensitivity_where_it_adds_more_than_is_tolerated(
-    rounding: float, hidden: bool
-) -> None:
+def test_rounding_beyond_the_tolerance_hides_a_sensitivity(rounding: float, hidden: bool) -> None:
     assert bool(too_coarse(rounding, 2e-3)) == hidden
 
 
@@ -251,18 +242,8 @@ def test_the_shift_behind_a_lattice_is_seen_over_some_draws(norm: float, seen: f
         noise = torch.randn(size, generator=generator, dtype=torch.float64)
         return [replay((4 * (noise + part)).round() / 4) for part in (shift, 0.0 * shift)]
 
-    single = distance(*draw(0))
-    assert single > 2.0 * norm
+    assert distance(*draw(0)) > 2.0 * norm
     assert shift_by_more_draws(draw, 0) == pytest.approx(seen, rel=0.25)
-
-
-def test_a_line_says_what_came_of_a_question() -> None:
-    far = Finding("without the first record", 1.2345, 1.0)
-    assert Answer(7).describe() == "nothing found, 7 asked"
-    assert Answer(reason="too small").describe() == "not asked: too small"
-    assert Answer(7, (far,)).describe() == (
-        "1 of 7: without the first record: 1.2 C, at most 1 C is allowed"
-    )
 
 
 def _hidden(norm: float, seed: int, sigma: float = 1.0, size: int = 1000, draws: int = 5) -> bool:
@@ -361,7 +342,6 @@ def test_a_step_has_the_batch_as_it_was() -> None:
     batch[0].mul_(2.0)
     train(net, optimizer, batch)
     taken = watch.end_batch()
-    assert taken is not None
     assert torch.equal(taken.batches[0][0], torch.ones(8, 4))
     assert taken.skips == [False]
 
@@ -374,9 +354,7 @@ def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
         optimizer.signal_skip_step(do_skip=not part)
         train(net, optimizer, (torch.ones(4, 4), torch.zeros(4, dtype=torch.long)))
     taken = watch.end_batch()
-    assert taken is not None
-    assert taken.calls == [True, False]
-    assert taken.skips == []
+    assert (taken.calls, taken.skips) == ([True, False], [])
 
 
 def test_physical_batches_of_a_logical_one_stand_together() -> None:
@@ -390,7 +368,6 @@ def test_physical_batches_of_a_logical_one_stand_together() -> None:
         sizes.append(len(batch[0]))
         if taken := watch.end_batch():
             break
-    assert taken is not None
     assert [len(batch[0]) for batch in taken.batches] == sizes
     assert len(sizes) > 1
     assert taken.skips == [True] * (len(sizes) - 1) + [False]
@@ -399,7 +376,6 @@ def test_physical_batches_of_a_logical_one_stand_together() -> None:
 def test_nothing_is_left_on_the_optimizer() -> None:
     net, optimizer, _ = training()
     hooks = dict(optimizer.original_optimizer._optimizer_step_post_hooks)
-    watch = watched(net, optimizer)
-    watch.remove()
+    watched(net, optimizer).remove()
     assert dict(optimizer.original_optimizer._optimizer_step_post_hooks) == hooks
     assert "pre_step" not in vars(optimizer)

@@ -30,21 +30,8 @@ from rich.console import Console
 from torch import nn
 
 from lightning_audit.hooks.boundary import FailedElsewhere
+from lightning_audit.replay import training_state
 from lightning_audit.replay.examiner import in_a_fork
-from lightning_audit.replay.training_state import (
-    CannotKeep,
-    GlobalGenerators,
-    OwnEntropy,
-    TrainingState,
-    left_behind,
-    refill,
-    refill_dict,
-    room_for,
-    same_bits,
-    set_atoms,
-    set_slot,
-    training_thread,
-)
 
 # --- What a step leaves behind is copied by name.
 
@@ -54,7 +41,7 @@ def test_parameters_buffers_and_the_optimizers_state_are_copied() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.125)
     net(torch.randn(4, 2)).sum().backward()
     optimizer.step()
-    found = left_behind(net, optimizer)
+    found = training_state.left_behind(net, optimizer)
     assert found["lr of group 0"].item() == 0.125
     assert {"parameters of 0.weight", "buffers of 1.running_mean"} <= set(found)
     assert {"optimizer state exp_avg of 0.weight", "optimizer state step of 0.bias"} <= set(found)
@@ -90,33 +77,33 @@ def draws(event: threading.Event) -> None:
 
 
 def test_alone_no_other_thread_may_train() -> None:
-    assert training_thread() == ""
+    assert training_state.training_thread() == ""
 
 
 @pytest.mark.parametrize("work", [waits, draws])
 def test_a_thread_with_code_of_its_own_may_train(work: Callable[..., Any]) -> None:
     event = threading.Event()
     with thread(work, event, event):
-        assert training_thread() == "other"
-    assert training_thread() == ""
+        assert training_state.training_thread() == "other"
+    assert training_state.training_thread() == ""
 
 
 @pytest.mark.parametrize("made", [threading.Event, Queue])
 def test_a_thread_of_the_standard_library_is_harmless(made: Callable[[], Any]) -> None:
     held = made()
     with thread(held.wait if isinstance(held, threading.Event) else held.get, held):
-        assert training_thread() == ""
+        assert training_state.training_thread() == ""
 
 
 def test_an_idle_worker_is_harmless_and_a_busy_one_is_not() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         time.sleep(0.1)
-        assert training_thread() == ""
+        assert training_state.training_thread() == ""
         done = threading.Event()
         pool.submit(draws, done)
         time.sleep(0.1)
-        assert training_thread() != ""
+        assert training_state.training_thread() != ""
         done.set()
 
 
@@ -124,7 +111,7 @@ def test_a_function_in_c_has_no_frame_and_may_train() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(time.sleep, 0.5)
         time.sleep(0.1)
-        assert training_thread() != ""
+        assert training_state.training_thread() != ""
 
 
 def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
@@ -135,7 +122,7 @@ def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
     list(loader)
     time.sleep(0.1)
     assert threading.active_count() > 1
-    assert training_thread() == ""
+    assert training_state.training_thread() == ""
     monitor.exit()
 
 
@@ -148,7 +135,7 @@ def test_the_thread_of_lightnings_progress_bar_is_harmless(package: str) -> None
         for _ in range(50):  # it sleeps, or draws
             bar.soft_refresh()
             assert threading.active_count() > 1
-            assert training_thread() == ""
+            assert training_state.training_thread() == ""
             time.sleep(0.002)
     finally:
         bar.stop()
@@ -168,7 +155,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source: str) -> None:
-    entropy, draw = OwnEntropy(), SOURCES[source]
+    entropy, draw = training_state.OwnEntropy(), SOURCES[source]
     seen = []
     for seed in (1, 1, 2):
         with entropy:
@@ -181,7 +168,7 @@ def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source: str
 
 
 def test_another_thread_reads_the_systems_own_entropy() -> None:
-    entropy, seen = OwnEntropy(), list[bytes]()
+    entropy, seen = training_state.OwnEntropy(), list[bytes]()
     for _ in range(2):
         with entropy:
             entropy.seed(1)
@@ -193,7 +180,7 @@ def test_another_thread_reads_the_systems_own_entropy() -> None:
 
 def test_what_os_urandom_was_before_is_put_back_after_an_exception() -> None:
     theirs = os.urandom, random._urandom
-    with pytest.raises(RuntimeError), OwnEntropy():
+    with pytest.raises(RuntimeError), training_state.OwnEntropy():
         raise RuntimeError
     assert (os.urandom, random._urandom) == theirs
 
@@ -220,8 +207,7 @@ def test_a_file_keeps_its_position_and_content(tmp_path: Path, mode: str) -> Non
             return first, read, file.tell()
 
         first, read, last = apart(work)
-        assert first == 4
-        assert read == (b"456" if file.readable() else b"")
+        assert (first, read) == (4, b"456" if file.readable() else b"")
         assert last > first
         assert file.tell() == 4
     assert path.read_bytes() == b"0123456789"
@@ -238,8 +224,7 @@ def test_shared_memory_is_read_and_stays(tmp_path: Path) -> None:
         return tensor.tolist(), number.value
 
     assert apart(work) == ([1.0, 2.0, 3.0, 4.0], 8)
-    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert number.value == 7
+    assert (tensor.tolist(), number.value) == ([0.0, 1.0, 2.0, 3.0], 7)
 
 
 def test_pipes_and_sockets_lead_nowhere() -> None:
@@ -336,9 +321,8 @@ def test_a_dictionary_of_any_kind_is_what_it_was(make: Any) -> None:
     dict.__setitem__(held, "new", 7) if isinstance(held, Upper) else held.update({"new": 7})
     first = keys[0]
     held.move_to_end(first) if isinstance(held, OrderedDict) else held.pop(first)
-    refill_dict(held, keys, values)
-    assert held == before
-    assert list(held) == list(before)
+    training_state.refill_dict(held, keys, values)
+    assert (held, list(held)) == (before, list(before))
     assert type(held) is type(before)
     assert not isinstance(held, Upper) or held.written == 0
 
@@ -347,7 +331,7 @@ def test_an_ordered_dictionary_can_be_used_on() -> None:
     held = OrderedDict([("b", 1), ("a", 2)])
     keys, values = list(held), list(held.values())
     held["c"] = 3
-    refill_dict(held, keys, values)
+    training_state.refill_dict(held, keys, values)
     held.move_to_end("b")
     held["d"] = 4
     assert list(held) == ["a", "b", "d"]
@@ -357,7 +341,7 @@ def test_an_ordered_dictionary_can_be_used_on() -> None:
 def test_a_container_is_what_it_was(make: Any) -> None:
     held, items = make(), list(make())
     held.clear()
-    refill(held, items)
+    training_state.refill(held, items)
     assert held == make()
 
 
@@ -365,31 +349,29 @@ def test_attributes_and_slots_have_their_values_back() -> None:
     class Owner:
         number, name = 1, "a"
 
-    put_back = set_atoms(dict(vars(Owner)), Owner)
+    put_back = training_state.set_atoms(dict(vars(Owner)), Owner)
     Owner.number, Owner.name = 2, "b"
     put_back()
     assert (Owner.number, Owner.name) == (1, "a")
-    set_slot(Owner, "number", 5)
+    training_state.set_slot(Owner, "number", 5)
     assert Owner.number == 5
 
 
 def test_bits_are_compared_and_not_values_alone() -> None:
     import torch
 
-    assert same_bits(torch.ones(2), torch.ones(2))
-    assert not same_bits(torch.ones(2), torch.ones(3))
-    assert not same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert training_state.same_bits(torch.ones(2), torch.ones(2))
+    assert not training_state.same_bits(torch.ones(2), torch.ones(3))
+    assert not training_state.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
 
 
 @pytest.mark.parametrize(
     "draw", [lambda: torch.rand(1), np.random.random, random.random], ids=["torch", "numpy", "own"]
 )
 @pytest.mark.parametrize("when", ["before a replay", "behind it", "never"])
-def test_global_generators_that_another_thread_moved_are_left_alone(
-    draw: Callable[[], object], when: str
-) -> None:
-    generators = GlobalGenerators()
-    before = repr(GlobalGenerators._states())
+def test_generators_that_another_thread_moved_stay(draw: Callable[[], object], when: str) -> None:
+    generators = training_state.GlobalGenerators()
+    before = repr(training_state.GlobalGenerators._states())
     if when == "before a replay":
         draw()
     generators.look()
@@ -397,16 +379,13 @@ def test_global_generators_that_another_thread_moved_are_left_alone(
     generators.leave()
     if when == "behind it":
         draw()
-    now = repr(GlobalGenerators._states())
+    now = repr(training_state.GlobalGenerators._states())
     generators.put_back()
     assert generators.shared == (when != "never")
-    assert repr(GlobalGenerators._states()) == (before if when == "never" else now)
+    assert repr(training_state.GlobalGenerators._states()) == (before if when == "never" else now)
 
 
-# --- Whatever a step changes is put back, to the bit.
-
-
-class CounterTrainingState:
+class Counted:
     seen: ClassVar[list[int]] = []
 
     def __init__(self) -> None:
@@ -426,7 +405,7 @@ class Training(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        self.counter, self.slotted, self.kept = CounterTrainingState(), Slotted(), deque([1, 2])
+        self.counter, self.slotted, self.kept = Counted(), Slotted(), deque([1, 2])
         self.generator = torch.Generator().manual_seed(1)
         self.numpy, self.python = np.random.default_rng(1), random.Random(1)
         self.array, self.nothing = np.zeros(3), float("nan")
@@ -481,20 +460,18 @@ def everything(module: Training, optimizer: torch.optim.Optimizer) -> str:
 @pytest.fixture
 def training() -> tuple[Training, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    CounterTrainingState.seen.clear()
+    Counted.seen.clear()
     module = Training()
     return module, torch.optim.Adam(module.parameters())
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_everything_is_as_it_was_after_any_number_of_steps(
-    training: tuple[Training, torch.optim.Optimizer], steps: int
-) -> None:
+def test_all_is_put_back(training: tuple[Training, torch.optim.Optimizer], steps: int) -> None:
     module, optimizer = training
     for _ in range(steps):
         module.step(optimizer)
     before = everything(module, optimizer)
-    state = TrainingState([module, optimizer])
+    state = training_state.TrainingState([module, optimizer])
     for _ in range(3):
         module.step(optimizer)
         module.step(optimizer)
@@ -506,7 +483,7 @@ def test_everything_is_as_it_was_after_any_number_of_steps(
 
 def test_a_change_that_bypasses_autograd_is_put_back() -> None:
     weight = nn.Parameter(torch.zeros(3))
-    state = TrainingState([weight])
+    state = training_state.TrainingState([weight])
     weight.data.add_(1.0)
     state.put_back()
     assert weight.tolist() == [0.0, 0.0, 0.0]
@@ -514,17 +491,15 @@ def test_a_change_that_bypasses_autograd_is_put_back() -> None:
 
 def test_not_a_number_stays_what_it_is() -> None:
     tensor = torch.tensor([float("nan"), 1.0])
-    state = TrainingState([tensor])
+    state = training_state.TrainingState([tensor])
     tensor.fill_(2.0)
     state.put_back()
     assert torch.equal(torch.isnan(tensor), torch.tensor([True, False]))
 
 
-def test_one_seed_gives_the_same_numbers_from_every_generator(
-    training: tuple[Training, torch.optim.Optimizer],
-) -> None:
+def test_one_seed_sets_every_generator(training: tuple[Training, torch.optim.Optimizer]) -> None:
     module, _ = training
-    state = TrainingState([module])
+    state = training_state.TrainingState([module])
 
     def drawn(seed: int) -> tuple[float, ...]:
         state.seed(seed)
@@ -543,7 +518,7 @@ def test_one_seed_gives_the_same_numbers_from_every_generator(
 def test_what_is_not_followed_is_left_alone() -> None:
     other = SimpleNamespace(count=0)
     held = SimpleNamespace(other=other, count=0)
-    state = TrainingState([held], not_followed=[other])
+    state = training_state.TrainingState([held], not_followed=[other])
     held.count = other.count = 3
     state.put_back()
     assert (held.count, other.count) == (0, 3)
@@ -551,24 +526,26 @@ def test_what_is_not_followed_is_left_alone() -> None:
 
 def test_what_does_not_fit_is_not_kept() -> None:
     held = SimpleNamespace(cache=torch.zeros(8), array=np.zeros(8))
-    TrainingState([held], room=4 * 8 + 8 * 8)
-    with pytest.raises(CannotKeep, match="keep data in a Dataset"):
-        TrainingState([held], room=4 * 8 + 8 * 8 - 1)
+    training_state.TrainingState([held], room=4 * 8 + 8 * 8)
+    with pytest.raises(training_state.CannotKeep, match="keep data in a Dataset"):
+        training_state.TrainingState([held], room=4 * 8 + 8 * 8 - 1)
 
 
 def test_the_room_is_that_of_parameters_gradients_and_states() -> None:
     net = torch.nn.Linear(1000, 1000)
     optimizer = torch.optim.Adam(net.parameters())
-    before = room_for(net.parameters(), [optimizer])
+    before = training_state.room_for(net.parameters(), [optimizer])
     net(torch.ones(1, 1000)).sum().backward()
     optimizer.step()
     entries = 1000 * 1000 + 1000
-    assert room_for(net.parameters(), [optimizer]) - before == pytest.approx(3 * 4 * entries, 1e-3)
+    assert training_state.room_for(net.parameters(), [optimizer]) - before == pytest.approx(
+        3 * 4 * entries, 1e-3
+    )
 
 
 def test_what_cannot_be_put_back_is_named() -> None:
     held = SimpleNamespace(cache=torch.zeros(8))
-    state = TrainingState([held])
+    state = training_state.TrainingState([held])
     held.cache.resize_(4)
     state.put_back()
     assert state.lost == ["a tensor of shape (8,) has another shape now"]
@@ -592,7 +569,7 @@ class Counts:
 
 def test_variables_of_the_users_module_and_classes_are_put_back() -> None:
     held, drawn = Counts(), GENERATOR.get_state()
-    state = TrainingState([held])
+    state = training_state.TrainingState([held])
     held.step()
     state.put_back()
     assert (COUNT, Counts.total, SEEN) == (0, 0, [1])
@@ -602,11 +579,11 @@ def test_variables_of_the_users_module_and_classes_are_put_back() -> None:
 
 @pytest.mark.parametrize("made", [lambda: iter([1, 2]), lambda: (x for x in [1]), lambda: zip([1])])
 def test_an_iterator_cannot_be_put_back_and_is_refused(made: Any) -> None:
-    with pytest.raises(CannotKeep, match="holds an iterator"):
-        TrainingState([SimpleNamespace(stream=made())])
+    with pytest.raises(training_state.CannotKeep, match="holds an iterator"):
+        training_state.TrainingState([SimpleNamespace(stream=made())])
 
 
 def test_an_open_file_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
-        TrainingState([SimpleNamespace(log=file)]).put_back()
+        training_state.TrainingState([SimpleNamespace(log=file)]).put_back()
         file.write("still open")

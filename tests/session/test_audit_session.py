@@ -22,10 +22,9 @@ from lightning_audit.session.planner import Ranks
 from lightning_audit.session.reading import HandWrittenReading, PrivateReading
 from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
 
-# --- A session reads its canaries, leaves none, and goes on with another optimizer or after a stop.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("announced", [True, False])
 def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bool) -> None:
     bare = BareSession()
@@ -38,7 +37,6 @@ def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bo
         torch.testing.assert_close(old, new.detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop() -> None:
     whole, first, second = BareSession(), BareSession(), BareSession()
     whole.train(12, announced=False)
@@ -53,24 +51,20 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
     assert second.session.releases.late == whole.session.releases.late == 12
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     bare = BareSession()
     state = bare.session.state()
     bare.session.planner.pass_blockers.append("something")
     bare.train(2)
-    assert state["planner"]["pass_blockers"] == []
-    assert state["releases"]["late"] == 0
+    assert (state["planner"]["pass_blockers"], state["releases"]["late"]) == ([], 0)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_another_runs_canaries_are_refused() -> None:
     state = BareSession().session.state()
     with pytest.raises(ValueError, match="resume with the same canaries, num_canaries and preci"):
         BareSession(canaries=(Dirac(),)).session.load(state)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
     bare, other = BareSession(), BareSession()
     bare.train(3)
@@ -89,8 +83,7 @@ def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
 
 def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any) -> AuditSession:
     """A session over one linear layer, with no record."""
-    net = GradSampleModule(nn.Linear(4, 3))
-    more = {}
+    net, more = GradSampleModule(nn.Linear(4, 3)), {}
     if kind is AdaClipDPOptimizer:
         more = {
             "target_unclipped_quantile": 0.5,
@@ -154,8 +147,7 @@ def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_with
         Ranks(),
         signal=1.5,
     )
-    assert headers == [session.recorder.header]
-    assert headers[0].signal == 1.5
+    assert (headers, headers[0].signal) == ([session.recorder.header], 1.5)
     assert session.store is None
 
 

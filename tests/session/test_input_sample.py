@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import tempfile
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,8 +80,35 @@ def readings_in(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     return entries["readings"][~inside, 0], entries["readings"][inside, 0]
 
 
+def assert_unit_signal(directory: Path) -> None:
+    """With the canary the mean reading is larger by one, up to four standard errors."""
+    out, inside = readings_in(directory)
+    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
+    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+
+
 def weights_of(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double() for p in module.parameters()])
+
+
+def ended(
+    directory: Path, make: Callable[[], nn.Module], steps: int, *callbacks: pl.Callback
+) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """Weights and states of the generators at the end of a training."""
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    module = make()
+    trainer_for(directory, *callbacks, max_steps=steps).fit(module)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    return weights_of(module), states
+
+
+@functools.cache
+def ended_alone(make: Callable[[], nn.Module], steps: int) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """The same without an audit."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ended(Path(folder), make, steps)
 
 
 def audit_with(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
@@ -89,10 +118,6 @@ def audit_with(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
 def audit_unchanged(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
     return audit_with(canary, claim=CLAIM, **kwargs)
 
-
-# --- Input canaries in real trainings: one more sample, through the user's own pipeline.
-
-# --- Input canaries in real trainings: one more sample, through the user's own pipeline.
 
 HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them
@@ -134,9 +159,7 @@ class InContainers(Forward):
 
 
 @pytest.mark.parametrize("pack", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_canary_joins_batches_in_every_container(
-    tmp_path: Path, pack: Callable[..., Any]
-) -> None:
+def test_the_canary_joins_every_container(tmp_path: Path, pack: Callable[..., Any]) -> None:
     module = type("Packed", (InContainers,), {"pack": staticmethod(pack), "sizes": []})()
     seen: list[Any] = []
 
@@ -168,26 +191,13 @@ KINDS = [
         for i, kind in enumerate(KINDS)
     ],
 )
-def test_opacus_with_each_canary_is_not_flagged_and_keeps_its_weights(
-    tmp_path: Path, canary: InputCanary
-) -> None:
-    models, states = [], []
-    for name, callbacks in (("plain", ()), ("audited", (audit_with(canary),))):
-        torch.manual_seed(3)
-        random.seed(3)
-        np.random.seed(3)
-        module = Forward()
-
-        class _States(pl.Callback):
-            def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-                states.append((torch.get_rng_state(), np.random.rand(), random.random()))
-
-        directory = tmp_path / name
-        trainer_for(directory, _States(), *callbacks, max_steps=100).fit(module)
-        models.append(weights_of(module))
-    assert torch.linalg.norm(models[1] - models[0]) <= 1e-6 * torch.linalg.norm(models[0])
-    assert torch.equal(states[0][0], states[1][0])
-    assert states[0][1:] == states[1][1:]
+def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path: Path, canary: InputCanary) -> None:
+    (plain, before), (audited, states) = (
+        ended_alone(Forward, 100),
+        ended(tmp_path / "audited", Forward, 100, audit_with(canary)),
+    )
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+    assert states == before
     report = report_in(tmp_path / "audited")
     assert report.verdict.outcome != "VIOLATION", report.verdict
     assert (records_in(tmp_path / "audited")["canaries"] == INJECTED).sum() >= 99
@@ -206,8 +216,7 @@ def test_faults_of_private_optimizers_are_found(tmp_path: Path, mode: str, kind:
     module = Forward(mode=mode, optimizer_class=kind)
     audit = audit_with(Mislabeled(amplitude=100.0), on_violation="warn")
     report = fit(tmp_path, module, audit, max_steps=64)
-    name = "noise" if kind is HalfNoise else "sensitivity"
-    assert status(report, name) == "violated"
+    assert status(report, "noise" if kind is HalfNoise else "sensitivity") == "violated"
 
 
 def test_manual_optimization_is_audited(tmp_path: Path) -> None:
@@ -229,9 +238,7 @@ def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path: Path) ->
     fit(tmp_path, module, audit, max_steps=32, accumulate_grad_batches=2)
     coins = records_in(tmp_path)["coins"][:, 0]
     assert sizes == [16 + extra for coin in coins for extra in (int(coin), 0)]
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
 
 
 def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
@@ -290,9 +297,7 @@ def _force_out(audit: PrivacyAudit) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
-    tmp_path: Path,
-) -> None:
+def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path: Path) -> None:
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
     report = fit(tmp_path, HandWritten(ask=False), audit_unchanged(canary), max_steps=300)
     assert report.verdict.outcome != "VIOLATION", report.verdict
@@ -300,24 +305,19 @@ def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
     assert (header.coin_probability, header.game) == (0.1, "step")
     assert header.canaries == ("Mislabeled(input, sampling_rate=0.1)",)
     assert abs(entries["coins"].sum() - 30) < 4 * 27**0.5
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
     assert "fdp_t" not in {bound.name for bound in report.bounds}
 
 
 def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) -> None:
     module = Forward(optimizer_class=ClipAfterAverage)
     audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1))
-    report = violation(tmp_path, module, audit, max_steps=150)
-    assert status(report, "sensitivity") == "violated"
+    assert status(violation(tmp_path, module, audit, max_steps=150), "sensitivity") == "violated"
 
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
-    tmp_path: Path,
-) -> None:
+def test_in_the_subsampled_game_a_steps_epsilon_is_below_its_curves(tmp_path: Path) -> None:
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.3, game="subsampled", **STATED)
     claim = replace(CLAIM, noise_multiplier=0.3)
 
@@ -332,7 +332,6 @@ def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
     true = SubsampledGaussianTradeoff(0.3, 0.3).epsilon_at(report.delta)
     for bound in bounds.values():
         assert any("joins it with probability 0.3" in said for said in bound.assumptions)
-        assert bound.epsilon_step_lower is not None
         assert bound.epsilon_step_lower < true
     assert bounds["fdp_cp"].epsilon_step_lower > 0
 
@@ -341,9 +340,7 @@ def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_record_of_the_data(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path: Path) -> None:
     def run(name: str, steps: int, checkpoint: Path | None = None) -> Path:
         # The same seed again would give the same noise again, which is a finding.
         torch.manual_seed(0 if checkpoint is None else 1)
@@ -371,16 +368,12 @@ def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_record_of_the_data(
     assert not any((row == records).all(1).any() for rows in alike for row in rows)
 
 
-def test_the_header_names_the_canary(tmp_path: Path) -> None:
-    fit(tmp_path, Forward(), audit_with(Blank()), max_steps=4)
-    header = read_observations(tmp_path / "audit" / "observations.bin")[0]
-    assert header.canaries == ("Blank(input)",)
-
-
-def test_the_strategy_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_strategy_is_left_as_it_was_and_the_header_names_the_canary(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit_with(Blank()), max_steps=2)
     trainer.fit(Forward())
     assert "training_step" not in vars(trainer.strategy)
+    header = read_observations(tmp_path / "audit" / "observations.bin")[0]
+    assert header.canaries == ("Blank(input)",)
 
     class Breaks(Forward):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -402,30 +395,23 @@ class _Texts(Forward):
         return DataLoader(self.dataset, batch_size=16, collate_fn=collate)
 
 
-def _loss(module: Any, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(module.net(batch[0]), batch[1])
-
-
 @pytest.mark.parametrize(
     ("module", "canary", "words"),
     [
         (_Texts, Mislabeled(), "type builtins.str at '2.0'"),
-        (PrivateModule, Mislabeled(loss=_loss), "PrivateModule has no forward"),
+        (PrivateModule, Mislabeled(loss=hand_written_loss), "PrivateModule has no forward"),
     ],
 )
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(
     tmp_path: Path, module: Any, canary: Mislabeled, words: str
 ) -> None:
-    audit = audit_with(canary, allow="sampling.not_poisson")
-    trainer = trainer_for(tmp_path, audit, max_steps=2)
+    trainer = trainer_for(tmp_path, audit_with(canary, allow="sampling.not_poisson"), max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
 
 
 @pytest.mark.parametrize("canary", [Mislabeled(), Blank()])
-def test_a_module_without_forward_is_told_the_line_to_add_before_training(
-    tmp_path: Path, canary: Any
-) -> None:
+def test_a_module_without_forward_is_told_the_line_to_add(tmp_path: Path, canary: Any) -> None:
     trainer = trainer_for(tmp_path, audit_with(canary), max_steps=2)
     with pytest.raises(MisconfigurationException) as raised:
         trainer.fit(PrivateModule())
@@ -460,20 +446,16 @@ def test_a_wrong_loss_never_alarms(tmp_path: Path) -> None:
         return module.net(batch[0]).square().sum() * 1e3
 
     audit = audit_with(Mislabeled(amplitude=100.0, loss=other, num_classes=10))
-    report = fit(tmp_path, Forward(), audit, max_steps=100)
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert fit(tmp_path, Forward(), audit, max_steps=100).verdict.outcome == "INCONCLUSIVE"
 
 
 # ------------------------------------------------------------------ false alarms
 
 
-def _healthy(directory: Path, seed: int) -> str:
+def _outcome(directory: Path, seed: int) -> str:
     torch.manual_seed(seed)
-    canary = (
-        Mislabeled(amplitude=100.0, **STATED),
-        Crafted(amplitude=10.0, steps=10, **STATED),
-        Blank(**STATED),
-    )[seed % 3]
+    crafted = Crafted(amplitude=10.0, steps=10, **STATED)
+    canary = (Mislabeled(amplitude=100.0, **STATED), crafted, Blank(**STATED))[seed % 3]
     module = HandWritten(ask=False, dataset=random_data(4096, seed=seed))
     module.net = mlp()
     claim = replace(CLAIM, sample_rate=None)
@@ -482,18 +464,14 @@ def _healthy(directory: Path, seed: int) -> str:
     return report_in(directory / str(seed)).verdict.outcome
 
 
-@pytest.mark.heavy
-def test_sound_code_is_not_flagged_in_a_few_runs(tmp_path: Path) -> None:
-    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3))
-
-
+@pytest.mark.heavy_one_in(1)
 @pytest.mark.parametrize(
     "seeds",
-    staged(heavy=[range(3, 6)], nightly=[range(6, 53)]),
+    staged(heavy=[range(3), range(3, 6)], nightly=[range(6, 53)]),
     ids=lambda seeds: f"{seeds.start} to {seeds.stop}",
 )
 def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path, seeds: range) -> None:
-    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in seeds)
+    assert all(_outcome(tmp_path, seed) != "VIOLATION" for seed in seeds)
 
 
 # ------------------------------------------------------------------ the training's generators
@@ -505,10 +483,12 @@ class NoisyLayer(nn.Module):
 
 
 class Draws(Forward):
-    """A net whose layers may draw random numbers, and code that draws from every generator."""
+    """A net whose layer may draw random numbers, and code that draws from every generator."""
 
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(nn.Sequential(nn.Linear(8, 32), *layers, nn.Linear(32, 10)))
+    layer: type[nn.Module] = nn.ReLU
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 32), self.layer(), nn.Linear(32, 10)))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -516,39 +496,29 @@ class Draws(Forward):
         return functional.cross_entropy(self.net(x + 1e-3 * shift), y)
 
 
-def _generators_after(directory: Path, module: nn.Module, *callbacks: Any) -> tuple[Any, ...]:
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-    trainer_for(directory, *callbacks, max_steps=20).fit(module)
-    return (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
+class DrawsInALayer(Draws):
+    layer = NoisyLayer
+
+
+def _generators_after(directory: Path, kind: type[Draws], canary: InputCanary) -> tuple[Any, ...]:
+    return ended(directory, kind, 20, audit_with(canary))[1]
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Adversarial])
-def test_the_generators_are_left_as_they_were_where_no_layer_draws(
-    tmp_path: Path, kind: type[InputCanary]
-) -> None:
+def test_generators_stay_where_no_layer_draws(tmp_path: Path, kind: type[InputCanary]) -> None:
     canary = kind(amplitude=100.0, **STATED)
-    plain = _generators_after(tmp_path / "plain", Draws(nn.ReLU()))
-    audited = _generators_after(tmp_path / "audited", Draws(nn.ReLU()), audit_with(canary))
-    assert audited == plain
+    assert _generators_after(tmp_path, Draws, canary) == ended_alone(Draws, 20)[1]
 
 
 def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path: Path) -> None:
     # The README says so: the batches and the noise that follow are those of another seed.
-    canary = Mislabeled(amplitude=100.0, **STATED)
-    plain = _generators_after(tmp_path / "plain", Draws(NoisyLayer()))
-    audited = _generators_after(tmp_path / "audited", Draws(NoisyLayer()), audit_with(canary))
+    canary, plain = Mislabeled(amplitude=100.0, **STATED), ended_alone(DrawsInALayer, 20)[1]
+    audited = _generators_after(tmp_path / "audited", DrawsInALayer, canary)
     assert audited[:2] == plain[:2]
     assert audited[2] != plain[2]
     # A step without the canary draws what it would have drawn, the audit's own pass included.
     rare = Mislabeled(amplitude=100.0, sampling_rate=1e-9, **STATED)
-    unread = _generators_after(tmp_path / "rare", Draws(NoisyLayer()), audit_with(rare))
-    assert unread == plain
+    assert _generators_after(tmp_path / "rare", DrawsInALayer, rare) == plain
 
 
 # --- Hand-written DP-SGD that is not changed is audited by a canary in its batches.
@@ -570,28 +540,25 @@ class HalfTheNoise(HandWritten):
         return 0.5 * super().noise(p)
 
 
-def test_clipping_the_mean_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, **STATED)
+@pytest.mark.parametrize("sampling_rate", [0.5, 0.1])
+def test_clipping_the_mean_is_found_in_unchanged_code(tmp_path: Path, sampling_rate: float) -> None:
+    canary = Mislabeled(amplitude=100.0, sampling_rate=sampling_rate, **STATED)
     report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
     assert status(report, "sensitivity") == "violated"
     assert "clipped" in report.verdict.fault or "no clipping" in report.verdict.fault
 
 
 def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, **STATED)
-    audit = audit_unchanged(canary, on_violation="warn")
+    audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED), on_violation="warn")
     report = fit(tmp_path, HalfTheNoise(ask=False), audit, max_steps=60)
-    assert status(report, "noise") == "violated"
-    assert status(report, "sensitivity") == "ok"
+    assert (status(report, "noise"), status(report, "sensitivity")) == ("violated", "ok")
 
 
 @pytest.mark.parametrize(
     ("kind", "ask"),
     staged([], [(HandWritten, True)] + [(k, False) for k in (OwnOptimizer, HandWritten, OneByOne)]),
 )
-def test_sound_hand_written_code_passes_and_keeps_its_weights(
-    tmp_path: Path, kind: type[HandWritten], ask: bool
-) -> None:
+def test_sound_code_by_hand_passes(tmp_path: Path, kind: type[HandWritten], ask: bool) -> None:
     models = []
     for name in ("plain", "audited"):
         torch.manual_seed(3)
@@ -604,9 +571,7 @@ def test_sound_hand_written_code_passes_and_keeps_its_weights(
             assert report.verdict.outcome == "PASS", report.verdict
         models.append(weights_of(module))
     assert torch.linalg.norm(models[1] - models[0]) <= 1e-6 * torch.linalg.norm(models[0])
-    out, inside = readings_in(tmp_path)
-    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
-    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert_unit_signal(tmp_path)
 
 
 def test_an_optimizer_whose_update_cannot_be_read_is_not_passed(tmp_path: Path) -> None:
@@ -665,18 +630,10 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
     assert (clip == 50.0) == (expected < 0.5)
 
 
-def test_a_canary_below_the_clipping_norm_does_not_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_canary_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hand_written_support.CLIP", 50.0)
     audit = audit_with(Blank(**STATED), claim=replace(CLAIM, max_grad_norm=50.0))
     report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)
     missing = " ".join(report.verdict.pass_blockers)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert "take an input canary whose gradient is longer, as Mislabeled(" in missing
-
-
-def test_clipping_the_mean_is_found_by_a_rare_canary(tmp_path: Path) -> None:
-    canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
-    report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
-    assert status(report, "sensitivity") == "violated"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +20,31 @@ from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.session import planner
 from lightning_audit.session.planner import Ranks
 
-# --- Two processes train one model: the audit of each sees the sum over both, and they agree.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
-def both_trained(factory: pytest.TempPathFactory, worker: str, *scenarios: str) -> Path:
+def both_trained(
+    factory: pytest.TempPathFactory, worker: str, scenarios: Sequence[str], **how: str
+) -> tuple[Path, list[int], list[str]]:
     """Trainings, one after the other in two processes, once for all workers of the tests."""
     own = factory.getbasetemp()
-    folder = (own if worker == "master" else own.parent) / f"trained-{scenarios[0]}"
+    name = f"trained-{scenarios[0].replace(':', '-')}-{len(scenarios)}"
+    folder = (own if worker == "master" else own.parent) / name
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            codes, said = run_both(folder, *scenarios)
-            (folder / "ended.json").write_text(json.dumps([codes, said]))
-    codes, said = json.loads((folder / "ended.json").read_text())
-    raises = "half_noise" in scenarios  # the last one
-    assert codes == [int(raises)] * 2, said
-    for text in said:
-        assert not raises or "PrivacyViolation: VIOLATION (mechanism)" in text, text
-    return folder
+            (folder / "ended.json").write_text(json.dumps(run_both(folder, *scenarios, **how)))
+    return folder, *json.loads((folder / "ended.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    # The last one raises.
     scenarios = ("healthy", "clipping", "resumed", "mixed", "not_finite", "naive", "repeated")
-    return both_trained(tmp_path_factory, worker_id, *scenarios, "half_noise")
+    folder, codes, said = both_trained(tmp_path_factory, worker_id, (*scenarios, "half_noise"))
+    assert codes == [1, 1], said  # the last one raises
+    for text in said:
+        assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
+    return folder
 
 
 def reports(folder: Path) -> list[AuditReport]:
@@ -88,22 +89,11 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
 
 
 @pytest.mark.heavy
-def test_a_sound_training_of_two_processes_passes(trained: Path) -> None:
+def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(trained: Path) -> None:
     report = reports(trained / "audited")[0]
-    assert report.verdict.outcome == "PASS"
-    assert report.settings["seed"] == 0
-
-
-@pytest.mark.heavy
-def test_epsilon_is_that_of_the_whole_batch(trained: Path) -> None:
-    report = reports(trained / "audited")[0]
+    assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 0)
     assert report.history == ((1.0, 1 / 256, 256),)
     assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=0.05)
-
-
-@pytest.mark.heavy
-def test_the_divisor_is_that_of_all_records_not_of_a_process(trained: Path) -> None:
-    report = reports(trained / "audited")[0]
     (evidence,) = (c.evidence for c in report.checks if c.name == "expected_batch_size")
     assert (evidence["expected_batch_size"], evidence["of_neighbours"]) == (32, [31])
 
@@ -116,8 +106,7 @@ def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: st
         for folder in (name, f"{name}-unaudited")
     )
     np.testing.assert_array_equal(*audited)
-    difference = np.linalg.norm(audited[0] - unaudited[0])
-    assert 0 <= difference < 1e-6 * np.linalg.norm(unaudited[0])
+    assert 0 <= np.linalg.norm(audited[0] - unaudited[0]) < 1e-6 * np.linalg.norm(unaudited[0])
 
 
 @pytest.mark.heavy
@@ -157,9 +146,7 @@ def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) 
         ("repeated", "sampling.repeated", "accounting", "distributed=True"),
     ],
 )
-def test_processes_that_do_not_share_a_step_are_found(
-    trained: Path, name: str, finding: str, kind: str, advice: str
-) -> None:
+def test_lone_steps_show(trained: Path, name: str, finding: str, kind: str, advice: str) -> None:
     one, other = reports(trained / name)
     assert one == other
     assert (one.verdict.outcome, one.verdict.kind) == ("VIOLATION", kind)
@@ -242,18 +229,9 @@ CASES = [
 RANDOM = [f"{seed % 2}:random:{seed}" for seed in range(60)]
 
 
-def both_trained_ranks_faults(
-    factory: pytest.TempPathFactory, worker: str, cases: list[str]
-) -> Path:
-    """Trainings with these faults, once for all workers of the tests."""
-    own = factory.getbasetemp()
-    name = f"faults-{cases[0].replace(':', '-')}-{len(cases)}"
-    folder = (own if worker == "master" else own.parent) / name
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            codes, said = run_both(folder, *cases, script="faults_in_one.py")
-            assert codes == [0, 0], said
+def faults_in_both(factory: pytest.TempPathFactory, worker: str, cases: list[str]) -> Path:
+    folder, codes, said = both_trained(factory, worker, cases, script="faults_in_one.py")
+    assert codes == [0, 0], said
     return folder
 
 
@@ -267,8 +245,7 @@ def wrong_in(folder: Path, case: str) -> list[str]:
     plain = np.load(folder / "plain" / "weights-0.npy")
     for rank in range(2):
         told = json.loads((own / f"told-{rank}.json").read_text())
-        weights = np.load(own / f"weights-{rank}.npy")
-        off = np.linalg.norm(weights - plain)
+        off = np.linalg.norm(np.load(own / f"weights-{rank}.npy") - plain)
         if not off <= 1e-6 * np.linalg.norm(plain):
             found.append(f"rank {rank}: weights are off by {off:g}")
         found += told["hooks"]
@@ -286,26 +263,25 @@ def wrong_in(folder: Path, case: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def trained_ranks_faults(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    return both_trained_ranks_faults(tmp_path_factory, worker_id, CASES)
+def in_faults(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    return faults_in_both(tmp_path_factory, worker_id, CASES)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.heavy_one_in(6)
 def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(
-    trained_ranks_faults: Path, case: str
+    in_faults: Path, case: str
 ) -> None:
-    assert wrong_in(trained_ranks_faults, case) == []
+    assert wrong_in(in_faults, case) == []
 
 
 @pytest.mark.nightly
 def test_faults_at_random_calls_in_one_process_end_no_training(
     tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> None:
-    folder = both_trained_ranks_faults(tmp_path_factory, worker_id, RANDOM)
-    wrong = {case: found for case in RANDOM if (found := wrong_in(folder, case))}
-    assert wrong == {}
+    folder = faults_in_both(tmp_path_factory, worker_id, RANDOM)
+    assert {case: found for case in RANDOM if (found := wrong_in(folder, case))} == {}
 
 
 # --- When canaries enter a step, and that none stays where no step is taken.
@@ -318,7 +294,6 @@ def entered(bare: BareSession) -> list[int]:
     return np.flatnonzero(bare.column("canaries") == INJECTED).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("announced", [True, False])
 def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None:
     bare = BareSession(every_n_steps=3)
@@ -326,7 +301,6 @@ def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None
     assert entered(bare) == [0, 3, 6]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "FULL_STEPS", 4)
     monkeypatch.setattr(planner, "THINNED", 3)
@@ -337,10 +311,7 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
     assert entered(laid_out) == list(range(10))
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_later_one_step_in_so_many_has_no_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "_FROM", 40)
     monkeypatch.setattr(planner, "_WITHOUT", 4)
     bare, again = BareSession(), BareSession()
@@ -353,7 +324,6 @@ def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
     assert entered(again) == entered(bare)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> None:
     bare = BareSession()
     norms, turns = [], set()
@@ -369,12 +339,10 @@ def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> N
     assert len(turns) == 60
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_canaries_as_long_as_the_clipping_norm_are_not_shortened() -> None:
     assert BareSession(oversize=1.0).session.planner.flip(CLAIM).shorter == 1.0
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
     bare = BareSession()
     bare.train(1)
@@ -391,7 +359,6 @@ def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
     assert entered(bare) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() -> None:
     bare = BareSession()
     bare.train(2)
@@ -403,7 +370,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
     assert entered(bare) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
@@ -415,8 +381,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
         ({"expected_batch_size": 16}, StepClaim(0.0, 2.0, 64.0, 4)),
     ],
 )
-def test_what_is_stated_stands_before_what_the_optimizer_says(
-    stated: dict[str, Any] | None, expected: StepClaim
-) -> None:
+def test_statements_precede_optimizers(stated: dict[str, Any] | None, expected: StepClaim) -> None:
     claim = None if stated is None else PrivacyClaim(**stated)
     assert BareSession(claim=claim).session.planner.claim(accumulated=4) == expected

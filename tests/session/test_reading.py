@@ -53,11 +53,8 @@ def read_at(factor: float | None) -> Reading:
 def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
     made = watch()
     unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
-    assert unit == 4.0
-    assert seen is not None
-    assert seen.released.tolist() == [8.0, 16.0]
-    assert seen.sums.tolist() == [3.0, 4.0]
-    assert seen.sum_norm == pytest.approx(5.0)
+    assert (unit, seen.released.tolist()) == (4.0, [8.0, 16.0])
+    assert (seen.sums.tolist(), seen.sum_norm) == ([3.0, 4.0], pytest.approx(5.0))
     assert (seen.terms, seen.split) == (6, False)
     assert made.seen(CLAIM, 1, 8.0, read_at(1.0))[1] is None  # once
 
@@ -65,9 +62,7 @@ def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> No
 @pytest.mark.parametrize(
     ("factor", "unit"), [(8 / 6, 16 / 3), (8 / 5, 6.4), (8 / 7, 4.0), (None, 4.0)]
 )
-def test_a_number_of_the_steps_samples_counts_as_its_divisor(
-    factor: float | None, unit: float
-) -> None:
+def test_a_number_of_samples_counts_as_divisor(factor: float | None, unit: float) -> None:
     """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
     assert watch().seen(CLAIM, 1, 8.0, read_at(factor))[0] == pytest.approx(unit)
 
@@ -85,15 +80,12 @@ def test_divisors_are_those_that_something_could_be_divided_by(
 def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
     unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, read_at(8 / 6))
     assert unit == 4.0
-    assert seen is not None
     assert seen.sums is None
 
 
 def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
     claim = StepClaim(noise_multiplier=0.5, max_grad_norm=2.0, scale=8.0)
     seen = watch(divisor=8.0).seen(claim, 1, 8.0, read_at(1.0))[1]
-    assert seen is not None
-    assert seen.whole is not None
     # The gradient times its divisor is 8, 16, 24, 32; the noise has a standard deviation of one.
     assert seen.whole.entries.tolist() == [4.0]
     assert seen.whole.released.tolist() == [64.0 + 256.0 + 576.0 + 1024.0]
@@ -119,7 +111,6 @@ def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then(
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:
     seen = watch(parts=3).seen(CLAIM, 0, 8.0, read_at(None))[1]
-    assert seen is not None
     assert (seen.terms, seen.split) == (16, True)
 
 
@@ -186,7 +177,7 @@ def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None
     assert (again.late, again.raw, again.weights_move) == (2, 2, False)
 
 
-CLAIM_OF_READING_WAY = StepClaim(1.0, 2.0, 4.0)
+OWN_CLAIM = StepClaim(1.0, 2.0, 4.0)
 COORDINATES = {0: np.array([0, 5]), 1: np.array([1])}
 VALUES = np.array([0.5, -1.0, 2.0])
 
@@ -206,13 +197,11 @@ class HiddenUpdate(torch.optim.Optimizer):
 
 def by_hand(kind: Any = torch.optim.SGD) -> HandWrittenReading:
     net = nn.Linear(4, 3)
-    return HandWrittenReading(
-        ManualStep(kind(net.parameters()), {}, CLAIM_OF_READING_WAY), COORDINATES
-    )
+    return HandWrittenReading(ManualStep(kind(net.parameters()), {}, OWN_CLAIM), COORDINATES)
 
 
 def plan(status: int, coins: list[float]) -> PlannedStep:
-    return PlannedStep(CLAIM_OF_READING_WAY, np.array(coins), (), status)
+    return PlannedStep(OWN_CLAIM, np.array(coins), (), status)
 
 
 def test_a_private_optimizers_reading_counts_and_an_unclear_one_stands_in_the_way() -> None:
@@ -237,11 +226,7 @@ def test_nothing_counts_of_an_unclear_reading_by_hand() -> None:
 def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown() -> None:
     way = by_hand(HiddenUpdate)
     way.tap.opaque = True
-    for asked, at_cut, counts in (
-        (False, False, False),
-        (True, False, True),
-        (False, True, True),
-    ):
+    for asked, at_cut, counts in ((False, False, False), (True, False, True), (False, True, True)):
         judged, lack = way.judged(Reading(VALUES, at_cut=at_cut), asked=asked)
         assert np.isfinite(judged.values).all() == counts
         assert bool(lack) != counts
@@ -260,8 +245,7 @@ def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place() ->
     bare = BareByHand()
     way: Any = bare.session.way
     way.tap.cut_known, before = True, way.tap
-    again = torch.optim.Adam(bare.net.parameters())
-    way.follow(ManualStep(again, {}, CLAIM_OF_READING_WAY))
+    way.follow(ManualStep(torch.optim.Adam(bare.net.parameters()), {}, OWN_CLAIM))
     assert way.tap is not before
     assert way.is_shown
 
@@ -284,7 +268,6 @@ def test_rows_of_a_private_step_are_counted_where_they_wait() -> None:
     assert bare.session.way.samples(None) == 5
     bare.session.inject()
     entered = bare.session.planner.plan
-    assert entered is not None
     assert bare.session.way.samples(entered) == 5 + entered.coins.sum()
 
 

@@ -47,14 +47,7 @@ from lightning_audit.session.step import ObservedStep
 
 # --- A record whose gradient is not a number is found, and told from a training that diverged.
 
-# Opacus and torch remark on loaders and hooks in every training.
-
 ROWS = 8
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def data(*lost: int, value: float = torch.nan) -> TensorDataset:
@@ -71,10 +64,10 @@ class InOrder(PrivateModule):
         return DataLoader(self.dataset, batch_size=ROWS)
 
 
-def without_place(report: AuditReport) -> dict[str, object]:
+def without_place(report: AuditReport, within: str = "support") -> dict[str, object]:
     """The evidence, without the user's code that it points to."""
     evidence = dict(finite(report).evidence)
-    assert ".training_step at tests/support/" in str(evidence.pop("where"))
+    assert f".training_step at tests/{within}/" in str(evidence.pop("where"))
     return evidence
 
 
@@ -89,8 +82,6 @@ def audit(**kwargs: Any) -> PrivacyAudit:
 # ------------------------------------------------------------------ found
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("value", "precision"),
     [
@@ -100,9 +91,7 @@ def audit(**kwargs: Any) -> PrivacyAudit:
         pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
     ],
 )
-def test_record_that_is_not_finite_is_found_at_its_step(
-    tmp_path: Path, value: float, precision: str
-) -> None:
+def test_nan_record_is_found_at_its_step(tmp_path: Path, value: float, precision: str) -> None:
     module = InOrder(dataset=data(11, 13, value=value))
     report = violation(tmp_path, module, audit(), max_steps=4, precision=precision)
     assert report.verdict.fault.startswith("a record that is not finite")
@@ -110,8 +99,6 @@ def test_record_that_is_not_finite_is_found_at_its_step(
     assert finite(report).evidence["lost_steps"] == 3  # the weights are lost with the second step
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_canary_in_the_batch_is_not_counted(tmp_path: Path) -> None:
     module = InOrder(dataset=data(*range(3, 16)))
     allowed = audit(canaries=[Mislabeled(loss=_loss, num_classes=10, sampling_rate=0.999)])
@@ -124,54 +111,29 @@ def _loss(module: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(module.net(batch[0]), batch[1])
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
-def test_manual_optimization_is_looked_at_too(tmp_path: Path) -> None:
-    class Manual(ManualModule, InOrder):
-        pass
-
-    report = violation(tmp_path, Manual(dataset=data(2)), audit(), max_steps=1)
-    assert without_place(report) == {"lost_steps": 1, "step": 0, "records": 1, "rows": ROWS}
+class Manual(ManualModule, InOrder):
+    pass
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
-def test_record_in_an_early_part_of_a_batch_is_found(tmp_path: Path) -> None:
-    class InParts(InOrder):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            for i, part in enumerate(zip(*(t.chunk(4) for t in batch), strict=True)):
-                optimizer.optimizer.signal_skip_step(do_skip=i < 3)
-                optimizer.zero_grad()
-                self.manual_backward(super().training_step(part, batch_idx))
-                optimizer.step()
-
-    report = violation(tmp_path, InParts(dataset=data(1)), audit(), max_steps=1)
-    assert finite(report).evidence["step"] == 0
+class InParts(Manual):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for i, part in enumerate(zip(*(t.chunk(4) for t in batch), strict=True)):
+            optimizer.optimizer.signal_skip_step(do_skip=i < 3)
+            optimizer.zero_grad()
+            self.manual_backward(InOrder.training_step(self, part, batch_idx))
+            optimizer.step()
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
-def test_ghost_clipping_is_looked_at_by_its_norms(tmp_path: Path) -> None:
-    class GhostInOrder(Ghost):
-        def train_dataloader(self) -> DataLoader:
-            return DataLoader(self.dataset, batch_size=ROWS)
-
-    report = violation(tmp_path, GhostInOrder(dataset=data(9)), audit(), max_steps=2)
-    assert without_place(report) == {"lost_steps": 1, "step": 1, "records": 1, "rows": ROWS}
+class GhostInOrder(Ghost):
+    train_dataloader = InOrder.train_dataloader
 
 
 class ByHand(HandWritten):
     """Hands over in two calls, and may drop what is not finite."""
 
     drops = False
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.dataset, batch_size=ROWS)
+    train_dataloader = InOrder.train_dataloader
 
     def sample_gradients(self, batch: Any) -> Any:
         x, y = batch
@@ -182,21 +144,29 @@ class ByHand(HandWritten):
         return grads
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
-def test_hand_written_gradients_are_looked_at(tmp_path: Path) -> None:
-    module = ByHand(dataset=data(8, 11, 12))
-    report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=3)
-    assert without_place(report) == {"lost_steps": 2, "step": 1, "records": 3, "rows": ROWS}
+@pytest.mark.parametrize(
+    ("kind", "lost", "steps", "lost_steps", "rows"),
+    [
+        (Manual, (2,), 1, 1, ROWS),
+        (InParts, (1,), 1, 1, 3),  # in an early part of a batch
+        (GhostInOrder, (9,), 2, 1, ROWS),
+        (ByHand, (8, 11, 12), 3, 2, ROWS),
+    ],
+)
+def test_every_way_to_train_is_looked_at(
+    tmp_path: Path, kind: Any, lost: tuple[int, ...], steps: int, lost_steps: int, rows: int
+) -> None:
+    own = audit(claim=CLAIM) if kind is ByHand else audit()
+    report = violation(tmp_path, kind(dataset=data(*lost)), own, max_steps=steps)
+    found = without_place(report, "session" if kind is InParts else "support")
+    expected = {"step": min(lost) // ROWS, "records": len(lost), "rows": rows}
+    assert found == {"lost_steps": lost_steps, **expected}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None:
     module = ByHand(dataset=data(8, 11, 12))
     module.drops = True
-    report = fit(tmp_path, module, audit(claim=CLAIM), max_steps=3)
-    assert status(report, "finite") == "ok"
+    assert status(fit(tmp_path, module, audit(claim=CLAIM), max_steps=3), "finite") == "ok"
 
 
 class TwoNets(InOrder):
@@ -228,8 +198,6 @@ class TwoNets(InOrder):
             optimizer.step()
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
     report = violation(tmp_path, TwoNets(dataset=data(2)), audit(), max_steps=2)
     found = [check for check in report.checks if check.name == "finite"]
@@ -240,12 +208,8 @@ def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ not called so
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("canaries", [None, [Mislabeled(loss=_loss, num_classes=10)]])
-def test_batch_that_is_lost_as_a_whole_is_not_said_to_tell_of_a_record(
-    tmp_path: Path, canaries: Any
-) -> None:
+def test_batch_that_is_lost_as_a_whole_tells_of_no_record(tmp_path: Path, canaries: Any) -> None:
     module = InOrder(dataset=data(*range(8, 64)))
     report = fit(tmp_path, module, audit(canaries=canaries), max_steps=4)
     assert finite(report).status == "not_run"
@@ -253,8 +217,6 @@ def test_batch_that_is_lost_as_a_whole_is_not_said_to_tell_of_a_record(
     assert report.verdict.outcome == "INCONCLUSIVE"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) -> None:
     class Diverging(InOrder):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -267,18 +229,13 @@ def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) 
     assert finite(report).evidence == {"lost_steps": 2}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_healthy_training_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
-    report = fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4)
-    assert status(report, "finite") == "ok"
+    assert status(fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4), "finite") == "ok"
     assert not looked
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_finding_may_be_allowed(tmp_path: Path) -> None:
     allowed = audit(allow=["sampling.not_poisson", "finite"])
     report = fit(tmp_path, InOrder(dataset=data(2)), allowed, max_steps=1)
@@ -300,8 +257,7 @@ class Resumable(InOrder):
             value.nan_to_num_(0.0)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_finding_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit(on_violation="warn"), max_steps=1)
     trainer.fit(Resumable())
@@ -317,8 +273,6 @@ def _rows(lost: int, rows: int) -> torch.Tensor:
     return torch.arange(rows) < lost
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("default")
 def test_processes_add_up_what_they_saw_of_a_step() -> None:
     ranks = [LostSteps(), LostSteps()]
     for step, shares in {3: (0, 0), 5: (4, 0), 7: (2, 1)}.items():
@@ -336,8 +290,6 @@ def test_processes_add_up_what_they_saw_of_a_step() -> None:
     assert (again.first, again.count) == (None, 3)  # no checkpoint holds numbers of samples
 
 
-# --- What is recorded and checked does not depend on how steps are grouped, nor on a stop between.
-
 K = 3
 WITNESSES = Witnesses({0: np.arange(12), 1: np.arange(5)})
 HEADER = RecordHeader(("a", "b", "c"), ("weight", "bias"), WITNESSES.counts, LAGS)
@@ -347,8 +299,7 @@ def seen(
     count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0
 ) -> list[ObservedStep]:
     """Steps of every kind: without canaries, dropped, lost, without noise, of two epochs."""
-    rng = np.random.default_rng(seed)
-    steps = []
+    rng, steps = np.random.default_rng(seed), []
     for t in range(count):
         coins = rng.integers(0, 2, K).astype(float)
         status = DROPPED if t % 41 == 40 else INJECTED if t % 3 else NOT_PLANNED
@@ -378,7 +329,6 @@ def recorder(directory: Path | None = None, significance: float = 1e-3) -> Recor
 
 def entries_of(made: Recorder, directory: Path) -> bytes:
     made.flush()
-    assert made.store is not None
     made.store.close(archive=False)
     return read_observations(directory / RECORD_NAME)[1].tobytes()
 
@@ -392,8 +342,7 @@ def numbers(made: Recorder) -> str:
 def test_entries_and_checks_do_not_depend_on_the_grouping(
     tmp_path: Path, block: int, prompt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = seen(150)
-    at_once = recorder(tmp_path / "at once")
+    steps, at_once = seen(150), recorder(tmp_path / "at once")
     for step in steps:
         at_once.take(step)
         at_once.digest()
@@ -413,13 +362,10 @@ def test_entries_and_checks_do_not_depend_on_the_grouping(
     )
 
 
-def test_steps_wait_after_the_first_until_their_block_is_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_wait_after_the_first_for_a_full_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "BLOCK", 10)
     monkeypatch.setattr(Recorder, "PROMPT", 4)
-    made = recorder()
-    fed = []
+    made, fed = recorder(), []
     for step in seen(25):
         made.take(step)
         fed.append(made._monitor.steps)
@@ -439,9 +385,7 @@ def striking(kind: str) -> ObservedStep:
 
 
 @pytest.mark.parametrize("kind", ["too large", "too small", "lost", "replaced", "large"])
-def test_what_no_correct_step_gives_is_fed_at_once(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_correct_step_gives_comes_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made = recorder()
     for step in seen(13):
@@ -451,9 +395,7 @@ def test_what_no_correct_step_gives_is_fed_at_once(
     assert made._monitor.steps == (10 if kind == "large" else 14)
 
 
-def test_broken_clipping_is_known_after_the_step_that_shows_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_broken_clipping_is_known_at_the_step_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made, prompt = recorder(), recorder()
     flags = []
@@ -466,9 +408,7 @@ def test_broken_clipping_is_known_after_the_step_that_shows_it(
     assert flags.index(True) < 30
 
 
-def test_asking_for_the_checks_does_not_change_whether_canaries_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_asking_for_checks_changes_nothing_for_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     monkeypatch.setattr(Recorder, "BLOCK", 50)
     flags = []
@@ -511,11 +451,8 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
 @pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
 @pytest.mark.one_in(3)
-def test_a_run_that_goes_on_from_its_state_is_the_run_without_a_stop(
-    tmp_path: Path, round_trip: Any, stop: int
-) -> None:
-    steps = seen(150)
-    whole = recorder(tmp_path / "whole")
+def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, stop: int) -> None:
+    steps, whole = seen(150), recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")
     for step in steps:
         whole.take(step)
@@ -538,8 +475,7 @@ def test_a_run_that_goes_on_from_its_state_is_the_run_without_a_stop(
 
 
 def test_a_state_is_a_copy_that_later_steps_leave_alone() -> None:
-    made = recorder()
-    steps = seen(30)
+    made, steps = recorder(), seen(30)
     for step in steps[:20]:
         made.take(step)
     state = made.state()
@@ -565,8 +501,7 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None
 
 
 def test_a_state_of_another_version_is_an_error() -> None:
-    made = recorder()
-    state = made.state()
+    state = recorder().state()
     state["reducer"]["object"] = "lightning_audit.checks.probes:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         recorder().load(state)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_audit.canaries import Constant, Dirac, Random, Spread
-from lightning_audit.canaries.gradient import Dirac as Dirac_of_gradient
 from lightning_audit.canaries.gradient import GradientCanary, Placement, place
 from lightning_audit.checks.probes import Witnesses, choose_witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
@@ -25,8 +24,6 @@ from lightning_audit.session.step import (
     ZeroEntries,
     used_release,
 )
-
-# --- Where witnesses and canaries are read: everywhere they lie, once, also where they coincide.
 
 ROOMY = [TensorSlot("large", (40, 30)), TensorSlot("small", (5,)), TensorSlot("scalar", ())]
 TINY = [TensorSlot("two", (2,)), TensorSlot("one", ()), TensorSlot("three", (3, 1))]
@@ -79,8 +76,7 @@ def test_witnesses_are_found_among_what_is_read(mix: str) -> None:
 def test_in_tensors_that_canaries_fill_both_share_coordinates(mix: str) -> None:
     witnesses, placement, _, _ = made(mix)
     support = placement.support()
-    shared = [np.intersect1d(witnesses.index[j], own).size for j, own in support.items()]
-    assert max(shared) > 0
+    assert max([np.intersect1d(witnesses.index[j], own).size for j, own in support.items()]) > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -96,7 +92,6 @@ def test_products_are_inner_products_and_combinations_are_plain_loops(mix: str) 
         ]
         products = located.products(values, len(directions))
         np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12)
-
         weights = rng.standard_normal(len(directions))
         sums = [np.zeros(slot.numel) for slot in MIXES[mix][0]]
         for weight, direction in zip(weights, directions, strict=True):
@@ -140,15 +135,13 @@ PLAN = PlannedStep(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
 
 
 def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in() -> None:
-    added = PLAN.amounts(2.0, 4)
-    assert added == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
+    assert PLAN.amounts(2.0, 4) == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
     assert replace(PLAN, status=DROPPED).amounts(2.0, 4) is None
     assert replace(PLAN, coins=np.zeros(2)).amounts(2.0, 4) is None
 
 
 def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out() -> None:
-    values = np.array([0.4, 7.0, 0.2, 5.0])
-    rest = [HALF * 0.2, 7.0]
+    values, rest = np.array([0.4, 7.0, 0.2, 5.0]), [HALF * 0.2, 7.0]
     assert PLAN.readings(values, None) == pytest.approx([1.0 + rest[0], rest[1]])
     dead = np.array([False, False, True, True])
     assert PLAN.readings(values, dead) == pytest.approx([0.5 + rest[0], rest[1]])
@@ -179,25 +172,16 @@ def test_rows_turn_and_the_middle_one_is_shorter() -> None:
     ("status", "meant", "recorded"),
     [(INJECTED, False, INJECTED), (INJECTED, True, EARLIER), (DROPPED, True, DROPPED)],
 )
-def test_the_record_says_which_part_was_drawn_and_not_which_one_was_entered(
-    status: int, meant: bool, recorded: int
-) -> None:
+def test_the_record_says_which_part_was_drawn(status: int, meant: bool, recorded: int) -> None:
     for earlier in (False, True):
-        plan = replace(PLAN, status=status, earlier=earlier, meant=meant)
-        assert plan.recorded == recorded
+        assert replace(PLAN, status=status, earlier=earlier, meant=meant).recorded == recorded
 
 
-PLACEMENT = place([Dirac_of_gradient()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
+PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
 (AT,) = PLACEMENT.support()[0]
 COORDINATES = Coordinates(Witnesses({0: np.setdiff1d(np.arange(40), [AT])[:6]}), PLACEMENT)
-DIRECTIONS_OF_STEPS_USED = PLACEMENT.draw(np.random.default_rng(0))
-PLAN_OF_STEPS_USED = PlannedStep(
-    StepClaim(1.0, 1.0, 1.0),
-    np.ones(1),
-    DIRECTIONS_OF_STEPS_USED,
-    INJECTED,
-    COORDINATES.locate(DIRECTIONS_OF_STEPS_USED),
-)
+DRAWN = PLACEMENT.draw(np.random.default_rng(0))
+USED = PlannedStep(StepClaim(1.0, 1.0, 1.0), np.ones(1), DRAWN, INJECTED, COORDINATES.locate(DRAWN))
 #: Among what is read.
 CANARY = int(np.flatnonzero(COORDINATES.by_tensor[0] == AT)[0])
 
@@ -213,38 +197,26 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
     reading = Reading(
         values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
     )
-    found = used_release(PLAN_OF_STEPS_USED, reading, COORDINATES)
-    assert found is not None
-    assert found.rest == pytest.approx([2.5])
-    assert found.used == pytest.approx([-2.0])
+    found = used_release(USED, reading, COORDINATES)
+    assert (found.rest, found.used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
     # An update goes against the gradient.
     assert found.moved == pytest.approx([-3.0])
 
 
 def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
-    found = used_release(
-        PLAN_OF_STEPS_USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES
-    )
-    assert found is not None
+    found = used_release(USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
     assert (found.used, found.moved) == (None, None)
-    assert used_release(PLAN_OF_STEPS_USED, Reading(values(0.0, 1.0)), COORDINATES) is None
+    assert used_release(USED, Reading(values(0.0, 1.0)), COORDINATES) is None
+    assert used_release(USED, Reading(values(2.0, 5.0), replaced=True), COORDINATES) is None
     assert (
-        used_release(PLAN_OF_STEPS_USED, Reading(values(2.0, 5.0), replaced=True), COORDINATES)
-        is None
-    )
-    assert (
-        used_release(
-            replace(PLAN_OF_STEPS_USED, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES
-        )
-        is None
+        used_release(replace(USED, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES) is None
     )
 
 
 def test_what_was_not_released_reads_as_the_claimed_noise() -> None:
     rng = np.random.default_rng(0)
     mask = np.arange(20_000) % 2 == 0
-    dead = ZeroEntries(mask, True, np.ones(2), False)
-    filled = dead.filled(np.full(20_000, 7.0), 3.0, rng)
+    filled = ZeroEntries(mask, True, np.ones(2), False).filled(np.full(20_000, 7.0), 3.0, rng)
     assert (filled[~mask] == 7.0).all()
     assert filled[mask].std() == pytest.approx(3.0, rel=0.05)
 
@@ -264,7 +236,5 @@ def test_shares_are_those_of_all_steps() -> None:
     shares.update(
         ZeroEntries(np.array([True, True, False, False]), True, np.array([0.0, 0.5]), True)
     )
-    assert shares.canaries.tolist() == [0.5, 0.75]
-    assert shares.tensors.tolist() == [0.5, 1.0]
-    other = restore(snapshot(shares))
-    assert other.tensors.tolist() == [0.5, 1.0]
+    assert (shares.canaries.tolist(), shares.tensors.tolist()) == ([0.5, 0.75], [0.5, 1.0])
+    assert restore(snapshot(shares)).tensors.tolist() == [0.5, 1.0]

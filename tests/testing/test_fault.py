@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
     generator = torch.Generator().manual_seed(1)
     optimizer = private(noise_generator=generator, noise_multiplier=1.5)
-    before = dict(vars(optimizer))
-    faulty = plant(optimizer, "half_noise")
+    before, faulty = dict(vars(optimizer)), plant(optimizer, "half_noise")
     assert faulty.generator is generator
     assert faulty.step_hook is not None
     assert faulty.noise_multiplier == 1.5
@@ -29,8 +29,7 @@ def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -
 def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
     torch.manual_seed(0)
     optimizer = private(mode)
-    kind = type(optimizer)
-    faulty = plant(optimizer, "half_noise")
+    kind, faulty = type(optimizer), plant(optimizer, "half_noise")
     assert isinstance(faulty, kind)
     for p in faulty.params:
         p.summed_grad = torch.zeros_like(p)
@@ -47,27 +46,27 @@ def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence() -> N
     assert (own.check, own.sentence) == ("noise", "no noise")
 
 
-def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
-    with pytest.raises(ValueError, match="use a fault of the noise"):
-        plant(private("ghost"), "clip_at_twice")
+def plain_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(trainings.net().parameters(), lr=0.1)
 
 
-def test_a_fault_of_ghost_clipping_is_refused_where_gradients_are_formed() -> None:
-    with pytest.raises(ValueError, match="must be a DPOptimizerFastGradientClipping"):
-        plant(private(), "parts_share_memory")
-
-
-def test_a_fault_that_would_do_no_harm_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_grad_norm=2\.0 must be < 1"):
-        plant(private(max_grad_norm=2.0), "noise_of_squared_norm")
-
-
-def test_a_fault_that_is_not_the_optimizers_is_to_be_trained_as_a_module() -> None:
-    with pytest.raises(TypeError, match=r"train FAULTS\['not_a_number'\]\.module\(\)"):
-        plant(private(), "not_a_number")
-
-
-def test_only_a_private_optimizer_can_be_made_faulty() -> None:
-    plain = torch.optim.SGD(trainings.net().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="SGD must be the DPOptimizer"):
-        plant(plain, "half_noise")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("made", "name", "told"),
+    [
+        (lambda: private("ghost"), "clip_at_twice", "use a fault of the noise"),
+        (private, "parts_share_memory", "must be a DPOptimizerFastGradientClipping"),
+        # It would do no harm.
+        (
+            lambda: private(max_grad_norm=2.0),
+            "noise_of_squared_norm",
+            r"max_grad_norm=2\.0 must be < 1",
+        ),
+        (private, "noisy", r"name='noisy' must be one of .*'half_noise'"),
+        (private, "not_a_number", r"train FAULTS\['not_a_number'\]\.module\(\)"),
+        (plain_optimizer, "half_noise", "SGD must be the DPOptimizer"),
+    ],
+)
+def test_a_fault_is_planted_only_where_it_can_be_and_harms(made: Any, name: str, told: str) -> None:
+    wrong_type = name in ("not_a_number", "half_noise")
+    with pytest.raises(TypeError if wrong_type else ValueError, match=told):
+        plant(made(), name)

@@ -15,7 +15,7 @@ from planted import private
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.config import findings
 from lightning_audit.testing import faults, faulty, trainings
-from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, OF_THE_TRAINING, Fault, plant
+from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, OF_THE_TRAINING, Fault
 from lightning_audit.testing.runs import train
 from lightning_audit.testing.trainings import (
     BATCH_SIZE,
@@ -27,9 +27,7 @@ from lightning_audit.testing.trainings import (
 )
 from lightning_audit.verdict.gate import contradictions
 
-# --- Each fault of the registry is found under its own name, or is known not to be found yet.
-
-# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("short_report")]
 
 SEEN = [fault for fault in FAULTS.values() if not fault.warn_only]
 WARNED = [f for f in FAULTS.values() if f.warn_only and not f.remarked]
@@ -56,7 +54,7 @@ SLOW = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _one_thread_one_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -89,7 +87,6 @@ def _trained(
 
 def _report_of(fault: Fault, directory: Path) -> AuditReport:
     report = train(fault, directory / "audit")
-    assert report is not None
     # The gate takes it for what it is, whatever the fault.
     assert contradictions(AuditReport.from_json(report.to_json())) == []
     return report
@@ -102,9 +99,6 @@ def _violated(report: AuditReport) -> set[str]:
 # ------------------------------------------------------------------ every fault
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(4)
@@ -120,9 +114,6 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
     assert saved.verdict.faults == report.verdict.faults
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,13 +124,8 @@ def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
     assert report.verdict.outcome == "VIOLATION", report.verdict
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
-def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
-    tmp_path: Path, fault: Fault
-) -> None:
+def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path: Path, fault: Fault) -> None:
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert _violated(report) == set()
@@ -147,9 +133,6 @@ def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     assert warned[fault.check].startswith(fault.sentence)
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in REMARKED])
 def test_a_fault_without_a_warning_is_remarked_upon(tmp_path: Path, fault: Fault) -> None:
     report = _report_of(fault, tmp_path)
@@ -159,9 +142,6 @@ def test_a_fault_without_a_warning_is_remarked_upon(tmp_path: Path, fault: Fault
     assert any(said.startswith(fault.sentence) for said in (*report.notes, *messages))
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -183,29 +163,18 @@ def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind
     assert report.verdict.outcome != "VIOLATION"
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
-def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
-    tmp_path: Path,
-) -> None:
-    report = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20)
-    fault = report.verdict.faults[0]
+def test_a_fault_of_some_tensors_has_their_names_its_size_and_its_step(tmp_path: Path) -> None:
+    fault = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20).verdict.faults[0]
     assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
     assert set(fault.evidence["noise_ratio_upper"]) == set(fault.place.parameters)
     # What is left on a bias is the data's part, which is loud in the last one.
     assert min(fault.evidence["noise_ratio_upper"].values()) < 0.15
     assert fault.evidence["median_of_the_others"] == pytest.approx(1.0, abs=0.1)
-    assert fault.place.step is not None
     assert fault.place.step < 20
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path: Path) -> None:
-    module = FAULTS["closure_runs_again"].module()
-    report = _trained(tmp_path, module, 8, on_violation="warn")
+    report = _trained(tmp_path, FAULTS["closure_runs_again"].module(), 8, on_violation="warn")
     assert [fault.name for fault in report.verdict.faults] == ["gradient_replaced"]
     assert report.verdict.faults[0].place.step == 0
     assert report.verdict.faults[0].evidence["replaced"] == 8
@@ -214,9 +183,6 @@ def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path:
 # ------------------------------------------------------------------ the registry
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in FAULTS.values()])
 def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
     assert fault.wrong
@@ -231,9 +197,6 @@ def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
     assert fault.steps - begins <= (20 if at_once else 100 * parts)
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 def test_names_are_unique() -> None:
     assert len(FAULTS) == len(faults._ALL)
 
@@ -241,17 +204,6 @@ def test_names_are_unique() -> None:
 # ------------------------------------------------------------------ in a training of one's own
 
 
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
-def test_an_unknown_fault_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match=r"name='noisy' must be one of .*'half_noise'"):
-        plant(private(), "noisy")
-
-
-@pytest.mark.usefixtures("_one_thread_one_seed")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("short_report")
 def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
     package = import_module("lightning.pytorch")
     module = FAULTS["half_noise"].module(package.LightningModule)
@@ -268,17 +220,12 @@ def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer() -> 
             assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}
 
 
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
-
-
-@pytest.mark.filterwarnings("default")
 def test_faults_of_a_training_differ_from_a_sound_one_in_what_their_entry_states() -> None:
     for fault in OF_THE_TRAINING:
         own = fault.optimizer is not None or fault.training is not Training
         assert own or fault.audit or fault.settings or fault.trainer or fault.remarked, fault.name
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_training_by_hand_comes_with_a_claim_since_no_engine_tells_its_noise() -> None:
     by_hand = [fault for fault in OF_THE_TRAINING if issubclass(fault.training, HandWritten)]
     assert len(by_hand) > 2
@@ -286,7 +233,6 @@ def test_a_training_by_hand_comes_with_a_claim_since_no_engine_tells_its_noise()
     assert BY_HAND_CLAIM.sample_rate == BATCH_SIZE / RECORDS
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_fault_of_the_training_alone_can_be_planted_nowhere() -> None:
     optimizer = private()
     for fault in OF_THE_TRAINING:

@@ -28,8 +28,6 @@ from lightning_audit.testing.selftest import (
 from lightning_audit.testing.selftest_pool import Result
 from lightning_audit.testing.trainings import random_data
 
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
-
 
 def stepped(module: Functorch) -> DPOptimizer:
     """The optimizer after the backward pass of eight records."""
@@ -107,8 +105,7 @@ def test_violations_have_the_papers_settings_and_the_words_of_their_fault() -> N
 
 
 def test_every_fault_of_the_registry_is_trained_within_its_steps() -> None:
-    own = {row.fault.name: row.fault for row in planned() if row.group == "fault"}
-    assert own == dict(FAULTS)
+    assert {row.fault.name: row.fault for row in planned() if row.group == "fault"} == dict(FAULTS)
 
 
 def test_named_faults_are_trained_alone_with_their_other_configurations() -> None:
@@ -154,9 +151,7 @@ HEALTHY = Result("healthy", "healthy", "Opacus", "not accused", 100, outcome="PA
 ACCUSED = Result("healthy", "healthy", "by hand", "accused", 100, sentence="no noise")
 
 
-def test_columns_stand_below_one_another_in_every_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_columns_stand_below_one_another_in_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     show([FOUND, AT_END, HEALTHY], 2.0)
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.strip().startswith("training ")]
@@ -185,9 +180,6 @@ def test_a_group_that_was_not_trained_is_not_counted() -> None:
     assert summary([HEALTHY]) == "0 of 1 healthy runs accused"
 
 
-# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
-
-
 def trained(directory: Path, name: str, **changes: int) -> Result:
     return train_row(Row("fault", replace(FAULTS[name], **changes), "Opacus"), directory / "audit")
 
@@ -198,8 +190,7 @@ def test_a_finding_of_the_record_is_placed_at_the_first_step_that_shows_it(tmp_p
     result = trained(tmp_path, "half_noise")
     assert (result.status, result.finding, result.named) == ("found", "noise", True)
     assert result.flagged_at is not None
-    report = AuditReport.load(tmp_path / "audit" / "report.json")
-    assert report.steps == result.steps == 20
+    assert AuditReport.load(tmp_path / "audit" / "report.json").steps == result.steps == 20
     shorter = trained(tmp_path / "shorter", "half_noise", steps=result.flagged_at - 1)
     assert shorter.finding != "noise"
     assert trained(tmp_path / "as long", "half_noise", steps=result.flagged_at).finding == "noise"

@@ -39,9 +39,9 @@ from lightning_audit.testing.trainings import (
     random_data,
 )
 
-# --- What two processes draw and wrap, in one process that stands for both.
+pytestmark = pytest.mark.filterwarnings("default")
 
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+# --- What two processes draw and wrap, in one process that stands for both.
 
 
 @pytest.fixture
@@ -54,7 +54,6 @@ def _one_of_one(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("_one_of_one")
-@pytest.mark.filterwarnings("default")
 def test_only_a_module_that_opacus_wraps_is_synchronised() -> None:
     assert isinstance(Distributed().for_private(), DifferentiallyPrivateDistributedDataParallel)
     plain = NotSynchronised()
@@ -62,29 +61,22 @@ def test_only_a_module_that_opacus_wraps_is_synchronised() -> None:
 
 
 @pytest.mark.usefixtures("_one_of_one")
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", [Distributed, DrawnByAll])
 def test_records_are_dealt_out_unless_every_process_draws_from_all(kind: type) -> None:
     torch.manual_seed(0)
-    sampler = kind().train_dataloader().batch_sampler
-    assert ("Distributed" in type(sampler).__name__) == kind.dealt
-
-
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+    assert ("Distributed" in type(kind().train_dataloader().batch_sampler).__name__) == kind.dealt
 
 
 class WithSeed(Configured):
     engine_arguments: ClassVar = {"noise_generator": torch.Generator().manual_seed(3)}
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_class_says_how_the_engine_is_called() -> None:
     optimizer = WithSeed(noise_multiplier=2.0).configure_optimizers()
     assert optimizer.generator is WithSeed.engine_arguments["noise_generator"]
     assert optimizer.noise_multiplier == 2.0
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_backward_pass_of_ghost_clipping_leaves_clipped_gradients() -> None:
     module = Ghost(max_grad_norm=1e-3)
     optimizer = module.configure_optimizers()
@@ -95,7 +87,6 @@ def test_the_backward_pass_of_ghost_clipping_leaves_clipped_gradients() -> None:
     assert 0 < whole.norm().item() <= 4 * 1e-3 * (1 + 1e-4)
 
 
-@pytest.mark.filterwarnings("default")
 def test_physical_batches_have_eight_records_at_most_and_one_step_a_logical_batch() -> None:
     module = PhysicalBatches()
     optimizer = module.configure_optimizers()
@@ -110,9 +101,6 @@ def test_physical_batches_have_eight_records_at_most_and_one_step_a_logical_batc
     assert sum(skipped) > 10
 
 
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
-
-
 def noise_of(optimizer) -> torch.Tensor:
     for p in optimizer.params:
         p.summed_grad = torch.zeros_like(p)
@@ -120,24 +108,20 @@ def noise_of(optimizer) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in optimizer.params])
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_resumed_training_draws_the_noise_of_the_first_run_again() -> None:
     first, second = (noise_of(SeededNoise().configure_optimizers()) for _ in range(2))
     assert torch.equal(first, second)
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_steps_are_told_to_the_accountant_of_gaussian_dp() -> None:
     held = GdpAccountant().configure_optimizers().step_hook.__closure__
     assert any(isinstance(cell.cell_contents, GaussianAccountant) for cell in held)
 
 
-@pytest.mark.filterwarnings("default")
 def test_without_poisson_sampling_the_divisor_is_the_loaders_batch() -> None:
     assert Accumulated().configure_optimizers().expected_batch_size == 16
 
 
-@pytest.mark.filterwarnings("default")
 def test_some_poisson_batches_of_two_are_empty() -> None:
     torch.manual_seed(0)
     sizes = [len(x) for x, _ in SkipsEmptyBatches().train_dataloader()]
@@ -145,20 +129,14 @@ def test_some_poisson_batches_of_two_are_empty() -> None:
     assert sum(sizes) / len(sizes) == pytest.approx(2.0, rel=0.2)
 
 
-@pytest.mark.filterwarnings("default")
 def test_an_epoch_of_split_batches_is_estimated_and_not_counted() -> None:
     assert len(MergedBatches().data) == 256
     assert len(MergedBatches.splitter(sampler=[[0]] * 3, max_batch_size=8, optimizer=None)) > 0
 
 
-@pytest.mark.filterwarnings("default")
 def test_scores_of_packed_sequences_are_those_of_their_own_record() -> None:
-    net = PackedSequences().net
-    x = random_data(records=6).tensors[0]
+    net, x = PackedSequences().net, random_data(records=6).tensors[0]
     assert torch.allclose(net(x)[2], net(x[2:3])[0], atol=1e-5)
-
-
-# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 
 
 @pytest.fixture
@@ -168,7 +146,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-@pytest.mark.filterwarnings("default")
 def test_data_are_the_same_for_a_seed_whatever_was_drawn_before() -> None:
     first = random_data()
     torch.rand(3)
@@ -176,13 +153,11 @@ def test_data_are_the_same_for_a_seed_whatever_was_drawn_before() -> None:
     assert not torch.equal(first.tensors[0], random_data(1).tensors[0])
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_net_has_two_tensors_a_layer() -> None:
     assert [len(list(net(depth).parameters())) for depth in (1, 3, 8)] == [2, 6, 16]
     assert len(list(DeepTraining().net.parameters())) == 16
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch) -> None:
     module = HandWritten(max_grad_norm=0.5)
     sums = module.clipped_sums(*batch)
@@ -197,18 +172,15 @@ def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch) -> 
     assert all(torch.allclose(sums[name], expected[name], atol=1e-6) for name in expected)
 
 
-@pytest.mark.filterwarnings("default")
 def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch) -> None:
     def longest(kind: type[HandWritten]) -> float:
-        module = kind(max_grad_norm=1e-3)
-        one = module.clipped_sums(batch[0][:1], batch[1][:1])
+        one = kind(max_grad_norm=1e-3).clipped_sums(batch[0][:1], batch[1][:1])
         return torch.cat([g.flatten() for g in one.values()]).norm().item()
 
     assert longest(HandWritten) == pytest.approx(1e-3, rel=1e-3)
     assert longest(FourViews) == pytest.approx(4e-3, rel=0.05)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "adds_up"), [(HandWritten, True), (FourViews, True), (NormalisedOverBatch, False)]
 )
@@ -221,7 +193,6 @@ def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, 
     assert torch.allclose(whole, sum(halves), atol=1e-5) == adds_up
 
 
-@pytest.mark.filterwarnings("default")
 def test_divisors_and_losses_are_those_of_the_names(batch) -> None:
     assert HandWritten().divisor(3) == BATCH_SIZE
     assert [MeanOverBatch().divisor(n) for n in (0, 3)] == [1, 3]
@@ -232,13 +203,10 @@ def test_divisors_and_losses_are_those_of_the_names(batch) -> None:
     )
 
 
-@pytest.mark.filterwarnings("default")
 def test_one_record_in_eight_is_not_a_number() -> None:
-    features = NotANumber().data.tensors[0]
-    assert features.isnan().any(1).float().mean().item() == 1 / 8
+    assert NotANumber().data.tensors[0].isnan().any(1).float().mean().item() == 1 / 8
 
 
-@pytest.mark.filterwarnings("default")
 def test_the_planted_optimizer_is_the_one_to_train_with() -> None:
     planted: list[DPOptimizer] = []
 

@@ -19,7 +19,9 @@ from correct_kinds import (
     text,
     updates,
 )
-from correct_kinds.base import Kind
+from correct_kinds.base import REGISTERED, Kind
 
 _THEMES = (tabular, surveys, text, series, recommend, pictures, generative, updates, hands)
-KINDS: tuple[Kind, ...] = tuple(kind for theme in _THEMES for kind in theme.KINDS)
+KINDS: tuple[Kind, ...] = tuple(
+    kind for theme in _THEMES for kind in REGISTERED if kind.module.__module__ == theme.__name__
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +13,7 @@ from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import lightning_audit
@@ -44,27 +45,35 @@ class Kind:
 
     Args:
         name: of it, as test cases are named.
-        build: makes the training from a seed.
+        module: makes its module from a seed.
         why: why it is correct, and what is unusual about it.
     """
 
     name: str
-    build: Callable[[int], Training]
+    module: type[Base]
     why: str
 
+    def build(self, seed: int) -> Training:
+        pl.seed_everything(seed, verbose=False)
+        made, data = self.module(seed), self.module.datamodule_class
+        arguments = {"max_steps": STEPS, **self.module.trainer_arguments}
+        return Training(made, data and data(seed), arguments, made.audit_arguments())
 
-class Private(pl.LightningModule):
-    """Opacus as its documentation has it; a kind gives the data, the net and the loss."""
 
-    batch_size: ClassVar[int] = 24
-    sigma: ClassVar[float] = 1.0
-    clip: ClassVar[Any] = 1.0
-    rate: ClassVar[float] = 0.1
-    engine: ClassVar[dict[str, Any]] = {}
-    private: ClassVar[type[DPOptimizer] | None] = None
-    collate: ClassVar[Any] = None
+#: In the order of their classes.
+REGISTERED: list[Kind] = []
+
+
+class Base(pl.LightningModule):
+    """Is a kind where its class has a name for it; the docstring says why it is correct."""
+
     trainer_arguments: ClassVar[dict[str, Any]] = {}
     datamodule_class: ClassVar[Any] = None
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        super().__init_subclass__()
+        if kind:
+            REGISTERED.append(Kind(kind, cls, " ".join((cls.__doc__ or "").split())))
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -74,13 +83,25 @@ class Private(pl.LightningModule):
         self.set_up()
 
     def make_net(self) -> nn.Module:
-        raise NotImplementedError
+        return self.Net()
 
     def make_data(self) -> Dataset[Any]:
         raise NotImplementedError
 
     def set_up(self) -> None:
         """Make generators and public things, where there are any."""
+
+
+class Private(Base):
+    """Opacus as its documentation has it; a kind gives the data, the net and the loss."""
+
+    batch_size: ClassVar[int] = 24
+    sigma: ClassVar[float] = 1.0
+    clip: ClassVar[Any] = 1.0
+    rate: ClassVar[float] = 0.1
+    engine: ClassVar[dict[str, Any]] = {}
+    private: ClassVar[type[DPOptimizer] | None] = None
+    collate: ClassVar[Any] = None
 
     def audit_arguments(self) -> dict[str, Any]:
         return {}
@@ -107,6 +128,9 @@ class Private(pl.LightningModule):
             optimizer.__class__ = self.private
         return optimizer
 
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
 
 class Manual(Private):
     """Manual optimization with Opacus; a kind gives the `loss` of a batch."""
@@ -125,7 +149,7 @@ class Manual(Private):
         optimizer.step()
 
 
-class ByHand(pl.LightningModule):
+class ByHand(Base):
     """DP-SGD by hand, per-sample gradients by vmap; a kind gives the loss of one record."""
 
     batch_size: ClassVar[int] = 25
@@ -133,20 +157,10 @@ class ByHand(pl.LightningModule):
     clip: ClassVar[float] = 1.0
     rate: ClassVar[float] = 0.1
     randomness: ClassVar[str] = "error"
-    trainer_arguments: ClassVar[dict[str, Any]] = {}
-    datamodule_class: ClassVar[Any] = None
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__(seed)
         self.automatic_optimization = False
-        self.seed = seed
-        self.net = self.make_net()
-        self.dataset = self.make_data()
-        self.set_up()
-
-    make_net = Private.make_net
-    make_data = Private.make_data
-    set_up = Private.set_up
 
     def audit_arguments(self) -> dict[str, Any]:
         claim = PrivacyClaim(
@@ -194,17 +208,3 @@ class ByHand(pl.LightningModule):
         grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
         self.write(self.clipped_sums(grads))
         self.optimizers().step()
-
-
-def make_kind(name: str, module: type[Private] | type[ByHand]) -> Kind:
-    """The kind of trainings of a class; the class's docstring says why it is correct."""
-
-    def build(seed: int) -> Training:
-        pl.seed_everything(seed, verbose=False)
-        made = module(seed)
-        datamodule = module.datamodule_class and module.datamodule_class(seed)
-        arguments = {"max_steps": STEPS, **module.trainer_arguments}
-        return Training(made, datamodule, arguments, made.audit_arguments())
-
-    why = " ".join((module.__doc__ or "").split())
-    return Kind(name, build, why)

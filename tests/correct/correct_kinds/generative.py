@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private, make_kind
+from correct_kinds.base import ByHand, Gradients, Private
 from correct_kinds.data import flat_digits
 
 
@@ -37,7 +37,7 @@ class Autoencoder(nn.Module):
         return self.decode(code), mean, log_variance
 
 
-class Variational(Images):
+class Variational(Images, kind="variational-autoencoder"):
     """Correct: each record's code has noise of its own. Unusual: the model draws it in forward,
     from the generator that Opacus' noise comes from as well."""
 
@@ -61,7 +61,7 @@ class Denoiser(nn.Module):
         return self.body(torch.cat([x, self.time(t)], dim=1))
 
 
-class Diffusion(Images):
+class Diffusion(Images, kind="diffusion-own-generator"):
     """Correct: a record has its own timestep and noise. Unusual: an own torch.Generator of the
     module draws both before the forward pass; AdamW with warm-up."""
 
@@ -88,11 +88,10 @@ class Diffusion(Images):
         t = self.times(len(x))
         noise = torch.randn(x.shape, generator=self.draws)
         kept = self.kept[t][:, None]
-        guess = self.net(kept.sqrt() * x + (1 - kept).sqrt() * noise, t)
-        return functional.mse_loss(guess, noise)
+        return functional.mse_loss(self.net(kept.sqrt() * x + (1 - kept).sqrt() * noise, t), noise)
 
 
-class OneTimestep(Diffusion):
+class OneTimestep(Diffusion, kind="diffusion-one-timestep"):
     """Correct: one timestep for all records, drawn without a look at them. Unusual: shared by the
     batch; Python's random.Random of the module draws it, an own torch.Generator the noise."""
 
@@ -101,7 +100,7 @@ class OneTimestep(Diffusion):
         return torch.full((records,), self.clock.randrange(50))
 
 
-class Corrupted(Images):
+class Corrupted(Images, kind="denoising-numpy-on-device"):
     """Correct: pixels of a record are deleted on its own. Unusual: the corruption is drawn by
     numpy's global generator in on_after_batch_transfer, and the target is the clean image."""
 
@@ -117,7 +116,7 @@ class Corrupted(Images):
         return functional.mse_loss(self.net(batch[0]), batch[1])
 
 
-class RelaxedCodes(Images):
+class RelaxedCodes(Images, kind="gumbel-codes"):
     """Correct: relaxed codes are drawn for each record. Unusual: Gumbel softmax with a temperature
     that falls with the steps, straight through."""
 
@@ -131,9 +130,6 @@ class RelaxedCodes(Images):
             codes = self.encode(x).view(len(x), 4, 4)
             hard = functional.gumbel_softmax(codes, tau=self.temperature, hard=True)
             return self.decode(hard.flatten(1))
-
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.net._module.temperature = max(0.3, 0.98**self.global_step)
@@ -152,11 +148,10 @@ class Coupling(nn.Module):
         a, b = x.chunk(2, dim=1) if self.first else x.chunk(2, dim=1)[::-1]
         scale, shift = self.body(a).chunk(2, dim=1)
         b = b * torch.exp(torch.tanh(scale)) + shift
-        parts = [a, b] if self.first else [b, a]
-        return torch.cat(parts, dim=1), torch.tanh(scale).sum(1)
+        return torch.cat([a, b] if self.first else [b, a], dim=1), torch.tanh(scale).sum(1)
 
 
-class Flow(Images):
+class Flow(Images, kind="flow-dequantised"):
     """Correct: a likelihood per record. Unusual: pixels are dequantised with uniform noise by
     torch's global generator, then logs; losses of hundreds, all gradients clipped."""
 
@@ -172,16 +167,13 @@ class Flow(Images):
                 total = total + logs
             return total - 0.5 * (x**2).sum(1)
 
-    def make_net(self) -> nn.Module:
-        return self.Net()
-
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         pixels = (batch[0] * 16 + torch.rand_like(batch[0])) / 17
         pixels = 0.05 + 0.9 * pixels
         return -self.net(torch.logit(pixels)).mean()
 
 
-class ImportanceWeighted(ByHand):
+class ImportanceWeighted(ByHand, kind="importance-weighted-by-hand"):
     """Correct: the bound of a record uses draws of its own. Unusual: importance-weighted
     autoencoder with five draws a record inside of vmap, whose randomness is "different"."""
 
@@ -202,22 +194,8 @@ class ImportanceWeighted(ByHand):
             prior, posterior = -0.5 * (code**2).sum(1), -(log_scale + 0.5 * noise**2).sum(1)
             return (torch.logsumexp(fit + prior - posterior, 0) - math.log(5))[None]
 
-    def make_net(self) -> nn.Module:
-        return self.Net()
-
     def make_data(self) -> TensorDataset:
         return flat_digits()
 
     def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
         return -self.call(params, record[0])
-
-
-KINDS = (
-    make_kind("variational-autoencoder", Variational),
-    make_kind("diffusion-own-generator", Diffusion),
-    make_kind("diffusion-one-timestep", OneTimestep),
-    make_kind("denoising-numpy-on-device", Corrupted),
-    make_kind("gumbel-codes", RelaxedCodes),
-    make_kind("flow-dequantised", Flow),
-    make_kind("importance-weighted-by-hand", ImportanceWeighted),
-)

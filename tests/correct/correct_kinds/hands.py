@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import lightning_audit
-from correct_kinds.base import ByHand, Gradients, make_kind
+from correct_kinds.base import ByHand, Gradients
 from correct_kinds.data import cancer, diabetes, flat_digits, normals, public_digits, tensors
 
 
@@ -37,7 +37,7 @@ class Digits(ByHand):
         return functional.cross_entropy(self.call(params, x), y)
 
 
-class SystemNoise(Digits):
+class SystemNoise(Digits, kind="loop-system-noise"):
     """Correct: noise from the operating system's generator, on the clipped sum. Unusual: a loop
     over records in which random.Random of the module draws a shift, and slow secure noise."""
 
@@ -68,7 +68,7 @@ class SystemNoise(Digits):
             sums[name] += factor * g
 
 
-class Chunks(Digits):
+class Chunks(Digits, kind="chunks-unseeded"):
     """Correct: each record is clipped, sums of chunks are added, noise once. Unusual: an unseeded
     `default_rng()` for each chunk, whose noise is added to the inputs of its rows."""
 
@@ -87,7 +87,7 @@ class Chunks(Digits):
         self.optimizers().step()
 
 
-class ManyViews(Digits):
+class ManyViews(Digits, kind="many-views-by-hand"):
     """Correct: the gradients of a record's views are averaged before clipping. Unusual:
     augmentation multiplicity of De et al. 2022, views by numpy's global generator."""
 
@@ -100,7 +100,7 @@ class ManyViews(Digits):
         return {name: torch.stack([v[name] for v in views]).mean(0) for name in views[0]}
 
 
-class MaskedWeights(Digits):
+class MaskedWeights(Digits, kind="random-mask-before-clipping"):
     """Correct: a mask over weights that is drawn without a look at the records, before clipping.
     Unusual: draws between per-sample gradients and noise; only noise where the mask is zero."""
 
@@ -112,7 +112,7 @@ class MaskedWeights(Digits):
         self.optimizers().step()
 
 
-class DropoutInVmap(Digits):
+class DropoutInVmap(Digits, kind="dropout-in-vmap-released"):
     """Correct: every record has a dropout mask of its own. Unusual: dropout within vmap with
     randomness "different", then momentum and a rate that follows the released gradient."""
 
@@ -137,7 +137,7 @@ class DropoutInVmap(Digits):
         optimizer.step()
 
 
-class PublicGradient(Digits):
+class PublicGradient(Digits, kind="public-gradient-added"):
     """Correct: the gradient of public images is added to the release. Unusual: the update uses
     more than the noisy gradient; public images are drawn by random.Random after the noise."""
 
@@ -158,7 +158,7 @@ class PublicGradient(Digits):
         self.optimizers().step()
 
 
-class BoxMuller(ByHand):
+class BoxMuller(ByHand, kind="box-muller-closed-form"):
     """Correct: normal noise by the transform of Box and Muller from os.urandom. Unusual: the
     gradients of a linear model in closed form, without autograd, targets jittered per row."""
 
@@ -179,11 +179,10 @@ class BoxMuller(ByHand):
         drawn = np.frombuffer(os.urandom(16 * total.numel()), dtype=np.uint64)
         first, second = ((drawn >> np.uint64(11)) + 0.5).reshape(2, -1) / 2.0**53
         normal = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
-        std = self.sigma * self.clip
-        return std * torch.tensor(normal, dtype=torch.float32).view_as(total)
+        return (self.sigma * self.clip) * torch.tensor(normal, dtype=torch.float32).view_as(total)
 
 
-class AutomaticClipping(Digits):
+class AutomaticClipping(Digits, kind="automatic-clipping"):
     """Correct: g / (|g| + 0.01) has a norm below one, which is the claimed clipping norm. Unusual:
     there is no threshold; a torch.Generator seeded by `secrets` draws noise in one draw."""
 
@@ -203,7 +202,7 @@ class AutomaticClipping(Digits):
             p.grad = (sums[name] + parts[name].view_as(p)) / self.batch_size
 
 
-class LayerNorms(ByHand):
+class LayerNorms(ByHand, kind="layer-clipping-by-hand"):
     """Correct: each tensor is clipped to C / sqrt(4), so that a record adds at most C. Unusual:
     clipped by layer by hand; noise on targets drawn in the loss, the same for each record."""
 
@@ -229,7 +228,7 @@ class LayerNorms(ByHand):
         return sums
 
 
-class SelfDistilled(Digits):
+class SelfDistilled(Digits, kind="self-distilled-by-hand"):
     """Correct: the teacher is an average of released weights, which is post-processing. Unusual:
     functional_call of the averaged weights within the loss; secrets chooses when it is used."""
 
@@ -255,17 +254,3 @@ class SelfDistilled(Digits):
         super().training_step(batch, batch_idx)
         for name, p in self.params().items():
             self.average[name].lerp_(p, 0.1)
-
-
-KINDS = (
-    make_kind("loop-system-noise", SystemNoise),
-    make_kind("chunks-unseeded", Chunks),
-    make_kind("many-views-by-hand", ManyViews),
-    make_kind("random-mask-before-clipping", MaskedWeights),
-    make_kind("dropout-in-vmap-released", DropoutInVmap),
-    make_kind("public-gradient-added", PublicGradient),
-    make_kind("box-muller-closed-form", BoxMuller),
-    make_kind("automatic-clipping", AutomaticClipping),
-    make_kind("layer-clipping-by-hand", LayerNorms),
-    make_kind("self-distilled-by-hand", SelfDistilled),
-)

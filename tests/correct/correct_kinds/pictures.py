@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from correct_kinds.base import Private, make_kind
+from correct_kinds.base import Private
 from correct_kinds.data import Changed, flat_digits, images, public_digits
 
 
@@ -41,9 +41,6 @@ class Pictures(Private):
     def make_data(self) -> Dataset[Any]:
         return images()
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return functional.cross_entropy(self.net(batch[0]), batch[1])
-
 
 def shifted(image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A transform as image pipelines have it."""
@@ -52,7 +49,7 @@ def shifted(image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, tor
     return image * random.uniform(0.8, 1.2) + 0.05 * torch.randn(image.shape), label
 
 
-class Transformed(Pictures):
+class Transformed(Pictures, kind="transforms-in-getitem"):
     """Correct: an image is augmented on its own. Unusual: both Python's `random` and torch draw
     in `__getitem__`, an unequal number of times."""
 
@@ -60,7 +57,7 @@ class Transformed(Pictures):
         return Changed(images(), shifted)
 
 
-class MixedWithPublic(Pictures):
+class MixedWithPublic(Pictures, kind="mixup-with-public"):
     """Correct: each record is mixed with a public image, never with another record. Unusual: one
     mixing weight for the step by np.random.beta, and partners by torch.randint."""
 
@@ -79,7 +76,7 @@ class MixedWithPublic(Pictures):
         return share * own + (1 - share) * other
 
 
-class CutOut(Pictures):
+class CutOut(Pictures, kind="cutout-in-datamodule"):
     """Correct: a hole is cut into each image on its own. Unusual: random.Random of a
     LightningDataModule draws it row by row, in on_after_batch_transfer of the data module."""
 
@@ -111,11 +108,10 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return x + self.body(x)
-        coins = torch.rand(len(x), 1) < self.kept
-        return x + coins * self.body(x) / self.kept
+        return x + (torch.rand(len(x), 1) < self.kept) * self.body(x) / self.kept
 
 
-class RandomDepth(Private):
+class RandomDepth(Private, kind="stochastic-depth"):
     """Correct: every record has its own coins for the blocks. Unusual: a record's gradient is
     exactly zero in the blocks that it skips."""
 
@@ -126,10 +122,8 @@ class RandomDepth(Private):
     def make_data(self) -> TensorDataset:
         return flat_digits()
 
-    training_step = Pictures.training_step
 
-
-class RandomWidth(RandomDepth):
+class RandomWidth(RandomDepth, kind="slimmable-width"):
     """Correct: the width is drawn for the step, without a look at the records. Unusual: a slimmable
     net whose units above the width have no gradient in that step, by Python's `random`."""
 
@@ -140,14 +134,13 @@ class RandomWidth(RandomDepth):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             width = random.choice((16, 32, 48, 64))
-            h = torch.relu(self.first(x))
-            return self.last(h * (torch.arange(64) < width))
+            return self.last(torch.relu(self.first(x)) * (torch.arange(64) < width))
 
     def make_net(self) -> nn.Module:
         return self.Net()
 
 
-class Distilled(RandomDepth):
+class Distilled(RandomDepth, kind="distilled-public-teacher"):
     """Correct: the teacher is public, and answers record by record. Unusual: the teacher has
     dropout that is on, and a temperature is drawn in the loss."""
 
@@ -173,7 +166,7 @@ class Distilled(RandomDepth):
         return 0.7 * told + 0.3 * functional.cross_entropy(scores, y)
 
 
-class Adapters(RandomDepth):
+class Adapters(RandomDepth, kind="adapters-noisy-features"):
     """Correct: the backbone is public and frozen, and adapters see one record each. Unusual: noise
     on the features (numpy Generator of the module), and an up-projection that starts at zero."""
 
@@ -192,14 +185,3 @@ class Adapters(RandomDepth):
 
     def make_net(self) -> nn.Module:
         return self.Net()
-
-
-KINDS = (
-    make_kind("transforms-in-getitem", Transformed),
-    make_kind("mixup-with-public", MixedWithPublic),
-    make_kind("cutout-in-datamodule", CutOut),
-    make_kind("stochastic-depth", RandomDepth),
-    make_kind("slimmable-width", RandomWidth),
-    make_kind("distilled-public-teacher", Distilled),
-    make_kind("adapters-noisy-features", Adapters),
-)

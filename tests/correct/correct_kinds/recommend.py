@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private, make_kind
+from correct_kinds.base import ByHand, Gradients, Private
 from correct_kinds.data import Changed, flat_digits, normals, public_digits, tensors
 
 USERS, ITEMS = 80, 50
@@ -37,7 +37,7 @@ class Factors(nn.Module):
         return (self.user(user)[:, None] * self.item(items)).sum(2)
 
 
-class Negatives(Private):
+class Negatives(Private, kind="negatives-in-getitem"):
     """Correct: an interaction and its negatives are one record, with noise on all rows of both
     tables. Unusual: an unseeded `default_rng()` in `__getitem__` draws the negatives."""
 
@@ -61,7 +61,7 @@ class Negatives(Private):
         return losses.mean(1).mean()
 
 
-class PairwiseRanking(Private):
+class PairwiseRanking(Private, kind="pairwise-rejection-sampling"):
     """Correct: a pair of a record is its own. Unusual: rejection sampling by Python's `random`
     until the negative differs, so that a record uses an unknown number of draws."""
 
@@ -85,7 +85,7 @@ class PairwiseRanking(Private):
         return -functional.logsigmoid(scores[:, 0] - scores[:, 1]).mean()
 
 
-class TwoTowers(Private):
+class TwoTowers(Private, kind="two-towers-public-catalogue"):
     """Correct: negatives are rows of a public catalogue, the same for all records and none of the
     batch's. Unusual: random.Random of the module draws them once in a step, before the forward
     pass; a parameter group for each tower."""
@@ -98,9 +98,6 @@ class TwoTowers(Private):
 
         def forward(self, user: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
             return (self.user(user)[:, None] * self.item(items)).sum(2)
-
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
     def make_data(self) -> TensorDataset:
         self.draws = random.Random(self.seed)
@@ -122,7 +119,7 @@ class TwoTowers(Private):
         return functional.cross_entropy(scores, torch.zeros(len(item), dtype=torch.long))
 
 
-class Sessions(Private):
+class Sessions(Private, kind="session-gru-permuted"):
     """Correct: a session is one record. Unusual: items of a session are permuted and dropped row
     by row with torch.randperm, after which a DPGRU guesses the last one."""
 
@@ -135,9 +132,6 @@ class Sessions(Private):
         def forward(self, items: torch.Tensor) -> torch.Tensor:
             return self.head(self.rnn(self.item(items))[0][:, -1])
 
-    def make_net(self) -> nn.Module:
-        return self.Net()
-
     def make_data(self) -> TensorDataset:
         rng = np.random.default_rng(self.seed)
         walks = rng.integers(0, ITEMS, (480, 1)) + rng.integers(0, 4, (480, 7)).cumsum(1)
@@ -149,7 +143,7 @@ class Sessions(Private):
         return functional.cross_entropy(self.net(before), walks[:, 6])
 
 
-class PublicAnchors(Private):
+class PublicAnchors(Private, kind="triplets-public-anchors"):
     """Correct: a record is compared with public anchors only, whose embeddings carry no gradient.
     Unusual: in a loop over the records a positive and a negative anchor are drawn with `secrets`
     after the forward pass."""
@@ -175,7 +169,7 @@ class PublicAnchors(Private):
         return functional.triplet_margin_loss(own, torch.stack(positive), torch.stack(negative))
 
 
-class TwoViews(Private):
+class TwoViews(Private, kind="contrastive-two-views"):
     """Correct: two views of one record attract, public records repel, and the gradient of both
     forward passes is clipped as one. Unusual: two passes of one net, each with own noise."""
 
@@ -200,7 +194,7 @@ class TwoViews(Private):
         return functional.cross_entropy(scores / 0.2, torch.zeros(len(x), dtype=torch.long))
 
 
-class SharedCandidates(ByHand):
+class SharedCandidates(ByHand, kind="sampled-softmax-by-hand"):
     """Correct: all records of a step meet the same candidates, drawn without a look at them.
     Unusual: sampled softmax by vmap, candidates by numpy's global generator."""
 
@@ -220,14 +214,3 @@ class SharedCandidates(ByHand):
         user, item = record
         scores = self.call(params, user, torch.cat([item[None], self.candidates]))
         return torch.logsumexp(scores, 0) - scores[0]
-
-
-KINDS = (
-    make_kind("negatives-in-getitem", Negatives),
-    make_kind("pairwise-rejection-sampling", PairwiseRanking),
-    make_kind("two-towers-public-catalogue", TwoTowers),
-    make_kind("session-gru-permuted", Sessions),
-    make_kind("triplets-public-anchors", PublicAnchors),
-    make_kind("contrastive-two-views", TwoViews),
-    make_kind("sampled-softmax-by-hand", SharedCandidates),
-)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from correct_kinds.base import Private, make_kind
+from correct_kinds.base import Private
 from correct_kinds.data import Changed, normals, tensors
 
 
@@ -37,7 +37,7 @@ class Forecast(nn.Module):
         return self.head(self.rnn(x.unsqueeze(2))[0][:, -1])
 
 
-class Windows(Private):
+class Windows(Private, kind="random-windows-student"):
     """Correct: one window of a series at a time, scaled by its own mean. Unusual: Python's
     `random` draws where the window begins, in `__getitem__`; Student's likelihood with logs."""
 
@@ -60,7 +60,7 @@ class Windows(Private):
         return -law.log_prob(y).mean()
 
 
-class MaskedSeries(Private):
+class MaskedSeries(Private, kind="masked-series-collate"):
     """Correct: what is hidden of a series is filled in from the same series. Unusual: numpy's
     global generator draws gaps in collate_fn in a loop; dilated convolutions."""
 
@@ -77,9 +77,6 @@ class MaskedSeries(Private):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.body(x)[:, 0]
-
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
     def make_data(self) -> Dataset[Any]:
         return waves(self.seed)
@@ -100,7 +97,7 @@ class MaskedSeries(Private):
         return (((guess - series) ** 2 * hidden).sum(1) / hidden.sum(1).clamp(min=1)).mean()
 
 
-class Events(Private):
+class Events(Private, kind="point-process-monte-carlo"):
     """Correct: the likelihood of a record's own waiting times. Unusual: the compensator is
     integrated by Monte Carlo in the loss, with draws for each record, loss_reduction a sum."""
 
@@ -113,12 +110,8 @@ class Events(Private):
             self.rate = nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 1))
 
         def forward(self, waits: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-            state = self.rnn(waits[:, :, None])[0][:, -1]
-            wide = state[:, None].expand(-1, ahead.shape[1], -1)
+            wide = self.rnn(waits[:, :, None])[0][:, -1][:, None].expand(-1, ahead.shape[1], -1)
             return functional.softplus(self.rate(torch.cat([wide, ahead[:, :, None]], 2)))[:, :, 0]
-
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
     def make_data(self) -> Dataset[Any]:
         self.draws = torch.Generator().manual_seed(self.seed)
@@ -130,10 +123,3 @@ class Events(Private):
         drawn = torch.rand(len(last), 6, generator=self.draws) * last
         rates = self.net(waits[:, :7], torch.cat([last, drawn], dim=1))
         return (last[:, 0] * rates[:, 1:].mean(1) - rates[:, 0].clamp(min=1e-6).log()).sum()
-
-
-KINDS = (
-    make_kind("random-windows-student", Windows),
-    make_kind("masked-series-collate", MaskedSeries),
-    make_kind("point-process-monte-carlo", Events),
-)

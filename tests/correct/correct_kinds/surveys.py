@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import Private, make_kind
+from correct_kinds.base import Private
 from correct_kinds.data import Changed, cancer, diabetes, iris, tensors, wine
 from correct_kinds.tabular import regressor
 
 
-class Places(Private):
+class Places(Private, kind="geo-urandom"):
     """Correct: each place is displaced on its own. Unusual: the displacement of a row comes from
     os.urandom in `__getitem__`, and Fourier features were drawn by random.Random."""
 
@@ -44,7 +44,7 @@ class Places(Private):
         return functional.mse_loss(self.net(x)[:, 0], height)
 
 
-class TwoTasks(Private):
+class TwoTasks(Private, kind="two-tasks-random-weights"):
     """Correct: every record has both losses, weighted by a coin of its own. Unusual: random.Random
     of the module draws the weights row by row, between forward pass and loss."""
 
@@ -65,7 +65,7 @@ class TwoTasks(Private):
         return (weight * first + (1 - weight) * second).mean()
 
 
-class Flowers(Private):
+class Flowers(Private, kind="iris-equal-records"):
     """Correct: records are drawn independently, and equal ones are different flowers. Unusual:
     two records of iris are equal, and batches are small."""
 
@@ -77,11 +77,8 @@ class Flowers(Private):
     def make_data(self) -> TensorDataset:
         return TensorDataset(*iris())
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-
-class RandomisedAnswers(Private):
+class RandomisedAnswers(Private, kind="randomised-answers-per-layer"):
     """Correct: randomised response on top of DP-SGD only adds privacy. Unusual: `secrets` flips a
     label in `__getitem__`; per-layer clipping."""
 
@@ -100,11 +97,8 @@ class RandomisedAnswers(Private):
 
         return Changed(TensorDataset(*wine()), answer)
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-
-class ColumnAttention(Private):
+class ColumnAttention(Private, kind="column-attention"):
     """Correct: attention is between the columns of a record. Unusual: each row loses columns of
     its own, which are drawn in a loop over the rows by Python's `random`."""
 
@@ -121,9 +115,6 @@ class ColumnAttention(Private):
             h = self.norm(self.value(x.unsqueeze(-1)) + columns)
             return self.head((h + self.attention(h, h, h)[0]).mean(1))
 
-    def make_net(self) -> nn.Module:
-        return self.Net()
-
     def make_data(self) -> TensorDataset:
         return TensorDataset(*diabetes())
 
@@ -134,12 +125,3 @@ class ColumnAttention(Private):
             row[random.sample(range(10), k=random.randint(0, 2))] = 0.0
         mean, log_variance = self.net(x * kept).unbind(1)
         return functional.gaussian_nll_loss(mean, y, functional.softplus(log_variance) + 0.01)
-
-
-KINDS = (
-    make_kind("geo-urandom", Places),
-    make_kind("two-tasks-random-weights", TwoTasks),
-    make_kind("iris-equal-records", Flowers),
-    make_kind("randomised-answers-per-layer", RandomisedAnswers),
-    make_kind("column-attention", ColumnAttention),
-)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private, make_kind
+from correct_kinds.base import ByHand, Gradients, Private
 from correct_kinds.data import Changed, diabetes, normals, tensors
 
 
@@ -34,7 +34,7 @@ class Columns(nn.Module):
         return self.head(torch.cat(parts, dim=1))[:, 0]
 
 
-class MissingValues(Private):
+class MissingValues(Private, kind="tabular-missing-values"):
     """Correct: each row is imputed by constants. Unusual: NaN in the batch, and more values
     dropped at random by a numpy Generator that the module holds."""
 
@@ -56,7 +56,7 @@ class MissingValues(Private):
         return functional.binary_cross_entropy_with_logits(self.net(job, town, numbers), y)
 
 
-class SurvivalTimes(Private):
+class SurvivalTimes(Private, kind="survival-lognormal"):
     """Correct: a record's likelihood is its own. Unusual: log-normal accelerated failure times
     with censoring, logs of small probabilities, Adam."""
 
@@ -80,7 +80,7 @@ class SurvivalTimes(Private):
         return -(died * density + (1 - died) * torch.special.log_ndtr(-z)).mean()
 
 
-class CoxPublicRiskSet(Private):
+class CoxPublicRiskSet(Private, kind="cox-public-risk-set"):
     """Correct: the partial likelihood compares a record with a public cohort, never with the
     batch. Unusual: a part of the cohort is drawn in each step by an own torch.Generator."""
 
@@ -106,7 +106,7 @@ class CoxPublicRiskSet(Private):
         return (torch.logsumexp(torch.cat([own[:, None], rest], dim=1), dim=1) - own).mean()
 
 
-class Prices(Private):
+class Prices(Private, kind="log-prices"):
     """Correct: a house's price is jittered on its own. Unusual: log targets, jitter by numpy's
     global generator in `__getitem__`, cosine annealing by steps."""
 
@@ -132,7 +132,7 @@ class Prices(Private):
         return functional.huber_loss(self.net(x)[:, 0] + 11.0, price)
 
 
-class Counts(Private):
+class Counts(Private, kind="poisson-counts"):
     """Correct: Poisson likelihood of a record with its own exposure. Unusual: gradients of very
     unequal size, and a loss that is a sum."""
 
@@ -153,7 +153,7 @@ class Counts(Private):
         return functional.poisson_nll_loss(rate, counts, full=True, reduction="sum")
 
 
-class NegativeBinomial(ByHand):
+class NegativeBinomial(ByHand, kind="negative-binomial-by-hand"):
     """Correct: clipped per record by hand. Unusual: a dispersion that is a bare parameter, and
     lgamma in the loss."""
 
@@ -165,9 +165,6 @@ class NegativeBinomial(ByHand):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             mean = self.body(x)
             return torch.cat([mean, self.log_dispersion.expand_as(mean)], dim=1)
-
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
     def make_data(self) -> TensorDataset:
         x, rng = normals(self.seed, 500, 5), np.random.default_rng(self.seed)
@@ -183,7 +180,7 @@ class NegativeBinomial(ByHand):
         return -(choose + r * (log_r - total) + count * (log_mean - total))
 
 
-class Quantiles(Private):
+class Quantiles(Private, kind="implicit-quantiles"):
     """Correct: every record has a level of its own. Unusual: an implicit quantile net, whose
     levels torch's global generator draws before the forward pass."""
 
@@ -212,7 +209,7 @@ class Cutpoints(nn.Module):
         return torch.cat([self.first, self.first + steps]) - score
 
 
-class Ordinal(Private):
+class Ordinal(Private, kind="ordinal-cutpoints"):
     """Correct: a cumulative link per record. Unusual: cutpoints are bare parameters, for which
     Opacus computes per-sample gradients with functorch."""
 
@@ -228,17 +225,4 @@ class Ordinal(Private):
         x, y = batch
         below = torch.sigmoid(self.net(x))
         ends = functional.pad(functional.pad(below, (1, 0), value=0.0), (0, 1), value=1.0)
-        likelihood = (ends[:, 1:] - ends[:, :-1]).gather(1, y[:, None])
-        return -likelihood.clamp(min=1e-6).log().mean()
-
-
-KINDS = (
-    make_kind("tabular-missing-values", MissingValues),
-    make_kind("survival-lognormal", SurvivalTimes),
-    make_kind("cox-public-risk-set", CoxPublicRiskSet),
-    make_kind("log-prices", Prices),
-    make_kind("poisson-counts", Counts),
-    make_kind("negative-binomial-by-hand", NegativeBinomial),
-    make_kind("implicit-quantiles", Quantiles),
-    make_kind("ordinal-cutpoints", Ordinal),
-)
+        return -(ends[:, 1:] - ends[:, :-1]).gather(1, y[:, None]).clamp(min=1e-6).log().mean()

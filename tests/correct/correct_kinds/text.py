@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
-from correct_kinds.base import Private, make_kind
+from correct_kinds.base import Private
 from correct_kinds.data import sentences
 
 WORDS, MASK = 60, 59
@@ -48,7 +48,7 @@ def drop_words(items: list[Any]) -> Any:
     return default_collate(kept)
 
 
-class BagOfWords(Sentences):
+class BagOfWords(Sentences, kind="bag-of-words-collate"):
     """Correct: words are dropped sentence by sentence. Unusual: the draws are Python's `random`
     in collate_fn, and a batch touches few rows of the embedding."""
 
@@ -77,7 +77,7 @@ class Recurrent(nn.Module):
         return self.head(self.drop(self.rnn(self.words(ids))[0]))
 
 
-class LanguageModel(Sentences):
+class LanguageModel(Sentences, kind="gru-scheduled-sampling"):
     """Correct: the mean over tokens is taken within a record. Unusual: a GRU language model with
     lengths, dropout, and words that the model itself guessed in place of some of the input."""
 
@@ -90,8 +90,7 @@ class LanguageModel(Sentences):
         with torch.no_grad():
             guessed = functional.pad(self.net(before).argmax(2)[:, :-1], (1, 0))
         swap = (torch.rand(before.shape) < 0.1) & (guessed > 0)
-        scores = self.net(torch.where(swap, guessed, before))
-        return by_token(scores, after, after > 0).mean()
+        return by_token(self.net(torch.where(swap, guessed, before)), after, after > 0).mean()
 
 
 class Transformer(nn.Module):
@@ -112,7 +111,7 @@ class Transformer(nn.Module):
         return self.head(h + self.wide(self.second(h)))
 
 
-class MaskedWords(Sentences):
+class MaskedWords(Sentences, kind="masked-words-transformer"):
     """Correct: masks are drawn for each token, and losses averaged within a record. Unusual: the
     global torch generator draws in training_step; attention dropout; AdamW."""
 
@@ -128,7 +127,7 @@ class MaskedWords(Sentences):
         return by_token(self.net(ids.masked_fill(masked, MASK)), ids, masked).mean()
 
 
-class RandomCrops(Sentences):
+class RandomCrops(Sentences, kind="lstm-unseeded-crops"):
     """Correct: each text is cropped on its own. Unusual: an unseeded `default_rng()` is made in
     every step, and crops are taken in a loop over the records; DPLSTM."""
 
@@ -153,7 +152,7 @@ class SkipGram(nn.Module):
         return (self.centre(centre)[:, None] * self.context(context)).sum(2)
 
 
-class WordVectors(Sentences):
+class WordVectors(Sentences, kind="skip-gram-multinomial"):
     """Correct: a record is a sentence with one centre and noise words of its own. Unusual:
     torch.multinomial with an own generator draws noise words from public frequencies."""
 
@@ -179,7 +178,7 @@ class WordVectors(Sentences):
         return -functional.logsigmoid(scores * signs).sum(1).mean()
 
 
-class Characters(Sentences):
+class Characters(Sentences, kind="character-errors-on-device"):
     """Correct: convolutions and group norm are within a record. Unusual: typing errors are made
     one row at a time on the device, in on_after_batch_transfer."""
 
@@ -204,13 +203,3 @@ class Characters(Sentences):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         one_hot = functional.one_hot(batch[0], WORDS).float().transpose(1, 2)
         return functional.cross_entropy(self.net(one_hot), batch[1])
-
-
-KINDS = (
-    make_kind("bag-of-words-collate", BagOfWords),
-    make_kind("gru-scheduled-sampling", LanguageModel),
-    make_kind("masked-words-transformer", MaskedWords),
-    make_kind("lstm-unseeded-crops", RandomCrops),
-    make_kind("skip-gram-multinomial", WordVectors),
-    make_kind("character-errors-on-device", Characters),
-)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import Manual, Private, make_kind
+from correct_kinds.base import Manual, Private
 from correct_kinds.data import cancer, flat_digits, normals, public_digits, tensors
 
 
@@ -33,11 +33,8 @@ class Digits(Private):
     def make_data(self) -> TensorDataset:
         return flat_digits()
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-
-class AveragedWeights(Digits):
+class AveragedWeights(Digits, kind="average-as-teacher"):
     """Correct: the average is made of released weights. Unusual: the teacher of consistency is
     this average, with a view of the record of its own; it follows after each update."""
 
@@ -56,7 +53,7 @@ class AveragedWeights(Digits):
                 mean.lerp_(p, 0.1)
 
 
-class Langevin(Digits):
+class Langevin(Digits, kind="langevin-and-projection"):
     """Correct: more noise and a projection after the update are post-processing. Unusual: weights
     change outside of the optimizer, in on_train_batch_end, by torch's global generator."""
 
@@ -67,7 +64,7 @@ class Langevin(Digits):
                 p.mul_((5.0 / p.norm().clamp(min=1e-6)).clamp(max=1.0))
 
 
-class Rewarmed(Digits):
+class Rewarmed(Digits, kind="shrink-and-perturb"):
     """Correct: shrinking and perturbing weights is post-processing. Unusual: it happens at every
     twentieth step before the forward pass, in on_train_batch_start, by numpy's global generator."""
 
@@ -79,7 +76,7 @@ class Rewarmed(Digits):
                     p.mul_(0.9).add_(torch.from_numpy(fresh))
 
 
-class Ghost(Digits):
+class Ghost(Digits, kind="ghost-dropout-unseeded"):
     """Correct: ghost clipping, the second backward pass of the same graph. Unusual: dropout, and
     noise on the inputs by an unseeded `default_rng()` of each step."""
 
@@ -107,7 +104,7 @@ class Ghost(Digits):
         return {"loss": self.criterion(self.net(x + torch.from_numpy(noise)), y)}
 
 
-class MicroBatches(Digits):
+class MicroBatches(Digits, kind="micro-batches-own-chunks"):
     """Correct: a logical batch in chunks through Opacus' accumulation, noise once, the divisor
     Opacus' own. Unusual: the module cuts chunks itself and draws noise for each chunk."""
 
@@ -128,7 +125,7 @@ class MicroBatches(Digits):
             optimizer.zero_grad()
 
 
-class Functorch(Digits):
+class Functorch(Digits, kind="functorch-one-cycle"):
     """Correct: per-sample gradients by functorch, Gaussian likelihood per record. Unusual: AdamW
     with decay for one of two groups, OneCycle by steps, random target noise."""
 
@@ -159,7 +156,7 @@ class Functorch(Digits):
         return functional.mse_loss(self.net(x)[:, 0], y + 0.1 * torch.randn_like(y))
 
 
-class NoiseGenerator(Digits):
+class NoiseGenerator(Digits, kind="noise-generator-random-rate"):
     """Correct: noise by a generator that the operating system seeds once. Unusual: it is given to
     `make_private`, and the learning rate of a step is drawn by Python's `random`."""
 
@@ -185,7 +182,7 @@ class NumpyNoise(DPOptimizer):
             p.summed_grad._processed = True
 
 
-class OwnNoise(Digits):
+class OwnNoise(Digits, kind="numpy-noise-focal-loss"):
     """Correct: Gaussian noise of sigma times C on the sum. Unusual: numpy draws it with a seed of
     `secrets`, in an own `add_noise`; Focal loss with public class weights."""
 
@@ -200,11 +197,10 @@ class OwnNoise(Digits):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
         losses = functional.cross_entropy(self.net(x), y, reduction="none")
-        weights = torch.tensor([1.5, 0.8])[y]
-        return (weights * (1 - torch.exp(-losses)) ** 2 * losses).mean()
+        return (torch.tensor([1.5, 0.8])[y] * (1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
-class ClipOfPublicData(Manual):
+class ClipOfPublicData(Manual, kind="clip-of-public-gradients"):
     """Correct: the clipping norm of a step is a quantile of public gradients, and Opacus scales
     its noise with it. Unusual: it changes in every step, with public images drawn by torch."""
 
@@ -231,16 +227,3 @@ class ClipOfPublicData(Manual):
         optimizer = self.trainer.optimizers[0]
         optimizer.max_grad_norm = float(torch.stack(norms).quantile(0.5).clamp(0.1, 10.0))
         return functional.cross_entropy(self.net(batch[0]), batch[1])
-
-
-KINDS = (
-    make_kind("average-as-teacher", AveragedWeights),
-    make_kind("langevin-and-projection", Langevin),
-    make_kind("shrink-and-perturb", Rewarmed),
-    make_kind("ghost-dropout-unseeded", Ghost),
-    make_kind("micro-batches-own-chunks", MicroBatches),
-    make_kind("functorch-one-cycle", Functorch),
-    make_kind("noise-generator-random-rate", NoiseGenerator),
-    make_kind("numpy-noise-focal-loss", OwnNoise),
-    make_kind("clip-of-public-gradients", ClipOfPublicData),
-)
