@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    fit,
-    mlp,
-    trainer_for,
-)
+from training_support import PrivateModule, assert_no_hooks_left, fit, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread

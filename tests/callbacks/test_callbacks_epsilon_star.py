@@ -312,9 +312,7 @@ def test_another_method_is_named():
         EpsilonStar(delta=0.1, method="empirical")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning",
-)
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("package", "kind"),
     [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],

@@ -895,11 +895,7 @@ def test_a_correct_training_is_not_accused_and_not_changed(
 
 # --- Random numbers and inputs with a domain accuse no correct training.
 
-QUICK_RANDOM = (
-    "augmentation by NumPy",
-    "by hand, in chunks",
-    "logarithms, roots and arc sines",
-)
+QUICK_RANDOM = ("augmentation by NumPy", "by hand, in chunks", "logarithms, roots and arc sines")
 ALL = {"replay.sensitivity", "replay.release", "coupling", "replay.clipping", "replay.noise"}
 #: What cannot be asked; everything else must be.
 _IN_PARTS = {"coupling", "replay.clipping", "replay.noise"}

@@ -134,9 +134,7 @@ def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, 
     assert_too_little_noise(run(tmp_path / "half", processed(name, where, share=0.5), seed))
 
 
-BY_HAND = [
-    *((name, kind) for name in PROCESSES for kind in (ByHand, ByHandInClosure)),
-]
+BY_HAND = [*((name, kind) for name in PROCESSES for kind in (ByHand, ByHandInClosure))]
 
 
 by_hand = pytest.mark.parametrize(
@@ -443,13 +441,9 @@ def test_a_wrong_release_is_refused_with_what_to_give(
 
 
 @pytest.mark.usefixtures("short_report")
-def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_path: Path) -> None:
     class Twice(ByHand):
-        process = staticmethod(
-            lambda state, grads: None,
-        )
+        process = staticmethod(lambda state, grads: None)
         calls = 0
 
         def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:

@@ -63,16 +63,8 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
         (faulty.HalfNoise, "noise", "noise scale too small:"),
         (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
         (faulty.NoClipping, "sensitivity", "no clipping:"),
-        (
-            faulty.BroadcastNoise,
-            "reuse.broadcast",
-            "one noise value is shared by all coordinates",
-        ),
-        (
-            faulty.OneKeyForAllTensors,
-            "reuse.pair",
-            "one noise key is used for several tensors",
-        ),
+        (faulty.BroadcastNoise, "reuse.broadcast", "one noise value is shared by all coordinates"),
+        (faulty.OneKeyForAllTensors, "reuse.pair", "one noise key is used for several tensors"),
         (
             faulty.ClosureRunsAgain,
             "gradient_replaced",
@@ -202,10 +194,7 @@ class Plain(PrivateModule):
 
 @pytest.mark.parametrize(
     ("wrap", "arguments"),
-    [
-        (False, {"claimed_epsilon": 8.0}),
-        (True, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)}),
-    ],
+    [(False, {"claimed_epsilon": 8.0}), (True, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)})],
     ids=["plain", "private_one_lost"],
 )
 def test_plain_optimizer_under_a_claim_is_no_dp(
@@ -375,10 +364,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) ->
     ids=["half_noise_and_shuffled", "no_clipping_and_accounting"],
 )
 def test_two_independent_faults_are_two_findings(
-    tmp_path: Path,
-    module: Callable[[], PrivateModule],
-    audit: dict[str, Any],
-    findings: list[str],
+    tmp_path: Path, module: Callable[[], PrivateModule], audit: dict[str, Any], findings: list[str]
 ) -> None:
     told = PrivacyAudit(seed=1, **audit, **TRAINS_ON)
     report = fit(tmp_path, module(), told, max_steps=64)

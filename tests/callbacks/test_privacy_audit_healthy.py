@@ -534,9 +534,7 @@ def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None
 
 
 @pytest.mark.parametrize(
-    "row",
-    staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]),
-    ids=name_of,
+    "row", staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
 @pytest.mark.one_in(2)
 def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:

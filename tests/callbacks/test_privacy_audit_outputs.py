@@ -223,9 +223,7 @@ class _End(pl.Callback):
 
 
 @pytest.mark.whole_report
-def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(
-    tmp_path: Path,
-) -> None:
+def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_path: Path) -> None:
     class Module(PrivateModule):
         ended = 0
 
@@ -770,10 +768,7 @@ CLAIM = {"noise_multiplier": 1.0, "sample_rate": 0.1, "private_dataset_size": Tr
 ARGUMENTS: dict[str, Any] = {
     "claimed_epsilon": 8.0,
     "delta": 1e-6,
-    "claim": {
-        "class_path": "lightning_audit.PrivacyClaim",
-        "init_args": CLAIM,
-    },
+    "claim": {"class_path": "lightning_audit.PrivacyClaim", "init_args": CLAIM},
     "canaries": [
         {"class_path": "lightning_audit.canaries.Dirac", "init_args": {"tensor": "last_bias"}},
         {"class_path": "lightning_audit.canaries.gradient.Random", "init_args": {"moving": True}},
@@ -791,12 +786,7 @@ ARGUMENTS: dict[str, Any] = {
 def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.claimed_epsilon, audit.delta, audit.seed) == (8.0, 1e-6, 7)
     assert audit.claim == PrivacyClaim(**CLAIM)
-    assert audit.canaries == (
-        Dirac(tensor="last_bias"),
-        Random(moving=True),
-        BlockPair(),
-        Spread(),
-    )
+    assert audit.canaries == (Dirac(tensor="last_bias"), Random(moving=True), BlockPair(), Spread())
     assert audit.resolution == Resolution(noise=0.7)
     assert audit.allow == ("noise.canary", "sampling.not_poisson")
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
@@ -839,11 +829,7 @@ def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> 
 
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:
-    arguments = {
-        "amplitude": 100.0,
-        "loss": "torch.nn.functional.cross_entropy",
-        "num_classes": 10,
-    }
+    arguments = {"amplitude": 100.0, "loss": "torch.nn.functional.cross_entropy", "num_classes": 10}
     canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
     audit = parse(package, with_audit(canaries=canaries))
     loss = torch.nn.functional.cross_entropy

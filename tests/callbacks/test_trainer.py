@@ -349,10 +349,7 @@ def trainer_of(strategy: Strategy) -> Any:
 
 def run_of(**calls: Any) -> Any:
     """As much of a run as sees batches; it changes none of them unless told so."""
-    nothing = {
-        "admit": lambda batch, module: batch,
-        "skipped": lambda: None,
-    }
+    nothing = {"admit": lambda batch, module: batch, "skipped": lambda: None}
     return SimpleNamespace(**(nothing | calls))
 
 

@@ -266,12 +266,7 @@ def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -
 @pytest.mark.filterwarnings("default")
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("kind", "trainer"),
-    [
-        (SplitBatches, {}),
-        (HandWritten, {}),
-        (Small, {"max_steps": 120}),
-    ],
+    ("kind", "trainer"), [(SplitBatches, {}), (HandWritten, {}), (Small, {"max_steps": 120})]
 )
 def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(
     tmp_path: Path, kind: type, trainer: dict[str, Any]

@@ -233,8 +233,7 @@ def stretched(state: Any, steps: int) -> Any:
 @RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("accountant", "stated"),
-    [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})],
+    ("accountant", "stated"), [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})]
 )
 def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time(
     tmp_path: Path, accountant: str, stated: dict[str, Any]

@@ -477,11 +477,7 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
         claims.add(sigma, rate)
     assert claims.phases() == (Phase(1.0, 0.01, 80), Phase(2.0, 0.01, 20))
     assert claims.phases(40) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10))
-    assert claims.runs(60) == (
-        Phase(1.0, 0.01, 30),
-        Phase(2.0, 0.01, 20),
-        Phase(1.0, 0.01, 10),
-    )
+    assert claims.runs(60) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 20), Phase(1.0, 0.01, 10))
     assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
     assert StepHistory().phases() == ()
     first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
