@@ -377,8 +377,7 @@ def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
             return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
 
     star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(Growing())
+    trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(Growing())
     assert [found.n_train for found in star.history] == [100, 200, 300]
 
 

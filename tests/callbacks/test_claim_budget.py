@@ -308,8 +308,7 @@ def test_noise_that_falls_is_counted_as_it_is(tmp_path: Path) -> None:
     class Falling(PrivateModule):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch:
-                inner = self.optimizers().optimizer
-                ExponentialNoise(inner, gamma=0.7).step()
+                ExponentialNoise(self.optimizers().optimizer, gamma=0.7).step()
 
     report = trained(tmp_path, Falling(), claimed_epsilon=3.0)
     assert 32 < report.steps < PLANNED

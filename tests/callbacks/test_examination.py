@@ -113,8 +113,7 @@ class SampledNorm(Factored):
     """Norm estimated of every second coordinate: what lies in the others is never clipped."""
 
     def factors(self, rows):
-        flat = torch.cat([g.flatten(1) for g in rows], dim=1)
-        norms = 2**0.5 * flat[:, ::2].norm(dim=1)
+        norms = 2**0.5 * torch.cat([g.flatten(1) for g in rows], dim=1)[:, ::2].norm(dim=1)
         return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
 
 
@@ -530,8 +529,7 @@ class ByHand(Trains):
         params = {name: p.detach() for name, p in self.net.named_parameters()}
 
         def loss(params: Gradients, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            scores = functional_call(self.net, params, (x[None],))
-            return functional.cross_entropy(scores, y[None])
+            return functional.cross_entropy(functional_call(self.net, params, (x[None],)), y[None])
 
         return vmap(grad(loss), (None, 0, 0))(params, self.seen(x), y)
 
@@ -725,8 +723,7 @@ def examined(
     folder: Path, module: pl.LightningModule, examination: Examination, **trainer: Any
 ) -> Examination:
     torch.manual_seed(0)
-    arguments = {"max_steps": 8, **trainer}
-    trainer_for(folder, examination, **arguments).fit(module)
+    trainer_for(folder, examination, **{"max_steps": 8, **trainer}).fit(module)
     return examination
 
 
@@ -741,8 +738,7 @@ def found(examination: Examination) -> set[str]:
 )
 @pytest.mark.heavy_one_in(4)
 def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) -> None:
-    claim = fault.audit.get("claim")
-    examination = examined(tmp_path, fault.module(), Examination(claim=claim))
+    examination = examined(tmp_path, fault.module(), Examination(claim=fault.audit.get("claim")))
     assert fault.check in found(examination), examination
     assert not examination.passed
     assert f"{fault.check}: " in str(examination)

@@ -178,8 +178,7 @@ def test_report_is_shown_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_every_check_is_shown_on_request_and_else_a_summary(
     tmp_path: Path, verbose: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audit = PrivacyAudit(seed=1, verbose=verbose)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=4)
+    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1, verbose=verbose), max_steps=4)
     out = capsys.readouterr().out
     words = out.split()
     assert all(check.name in words for check in report.checks) == verbose
@@ -361,8 +360,7 @@ def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path: Pa
 def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(
     tmp_path: Path, make_poisson: bool
 ) -> None:
-    module = PrivateModule(poisson=False, make_poisson=make_poisson)
-    report, _ = stopped(tmp_path, module, **LONG)
+    report, _ = stopped(tmp_path, PrivateModule(poisson=False, make_poisson=make_poisson), **LONG)
     (found,) = (check for check in report.checks if check.name == "sampling.not_poisson")
     assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
     assert ("make_private was called with poisson_sampling=False" in found.advice) == (
@@ -482,8 +480,7 @@ def test_what_is_told_stands_where_it_happened_and_once(
     logger.addHandler(heard)
     try:
         audit = PrivacyAudit(seed=1, on_violation="warn")
-        trainer = trainer_for(tmp_path, calls, audit, max_epochs=2)
-        trainer.fit(on_digits(HalfNoise))
+        trainer_for(tmp_path, calls, audit, max_epochs=2).fit(on_digits(HalfNoise))
     finally:
         logger.removeHandler(heard)
     assert len(at) == 1
@@ -499,8 +496,7 @@ def test_a_manual_optimization_is_stopped_as_well(tmp_path: Path) -> None:
 def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1, on_violation="stop")
     for number in range(2):
-        trainer = trainer_for(tmp_path / str(number), audit, **LONG)
-        trainer.fit(on_digits(HalfNoise))
+        trainer_for(tmp_path / str(number), audit, **LONG).fit(on_digits(HalfNoise))
         assert audit.report.verdict.outcome == "VIOLATION"
         assert audit.report.steps < 10
 

@@ -210,5 +210,4 @@ def test_it_ends_where_lightning_counts_no_step(tmp_path: Path) -> None:
 
 
 def test_what_lightning_or_the_audit_refuse_at_once_is_told(tmp_path: Path) -> None:
-    found = told(tmp_path, PrivateModule(), precision="16-true")
-    assert not found.can_be_audited
+    assert not told(tmp_path, PrivateModule(), precision="16-true").can_be_audited

@@ -63,8 +63,7 @@ def with_opacus(
 def processed(name: str, where: str, share: float = 1.0) -> pl.LightningModule:
     """A training of Opacus that processes its release at one of several places."""
     if name == "kalman":
-        kind = type("Filtered", (Kalman,), {"share": share})
-        return with_opacus(kind, closure=where != "manual")
+        return with_opacus(type("Filtered", (Kalman,), {"share": share}), closure=where != "manual")
     if where == "inner":
         own = type("Own", (BehindOpacus,), {"process": staticmethod(PROCESSES[name])})
         drawn = optimizer_that(Processing, name, share)
@@ -191,8 +190,7 @@ def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls
     tmp_path: Path,
 ) -> None:
     module = type("Plain", (ByHand,), {"process": staticmethod(support.nothing), "share": 0.5})
-    report = run(tmp_path, module(says=False), seed=1, steps=60)
-    assert_too_little_noise(report)
+    assert_too_little_noise(run(tmp_path, module(says=False), seed=1, steps=60))
 
 
 SHAPES: dict[str, Callable[[float], pl.LightningModule]] = {
@@ -367,8 +365,7 @@ def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
     class MasksByTheCleanSum(DPOptimizer):
         def scale_grad(self) -> None:
             super().scale_grad()
-            clean = torch.cat([p.summed_grad.abs().flatten() for p in self.params])
-            least = clean.quantile(0.9)
+            least = torch.cat([p.summed_grad.abs().flatten() for p in self.params]).quantile(0.9)
             for p in self.params:
                 p.grad.mul_((p.summed_grad.abs() >= least).view_as(p))
 
@@ -467,8 +464,7 @@ def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Pat
     def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
         torch.manual_seed(3)
         kind = type("Seeded", (Kalman,), {"share": 1.0})
-        generator = torch.Generator().manual_seed(1)
-        module = with_opacus(kind, generator=generator)
+        module = with_opacus(kind, generator=torch.Generator().manual_seed(1))
         pl.seed_everything(3, verbose=False)
         trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
         return [p.detach() for p in module.parameters()]

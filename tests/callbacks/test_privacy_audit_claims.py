@@ -587,8 +587,7 @@ class InOrder(Shuffled):
 
 @RESUMING
 def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(tmp_path: Path) -> None:
-    ordered = InOrder(dataset=random_data(1600))
-    report = fit(tmp_path, ordered, audit_of(), max_epochs=EPOCHS)
+    report = fit(tmp_path, InOrder(dataset=random_data(1600)), audit_of(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
@@ -618,8 +617,7 @@ def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -
                 self.optimizers().step()
 
     audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
-    data = random_data(96)
-    module = AllAtOnce(dataset=data, batch_size=24)
+    module = AllAtOnce(dataset=random_data(96), batch_size=24)
     trainer_for(tmp_path, audit, max_epochs=2, limit_train_batches=6).fit(module)
     assert audit.report is not None
 
@@ -894,5 +892,4 @@ def test_the_divisor_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
     given = audit_privacy_audit_exemptions(
         claim=stated, allow=Allow(name, optimizer="net", reason="a trial")
     )
-    report = fit(tmp_path, PrivateModule(), given, max_steps=20)
-    assert status(report, name) == "allowed"
+    assert status(fit(tmp_path, PrivateModule(), given, max_steps=20), name) == "allowed"

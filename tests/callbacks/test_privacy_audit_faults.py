@@ -86,12 +86,10 @@ def test_fault_of_the_mechanism_is_named(
 
 
 def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, _on_digits(faulty.ClipAtTwice), audit, max_steps=96)
+    report = violation(tmp_path, _on_digits(faulty.ClipAtTwice), PrivacyAudit(seed=1), max_steps=96)
     assert status(report, "sensitivity") == "violated"
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
-    shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
-    assert 1.5 < shift < 2.5
+    assert 1.5 < next(c for c in report.checks if c.name == "sensitivity").evidence["shift"] < 2.5
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -170,8 +168,7 @@ def test_noise_below_the_stated_claim_is_found_though_opacus_is_sound(tmp_path: 
 
 def test_allowed_finding_is_shown_and_does_not_fail(tmp_path: Path) -> None:
     module = PrivateModule(optimizer_class=faulty.ClipAtTwice)
-    audit = PrivacyAudit(allow=["sensitivity"], seed=1)
-    report = fit(tmp_path, module, audit, max_steps=64)
+    report = fit(tmp_path, module, PrivacyAudit(allow=["sensitivity"], seed=1), max_steps=64)
     assert status(report, "sensitivity") == "allowed"
     assert report.verdict.outcome != "VIOLATION"
 
@@ -366,8 +363,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) ->
 def test_two_independent_faults_are_two_findings(
     tmp_path: Path, module: Callable[[], PrivateModule], audit: dict[str, Any], findings: list[str]
 ) -> None:
-    told = PrivacyAudit(seed=1, **audit, **TRAINS_ON)
-    report = fit(tmp_path, module(), told, max_steps=64)
+    report = fit(tmp_path, module(), PrivacyAudit(seed=1, **audit, **TRAINS_ON), max_steps=64)
     verdict = report.verdict
     assert verdict.root is not None
     assert [fault.finding for fault in (verdict.root, *verdict.further)] == findings

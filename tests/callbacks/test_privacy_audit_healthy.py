@@ -105,8 +105,7 @@ def test_passes_at_other_noise_and_clipping_norm(tmp_path: Path, noise: float) -
 
 def test_callback_without_arguments_claims_the_accountants_epsilon(tmp_path: Path) -> None:
     module = PrivateModule()
-    audit = PrivacyAudit()
-    report = fit(tmp_path, module, audit, max_steps=64)
+    report = fit(tmp_path, module, PrivacyAudit(), max_steps=64)
     _passes(report)
     assert report.claimed_epsilon == pytest.approx(module.engine.get_epsilon(1e-5), rel=0.01)
     assert report.epsilon_spent == report.claimed_epsilon
@@ -151,8 +150,7 @@ def test_training_without_accountant_is_audited_and_the_note_says_so(tmp_path: P
 
 
 def test_stated_sample_rate_composes_epsilons_without_accountant(tmp_path: Path) -> None:
-    claim = PrivacyClaim(sample_rate=RATE)
-    audit = PrivacyAudit(claimed_epsilon=8.0, claim=claim, seed=1)
+    audit = PrivacyAudit(claimed_epsilon=8.0, claim=PrivacyClaim(sample_rate=RATE), seed=1)
     report = fit(tmp_path, HandBuilt(), audit, max_steps=64)
     _passes(report)
     full = PrivacyClaim(noise_multiplier=1.0, sample_rate=RATE, steps=64, delta=1e-5)
@@ -198,8 +196,7 @@ def test_frozen_parameters_are_left_out(tmp_path: Path) -> None:
     for p in net[0].parameters():
         p.requires_grad_(False)
     before = net[0].weight.detach().clone()
-    report = fit(tmp_path, PrivateModule(net), PrivacyAudit(seed=1), max_steps=64)
-    _passes(report)
+    _passes(fit(tmp_path, PrivateModule(net), PrivacyAudit(seed=1), max_steps=64))
     header, _ = read_observations(tmp_path / "audit" / "observations.bin")
     assert len(header.tensors) == 4
     assert torch.equal(net[0].weight, before)
@@ -218,8 +215,7 @@ def test_tied_parameters_are_one_tensor(tmp_path: Path) -> None:
             x = torch.relu(self.second(torch.relu(self.first(x))))
             return self.last(x)
 
-    report = fit(tmp_path, PrivateModule(Tied()), PrivacyAudit(seed=1), max_steps=96)
-    _passes(report)
+    _passes(fit(tmp_path, PrivateModule(Tied()), PrivacyAudit(seed=1), max_steps=96))
     header, _ = read_observations(tmp_path / "audit" / "observations.bin")
     assert len(header.tensors) == 4
 
@@ -240,8 +236,7 @@ def test_convolutional_network_passes(tmp_path: Path) -> None:
 
 
 def test_manual_optimization_passes(tmp_path: Path) -> None:
-    module = ManualModule()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = fit(tmp_path, ManualModule(), PrivacyAudit(seed=1), max_steps=64)
     _passes(report)
     assert report.steps == 64
     assert report.observations == 64 * 8
@@ -284,8 +279,7 @@ def test_parameter_groups_are_audited_together(tmp_path: Path) -> None:
         first, *rest = params
         return torch.optim.SGD([{"params": rest, "lr": 0.01}, {"params": [first]}], lr=0.05)
 
-    report = fit(tmp_path, PrivateModule(inner=grouped), PrivacyAudit(seed=1), max_steps=32)
-    _passes(report)
+    _passes(fit(tmp_path, PrivateModule(inner=grouped), PrivacyAudit(seed=1), max_steps=32))
     header, _ = read_observations(tmp_path / "audit" / "observations.bin")
     assert len(header.tensors) == 6
 
@@ -360,8 +354,7 @@ def test_classification_loss_with_validation_passes(tmp_path: Path) -> None:
             return self.plain_loader()
 
     audit = PrivacyAudit(seed=1)
-    trainer = trainer_for(tmp_path, audit, max_steps=64, num_sanity_val_steps=2)
-    trainer.fit(Validated())
+    trainer_for(tmp_path, audit, max_steps=64, num_sanity_val_steps=2).fit(Validated())
     _passes(report_in(tmp_path))
     assert audit.report.steps == 64
     assert len(read_observations(tmp_path / "audit" / "observations.bin")[1]) == 64
@@ -394,8 +387,7 @@ def _train(
     module = PrivateModule(mlp(64), dataset=digits(), **kwargs)
     states = _States()
     trainer_for(directory, *callbacks, states, max_steps=steps).fit(module)
-    flat = torch.cat([p.detach().flatten().double() for p in module.net.parameters()])
-    return flat, states
+    return torch.cat([p.detach().flatten().double() for p in module.net.parameters()]), states
 
 
 @pytest.mark.parametrize("inner", staged(["sgd"], ["adam", "momentum"]))

@@ -303,8 +303,7 @@ class SeedsEveryEpoch(PrivateModule):
     """An epoch of 57 steps, longer than the lags: the noise starts anew with each."""
 
     def on_train_epoch_start(self) -> None:
-        private = self.trainer.optimizers[0]
-        private.generator = torch.Generator().manual_seed(5)
+        self.trainer.optimizers[0].generator = torch.Generator().manual_seed(5)
 
 
 @pytest.mark.heavy
@@ -365,8 +364,7 @@ class GainsAPrivateLayer(PrivateModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.global_step == 20:
             self.head = GradSampleModule(nn.Linear(10, 10))
-            group = {"params": list(self.head.parameters())}
-            self.trainer.optimizers[0].add_param_group(group)
+            self.trainer.optimizers[0].add_param_group({"params": list(self.head.parameters())})
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         scores = self.net(batch[0])
@@ -415,13 +413,11 @@ class NoiseFallsInTheModulesHook(PrivateModule):
     """Runs after the callbacks' hook: what the audit read before is no longer stated."""
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        private = self.trainer.optimizers[0]
-        private.noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
+        self.trainer.optimizers[0].noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
 
 
 def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(tmp_path: Path) -> None:
-    module = NoiseFallsInTheModulesHook(noise_multiplier=2.0)
-    report = _report(tmp_path, module, max_steps=60)
+    report = _report(tmp_path, NoiseFallsInTheModulesHook(noise_multiplier=2.0), max_steps=60)
     assert report.verdict.outcome != "VIOLATION", report.verdict
     assert {sigma for sigma, *_ in report.history} == {2.0, 0.5}
 

@@ -89,8 +89,7 @@ def canary_rows(optimizer: DPOptimizer) -> int:
 
 
 def canary_rows_left(module: pl.LightningModule) -> int:
-    optimizers = module.optimizers()
-    return canary_rows(optimizers._optimizer)
+    return canary_rows(module.optimizers()._optimizer)
 
 
 def train(
@@ -113,8 +112,7 @@ def entries_in(directory: Path) -> np.ndarray:
 
 
 def notes_in(directory: Path) -> str:
-    report = json.loads((directory / "audit" / "report.json").read_text())
-    return json.dumps(report)
+    return json.dumps(json.loads((directory / "audit" / "report.json").read_text()))
 
 
 def weights(module: PrivateModule) -> torch.Tensor:
@@ -225,8 +223,7 @@ class InPhysicalBatches(PrivateModule):
 def test_a_physical_batch_takes_the_canaries_without_a_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
-    module = InPhysicalBatches()
-    train(tmp_path, module, steps=60)
+    train(tmp_path, InPhysicalBatches(), steps=60)
     entries = entries_in(tmp_path)
     assert 8 < len(entries) < 40
     assert len(clipped_rows) == 60
@@ -294,8 +291,7 @@ def test_mixed_precision_takes_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
     train(tmp_path, precision="bf16-mixed", steps=12)
-    entries = entries_in(tmp_path)
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert clipped_rows == entries_in(tmp_path)["coins"].sum(axis=1).tolist()
     assert len(copies) == 12
 
 
@@ -632,8 +628,7 @@ class LooseGhost(Ghost):
 
 @pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
 def test_half_the_noise_is_found(tmp_path: Path, kind: Any) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="warn")
-    report = fit(tmp_path, wide(kind), audit, max_steps=30)
+    report = fit(tmp_path, wide(kind), PrivacyAudit(seed=1, on_violation="warn"), max_steps=30)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"
 

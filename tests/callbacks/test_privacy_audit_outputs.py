@@ -408,8 +408,7 @@ def test_places_in_a_report_are_not_absolute_paths(
         monkeypatch.chdir(folder)
         directory = tmp_path / f"from_{folder.name}"
         module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnClipping)
-        audit = PrivacyAudit(seed=1, examinations=1)
-        report = violation(directory, module, audit, max_steps=20)
+        report = violation(directory, module, PrivacyAudit(seed=1, examinations=1), max_steps=20)
         text = (directory / "audit" / "report.json").read_text()
         assert str(Path(lightning_audit.__file__).parents[1]) not in text
         assert str(Path(torch.__file__).parents[1]) not in text
@@ -653,8 +652,7 @@ def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
 
 def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(tmp_path: Path) -> None:
     user = MakePrivate("on_train_epoch_start", once=False, one_engine=False)
-    audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, PlainModule(), audit, user, max_epochs=4)
+    report = violation(tmp_path, PlainModule(), PrivacyAudit(seed=1), user, max_epochs=4)
     assert report.verdict.kind == "accounting"
     assert status(report, "noise") == "ok"
 

@@ -71,8 +71,7 @@ def at_random(
     found = []
     for run in range(number):
         # While a checkpoint is loaded, a KeyError says that its state does not fit: a refusal.
-        kinds = [Injected, MemoryError, KeyError][: 2 if name == "resumed" else 3]
-        kind = rng.choice(kinds)
+        kind = rng.choice([Injected, MemoryError, KeyError][: 2 if name == "resumed" else 3])
         faults = Faults(counting.choose(rng), kind)
         wrong = try_one(directory / str(run), name, plain(name), faults, caplog)
         found += [f"{faults.place} at call {faults.at}: {item}" for item in wrong]
@@ -194,11 +193,9 @@ def test_a_checkpoint_of_a_failed_audit_resumes_without_a_pass(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        target = "lightning_audit.session.audit_session.AuditSession.conceal"
-        patched.setattr(target, conceal)
+        patched.setattr("lightning_audit.session.audit_session.AuditSession.conceal", conceal)
         trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
-        module = Kept()
-        trainer.fit(module)
+        trainer.fit(Kept())
         trainer.save_checkpoint(tmp_path / "x.ckpt")
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=3).fit(
         Kept(), ckpt_path=tmp_path / "x.ckpt", weights_only=True

@@ -102,8 +102,7 @@ def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> Non
 @RESUMING
 def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> None:
     module = StepwiseModule(optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1)
-    trainer = trainer_for(tmp_path, audit, max_epochs=1)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     with pytest.raises(PrivacyViolation):
         trainer.fit(module)
     trainer.fit_loop.max_epochs = 2
@@ -300,8 +299,7 @@ def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path
         trainer_for(tmp_path / "c", refused, max_epochs=1).fit(PrivateModule())
     for audit in (found, broken, refused):
         assert {repr(twin.report) for twin in copies(audit)} == {repr(audit.report)}
-    error = pickle.loads(pickle.dumps(raised.value))
-    assert repr(error.report) == repr(found.report)
+    assert repr(pickle.loads(pickle.dumps(raised.value)).report) == repr(found.report)
 
 
 @RESUMING

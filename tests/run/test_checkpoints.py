@@ -430,8 +430,7 @@ def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> 
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
         train(tmp_path, PrivacyAudit(seed=3), saver(saved, epoch_end=False), StopAt(44))
-    audit = PrivacyAudit()
-    train(tmp_path, audit, ckpt=checkpoint_at(saved, 30))
+    train(tmp_path, PrivacyAudit(), ckpt=checkpoint_at(saved, 30))
     header, entries = read_observations(tmp_path / "audit" / RECORD_NAME)
     assert entries["step"].tolist() == list(range(STEPS_PER_EPOCH * EPOCHS))
     results = replay(header, entries, 1e-3).results()

@@ -180,8 +180,7 @@ def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
 
 
 def test_a_schedule_is_bounded_by_its_least_noise() -> None:
-    sigma = np.repeat([2.0, 0.5, 1.0], 100)
-    made = monitor(300, sigma=sigma)
+    made = monitor(300, sigma=np.repeat([2.0, 0.5, 1.0], 100))
     assert made.guesses.least_noise == 0.5
     found = by_name(made)
     mu = found["fdp_cp"].mu_lower
@@ -225,10 +224,8 @@ def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
     assert found["eps_cp"].epsilon_step_lower == float(
         epsilon_clopper_pearson(counts_of(made), DELTA, 0.05)
     )
-    betting = betting_bound(made, DELTA, 0.05)
-    assert betting.assumptions[0] == "private coins of probability 0.1"
-    fair = betting_bound(monitor(20), DELTA, 0.05)
-    assert fair.assumptions[0] == "fair private coins"
+    assert betting_bound(made, DELTA, 0.05).assumptions[0] == "private coins of probability 0.1"
+    assert betting_bound(monitor(20), DELTA, 0.05).assumptions[0] == "fair private coins"
 
 
 def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:

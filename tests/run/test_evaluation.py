@@ -60,8 +60,7 @@ def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
 
 @pytest.mark.whole_report
 def test_report_holds_nothing_of_a_single_batch(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
+    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=32).fit(PrivateModule())
     text = (tmp_path / "audit" / "report.json").read_text()
     assert "batch_sizes" not in text
     assert "summed_grad" not in text

@@ -310,8 +310,7 @@ class OwnClipping(ClipByThreeNorm):
 
 @pytest.mark.usefixtures("_one_seed")
 def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
-    module = private(optimizer_class=OwnClipping)
-    report = violation(tmp_path, module, audit(), max_steps=4)
+    report = violation(tmp_path, private(optimizer_class=OwnClipping), audit(), max_steps=4)
     code = report.verdict.faults[0].place.code
     assert str(code[0]).startswith("OwnClipping at tests/run/test_examinations.py:")
     assert f"see {code[0]}" in describe(report.verdict)
@@ -329,8 +328,7 @@ def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None
 def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
     module = private(optimizer_class=FirstRowNotClipped)
     allowed = audit(allow=["replay.sensitivity", "replay.clipping"])
-    report = fit(tmp_path, module, allowed, max_steps=2)
-    assert status(report, "replay.sensitivity") == "allowed"
+    assert status(fit(tmp_path, module, allowed, max_steps=2), "replay.sensitivity") == "allowed"
 
 
 @pytest.mark.usefixtures("_one_seed")
@@ -511,8 +509,7 @@ def test_examinations_leave_the_training_as_it_would_be(
     assert check(examined, "replay.sensitivity").evidence["examined"] == 3
     assert examined.epsilon_spent == report.epsilon_spent
     own = {c.name: c.log_e_value for c in report.checks if c.name != "replay.noise"}
-    found = {c.name: c.log_e_value for c in examined.checks if c.name != "replay.noise"}
-    assert found == own
+    assert {c.name: c.log_e_value for c in examined.checks if c.name != "replay.noise"} == own
 
 
 @pytest.mark.usefixtures("_one_seed")
@@ -620,8 +617,7 @@ def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> 
 def test_several_processes_are_not_examined_by_name() -> None:
     course = RunCourse()
     optimizers: Any = SimpleNamespace(sessions=[])
-    examinations = Examinations(audit().config, optimizers, Ranks(0, 2), course)
-    assert examinations.schedule.due == NEVER
+    assert Examinations(audit().config, optimizers, Ranks(0, 2), course).schedule.due == NEVER
     assert {found.message for found in course.examined.results(0.05)} == {
         "not asked: several processes train, and a step is replayed in one only"
     }

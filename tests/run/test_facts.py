@@ -176,8 +176,7 @@ def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, worker
 def test_own_sampler_that_is_not_poisson_is_a_violation(
     tmp_path: Path, sampler: type[OwnPoisson], seen: str, epochs: int
 ) -> None:
-    module = OwnSampling(sampler())
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=epochs)
+    report = violation(tmp_path, OwnSampling(sampler()), PrivacyAudit(seed=1), max_epochs=epochs)
     assert report.verdict.kind == "accounting"
     assert "wrong sampling" in report.verdict.fault
     assert seen in report.verdict.summary
@@ -207,8 +206,7 @@ def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path: Path) -
     first.fit(Wrapped())
     first.save_checkpoint(path)
     audit = PrivacyAudit(seed=1)
-    second = trainer_for(tmp_path, audit, max_epochs=2)
-    second.fit(Wrapped(), ckpt_path=path, weights_only=True)
+    trainer_for(tmp_path, audit, max_epochs=2).fit(Wrapped(), ckpt_path=path, weights_only=True)
     found = next(c for c in audit.report.checks if c.name == "sampling.not_poisson")
     assert (found.status, found.evidence["batches"]) == ("ok", 32)
 
@@ -360,8 +358,7 @@ def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path: Path) ->
         automatic_optimization = False
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            loss = super().training_step(batch, batch_idx)["loss"]
-            self.manual_backward(loss)
+            self.manual_backward(super().training_step(batch, batch_idx)["loss"])
             self.optimizers().step()
 
     module = ghost(tmp_path, Manual(PrivacyEngineAdaptiveClipping(), noise=0.5))
@@ -488,8 +485,7 @@ def test_a_rate_that_is_told_or_falls_is_no_fault(tmp_path: Path, kind: Any) -> 
     found = report(tmp_path, kind, reload_dataloaders_every_n_epochs=int(kind is not Falls))
     assert found.verdict.outcome != "VIOLATION", found.verdict
     assert rates(found).status == "ok"
-    told = {rate for _, rate, _ in found.history}
-    assert told == ({0.0625, 0.125} if kind is Told else {0.0625})
+    assert {rate for _, rate, _ in found.history} == ({0.0625, 0.125} if kind is Told else {0.0625})
 
 
 class BecomesShuffled(PrivateModule):

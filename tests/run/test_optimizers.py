@@ -129,8 +129,7 @@ class Ghost(TwoNets):
         return optimizers
 
     def loss(self, name: str, batch: Any) -> torch.Tensor:
-        criterion = self.criteria[list(self.net).index(name)]
-        return criterion(self.net[name](batch[0]), batch[1])
+        return self.criteria[list(self.net).index(name)](self.net[name](batch[0]), batch[1])
 
 
 def records(directory: Path, report: AuditReport) -> list[np.ndarray]:
@@ -145,8 +144,7 @@ def assert_healthy(entries: np.ndarray) -> None:
     loud = (readings - coins).std(0) > 1.1 * sigma.mean()
     coins, readings = coins[:, ~loud], readings[:, ~loud]
     assert coins.shape[1] >= 3
-    residual_std = ((readings - coins) / sigma).std()
-    assert -4.0 / np.sqrt(2.0 * coins.size) < residual_std - 1.0 < 0.1
+    assert -4.0 / np.sqrt(2.0 * coins.size) < ((readings - coins) / sigma).std() - 1.0 < 0.1
     centred = (coins - 0.5) / sigma
     shift = (centred * (readings - readings.mean(0)) / sigma).sum() / (centred**2).sum()
     assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2).sum())
@@ -249,8 +247,7 @@ def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> N
             second.step_hook = None
             return first, second
 
-    audit = PrivacyAudit(seed=1, on_violation="warn")
-    report = fit(tmp_path, Forgets(), audit, max_steps=40)
+    report = fit(tmp_path, Forgets(), PrivacyAudit(seed=1, on_violation="warn"), max_steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
     assert any("no accountant counts" in note for note in report.notes)
     assert status(report, "accounting") == "not_run"
@@ -298,8 +295,7 @@ def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
     first = torch.Generator().manual_seed(5)
     second = first if shared else torch.Generator().manual_seed(5)
     audit = PrivacyAudit(1000.0, seed=1, on_violation="warn")
-    module = TwoNets(generators=(first, second))
-    report = fit(tmp_path, module, audit, max_steps=30)
+    report = fit(tmp_path, TwoNets(generators=(first, second)), audit, max_steps=30)
     assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
     assert (report.verdict.outcome == "VIOLATION") == (not shared)
 
@@ -503,8 +499,7 @@ def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare: Ba
         assert max(float(g.abs().max()) for g in gradient.values()) < 1e-6
         bare.update({name: torch.sign(g) for name, g in shown.items()})
         bare.session.end_batch()
-    coins = bare.column("coins")
-    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
+    np.testing.assert_allclose(bare.column("readings"), bare.column("coins"), atol=1e-5)
     assert bare.session.way.is_shown
     assert bare.session.releases.late == 0
 
@@ -605,8 +600,7 @@ def tosses(seed: int, number: int) -> list[int]:
 def test_coins_are_a_function_of_the_seed_and_the_optimizers_number() -> None:
     assert tosses(5, 1) == tosses(5, 1)
     assert tosses(5, 2) == tosses(5, 2)
-    different = {tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}
-    assert len(different) == 6
+    assert len({tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}) == 6
 
 
 def test_coins_of_different_optimizers_are_independent() -> None:
@@ -627,8 +621,7 @@ def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
             new.attach_step_hook(old.step_hook)
             self.trainer.optimizers = [new]
 
-    module = Renewing()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    report = fit(tmp_path, Renewing(), PrivacyAudit(seed=1), max_epochs=2)
     assert report.verdict.outcome == "PASS"
     assert report.steps == 64
     assert report.observations == 64 * 8
@@ -648,8 +641,7 @@ def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
     )
     with pytest.raises(UnauditableTraining, match=r"1 and 2 both train a parameter of shape \(32"):
         private_optimizers([first, second])
-    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
-    assert private_optimizers([plain, first]) == [first]
+    assert private_optimizers([torch.optim.SGD(mlp().parameters(), lr=0.1), first]) == [first]
 
 
 def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes() -> None:

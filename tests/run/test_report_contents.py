@@ -71,8 +71,7 @@ def test_the_threshold_is_that_of_the_test() -> None:
 
 def test_public_growth_is_as_it_was() -> None:
     test = grown("noise", 0.5, 2.0, 20.0)
-    told = growth_of([result("noise")], [("", test)])
-    assert told["noise"].growth == tuple(test.growth)
+    assert growth_of([result("noise")], [("", test)])["noise"].growth == tuple(test.growth)
 
 
 def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached() -> None:
@@ -429,8 +428,7 @@ def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -
 
 def test_source_is_left_out_where_the_user_says_so(tmp_path: Path) -> None:
     module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    audit = PrivacyAudit(seed=1, source_in_report=False)
-    report = violation(tmp_path, module, audit, max_epochs=1)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1, source_in_report=False), max_epochs=1)
     (place,) = report.verdict.faults[0].place.code
     assert (place.file, place.line, place.source) == (HERE, line_of("def add_noise"), "")
     assert "0.5 * stated" not in (tmp_path / "audit" / "report.json").read_text()

@@ -94,8 +94,7 @@ def test_a_removed_directory_costs_the_record_and_the_pass(
     tmp_path: Path, undisturbed: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "audit"
-    audit = PrivacyAudit(seed=3)
-    weights = train(tmp_path, audit, At(40, lambda: shutil.rmtree(folder)))
+    weights = train(tmp_path, PrivacyAudit(seed=3), At(40, lambda: shutil.rmtree(folder)))
     assert torch.equal(weights, undisturbed)
     report = report_in(tmp_path)
     assert report.complete
@@ -121,8 +120,7 @@ def test_a_file_in_the_directorys_place_is_left_alone(
         folder.write_text("mine")
 
     audit = PrivacyAudit(seed=3)
-    weights = train(tmp_path, audit, At(40, replace))
-    assert torch.equal(weights, undisturbed)
+    assert torch.equal(train(tmp_path, audit, At(40, replace)), undisturbed)
     assert folder.read_text() == "mine"
     verdict = audit.report.verdict
     assert (verdict.outcome, len(verdict.pass_blockers)) == ("INCONCLUSIVE", 2)
