@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from training_support import PrivateModule, assert_no_hooks_left, fit, mlp, trainer_for
+from trained import Audited
+from training_support import PrivateModule, assert_no_hooks_left, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
-from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observations
+from lightning_audit.record.store import INJECTED, NOT_PLANNED
 
 
 @pytest.mark.parametrize(
@@ -126,9 +127,9 @@ def test_canary_in_a_frozen_parameter_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ planned canaries
 
 
-def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(every_n_steps=5, seed=1), max_steps=32)
-    _, entries = read_observations(tmp_path / "audit" / "observations.bin")
+def test_canaries_enter_each_nth_step_only(audited: Audited) -> None:
+    report = audited(PrivateModule(), every_n_steps=5, steps=32)
+    entries = audited.entries
     planned = entries["step"] % 5 == 0
     assert np.array_equal(entries["step"], np.arange(32))
     assert (entries["canaries"][planned] == INJECTED).all()
@@ -139,7 +140,7 @@ def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
     assert report.observations == 7 * 8
 
 
-def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
+def test_custom_canaries_are_used_by_name(audited: Audited) -> None:
     canaries = [
         Constant(tensor="net.2.weight"),
         Random(moving=True),
@@ -148,9 +149,9 @@ def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
         Spread(moving=True),
         BlockPair(),
     ]
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(canaries=canaries, seed=1), max_steps=96)
+    report = audited(PrivateModule(), canaries=canaries, steps=96)
     assert report.verdict.outcome == "PASS", report.verdict
-    header, entries = read_observations(tmp_path / "audit" / "observations.bin")
+    header, entries = audited.record()
     assert sorted(header.canaries) == [
         "BlockPair(2 tensors)",
         "Constant(net.2.weight)",
@@ -168,9 +169,9 @@ def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
         assert 0.1 < shift < 1.9, label
 
 
-def test_number_of_canaries_is_the_size_of_the_default_mix(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(num_canaries=3, seed=1), max_steps=8)
-    header, _ = read_observations(tmp_path / "audit" / "observations.bin")
+def test_number_of_canaries_is_the_size_of_the_default_mix(audited: Audited) -> None:
+    audited(PrivateModule(), num_canaries=3, steps=8)
+    header, _ = audited.record()
     assert len(header.canaries) == 3
 
 

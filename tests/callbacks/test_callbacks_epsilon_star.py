@@ -121,8 +121,6 @@ def loader_of(data: Dataset) -> DataLoader:
 
 # --- Epsilon* is logged by trainings of either Lightning, and leaves them as they are.
 
-# --- Epsilon* is logged by trainings of either Lightning, and leaves them as they are.
-
 
 @pytest.mark.parametrize(
     ("package", "kind"),

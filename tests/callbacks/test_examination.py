@@ -704,8 +704,6 @@ RANDOM_CORRECT: dict[str, Callable[[], Trains]] = {
 
 # --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
 
-# --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
-
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.
 NOT_ASKED = {

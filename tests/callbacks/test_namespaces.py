@@ -13,6 +13,7 @@ import pytorch_lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
+from trained import Audited
 from training_support import (
     ManualTraining,
     PrivateModule,
@@ -20,7 +21,6 @@ from training_support import (
     assert_no_hooks_left,
     fit,
     trainer_for,
-    violation,
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
@@ -50,19 +50,17 @@ def test_the_audit_is_a_callback_of_both_packages() -> None:
 
 
 @pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
-def test_sound_training_under_lightning_pytorch_passes(tmp_path: Path, kind: Any) -> None:
+def test_sound_training_under_lightning_pytorch_passes(audited: Audited, kind: Any) -> None:
     module = kind()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), **unified(max_steps=64))
+    report = audited(module, **unified(max_steps=64))
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.observations == 64 * 8
     assert_no_hooks_left(module)
 
 
 @pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
-def test_half_noise_under_lightning_pytorch_is_a_violation(tmp_path: Path, kind: Any) -> None:
-    report = violation(
-        tmp_path, kind(optimizer_class=HalfNoise), PrivacyAudit(seed=1), **unified(max_steps=32)
-    )
+def test_half_noise_under_lightning_pytorch_is_a_violation(accused: Audited, kind: Any) -> None:
+    report = accused(kind(optimizer_class=HalfNoise), **unified(max_steps=32))
     assert report.verdict.fault.startswith("noise scale too small")
 
 

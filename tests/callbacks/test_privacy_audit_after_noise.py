@@ -32,16 +32,8 @@ from after_noise_support import (
 from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from stages import staged
-from training_support import (
-    ManualModule,
-    PrivateModule,
-    digits,
-    fit,
-    mlp,
-    status,
-    trainer_for,
-    violation,
-)
+from trained import Audited
+from training_support import ManualModule, PrivateModule, digits, fit, mlp, status, trainer_for
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit
@@ -109,7 +101,6 @@ SOME = [
 ]
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -117,7 +108,6 @@ def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: st
     assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -125,7 +115,6 @@ def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, whe
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "where"), SOME)
 def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
@@ -141,7 +130,6 @@ by_hand = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @by_hand
 @pytest.mark.heavy_one_in(6)
@@ -151,7 +139,6 @@ def test_a_hand_written_release_that_is_shown_is_not_accused(
     assert_not_accused(run(tmp_path, by_hand_that(name, kind=kind)(), seed=1), name)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
 @pytest.mark.one_in(2)
 def test_half_the_noise_of_a_hand_written_release_is_named(
@@ -160,7 +147,6 @@ def test_half_the_noise_of_a_hand_written_release_is_named(
     assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)(), seed=1))
 
 
-@pytest.mark.usefixtures("short_report")
 @by_hand
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
@@ -173,7 +159,6 @@ def test_a_hand_written_release_that_is_not_shown_is_not_accused(
         assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "kind"), BY_HAND[::3])
 def test_no_hand_written_release_is_accused(
@@ -185,7 +170,6 @@ def test_no_hand_written_release_is_accused(
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
-@pytest.mark.usefixtures("short_report")
 def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(
     tmp_path: Path,
 ) -> None:
@@ -207,7 +191,6 @@ def _share(kind: type, share: float) -> type:
     return type(kind.__name__, (kind,), {"share": share})
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
 @pytest.mark.one_in(3)
 def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
@@ -215,7 +198,6 @@ def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> N
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
@@ -223,7 +205,6 @@ def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: i
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
 def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
@@ -231,7 +212,6 @@ def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> 
     assert status(report, "noise") == "violated"
 
 
-@pytest.mark.usefixtures("short_report")
 def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path: Path) -> None:
     class WhereGradientsAre(DPOptimizer):
         """Adds no noise to entries whose clipped sum is zero, and so tells which they are."""
@@ -281,7 +261,6 @@ class RawInTheUpdate(torch.optim.SGD):
         return loss
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("kind", [TakesNoiseBack, UsesRawGradients])
 @pytest.mark.parametrize("closure", staged([True], [False]))
 def test_an_update_that_follows_the_coins_is_gradient_replaced(
@@ -292,14 +271,12 @@ def test_an_update_that_follows_the_coins_is_gradient_replaced(
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict.summary
 
 
-@pytest.mark.usefixtures("short_report")
 def test_weights_that_follow_the_coins_are_gradient_replaced(tmp_path: Path) -> None:
     module = with_opacus(DPOptimizer, inner=lambda params: RawInTheUpdate(params, lr=0.05))
     report = run(tmp_path, module, seed=1)
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 def test_hand_written_code_that_uses_more_than_its_release_is_gradient_replaced(
     tmp_path: Path,
 ) -> None:
@@ -331,7 +308,6 @@ class TakesItsOwnNoiseOff(Processing):
         super().scale_grad()
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("part", [1.0, 0.7])
 def test_noise_that_is_taken_off_again_does_not_pass(tmp_path: Path, part: float) -> None:
     kind = type("Part", (TakesItsOwnNoiseOff,), {"part": part})
@@ -348,7 +324,6 @@ class InNoise(Processing):
         self.apply()
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
@@ -360,7 +335,6 @@ def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the
     assert half.verdict.outcome != "PASS", half.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
     class MasksByTheCleanSum(DPOptimizer):
         def scale_grad(self) -> None:
@@ -373,24 +347,21 @@ def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
-def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> None:
+def test_an_input_canary_is_read_where_the_release_is_shown(audited: Audited) -> None:
     torch.manual_seed(1)
-    audit = PrivacyAudit(
-        seed=1, claim=CLAIM, on_violation="warn", canaries=[Mislabeled(amplitude=100.0)]
-    )
     module = by_hand_that("low_pass")
     module.forward = lambda self, x: self.net(x)
-    report = fit(tmp_path, module(), audit, max_steps=60)
+    report = audited(
+        module(), claim=CLAIM, on_violation="warn", canaries=[Mislabeled(amplitude=100.0)], steps=60
+    )
     assert not [c.name for c in report.checks if c.status in ("violated", "undecided")]
 
 
 # ------------------------------------------------------------------ released
 
 
-@pytest.mark.usefixtures("short_report")
 def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
-    tmp_path: Path,
+    tmp_path: Path, audited: Audited
 ) -> None:
     class Notes(ByHand):
         process = staticmethod(support.nothing)
@@ -412,7 +383,6 @@ def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_aud
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -437,7 +407,6 @@ def test_a_wrong_release_is_refused_with_what_to_give(
     assert words in str(raised.value)
 
 
-@pytest.mark.usefixtures("short_report")
 def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_path: Path) -> None:
     class Twice(ByHand):
         process = staticmethod(lambda state, grads: None)
@@ -459,7 +428,6 @@ def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_p
     )
 
 
-@pytest.mark.usefixtures("short_report")
 def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Path) -> None:
     def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
         torch.manual_seed(3)
@@ -473,12 +441,8 @@ def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Pat
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.usefixtures("short_report")
-def test_a_violated_run_still_raises(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, processed("low_pass", "pre_step", share=0.5), PrivacyAudit(seed=1), max_steps=40
-    )
-    assert_too_little_noise(report)
+def test_a_violated_run_still_raises(accused: Audited) -> None:
+    assert_too_little_noise(accused(processed("low_pass", "pre_step", share=0.5), steps=40))
 
 
 # --- A training may set the noise of a step in a hook of its own, after the audit's.
@@ -496,12 +460,11 @@ class LouderInTheEnd(PrivateModule):
         return self.net(x)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])
 def test_noise_that_is_raised_before_a_step_is_that_of_the_step(
-    tmp_path: Path, canary: Dirac | Mislabeled
+    audited: Audited, canary: Dirac | Mislabeled
 ) -> None:
-    report = fit(tmp_path, LouderInTheEnd(), PrivacyAudit(canaries=[canary]), max_steps=8)
+    report = audited(LouderInTheEnd(), canaries=[canary], seed=None, steps=8)
     assert status(report, "accounting") == "ok"
     assert status(report, "noise.excess") == "ok"
 

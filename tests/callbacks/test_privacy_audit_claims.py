@@ -32,6 +32,7 @@ from resume_support import (
 )
 from stages import staged
 from torch.utils.data import DataLoader, RandomSampler, default_collate
+from trained import Audited
 from training_matrix import TwoOptimizers, two_nets
 from training_support import (
     PrivateModule,
@@ -66,14 +67,11 @@ from lightning_audit.testing.runs import train as run_fault
 from lightning_audit.testing.trainings import BandedByHand
 from lightning_audit.verdict.gate import contradictions
 
+pytestmark = RESUMING
+
 # --- Noise that is correlated over steps by design: `PrivacyClaim(noise_coefficients=...)`.
 
 CLAIM_OF_PRIVACY_AUDIT_CORRELATED_NOISE = PrivacyClaim(noise_coefficients=COEFFICIENTS)
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def module(kind: type = BandedNoise, **settings: Any) -> PrivateModule:
@@ -97,10 +95,6 @@ def assert_nothing_is_composed(report: AuditReport) -> None:
     assert all("epsilon_lower" not in row for row in report.epochs)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 def test_right_banded_noise_passes_and_the_gate_takes_the_report(tmp_path: Path, capsys) -> None:
     report = fit(tmp_path, module(), audit(), max_steps=250)
     assert report.verdict.outcome == "PASS"
@@ -112,10 +106,6 @@ def test_right_banded_noise_passes_and_the_gate_takes_the_report(tmp_path: Path,
     assert "the mechanism alone was judged" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=COEFFICIENTS, epsilon=0.001, delta=1e-5)
@@ -124,10 +114,6 @@ def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(tmp_path:
     assert_nothing_is_composed(report)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 def test_half_of_the_banded_noise_is_too_small(tmp_path: Path) -> None:
     report = fit(tmp_path, module(HalfBandedNoise), audit(on_violation="warn"), max_steps=20)
     assert report.verdict.root.name == "noise_too_small"
@@ -135,10 +121,6 @@ def test_half_of_the_banded_noise_is_too_small(tmp_path: Path) -> None:
     assert_nothing_is_composed(report)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize(
     "claim", [None, PrivacyClaim(noise_coefficients=(1.0, -0.5))], ids=["none", "other"]
 )
@@ -155,16 +137,11 @@ class TwiceTheDraws(BandedNoise):
     coefficients = tuple(2.0 * c for c in COEFFICIENTS)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=TwiceTheDraws.coefficients)
     report = fit(tmp_path / "right", module(TwiceTheDraws), audit(claim), max_steps=250)
-    assert report.verdict.outcome == "PASS"
-    assert report.history[0][0] == 2.0
+    assert (report.verdict.outcome, report.history[0][0]) == ("PASS", 2.0)
     found = violation(tmp_path / "single", module(), audit(claim), max_steps=20)
     assert found.verdict.root.name == "noise_too_small"
 
@@ -175,10 +152,6 @@ class WholeSum(BandedNoise):
     coefficients = (1.0, -1.0)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_noise_that_cancels_over_all_steps_is_judged(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=WholeSum.coefficients)
@@ -197,10 +170,6 @@ class ClippedAtTwice(BandedNoise):
         self.max_grad_norm = stated
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_clipping_is_judged_beside_correlated_noise(tmp_path: Path) -> None:
     report = violation(tmp_path, module(ClippedAtTwice), audit(), max_steps=100)
@@ -208,10 +177,6 @@ def test_clipping_is_judged_beside_correlated_noise(tmp_path: Path) -> None:
     assert report.verdict.root.evidence["shift"] == pytest.approx(3.0, abs=0.6)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 def test_an_input_canary_is_read_beside_correlated_noise(tmp_path: Path) -> None:
     class Forward(PrivateModule):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -224,10 +189,6 @@ def test_an_input_canary_is_read_beside_correlated_noise(tmp_path: Path) -> None
     assert status(report, "sensitivity") == "ok"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 def test_banded_noise_by_hand_passes(tmp_path: Path) -> None:
     claim = PrivacyClaim(**{**BY_HAND_CLAIM.to_dict(), "noise_coefficients": COEFFICIENTS})
     by_hand = type("ByHand", (BandedByHand, pl.LightningModule), {})()
@@ -237,10 +198,6 @@ def test_banded_noise_by_hand_passes(tmp_path: Path) -> None:
     assert any("the noise was not read without the data" in note for note in report.notes)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "outcome"), [(BandedNoise, "PASS"), (HalfBandedNoise, "VIOLATION")]
@@ -251,7 +208,6 @@ def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome:
         of_two, optimizer=kind, audit={"claim": CLAIM_OF_PRIVACY_AUDIT_CORRELATED_NOISE}, steps=60
     )
     report = run_fault(training, tmp_path / "audit")
-    assert report is not None
     assert report.verdict.outcome == outcome
     assert_nothing_is_composed(report)
 
@@ -259,10 +215,6 @@ def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome:
 # ------------------------------------------------------------------ replays
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_replays_leave_the_draws_of_the_training_as_they_are(tmp_path: Path) -> None:
     trained = []
@@ -317,10 +269,6 @@ class BeginsAnew(KeepsItsDraws):
     keeps = False
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize("kind", staged(quick=[KeepsItsDraws], heavy=[BeginsAnew]))
 def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> None:
     arguments = {"on_inconclusive": "warn"}
@@ -346,10 +294,6 @@ def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> N
         assert entries.tobytes() == expected.tobytes()
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="power cut"):
@@ -370,10 +314,6 @@ def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) ->
         )
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path: Path) -> None:
     first = KeepsItsDraws()
@@ -416,10 +356,6 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_an_edited_report_is_caught(passed: dict[str, Any], edit: Callable[..., Any]) -> None:
     assert contradictions(AuditReport.from_json(json.dumps(passed))) == []
@@ -455,7 +391,6 @@ def module_privacy_audit_shuffled(**kwargs: object) -> Shuffled:
     return Shuffled(dataset=random_data(1600), **kwargs)
 
 
-@RESUMING
 def test_the_epsilon_that_holds_is_reported_and_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,8 +398,7 @@ def test_the_epsilon_that_holds_is_reported_and_passes(
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.epsilon_spent == HOLDS
     checks = by_name(report)
-    assert checks["sampling.not_poisson"].status == "ok"
-    assert checks["accounting"].status == "ok"
+    assert (checks["sampling.not_poisson"].status, checks["accounting"].status) == ("ok", "ok")
     assert "with each record in one step an epoch" in checks["accounting"].message
     assert checks["epsilon"].status == "not_run"
     assert report.epsilon_lower is None
@@ -472,7 +406,6 @@ def test_the_epsilon_that_holds_is_reported_and_passes(
     assert capsys.readouterr().err == ""
 
 
-@RESUMING
 def test_a_claim_that_they_exceed_is_wrong_accounting(tmp_path: Path) -> None:
     report = violation(
         tmp_path, module_privacy_audit_shuffled(), audit_of(0.98 * HOLDS), max_epochs=EPOCHS
@@ -481,7 +414,6 @@ def test_a_claim_that_they_exceed_is_wrong_accounting(tmp_path: Path) -> None:
     assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
 
 
-@RESUMING
 def test_a_replaced_record_costs_more(tmp_path: Path) -> None:
     holds = epsilon_of_passes(1.0, EPOCHS, DELTA, "replace_one")
     audit = audit_of(1.01 * holds, adjacency="replace_one")
@@ -489,15 +421,16 @@ def test_a_replaced_record_costs_more(tmp_path: Path) -> None:
     assert (report.verdict.outcome, report.epsilon_spent) == ("PASS", holds)
 
 
-@RESUMING
-def test_what_an_accountant_says_is_no_claim(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PrivacyClaim(sampling="shuffled", delta=DELTA), seed=1)
-    report = fit(tmp_path, module_privacy_audit_shuffled(), audit, max_epochs=EPOCHS)
+def test_what_an_accountant_says_is_no_claim(audited: Audited) -> None:
+    report = audited(
+        module_privacy_audit_shuffled(),
+        claim=PrivacyClaim(sampling="shuffled", delta=DELTA),
+        max_epochs=EPOCHS,
+    )
     assert (report.claimed_epsilon, report.epsilon_spent) == (None, HOLDS)
     assert "no epsilon is claimed" in by_name(report)["accounting"].message
 
 
-@RESUMING
 def test_a_poisson_loader_is_not_what_is_claimed(tmp_path: Path) -> None:
     poisson = PrivateModule(dataset=random_data(1600))
     report = fit(tmp_path, poisson, audit_of(20.0), max_epochs=EPOCHS)
@@ -505,7 +438,6 @@ def test_a_poisson_loader_is_not_what_is_claimed(tmp_path: Path) -> None:
     assert any("leave sampling out" in lack for lack in report.verdict.pass_blockers)
 
 
-@RESUMING
 def test_faults_of_the_noise_are_found_as_ever(tmp_path: Path) -> None:
     report = violation(
         tmp_path,
@@ -524,7 +456,6 @@ class Resumed(Shuffled):
         self.net = GradSampleModule(self.net)
 
 
-@RESUMING
 def test_a_training_that_goes_on_counts_all_its_epochs(tmp_path: Path) -> None:
     saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
     first = saver(saved, epoch_end=True)
@@ -540,7 +471,6 @@ def test_a_training_that_goes_on_counts_all_its_epochs(tmp_path: Path) -> None:
     trainer.fit(
         Resumed(dataset=random_data(1600)), ckpt_path=checkpoint_at(saved, 200), weights_only=True
     )
-    assert audit.report is not None
     assert audit.report.epsilon_spent == HOLDS
 
 
@@ -585,27 +515,23 @@ class InOrder(Shuffled):
         return DataLoader(self.dataset, batch_size=self.batch_size)
 
 
-@RESUMING
 def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(tmp_path: Path) -> None:
     report = fit(tmp_path, InOrder(dataset=random_data(1600)), audit_of(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("kind", "holds"),
     [(Shuffled, True), (ThreeSteps, False), (ThreePasses, False), (TwoLoaders, False)],
 )
 def test_the_epsilon_of_one_step_an_epoch_is_told_only_where_it_holds(
-    tmp_path: Path, kind: type[Shuffled], holds: bool
+    audited: Audited, kind: type[Shuffled], holds: bool
 ) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
-    report = fit(tmp_path, kind(dataset=random_data(320)), audit, max_epochs=1)
+    report = audited(kind(dataset=random_data(320)), on_violation="warn", delta=DELTA, max_epochs=1)
     assert ("What holds" in by_name(report)["sampling.not_poisson"].message) == holds
 
 
-@RESUMING
-def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -> None:
+def test_more_batches_added_up_than_a_pass_has_end_no_training(audited: Audited) -> None:
     class AllAtOnce(Shuffled):
         def __init__(self, **kwargs: object) -> None:
             super().__init__(**kwargs)
@@ -616,13 +542,11 @@ def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -
             if batch_idx == 5:
                 self.optimizers().step()
 
-    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
     module = AllAtOnce(dataset=random_data(96), batch_size=24)
-    trainer_for(tmp_path, audit, max_epochs=2, limit_train_batches=6).fit(module)
-    assert audit.report is not None
+    report = audited(module, on_violation="warn", delta=DELTA, max_epochs=2, limit_train_batches=6)
+    assert report is not None
 
 
-@RESUMING
 def test_a_resumed_epoch_is_shuffled_anew_and_counts_twice(tmp_path: Path) -> None:
     saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
     first = saver(saved, epoch_end=False)
@@ -632,7 +556,6 @@ def test_a_resumed_epoch_is_shuffled_anew_and_counts_twice(tmp_path: Path) -> No
     trainer = trainer_for(tmp_path, audit := audit_of(40.0), others, max_epochs=3, **checkpoints)
     again = Resumed(dataset=random_data(1600))
     trainer.fit(again, ckpt_path=checkpoint_at(saved, 150), weights_only=True)
-    assert audit.report is not None
     assert audit.report.epsilon_spent == epsilon_of_passes(1.0, EPOCHS + 1, DELTA)
 
 
@@ -656,7 +579,6 @@ class Reloaded(Shuffled):
         return DataLoader(self.dataset, batch_size=self.batch_size, sampler=sampler)
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [TwoViews, Reloaded])
 def test_records_that_enter_more_than_one_row_or_step_do_not_pass(
     tmp_path: Path, kind: type[Shuffled]
@@ -667,8 +589,7 @@ def test_records_that_enter_more_than_one_row_or_step_do_not_pass(
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
 
 
-@RESUMING
-def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> None:
+def test_several_steps_a_batch_by_hand_are_several_passes(audited: Audited) -> None:
     class Thrice(HandWritten):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
@@ -678,13 +599,11 @@ def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> Non
                 super().training_step(batch, batch_idx)
 
     stated = dataclasses.replace(CLAIM, sampling="shuffled", epsilon=99.0, delta=DELTA)
-    audit = PrivacyAudit(claim=stated, seed=1, on_violation="warn")
-    report = fit(tmp_path, Thrice(), audit, max_epochs=2)
+    report = audited(Thrice(), claim=stated, on_violation="warn", max_epochs=2)
     assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
 
 
-@RESUMING
-def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(tmp_path: Path) -> None:
+def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited: Audited) -> None:
     class TenOnOne(ThreeSteps):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             for _ in range(10 if batch_idx == 7 else 1):
@@ -693,12 +612,12 @@ def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(tmp_pat
                 self.manual_backward(Shuffled.training_step(self, batch, batch_idx))
                 optimizer.step()
 
-    audit = PrivacyAudit(
+    report = audited(
+        TenOnOne(dataset=random_data(1600)),
         claim=PrivacyClaim(epsilon=1.01 * HOLDS, delta=DELTA, sampling="shuffled"),
-        seed=1,
         on_violation="warn",
+        max_epochs=1,
     )
-    report = fit(tmp_path, TenOnOne(dataset=random_data(1600)), audit, max_epochs=1)
     assert report.epsilon_spent == epsilon_of_passes(1.0, 10, DELTA)
     assert by_name(report)["accounting"].status == "violated"
 
@@ -874,14 +793,13 @@ def test_the_private_optimizer_needs_no_exemption_from_dp(tmp_path: Path) -> Non
     assert "optimizer='0' is private" in told
 
 
-def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
+def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(audited: Audited) -> None:
     class Quiet(HandWritten):
         def noise(self, p: torch.Tensor) -> torch.Tensor:
             return 0.3 * super().noise(p)
 
     given = [Allow(name, optimizer="SGD", reason="a trial") for name in ("noise", "noise.tensor")]
-    found = PrivacyAudit(claim=CLAIM, allow=given, on_violation="warn", seed=1)
-    report = fit(tmp_path, Quiet(), found, max_steps=60)
+    report = audited(Quiet(), claim=CLAIM, allow=given, on_violation="warn", steps=60)
     statuses = {c.name: c.status for c in report.checks if c.name in ("noise", "noise.tensor")}
     assert statuses == {"noise": "allowed", "noise.tensor": "allowed"}
 

@@ -23,6 +23,7 @@ from resume_support import RESUMING
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import Audited
 from training_matrix import COMPARED, ROWS, Row, markdown
 from training_support import (
     ManualModule,
@@ -30,7 +31,6 @@ from training_support import (
     PrivateTraining,
     assert_no_hooks_left,
     digits,
-    fit,
     mlp,
     random_data,
     report_in,
@@ -44,6 +44,8 @@ from lightning_audit.record.store import EARLIER, ENTERED, INJECTED, read_observ
 from lightning_audit.results.audit_report import AuditReport as AuditReport_of_audit_report
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
+
+pytestmark = RESUMING
 
 # --- A sound DP-SGD passes, whatever the network, the loader and the way it is optimized.
 
@@ -72,40 +74,37 @@ def _passes(report: AuditReport) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])
-def test_sound_training_passes_and_leaves_a_report(tmp_path: Path, mode: str) -> None:
+def test_sound_training_passes_and_leaves_a_report(audited: Audited, mode: str) -> None:
     module = PrivateModule(mode=mode)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = audited(module, steps=64)
     _passes(report)
-    assert report.steps == 64
-    assert report.observations == 64 * 8
+    assert (report.steps, report.observations) == (64, 64 * 8)
     assert report.history == ((1.0, RATE, 64),)
     assert report.settings["seed"] == 1
     assert status(report, "sampling.not_poisson") == "ok"
     assert status(report, "sampling.rate") == "ok"
     assert report.notes == ()
-    header, entries = read_observations(tmp_path / "audit" / report.record)
+    header, entries = audited.record()
     assert len(entries) == 64
     assert len(header.canaries) == 8
     assert_no_hooks_left(module)
 
 
-def test_sound_training_on_digits_passes(tmp_path: Path) -> None:
-    module = PrivateModule(mlp(64), dataset=digits())
-    _passes(fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64))
+def test_sound_training_on_digits_passes(audited: Audited) -> None:
+    _passes(audited(PrivateModule(mlp(64), dataset=digits()), steps=64))
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("noise", [0.6, 2.0])
-def test_passes_at_other_noise_and_clipping_norm(tmp_path: Path, noise: float) -> None:
-    module = PrivateModule(noise_multiplier=noise, max_grad_norm=0.3)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=160)
+def test_passes_at_other_noise_and_clipping_norm(audited: Audited, noise: float) -> None:
+    report = audited(PrivateModule(noise_multiplier=noise, max_grad_norm=0.3), steps=160)
     _passes(report)
     assert report.history[0][0] == noise
 
 
-def test_callback_without_arguments_claims_the_accountants_epsilon(tmp_path: Path) -> None:
+def test_callback_without_arguments_claims_the_accountants_epsilon(audited: Audited) -> None:
     module = PrivateModule()
-    report = fit(tmp_path, module, PrivacyAudit(), max_steps=64)
+    report = audited(module, seed=None, steps=64)
     _passes(report)
     assert report.claimed_epsilon == pytest.approx(module.engine.get_epsilon(1e-5), rel=0.01)
     assert report.epsilon_spent == report.claimed_epsilon
@@ -119,14 +118,14 @@ def test_callback_without_arguments_claims_the_accountants_epsilon(tmp_path: Pat
     assert report.delta == 1e-5
 
 
-def test_max_epochs_ends_an_audit_as_max_steps_does(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_epochs=2)
+def test_max_epochs_ends_an_audit_as_max_steps_does(audited: Audited) -> None:
+    report = audited(PrivateModule(), max_epochs=2)
     _passes(report)
     assert report.steps == 64
     assert [epoch["epoch"] for epoch in report.epochs] == [0, 1]
 
 
-def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path: Path) -> None:
+def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path: Path, audited: Audited) -> None:
     outcomes = []
 
     class Looking(PrivateModule):
@@ -134,14 +133,14 @@ def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path: Path) -> Non
             if self.current_epoch:
                 outcomes.append(report_in(tmp_path))
 
-    fit(tmp_path, Looking(), PrivacyAudit(seed=1), max_epochs=3)
+    audited(Looking(), max_epochs=3)
     assert [report.verdict.outcome for report in outcomes] == ["INCONCLUSIVE"] * 2
     assert not any(report.complete for report in outcomes)
     assert [report.steps for report in outcomes] == [32, 64]
 
 
-def test_training_without_accountant_is_audited_and_the_note_says_so(tmp_path: Path) -> None:
-    report = fit(tmp_path, HandBuilt(), PrivacyAudit(seed=1), max_steps=64)
+def test_training_without_accountant_is_audited_and_the_note_says_so(audited: Audited) -> None:
+    report = audited(HandBuilt(), steps=64)
     _passes(report)
     assert any("no accountant" in note for note in report.notes)
     assert report.claimed_epsilon is None
@@ -149,9 +148,10 @@ def test_training_without_accountant_is_audited_and_the_note_says_so(tmp_path: P
     assert status(report, "accounting") == "not_run"
 
 
-def test_stated_sample_rate_composes_epsilons_without_accountant(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claimed_epsilon=8.0, claim=PrivacyClaim(sample_rate=RATE), seed=1)
-    report = fit(tmp_path, HandBuilt(), audit, max_steps=64)
+def test_stated_sample_rate_composes_epsilons_without_accountant(audited: Audited) -> None:
+    report = audited(
+        HandBuilt(), claimed_epsilon=8.0, claim=PrivacyClaim(sample_rate=RATE), steps=64
+    )
     _passes(report)
     full = PrivacyClaim(noise_multiplier=1.0, sample_rate=RATE, steps=64, delta=1e-5)
     assert report.epsilon_spent == pytest.approx(full.composed_epsilon(), rel=1e-6)
@@ -161,21 +161,20 @@ def test_stated_sample_rate_composes_epsilons_without_accountant(tmp_path: Path)
     assert not any("no accountant" in note for note in report.notes)
 
 
-def test_claimed_epsilon_without_sample_rate_is_inconclusive(tmp_path: Path) -> None:
-    report = fit(tmp_path, HandBuilt(), PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=64)
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    assert report.verdict.exit_code == 2
+def test_claimed_epsilon_without_sample_rate_is_inconclusive(audited: Audited) -> None:
+    report = audited(HandBuilt(), claimed_epsilon=8.0, steps=64)
+    assert (report.verdict.outcome, report.verdict.exit_code) == ("INCONCLUSIVE", 2)
     assert any("the sample rate is unknown" in lack for lack in report.verdict.pass_blockers)
     assert any("PrivacyClaim(sample_rate=" in lack for lack in report.verdict.pass_blockers)
 
 
-def test_too_few_steps_are_inconclusive_and_say_how_many_more(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+def test_too_few_steps_are_inconclusive_and_say_how_many_more(audited: Audited) -> None:
+    report = audited(PrivateModule(), steps=4)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("more steps are needed" in lack for lack in report.verdict.pass_blockers)
 
 
-def test_empty_poisson_batches_are_steps_like_others(tmp_path: Path) -> None:
+def test_empty_poisson_batches_are_steps_like_others(audited: Audited) -> None:
     sizes = []
 
     class Counting(PrivateModule):
@@ -183,26 +182,24 @@ def test_empty_poisson_batches_are_steps_like_others(tmp_path: Path) -> None:
             sizes.append(len(batch[0]))
             return super().training_step(batch, batch_idx)
 
-    module = Counting(dataset=random_data(64), batch_size=1)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=128)
+    report = audited(Counting(dataset=random_data(64), batch_size=1), steps=128)
     assert sizes.count(0) > 20
     _passes(report)
-    assert report.steps == 128
-    assert report.observations == 128 * 8
+    assert (report.steps, report.observations) == (128, 128 * 8)
 
 
-def test_frozen_parameters_are_left_out(tmp_path: Path) -> None:
+def test_frozen_parameters_are_left_out(audited: Audited) -> None:
     net = mlp()
     for p in net[0].parameters():
         p.requires_grad_(False)
     before = net[0].weight.detach().clone()
-    _passes(fit(tmp_path, PrivateModule(net), PrivacyAudit(seed=1), max_steps=64))
-    header, _ = read_observations(tmp_path / "audit" / "observations.bin")
+    _passes(audited(PrivateModule(net), steps=64))
+    header, _ = audited.record()
     assert len(header.tensors) == 4
     assert torch.equal(net[0].weight, before)
 
 
-def test_tied_parameters_are_one_tensor(tmp_path: Path) -> None:
+def test_tied_parameters_are_one_tensor(audited: Audited) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -215,13 +212,13 @@ def test_tied_parameters_are_one_tensor(tmp_path: Path) -> None:
             x = torch.relu(self.second(torch.relu(self.first(x))))
             return self.last(x)
 
-    _passes(fit(tmp_path, PrivateModule(Tied()), PrivacyAudit(seed=1), max_steps=96))
-    header, _ = read_observations(tmp_path / "audit" / "observations.bin")
+    _passes(audited(PrivateModule(Tied()), steps=96))
+    header, _ = audited.record()
     assert len(header.tensors) == 4
 
 
 @pytest.mark.heavy
-def test_convolutional_network_passes(tmp_path: Path) -> None:
+def test_convolutional_network_passes(audited: Audited) -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.GroupNorm(2, 4),
@@ -231,26 +228,23 @@ def test_convolutional_network_passes(tmp_path: Path) -> None:
         nn.Flatten(),
         nn.Linear(72, 10),
     )
-    module = PrivateModule(net, dataset=digits(images=True))
-    _passes(fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=96))
+    _passes(audited(PrivateModule(net, dataset=digits(images=True)), steps=96))
 
 
-def test_manual_optimization_passes(tmp_path: Path) -> None:
-    report = fit(tmp_path, ManualModule(), PrivacyAudit(seed=1), max_steps=64)
+def test_manual_optimization_passes(audited: Audited) -> None:
+    report = audited(ManualModule(), steps=64)
     _passes(report)
-    assert report.steps == 64
-    assert report.observations == 64 * 8
+    assert (report.steps, report.observations) == (64, 64 * 8)
 
 
-def test_adam_with_a_learning_rate_schedule_passes(tmp_path: Path) -> None:
+def test_adam_with_a_learning_rate_schedule_passes(audited: Audited) -> None:
     class Scheduled(PrivateModule):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
             return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    module = Scheduled(inner=lambda params: torch.optim.Adam(params, lr=1e-3))
-    _passes(fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64))
+    _passes(audited(Scheduled(inner=lambda params: torch.optim.Adam(params, lr=1e-3)), steps=64))
 
 
 @pytest.mark.parametrize(
@@ -268,67 +262,63 @@ def test_adam_with_a_learning_rate_schedule_passes(tmp_path: Path) -> None:
     ids=["nesterov", "decay", "maximize", "adamw", "fused", "rmsprop", "adagrad", "nadam"],
 )
 @pytest.mark.one_in(4)
-def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(tmp_path: Path, inner: Any) -> None:
-    report = fit(tmp_path, PrivateModule(inner=inner), PrivacyAudit(seed=1), max_steps=32)
+def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(
+    audited: Audited, inner: Any
+) -> None:
+    report = audited(PrivateModule(inner=inner), steps=32)
     assert status(report, "gradient_replaced") == "ok"
     _passes(report)
 
 
-def test_parameter_groups_are_audited_together(tmp_path: Path) -> None:
+def test_parameter_groups_are_audited_together(audited: Audited) -> None:
     def grouped(params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         first, *rest = params
         return torch.optim.SGD([{"params": rest, "lr": 0.01}, {"params": [first]}], lr=0.05)
 
-    _passes(fit(tmp_path, PrivateModule(inner=grouped), PrivacyAudit(seed=1), max_steps=32))
-    header, _ = read_observations(tmp_path / "audit" / "observations.bin")
+    _passes(audited(PrivateModule(inner=grouped), steps=32))
+    header, _ = audited.record()
     assert len(header.tensors) == 6
 
 
-def test_rdp_accountant_passes_and_claims_more_than_is_spent(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(accountant="rdp"), PrivacyAudit(seed=1), max_steps=64)
+def test_rdp_accountant_passes_and_claims_more_than_is_spent(audited: Audited) -> None:
+    report = audited(PrivateModule(accountant="rdp"), steps=64)
     _passes(report)
     assert report.epsilon_spent < report.claimed_epsilon
 
 
-def test_noise_multiplier_that_changes_is_followed(tmp_path: Path) -> None:
+def test_noise_multiplier_that_changes_is_followed(audited: Audited) -> None:
     class Rising(PrivateModule):
         def on_train_epoch_start(self) -> None:
             self.trainer.optimizers[0].noise_multiplier = 1.0 + self.current_epoch
 
-    report = fit(tmp_path / "as it is", Rising(), PrivacyAudit(seed=1), max_epochs=2)
+    report = audited(Rising(), max_epochs=2, folder="as it is")
     # A loss may have set it at the epoch's end, for all that is seen.
     assert report.verdict.outcome == "INCONCLUSIVE"
     (blocker,) = report.verdict.pass_blockers
     assert "state allow=['ledger.schedule']" in blocker
-    audit = PrivacyAudit(allow=["ledger.schedule"], seed=1)
-    report = fit(tmp_path / "allowed", Rising(), audit, max_epochs=2)
+    report = audited(Rising(), allow=["ledger.schedule"], max_epochs=2, folder="allowed")
     _passes(report)
     assert report.history == ((1.0, RATE, 32), (2.0, RATE, 32))
 
 
-def test_accumulated_gradients_pass_as_one_step(tmp_path: Path) -> None:
+def test_accumulated_gradients_pass_as_one_step(audited: Audited) -> None:
     module = PrivateModule(poisson=False, make_poisson=False)
-    audit = PrivacyAudit(allow=["sampling.not_poisson"], seed=1)
-    report = fit(tmp_path, module, audit, max_steps=48, accumulate_grad_batches=2)
+    report = audited(module, allow=["sampling.not_poisson"], steps=48, accumulate_grad_batches=2)
     _passes(report)
-    assert report.steps == 48
-    assert report.observations == 48 * 8
+    assert (report.steps, report.observations) == (48, 48 * 8)
 
 
-def test_bfloat16_passes(tmp_path: Path) -> None:
-    report = fit(
-        tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64, precision="bf16-mixed"
-    )
-    _passes(report)
+def test_bfloat16_passes(audited: Audited) -> None:
+    _passes(audited(PrivateModule(), steps=64, precision="bf16-mixed"))
 
 
-def test_gradients_that_are_not_finite_never_pass(tmp_path: Path) -> None:
+def test_gradients_that_are_not_finite_never_pass(audited: Audited) -> None:
     class Diverging(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)
             return loss * torch.nan if self.global_step == 40 else loss
 
-    report = fit(tmp_path, Diverging(), PrivacyAudit(seed=1), max_steps=64)
+    report = audited(Diverging(), steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("24 of 64 steps were lost" in lack for lack in report.verdict.pass_blockers)
 
@@ -344,7 +334,7 @@ def test_two_audits_of_one_training_are_refused(tmp_path: Path) -> None:
         trainer_for(tmp_path, *audits, max_steps=64).fit(PrivateModule())
 
 
-def test_classification_loss_with_validation_passes(tmp_path: Path) -> None:
+def test_classification_loss_with_validation_passes(tmp_path: Path, audited: Audited) -> None:
     class Validated(PrivateModule):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
@@ -353,11 +343,10 @@ def test_classification_loss_with_validation_passes(tmp_path: Path) -> None:
         def val_dataloader(self) -> Any:
             return self.plain_loader()
 
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_steps=64, num_sanity_val_steps=2).fit(Validated())
+    report = audited(Validated(), steps=64, num_sanity_val_steps=2)
     _passes(report_in(tmp_path))
-    assert audit.report.steps == 64
-    assert len(read_observations(tmp_path / "audit" / "observations.bin")[1]) == 64
+    assert report.steps == 64
+    assert len(audited.entries) == 64
 
 
 # --- The audited training gives the model that it would have given, and the audit repeats itself.
@@ -391,7 +380,7 @@ def _train(
 
 
 @pytest.mark.parametrize("inner", staged(["sgd"], ["adam", "momentum"]))
-def test_audited_model_is_the_unaudited_one(tmp_path: Path, inner: str) -> None:
+def test_audited_model_is_the_unaudited_one(tmp_path: Path, audited: Audited, inner: str) -> None:
     plain, _ = _train(tmp_path / "plain", inner=_INNER[inner])
     audited, _ = _train(tmp_path / "audited", PrivacyAudit(seed=1), inner=_INNER[inner])
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
@@ -401,7 +390,7 @@ def test_audited_model_is_the_unaudited_one(tmp_path: Path, inner: str) -> None:
     "kind", [PhysicalBatches, pytest.param(GhostInParts, marks=pytest.mark.heavy)]
 )
 def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
-    tmp_path: Path, kind: type[PhysicalBatches]
+    tmp_path: Path, audited: Audited, kind: type[PhysicalBatches]
 ) -> None:
     weights = []
     for audited in (False, True):
@@ -415,14 +404,14 @@ def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
     assert set(entries["canaries"]) == {INJECTED, EARLIER}
 
 
-def test_dense_canaries_leave_the_model_as_it_would_be(tmp_path: Path) -> None:
+def test_dense_canaries_leave_the_model_as_it_would_be(tmp_path: Path, audited: Audited) -> None:
     audit = PrivacyAudit(canaries=[Constant(), Random(moving=True)], seed=1)
     plain, _ = _train(tmp_path / "plain", steps=64)
     audited, _ = _train(tmp_path / "audited", audit, steps=64)
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
 
 
-def test_global_generators_are_left_alone(tmp_path: Path) -> None:
+def test_global_generators_are_left_alone(tmp_path: Path, audited: Audited) -> None:
     _, plain = _train(tmp_path / "plain", steps=40)
     _, audited = _train(tmp_path / "audited", PrivacyAudit(), steps=40)
     assert torch.equal(plain.torch, audited.torch)
@@ -494,11 +483,12 @@ def name_of(row: Row) -> str:
 )
 @pytest.mark.one_in(2)
 @pytest.mark.heavy_one_in(6)
-def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None:
+def test_signal_is_one_and_noise_is_as_claimed(audited: Audited, row: Row) -> None:
     module = row.module()
-    audit = PrivacyAudit(claimed_epsilon=1000.0, seed=1, **row.audit)
-    report = fit(tmp_path, module, audit, **{"max_steps": STEPS, **row.trainer})
-    _, entries = read_observations(tmp_path / "audit" / report.record)
+    report = audited(
+        module, claimed_epsilon=1000.0, **row.audit, **{"max_steps": STEPS, **row.trainer}
+    )
+    entries = audited.entries
     assert len(entries) >= STEPS
     entries = entries[row.first :]
     assert np.isin(entries["canaries"], ENTERED).all()
@@ -529,7 +519,7 @@ def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None
     "row", staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
 @pytest.mark.one_in(2)
-def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:
+def test_model_is_what_it_would_be(tmp_path: Path, audited: Audited, row: Row) -> None:
     ends = []
     for name, callbacks in (
         ("plain", []),
@@ -648,7 +638,6 @@ def trained(
     return report_in(directory), module.state_dict()
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("plain", "copied", "trainer_class", "copies_class"),
     staged(
@@ -679,7 +668,6 @@ def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_i
     assert audit.report.epochs == got.epochs
 
 
-@RESUMING
 def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_path: Path) -> None:
     class Nested(pl.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -695,7 +683,6 @@ def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_p
     assert AuditReport_of_audit_report.load(tmp_path / "audit" / "run-2" / "report.json").steps == 8
 
 
-@RESUMING
 def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     copies = Copies(audit)
@@ -710,7 +697,6 @@ def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_
     assert any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
 
 
-@RESUMING
 @pytest.mark.parametrize("way", WAYS)
 def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path: Path, way: Any) -> None:
     audit = PrivacyAudit(claimed_epsilon=50.0, seed=1)
@@ -721,7 +707,6 @@ def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path: Path, wa
     assert way(loaded).state_dict()["checksum"] == audit.state_dict()["checksum"]
 
 
-@RESUMING
 def test_a_copy_claims_and_allows_what_the_original_does(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0)
     audit = PrivacyAudit(50.0, claim=claim, allow=["noise.mean"], on_violation="stop", seed=3)
@@ -745,7 +730,6 @@ class Validated(PrivateModule):
         return self.plain_loader()
 
 
-@RESUMING
 def test_the_other_callbacks_are_copied_without_the_training(tmp_path: Path) -> None:
     star, examination = EpsilonStar(1e-5, losses=losses, permutations=3), Examination(after=2)
     copies = Copies(star, examination)

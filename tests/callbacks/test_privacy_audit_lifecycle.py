@@ -27,6 +27,7 @@ from resume_support import RESUMING, numbers
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import Audited
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import (
     PrivateModule,
@@ -48,6 +49,8 @@ from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
 from lightning_audit.run import evaluation
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise
+
+pytestmark = RESUMING
 
 # --- When the audit attaches, writes, stops, raises and lets go.
 
@@ -120,9 +123,8 @@ def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ again and again
 
 
-def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
-    audit = PrivacyAudit(report_dir=tmp_path / "elsewhere" / "deep", seed=1)
-    trainer_for(tmp_path / "root", audit, max_steps=4).fit(PrivateModule())
+def test_report_goes_where_it_is_told(tmp_path: Path, audited: Audited) -> None:
+    audited(PrivateModule(), report_dir=tmp_path / "elsewhere" / "deep", steps=4, folder="root")
     assert (tmp_path / "elsewhere" / "deep" / "report.json").exists()
     assert (tmp_path / "elsewhere" / "deep" / "observations.bin").exists()
     assert not (tmp_path / "root" / "audit").exists()
@@ -131,19 +133,17 @@ def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ the record
 
 
-def test_checks_stand_in_the_order_of_the_registry(tmp_path: Path) -> None:
-    audit = PrivacyAudit(on_violation="warn", on_inconclusive="warn", seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=10)
+def test_checks_stand_in_the_order_of_the_registry(audited: Audited) -> None:
+    report = audited(PrivateModule(), on_violation="warn", on_inconclusive="warn", steps=10)
     for status in {check.status for check in report.checks}:
         names = [check.name for check in report.checks if check.status == status]
         assert names == [name for name in REGISTRY if name in names]
 
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
-def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -> None:
-    audit = PrivacyAudit(on_violation="warn", seed=1)
-    report = fit(tmp_path, PrivateModule(optimizer_class=kind), audit, max_steps=64)
-    header, entries = read_observations(tmp_path / "audit" / "observations.bin")
+def test_replayed_record_gives_the_reports_e_values(audited: Audited, kind: Any) -> None:
+    report = audited(PrivateModule(optimizer_class=kind), on_violation="warn", steps=64)
+    header, entries = audited.record()
     monitor = replay(header, entries, report.settings["significance"])
     again = {check.name: check for check in monitor.results()}
     tests = [check for check in report.checks if check.log_e_value is not None]
@@ -247,8 +247,10 @@ def test_sound_fit_after_a_violated_one_passes(tmp_path: Path) -> None:
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_refused_training_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
+def test_refused_training_leaves_no_report_of_an_earlier_one(
+    tmp_path: Path, audited: Audited
+) -> None:
+    audited(PrivateModule(), steps=8)
     error = ValueError("no optimizer today")
 
     class Broken(PrivateModule):
@@ -257,16 +259,15 @@ def test_refused_training_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> 
 
     with pytest.raises(ValueError, match="no optimizer today"):
         trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=8).fit(Broken())
-    assert not (tmp_path / "audit" / "report.json").exists()
-    assert (tmp_path / "audit" / "previous-1" / "report.json").exists()
+    assert not (audited.directory / "report.json").exists()
+    assert (audited.directory / "previous-1" / "report.json").exists()
 
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
 def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
     audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
     report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
-    assert report.verdict.outcome == "PASS"
-    assert report.settings["seed"] == 1
+    assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 1)
     assert copy(audit.report) == audit.report
 
 
@@ -342,7 +343,7 @@ class FreezesALayer(PrivateModule):
             next(self.net.parameters()).requires_grad_(False)
 
 
-def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
+def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path, audited: Audited) -> None:
     def trained(*callbacks: Any) -> torch.Tensor:
         pl.seed_everything(3, verbose=False)
         module = FreezesALayer()
@@ -444,8 +445,7 @@ class AccountantIsToldTwiceTheNoise(PrivateModule):
 
 def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_path: Path) -> None:
     report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
-    assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.kind == "accounting"
+    assert (report.verdict.outcome, report.verdict.kind) == ("VIOLATION", "accounting")
     assert report.epsilon_spent > 1.5 * report.claimed_epsilon
 
 
@@ -478,7 +478,6 @@ def another(directory: Path, callback: Any, package: Any = pl) -> tuple[Any, Any
 HOOKS = ("setup", "on_train_start", "on_before_optimizer_step", "on_train_batch_end", "on_fit_end")
 
 
-@RESUMING
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("package", [pl, lightning.pytorch])
 def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
@@ -498,7 +497,6 @@ def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
     assert report_in(tmp_path / "c").steps == 4
 
 
-@RESUMING
 def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -525,7 +523,6 @@ def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
     assert not report_in(tmp_path / "a").verdict.summary.count("broke off")
 
 
-@RESUMING
 def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path: Path) -> None:
     class Fails(PrivateModule):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -555,7 +552,6 @@ class BreaksItsEnd(pl.Callback):
         raise RuntimeError("second")
 
 
-@RESUMING
 def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     broken = trainer_for(tmp_path / "a", BreaksItsEnd(), audit, max_steps=8)
@@ -574,7 +570,6 @@ def losses(module: Any, batch: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
 
 
-@RESUMING
 @pytest.mark.parametrize(
     "make", [Examination, lambda: EpsilonStar(1e-5, losses=losses, permutations=3)]
 )

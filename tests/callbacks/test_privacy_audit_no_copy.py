@@ -16,17 +16,16 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.nn import functional
+from trained import Audited
 from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
 from training_support import (
     ManualModule,
     PrivateModule,
     digits,
-    fit,
     mlp,
     report_in,
     status,
     trainer_for,
-    violation,
 )
 
 from lightning_audit import PrivacyAudit
@@ -53,7 +52,7 @@ def forbid_prefill(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def copies(monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]) -> list[int]:
     """Sizes of the batches that were copied."""
     found: list[int] = []
     inject = OpacusStep.inject
@@ -132,7 +131,6 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 _LATER = ("bf16-true", "manual", "functorch", "64-true", "small batches, some empty")
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
     "kind",
@@ -164,7 +162,6 @@ def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     assert [canary_rows_left(module) for module in trained] == [0, 0]
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
 def test_only_every_nth_step_takes_canaries(
     tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
@@ -177,7 +174,6 @@ def test_only_every_nth_step_takes_canaries(
     assert copies == []
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_copied_rows_enter_the_first_steps_and_few_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
@@ -219,7 +215,6 @@ class InPhysicalBatches(PrivateModule):
         return self.private
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_physical_batch_takes_the_canaries_without_a_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -236,9 +231,8 @@ def test_a_physical_batch_takes_the_canaries_without_a_copy(
     assert shifted < 6.0  # noise multiplier 1: no canary was counted twice or not at all
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
-    tmp_path: Path, clipped_rows: list[int]
+    tmp_path: Path, audited: Audited, clipped_rows: list[int]
 ) -> None:
     sums = []
     for audited in (True, False):
@@ -256,7 +250,6 @@ def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
     assert float((sums[0] - sums[1]).abs().max()) < 1e-3
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("by", ["the Trainer", "hand"])
 def test_accumulated_batches_take_canaries_by_copy_once_a_step(
     tmp_path: Path, by: str, clipped_rows: list[int], copies: list[int]
@@ -286,7 +279,6 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(
 # ------------------------------------------------------------------ precision
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_mixed_precision_takes_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -295,7 +287,6 @@ def test_mixed_precision_takes_canaries_by_copy(
     assert len(copies) == 12
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(
     tmp_path: Path, copies: list[int]
 ) -> None:
@@ -343,7 +334,6 @@ class Sizes(pl.Callback):
         self.canaries += canary_rows(optimizer)
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("make", [PrivateModule, ManualModule])
 def test_code_between_the_steps_sees_the_batch_alone(
     tmp_path: Path, make: Callable[[], pl.LightningModule], copies: list[int]
@@ -387,7 +377,6 @@ class Halving(PrivateModule):
             p.grad_sample = 0.5 * p.grad_sample
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_replaced_gradients_take_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -468,7 +457,6 @@ def test_training_that_breaks_off_leaves_no_canary(
     assert len(entries_in(tmp_path)) == 5
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     tmp_path: Path,
@@ -490,7 +478,6 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("prefill", [True, False])
 def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
     tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
@@ -514,7 +501,6 @@ def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_batch_without_a_step_leaves_no_canary(
     tmp_path: Path, clear: bool, clipped_rows: list[int]
@@ -542,7 +528,6 @@ def test_a_batch_without_a_step_leaves_no_canary(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     tmp_path: Path, clipped_rows: list[int]
 ) -> None:
@@ -561,7 +546,6 @@ def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_images_take_canaries_without_a_copy(tmp_path: Path, copies: list[int]) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
     train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
@@ -627,26 +611,27 @@ class LooseGhost(Ghost):
 
 
 @pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
-def test_half_the_noise_is_found(tmp_path: Path, kind: Any) -> None:
-    report = fit(tmp_path, wide(kind), PrivacyAudit(seed=1, on_violation="warn"), max_steps=30)
+def test_half_the_noise_is_found(audited: Audited, kind: Any) -> None:
+    report = audited(wide(kind), on_violation="warn", steps=30)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
-def test_clipping_at_twice_the_norm_is_found(tmp_path: Path, kind: Any) -> None:
-    report = fit(tmp_path, wide(kind), PrivacyAudit(seed=1, on_violation="warn"), max_steps=150)
+def test_clipping_at_twice_the_norm_is_found(audited: Audited, kind: Any) -> None:
+    report = audited(wide(kind), on_violation="warn", steps=150)
     assert status(report, "sensitivity") == "violated"
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
     assert shift == pytest.approx(2.0, abs=0.4)
 
 
-def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(tmp_path: Path) -> None:
+def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(
+    audited: Audited,
+) -> None:
     module = wide(QuietAdaClip, noise_multiplier=2.0)
     module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
-    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=60)
-    assert status(report, "noise") == "violated"
+    assert status(audited(module, on_violation="warn", steps=60), "noise") == "violated"
 
 
 class ShortNorms(Ghost):
@@ -660,9 +645,9 @@ class ShortNorms(Ghost):
 
 
 def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(
-    tmp_path: Path,
+    accused: Audited,
 ) -> None:
-    report = violation(tmp_path, wide(ShortNorms), PrivacyAudit(seed=1), max_steps=20)
+    report = accused(wide(ShortNorms), steps=20)
     assert status(report, "clipping.norm") == "violated"
     assert status(report, "sensitivity") == "ok"
     assert "wrong norms" in report.verdict.fault
@@ -677,11 +662,10 @@ class AroundLightning(ManualGhost):
         optimizer.step()
 
 
-def test_ghost_losses_that_run_backward_unannounced_are_not_passed(tmp_path: Path) -> None:
-    report = fit(tmp_path, wide(AroundLightning), PrivacyAudit(seed=1), max_steps=40)
+def test_ghost_losses_that_run_backward_unannounced_are_not_passed(audited: Audited) -> None:
+    report = audited(wide(AroundLightning), steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    _, entries = read_observations(tmp_path / "audit" / report.record)
-    assert (entries["canaries"] == DROPPED).all()
+    assert (audited.entries["canaries"] == DROPPED).all()
     said = next(note for note in report.notes if "clipped before a canary" in note)
     assert "call self.manual_backward(loss) instead" in said
 

@@ -33,6 +33,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from trained import Audited
 from training_matrix import COMPARED, ROWS, Row
 from training_support import (
     PrivateModule,
@@ -68,6 +69,10 @@ from lightning_audit.stats.named_bounds import BOUND_NAMES
 from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.testing.trainings import FirstRowNotClipped
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"
+)
+
 # --- What the loggers, checkpoints and other callbacks get of an audited training.
 
 NAMES = (
@@ -92,33 +97,30 @@ def _rows(logger: CSVLogger, prefix: str = "audit") -> list[dict[str, str]]:
 
 
 @pytest.mark.whole_report
-def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path) -> None:
+def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path, audited: Audited) -> None:
     logger = CSVLogger(tmp_path)
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, logger=logger, max_epochs=2).fit(PrivateModule())
+    report = audited(PrivateModule(), logger=logger, max_epochs=2)
     rows = _rows(logger)
     assert [int(row["epoch"]) for row in rows] == [0, 1]
-    for row, epoch in zip(rows, audit.report.epochs, strict=True):
+    for row, epoch in zip(rows, report.epochs, strict=True):
         for name in NAMES:
             assert float(row[f"audit/{name}"]) == pytest.approx(epoch[name], rel=1e-5), name
     last = {name: float(rows[-1][f"audit/{name}"]) for name in NAMES}
-    assert last["observations"] == 64 * 8
-    assert last["violated"] == 0
+    assert (last["observations"], last["violated"]) == (64 * 8, 0)
     assert last["e_value"] >= 1
-    assert last["epsilon_spent"] == pytest.approx(audit.report.epsilon_spent, rel=1e-5)
+    assert last["epsilon_spent"] == pytest.approx(report.epsilon_spent, rel=1e-5)
     assert 0 < last["epsilon_lower"] <= last["epsilon_spent"]
-    assert last["claimed_epsilon"] == pytest.approx(audit.report.claimed_epsilon, rel=1e-5)
+    assert last["claimed_epsilon"] == pytest.approx(report.claimed_epsilon, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
-    for bound in audit.report.bounds[1:]:
+    for bound in report.bounds[1:]:
         logged = last[f"epsilon_step_lower/{bound.name}"]
         assert logged == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
 
 
 @pytest.mark.whole_report
-def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
+def test_tensorboard_gets_every_metric(tmp_path: Path, audited: Audited) -> None:
     logger = TensorBoardLogger(tmp_path)
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, logger=logger, max_epochs=2).fit(PrivateModule())
+    report = audited(PrivateModule(), logger=logger, max_epochs=2)
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert {f"audit/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
@@ -128,21 +130,20 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
     assert (picture.width, picture.height, picture.step) == (1200, 500, 64)
     for name in NAMES:
         values = [event.value for event in events.Scalars(f"audit/{name}")]
-        assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
+        assert values == pytest.approx([epoch[name] for epoch in report.epochs], rel=1e-5)
 
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
 def test_only_the_bounds_that_are_asked_for_are_computed(
-    tmp_path: Path, names: tuple[str, ...]
+    audited: Audited, names: tuple[str, ...]
 ) -> None:
-    audit = PrivacyAudit(bounds=list(names), seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    betting, mu, *others = audit.report.bounds
-    assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
+    report = audited(PrivateModule(), bounds=list(names), steps=32)
+    betting, mu, *others = report.bounds
+    assert (betting.looks, betting.epsilon_lower) == ("anytime", report.epsilon_lower)
     assert (mu.name, mu.looks) == ("mu", "single")
     assert {bound.name for bound in others} == set(names)
-    assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
+    assert list(report.settings["bounds"]) == sorted(names, reverse=True)
 
 
 @pytest.mark.whole_report
@@ -175,20 +176,20 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
 
 @pytest.mark.whole_report
 def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
-    audit = PrivacyAudit(seed=1, bounds=())
-    trainer_for(tmp_path, audit, best, max_epochs=3, enable_checkpointing=True).fit(PrivateModule())
+    audited(PrivateModule(), best, bounds=(), max_epochs=3, enable_checkpointing=True)
     assert len(list((tmp_path / "best").iterdir())) == 3
 
 
 @pytest.mark.whole_report
-def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
+def test_two_loggers_get_the_metrics_under_the_chosen_prefix(
+    tmp_path: Path, audited: Audited
+) -> None:
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
-    audit = PrivacyAudit(log_prefix="privacy", seed=1)
-    trainer_for(tmp_path, audit, logger=[first, second], max_steps=32).fit(PrivateModule())
+    audited(PrivateModule(), log_prefix="privacy", logger=[first, second], steps=32)
     for logger in (first, second):
         (row,) = _rows(logger, "privacy")
         assert {f"privacy/{name}" for name in NAMES} <= set(row)
@@ -244,17 +245,14 @@ def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_
 
 
 @pytest.mark.whole_report
-def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
+def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path, audited: Audited) -> None:
     checkpoint = ModelCheckpoint(
         tmp_path / "checkpoints", monitor="audit/epsilon_spent", mode="min", filename="{epoch}"
     )
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, checkpoint, enable_checkpointing=True, max_epochs=2).fit(
-        PrivateModule()
-    )
+    report = audited(PrivateModule(), checkpoint, enable_checkpointing=True, max_epochs=2)
     assert Path(checkpoint.best_model_path).name == "epoch=0.ckpt"
     assert float(checkpoint.best_model_score) == pytest.approx(
-        audit.report.epochs[0]["epsilon_spent"], rel=1e-5
+        report.epochs[0]["epsilon_spent"], rel=1e-5
     )
 
 
@@ -429,8 +427,7 @@ SAMPLE_RATE = 1 / STEPS_PER_EPOCH
 def assert_sound(report: AuditReport, steps: int, *, sigma: float = 1.0) -> None:
     """Every step was observed, the training passes, and its epsilon is that of its steps."""
     assert report.verdict.outcome == "PASS", report.verdict
-    assert report.steps == steps
-    assert report.observations == steps * 8
+    assert (report.steps, report.observations) == (steps, steps * 8)
     expected = epsilon_of_history([Phase(sigma, SAMPLE_RATE, steps)], report.delta)
     assert report.epsilon_spent == pytest.approx(expected, rel=0.01)
 
@@ -598,11 +595,10 @@ def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, audit_first: bo
 
 
 def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     claim = PrivacyClaim(noise_multiplier=1.0, sample_rate=SAMPLE_RATE)
-    user = MakePrivate("on_train_epoch_start")
-    report = fit(tmp_path, PlainModule(), PrivacyAudit(claim=claim, seed=1), user, max_steps=64)
+    report = audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim, steps=64)
     assert_sound(report, 64)
 
 
@@ -628,9 +624,9 @@ class WrapConfiguration(MakePrivate):
         pl_module.configure_optimizers = private
 
 
-def test_configure_optimizers_wrapped_by_a_callback_passes(tmp_path: Path) -> None:
+def test_configure_optimizers_wrapped_by_a_callback_passes(audited: Audited) -> None:
     module = PlainModule()
-    assert_sound(fit(tmp_path, module, PrivacyAudit(seed=1), WrapConfiguration(), max_steps=64), 64)
+    assert_sound(audited(module, WrapConfiguration(), steps=64), 64)
     assert_no_hooks_left(module)
 
 
@@ -650,21 +646,20 @@ def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
     assert sum(n for *_, n in user.engine.accountant.history) == 2 * STEPS_PER_EPOCH
 
 
-def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(tmp_path: Path) -> None:
+def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused: Audited) -> None:
     user = MakePrivate("on_train_epoch_start", once=False, one_engine=False)
-    report = violation(tmp_path, PlainModule(), PrivacyAudit(seed=1), user, max_epochs=4)
+    report = accused(PlainModule(), user, max_epochs=4)
     assert report.verdict.kind == "accounting"
     assert status(report, "noise") == "ok"
 
 
-def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(tmp_path: Path) -> None:
+def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(accused: Audited) -> None:
     class Worsening(MakePrivate):
         def _make(self, *args: Any) -> None:
             self.optimizer_class = HalfNoise if self.made else DPOptimizer
             super()._make(*args)
 
-    user = Worsening("on_train_epoch_start", once=False)
-    report = violation(tmp_path, PlainModule(), PrivacyAudit(seed=1), user, max_epochs=3)
+    report = accused(PlainModule(), Worsening("on_train_epoch_start", once=False), max_epochs=3)
     assert report.verdict.fault.startswith(f"noise too small from step {STEPS_PER_EPOCH + 1} on")
     assert STEPS_PER_EPOCH < report.steps < 2 * STEPS_PER_EPOCH
     assert report.epochs[0]["violated"] == 0.0
@@ -688,19 +683,17 @@ class Unwrapped(PrivateModule):
         return replace_optimizer(optimizer, self.optimizer_class or DPOptimizer)
 
 
-def test_training_without_a_wrapped_model_passes_without_a_copy(tmp_path: Path) -> None:
+def test_training_without_a_wrapped_model_passes_without_a_copy(audited: Audited) -> None:
     module = Unwrapped()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = audited(module, steps=64)
     assert type(module.net) is nn.Sequential
     assert_sound(report, 64)
     assert not any("copied" in note for note in report.notes), report.notes
     assert_no_hooks_left(module)
 
 
-def test_half_noise_without_a_wrapped_model_is_a_violation(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, Unwrapped(optimizer_class=HalfNoise), PrivacyAudit(seed=1), max_steps=32
-    )
+def test_half_noise_without_a_wrapped_model_is_a_violation(accused: Audited) -> None:
+    report = accused(Unwrapped(optimizer_class=HalfNoise), steps=32)
     assert report.verdict.fault.startswith("noise scale too small")
 
 
@@ -790,14 +783,12 @@ def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_yaml_makes_the_audit_with_all_that_is_nested(package: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
     assert_as_configured(parse(package, ["--config", str(path)]))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_printed_configuration_makes_the_same_audit(
     package: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -811,13 +802,11 @@ def test_printed_configuration_makes_the_same_audit(
     assert_as_configured(parse(package, ["--config", str(printed)]))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
     plain = {"claim": CLAIM, "resolution": {"noise": 0.7}}
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> None:
     allow = ["accounting", {"finding": "no_dp", "optimizer": "G", "reason": "sees no record"}]
     config = parse(package, with_audit(allow=allow)).config
@@ -825,7 +814,6 @@ def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> 
     assert config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:
     arguments = {"amplitude": 100.0, "loss": "torch.nn.functional.cross_entropy", "num_classes": 10}
     canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
@@ -835,7 +823,6 @@ def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> N
     assert parse(package, with_audit(canaries=["Crafted"])).canaries == (Crafted(),)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: ModuleType) -> None:
     class Audited(package.cli.LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
@@ -848,7 +835,6 @@ def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: Module
     assert (audit.claimed_epsilon, audit.canaries, audit.seed) == (8.0, (Dirac(),), 7)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -873,7 +859,6 @@ def test_wrong_value_gives_the_librarys_own_error(
     assert message in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -895,7 +880,6 @@ def test_wrong_name_is_refused_by_the_command_line(
     assert all(name in message for name in named), message
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_path: Path) -> None:
     config = with_audit(seed=1)
     config["trainer"] |= {"max_steps": 32, "default_root_dir": str(tmp_path)}
@@ -907,7 +891,6 @@ def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_
     assert saved["trainer"]["callbacks"][0]["init_args"]["seed"] == 1
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.heavy
 def test_the_example_passes_with_the_other_package_in_its_place(tmp_path: Path) -> None:
     """As it stands it is run as the README's command."""

@@ -24,6 +24,7 @@ from injected_faults import (
     try_one,
 )
 from pytorch_lightning.callbacks import ModelCheckpoint
+from trained import Audited
 from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
@@ -102,13 +103,13 @@ def test_two_hundred_faults_at_random_calls_end_no_training(
     "error", [MemoryError("12 GB"), OSError(errno.EMFILE, "too many open files")], ids=repr
 )
 def test_a_report_that_cannot_be_built_gives_no_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def build_report(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr("lightning_audit.run.audit_run.build_report", build_report)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1, examinations=0), max_steps=64)
+    report = audited(PrivateModule(), examinations=0, steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.summary.startswith(f"the audit failed: {type(error).__name__} in run.")
     assert str(error) not in report.to_json()
@@ -144,12 +145,12 @@ def test_on_inconclusive_holds_for_a_failed_audit(
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_a_failed_set_up_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_set_up_is_reported_too(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr("lightning_audit.run.audit_run.RunLints", fails)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+    report = audited(PrivateModule(), steps=4)
     assert report.verdict.summary.startswith("the audit failed: MemoryError in run.audit_run")
 
 
@@ -161,27 +162,27 @@ def test_a_failed_set_up_is_reported_too(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str, words: str
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, view: str, words: str
 ) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("0.123")
 
     monkeypatch.setattr(view, fails)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64)
+    report = audited(PrivateModule(), steps=64)
     assert report.verdict.outcome == "PASS"
     assert any(words in note for note in report.notes)
     assert "0.123" not in "".join(report.notes)
 
 
 def test_neither_log_nor_report_holds_an_exceptions_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def conceal(*_: Any) -> None:
         raise ValueError("the third record is 0.123")
 
     monkeypatch.setattr("lightning_audit.session.audit_session.AuditSession.conceal", conceal)
     with caplog.at_level(logging.INFO):
-        report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+        report = audited(PrivateModule(), steps=4)
     assert "the audit failed (ValueError in " in caplog.text
     assert "0.123" not in caplog.text + report.to_json()
 

@@ -20,14 +20,8 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from resume_support import RESUMING, StepwiseModule, StopAt, checkpoint_at, saver
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    fit,
-    report_in,
-    status,
-    trainer_for,
-)
+from trained import Audited
+from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.callbacks.trainer import refuse_trainer, show_batches
@@ -36,6 +30,8 @@ from lightning_audit.hooks.sampler_tap import WatchedSampler
 from lightning_audit.record.store import RECORD_NAME, read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.testing.faulty import HalfNoise
+
+pytestmark = RESUMING
 
 # --- `trainer.fit` again: the same training goes on with its audit, another one starts anew.
 
@@ -55,7 +51,6 @@ def report_file(directory: Path) -> bytes:
 # ------------------------------------------------------------------ more epochs
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [StepwiseModule, HandWritten])
 def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
@@ -77,7 +72,6 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     assert_no_hooks_left(module)
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.whole_report
 def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
@@ -99,7 +93,6 @@ def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> Non
     assert one.verdict == other.verdict
 
 
-@RESUMING
 def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> None:
     module = StepwiseModule(optimizer_class=HalfNoise)
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
@@ -112,7 +105,6 @@ def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> No
     assert 1 <= report_in(tmp_path).steps < 20
 
 
-@RESUMING
 def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
     stop, module = StopAt(20), StepwiseModule()
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), stop, max_epochs=2)
@@ -130,7 +122,6 @@ def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ nothing left
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [None, HalfNoise])
 def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path, kind: Any) -> None:
     audit = PrivacyAudit(seed=1, on_violation="warn")
@@ -147,7 +138,6 @@ def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path,
     assert_no_hooks_left(module)
 
 
-@RESUMING
 def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Path) -> None:
     module = StepwiseModule(optimizer_class=HalfNoise)
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=1)
@@ -157,7 +147,6 @@ def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Pa
     assert report_in(tmp_path).steps == 1
 
 
-@RESUMING
 def test_a_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     module = StepwiseModule(optimizer_class=HalfNoise)
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
@@ -167,7 +156,6 @@ def test_a_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
     assert report_in(tmp_path).steps < 20
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: Path) -> None:
     module = StepwiseModule()
@@ -193,7 +181,6 @@ def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: 
 # ------------------------------------------------------------------ checkpoints, in one process
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path: Path) -> None:
     saved, module = tmp_path / "saved", StepwiseModule()
@@ -213,7 +200,6 @@ def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_pa
     assert steps_on_disk(tmp_path) == list(range(96))
 
 
-@RESUMING
 def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path: Path) -> None:
     plain, module = trainer_for(tmp_path / "plain", max_epochs=2), StepwiseModule()
     plain.fit(module)
@@ -231,7 +217,6 @@ def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path
 # ------------------------------------------------------------------ another training
 
 
-@RESUMING
 def test_a_new_trainer_starts_anew(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     trainer_for(tmp_path, audit, max_epochs=1).fit(StepwiseModule())
@@ -240,7 +225,6 @@ def test_a_new_trainer_starts_anew(tmp_path: Path) -> None:
     assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
 
 
-@RESUMING
 def test_a_loop_that_starts_again_starts_the_audit_anew(tmp_path: Path) -> None:
     audit, module = PrivacyAudit(seed=1), StepwiseModule()
     trainer = trainer_for(tmp_path, audit, max_epochs=1)
@@ -251,7 +235,6 @@ def test_a_loop_that_starts_again_starts_the_audit_anew(tmp_path: Path) -> None:
     assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
 
 
-@RESUMING
 def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_steps(
     tmp_path: Path,
 ) -> None:
@@ -260,8 +243,7 @@ def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_step
     trainer.fit_loop.max_epochs = 4
     trainer.fit(StepwiseModule())
     report = report_in(tmp_path)
-    assert report.steps == 64
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert (report.steps, report.verdict.outcome) == (64, "INCONCLUSIVE")
 
 
 # ------------------------------------------------------------------ copies
@@ -271,7 +253,6 @@ def copies(audit: PrivacyAudit) -> list[PrivacyAudit]:
     return [copy.deepcopy(audit), pickle.loads(pickle.dumps(audit)), copy.copy(audit)]
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
@@ -284,7 +265,6 @@ def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path
     assert audit.report.steps == 64
 
 
-@RESUMING
 def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path: Path) -> None:
     found = PrivacyAudit(seed=1)
     with pytest.raises(PrivacyViolation) as raised:
@@ -302,7 +282,6 @@ def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path
     assert repr(pickle.loads(pickle.dumps(raised.value)).report) == repr(found.report)
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1, claim=CLAIM)
@@ -312,7 +291,6 @@ def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) 
     assert report_in(tmp_path).steps == 12
 
 
-@RESUMING
 def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path: Path) -> None:
     class Copies(pl.Callback):
         taken: list[PrivacyAudit]
@@ -396,7 +374,7 @@ def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None
     assert torch.allclose(weights(), weights(PrivacyAudit(seed=1)), rtol=0, atol=1e-5)
 
 
-def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
+def test_validation_loaders_are_not_watched(audited: Audited) -> None:
     class Validated(OwnSampling):
         def val_dataloader(self) -> Any:
             self.val = DataLoader(self.dataset, batch_sampler=OwnSizes())
@@ -407,7 +385,7 @@ def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
             self.watched = {k: type(x.batch_sampler) for k, x in loaders.items() if x}
 
     module = Validated(OwnPoisson())
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    report = audited(module, max_epochs=2)
     assert module.watched == {"train": WatchedSampler, "val": OwnSizes}
     assert status(report, "sampling.not_poisson") == "ok"
 

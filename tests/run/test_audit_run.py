@@ -10,7 +10,8 @@ import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch.utils.data import DataLoader
-from training_support import PrivateModule, assert_no_hooks_left, fit, trainer_for
+from trained import Audited
+from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.results.audit_report import CheckResult
@@ -24,26 +25,27 @@ from lightning_audit.testing.trainings import HandWritten, SplitBatches, Trainin
 @pytest.mark.parametrize("kind", [None, ClosureRunsAgain, NoNoise])
 @pytest.mark.parametrize("trial", [True, 20])
 def test_fast_dev_run_writes_nothing_and_never_fails(
-    tmp_path: Path, kind: Any, trial: bool | int
+    tmp_path: Path, audited: Audited, kind: Any, trial: bool | int
 ) -> None:
-    audit = PrivacyAudit(on_inconclusive="raise", seed=1)
     module = PrivateModule(optimizer_class=kind)
-    trainer_for(tmp_path, audit, fast_dev_run=trial, max_steps=-1).fit(module)
+    report = audited(module, on_inconclusive="raise", fast_dev_run=trial, steps=-1)
     assert list(tmp_path.iterdir()) == []
-    assert audit.report.steps == int(trial)
+    assert report.steps == int(trial)
     assert_no_hooks_left(module)
 
 
-def test_fast_dev_run_leaves_an_earlier_report_where_it_is(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
-    before = (tmp_path / "audit" / "report.json").read_bytes()
+def test_fast_dev_run_leaves_an_earlier_report_where_it_is(
+    tmp_path: Path, audited: Audited
+) -> None:
+    audited(PrivateModule(), steps=8)
+    before = (audited.directory / "report.json").read_bytes()
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=2), fast_dev_run=True, max_steps=-1)
     trainer.fit(PrivateModule())
-    assert (tmp_path / "audit" / "report.json").read_bytes() == before
-    assert not (tmp_path / "audit" / "previous-1").exists()
+    assert (audited.directory / "report.json").read_bytes() == before
+    assert not (audited.directory / "previous-1").exists()
 
 
-def test_sanity_checking_and_validation_are_no_steps(tmp_path: Path) -> None:
+def test_sanity_checking_and_validation_are_no_steps(audited: Audited) -> None:
     class Validated(PrivateModule):
         validated = 0
 
@@ -55,14 +57,7 @@ def test_sanity_checking_and_validation_are_no_steps(tmp_path: Path) -> None:
             return self.plain_loader()
 
     module = Validated()
-    report = fit(
-        tmp_path,
-        module,
-        PrivacyAudit(seed=1),
-        max_epochs=2,
-        num_sanity_val_steps=2,
-        limit_val_batches=3,
-    )
+    report = audited(module, max_epochs=2, num_sanity_val_steps=2, limit_val_batches=3)
     assert module.validated == 2 + 3 + 3
     assert report.steps == 64
     assert len(report.epochs) == 2
@@ -146,7 +141,6 @@ class _Slotted:
         self.own(optimizer)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "steps"),
     staged(
@@ -160,7 +154,6 @@ def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) ->
     assert check(report, "ledger.accountant").evidence["told"] == steps
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.heavy
 def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
     report = trained(tmp_path, Training, max_steps=100, limit_train_batches=20)
@@ -168,7 +161,6 @@ def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
     assert check(report, "ledger.accountant").evidence["missing"] == 0
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
     report = trained(tmp_path, Unfollowed)
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -176,7 +168,6 @@ def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Pa
     assert check(report, "ledger.accountant").status == "not_run"
 
 
-@pytest.mark.filterwarnings("default")
 def test_data_that_cannot_be_compared_end_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +180,6 @@ def test_data_that_cannot_be_compared_end_no_training(
     assert "ledger.records" not in {found.name for found in report.checks}
 
 
-@pytest.mark.filterwarnings("default")
 def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     module = type("Twin", (Training, pl.LightningModule), {})()
     for tensor in module.data.tensors:
@@ -214,7 +204,6 @@ class LeavesOut(Small):
         return super().training_step([part[1:] for part in batch], 0)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "said"), [(Views, "clipped more gradients"), (LeavesOut, "clipped fewer gradients")]
 )
@@ -248,13 +237,11 @@ class FillsUp(Training):
         return super().training_step(rows, batch_idx)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path: Path) -> None:
     found = check(trained(tmp_path, HeldBack, max_steps=20), "ledger.steps")
     assert (found.status, found.evidence["again"]) == ("violated", 3)
 
 
-@pytest.mark.filterwarnings("default")
 def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -> None:
     report = trained(tmp_path, FillsUp, max_steps=60)
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -263,7 +250,6 @@ def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -
     assert "PrivacyClaim(sample_rate=...)" in said[0]
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "trainer"), [(SplitBatches, {}), (HandWritten, {}), (Small, {"max_steps": 120})]
@@ -288,7 +274,6 @@ class Remembers(Training):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
     report = trained(tmp_path, trainings.KeptBatches, max_steps=20)
     found = check(report, "ledger.steps")
@@ -297,7 +282,6 @@ def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: P
     assert report.verdict.root.name == "several_steps_on_one_batch"
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
 @pytest.mark.usefixtures("all_numbers")
 def test_every_step_of_a_correct_training_is_recognised_once(

@@ -44,6 +44,8 @@ from lightning_audit.record.store import read_observations
 from lightning_audit.run.optimizers import verified, with_checksum
 from lightning_audit.testing.faulty import HalfNoise
 
+pytestmark = RESUMING
+
 # --- A checkpoint that was edited or damaged is refused; a long history takes no long time.
 
 REFUSED = r"^PrivacyAudit cannot resume from this checkpoint: .*(take another|upgrade|resume)"
@@ -118,7 +120,6 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-@RESUMING
 @pytest.mark.parametrize(
     "game",
     [
@@ -177,7 +178,6 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
     return state
 
 
-@RESUMING
 @pytest.mark.parametrize(
     "damage",
     [
@@ -206,7 +206,6 @@ def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path: Path, da
         trainer.fit(StepwiseModule(), ckpt_path=path, weights_only=True)
 
 
-@RESUMING
 def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -> None:
     # As a program would write it that seals what it changed.
     path = checkpoint(tmp_path)
@@ -230,7 +229,6 @@ def stretched(state: Any, steps: int) -> Any:
     return steps if type(state) is int and state == 40 else state
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("accountant", "stated"), [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})]
@@ -274,7 +272,6 @@ SPLIT = Row("Batches", "parts of two records", lambda: wide(SmallParts, batch_si
 OTHERS = [row for row in COMPARED if row is not ROWS[0]]
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("row", "kind"),
     staged(
@@ -293,7 +290,6 @@ def test_checkpoints_of_neighbouring_trainings_with_the_same_releases_are_equal(
     assert differences(one, other) == []
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("row", "kind"),
     staged(
@@ -354,7 +350,6 @@ def following(held: list[dict[str, float]], counted: list[float]) -> set[str]:
     return found
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_path: Path) -> None:
     sizes = _Sizes()
@@ -391,7 +386,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stepw
     return folder, train(folder, PrivacyAudit(seed=3, examinations=1, bounds="all"))
 
 
-@RESUMING
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
     ("epoch_end", "kept", "stopped"),
@@ -425,7 +419,6 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(
     assert_no_hooks_left(other)
 
 
-@RESUMING
 def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
@@ -442,7 +435,6 @@ def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> 
     assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
 
 
-@RESUMING
 def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     options = {"optimizer_class": HalfNoise}
@@ -454,7 +446,6 @@ def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
     assert report_in(tmp_path).verdict.kind == "mechanism"
 
 
-@RESUMING
 def test_the_accountant_goes_on_with_its_history(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
@@ -463,7 +454,6 @@ def test_the_accountant_goes_on_with_its_history(tmp_path: Path) -> None:
     assert sum(steps for *_, steps in module.engine.accountant.history) == 96
 
 
-@RESUMING
 def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
     class Restores(StepwiseModule):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -488,7 +478,6 @@ def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
     assert sum(steps for *_, steps in module.engine.accountant.history) == 64
 
 
-@RESUMING
 def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     trainer.fit(StepwiseModule())
@@ -501,7 +490,6 @@ def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> No
     assert not (tmp_path / "audit" / "previous-1" / RECORD_NAME).exists()
 
 
-@RESUMING
 def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
@@ -514,7 +502,6 @@ def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Pa
     assert entries["step"].tolist() == list(range(32, 96))
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
@@ -527,7 +514,6 @@ def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
     assert len(kept) == 96
 
 
-@RESUMING
 def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, max_epochs=1)
     trainer.fit(StepwiseModule())
@@ -538,7 +524,6 @@ def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     assert "from a checkpoint without this audit's state" in verdict.pass_blockers[0]
 
 
-@RESUMING
 def test_other_canaries_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
@@ -547,7 +532,6 @@ def test_other_canaries_than_the_checkpoints_are_refused(tmp_path: Path) -> None
         train(tmp_path, PrivacyAudit(num_canaries=3), ckpt=checkpoint_at(saved, 32))
 
 
-@RESUMING
 def test_a_newer_checkpoint_says_to_upgrade() -> None:
     with pytest.raises(MisconfigurationException, match=r"version 99.* upgrade lightning-audit"):
         PrivacyAudit().load_state_dict({"version": 99})
@@ -570,7 +554,6 @@ class SeededAndSaved(Seeded):
         self.generator.set_state(checkpoint["noise"])
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [Seeded, SeededAndSaved])
 def test_noise_that_starts_again_is_a_violation_and_restored_noise_is_not(
     tmp_path: Path, kind: type[StepwiseModule]
@@ -616,7 +599,6 @@ train(folder, audit, saver(folder / "saved", epoch_end=False), Kill())
 """
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.whole_report
 def test_a_killed_run_goes_on_as_if_it_had_not_been(

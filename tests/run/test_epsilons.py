@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ import pytest
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 from stages import staged
-from training_support import PrivateModule, fit
+from trained import Audited
+from training_support import PrivateModule
 
-from lightning_audit import PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.accounting.spending import (
@@ -139,7 +138,6 @@ def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> Non
     katz = by_name(monitor(500))["katz"]
     assert katz.epsilon_lower is katz.mu_lower is None
     assert katz.delta == 0.0
-    assert katz.epsilon_step_lower is not None
     assert katz.epsilon_step_lower > 0
 
 
@@ -152,7 +150,6 @@ def test_without_a_canary_there_is_no_bound(status: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_few_steps_prove_little_and_are_no_error(steps: int) -> None:
     for bound in literature_bounds(monitor(steps), DELTA, 0.05):
-        assert bound.epsilon_step_lower is not None
         assert 0 <= bound.epsilon_step_lower < 10
         assert bound.mu_lower is None or bound.mu_lower >= 0
 
@@ -164,8 +161,6 @@ def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
     assert found["fdp_t"].epsilon_step_lower == math.inf
     for name in set(BOUND_NAMES) - {"fdp_t", "katz"}:
         epsilon, mu = found[name].epsilon_lower, found[name].mu_lower
-        assert epsilon is not None
-        assert mu is not None
         assert epsilon > 3
         assert mu > 1.0
 
@@ -174,7 +169,6 @@ def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
     for noise in (1.0, 0.0):
         for bound in literature_bounds(monitor(300, rate=math.nan, noise=noise), DELTA, 0.05):
             assert bound.epsilon_lower is None
-            assert bound.epsilon_step_lower is not None
             # Katz' limit needs errors of each kind: without noise there are none.
             assert bound.epsilon_step_lower > 0 or (bound.name == "katz" and noise == 0.0)
 
@@ -245,7 +239,6 @@ def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
     assert cp.epsilon_step_lower == pytest.approx(curve.epsilon_at(DELTA))
     assert cp.epsilon_step_lower < SubsampledGaussianTradeoff(0.3, 0.1).epsilon_at(DELTA)
     betting = betting_bound(made, DELTA, 0.05)
-    assert betting.mu_lower is not None
     assert 1.0 < betting.mu_lower < 1 / 0.3
     assert betting.epsilon_step_lower == pytest.approx(
         SubsampledGaussianTradeoff(1 / betting.mu_lower, 0.1).epsilon_at(DELTA)
@@ -355,7 +348,6 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> Non
     noise = changing((0.5, 100), (2.0, 1200))
     monitor = monitor_of(entries_of(noise))
     bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL), truth(noise)
-    assert bound.epsilon_lower is not None
     assert of_a_running_maximum(monitor) > 1.05 * true
     assert 0.4 * true < bound.epsilon_lower <= true
     assert any("composed over the steps up to a look" in said for said in bound.assumptions)
@@ -366,7 +358,6 @@ def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() 
     noise = changing((1.0, 400), (1.5, 2600))
     monitor = monitor_of(entries_of(noise))
     bound = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
-    assert bound is not None
     assert of_a_running_maximum(monitor) > truth(noise) >= bound > 0
 
 
@@ -406,7 +397,6 @@ def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
             )
             largest = ratio
     found = epsilon_of_parts(claims, leakage.front(level), DELTA_OF_RUN_EPSILONS)
-    assert found is not None
     # Looks are kept 3 % apart, and three parts are composed: less may be proved, a little.
     assert 0.93 * best <= found <= best
 
@@ -418,7 +408,6 @@ def test_what_was_proved_of_early_steps_is_never_lost() -> None:
         monitor.update(entry)
         if t % 50 == 49:
             now = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
-            assert now is not None
             assert now >= 0.97 * before
             before = max(before, now)
 
@@ -480,10 +469,7 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
     first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
     part = proved_at(0.8, first)
     found = epsilon_of_parts(claims, [part], DELTA_OF_RUN_EPSILONS)
-    at_ratio = epsilon_at_ratio(first, 0.8, DELTA_OF_RUN_EPSILONS)
-    assert found is not None
-    assert at_ratio is not None
-    assert found < at_ratio
+    assert found < epsilon_at_ratio(first, 0.8, DELTA_OF_RUN_EPSILONS)
     assert found == pytest.approx(
         epsilon_of_history(cheapest(part.logs(), first), DELTA_OF_RUN_EPSILONS), rel=2e-3
     )
@@ -526,18 +512,15 @@ class RisingNoise(DPOptimizer):
 
 @pytest.mark.heavy
 def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     module = PrivateModule(optimizer_class=RisingNoise, noise_multiplier=1.0)
-    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
-    report = fit(tmp_path, module, audit, max_steps=600)
+    report = audited(module, on_violation="warn", report_dir=audited.directory, steps=600)
     (sigma, rate, steps), *others = report.history
     assert (sigma, steps, others) == (1.0, 600, [])
     assert rate is not None
     true = truth(RisingNoise.FACTORS, rate)
-    proved = next(b for b in report.bounds if b.name == "betting")
-    assert proved.epsilon_lower is not None
-    assert 0.2 * true < proved.epsilon_lower <= true
+    assert 0.2 * true < next(b for b in report.bounds if b.name == "betting").epsilon_lower <= true
 
 
 class StatedSchedule(DPOptimizer):
@@ -560,17 +543,15 @@ class StatedSchedule(DPOptimizer):
 
 @pytest.mark.heavy
 def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     module = PrivateModule(optimizer_class=StatedSchedule, noise_multiplier=5.0)
-    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
-    report = fit(tmp_path, module, audit, max_steps=600)
+    report = audited(module, on_violation="warn", report_dir=audited.directory, steps=600)
     rates = {rate for _, rate, _ in report.history}
     assert [(sigma, steps) for sigma, _, steps in report.history] == [(5.0, 500), (1.0, 100)]
     (rate,) = rates
     assert rate is not None
     true = truth(np.full(600, 2.0), rate)
-    assert report.epsilon_lower is not None
     assert 0.2 * true < report.epsilon_lower <= true
     (check,) = [check for check in report.checks if check.name == "epsilon"]
     sure = check.evidence["epsilon_lower"]
@@ -639,6 +620,5 @@ def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course: str)
     monitor = monitor_of(entries_of(noise))
     bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower, truth(noise)
     print(f"\n{course}: {bound} of {true}, running maximum {of_a_running_maximum(monitor)}")
-    assert bound is not None
     assert of_a_running_maximum(monitor) > 1.3 * true
     assert 0.5 * true < bound <= true

@@ -11,7 +11,8 @@ from opacus import PrivacyEngine
 from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import PrivateModule, digits, fit, mlp, random_data, trainer_for, violation
+from trained import Audited
+from training_support import PrivateModule, digits, mlp, random_data, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.results.audit_report import CheckResult
@@ -118,11 +119,10 @@ def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missin
     assert isotropic_pair_epsilon(20 / 19, len(whole), 1e-5) > 80
 
 
-def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64)
+def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(audited: Audited) -> None:
+    report = audited(PrivateModule(), steps=64)
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
-    assert found is not None
     assert (found.status, found.evidence["of_neighbours"]) == ("ok", [15])
     assert found.evidence["coordinates"] == 64 * PARAMETERS
     cost = isotropic_pair_epsilon(16 / 15, 64 * PARAMETERS, 1e-5)
@@ -131,16 +131,14 @@ def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(tmp_path: Pa
     assert "the number of records is public" in found.message
 
 
-def test_few_private_records_and_many_parameters_are_a_violation(tmp_path: Path) -> None:
+def test_few_private_records_and_many_parameters_are_a_violation(accused: Audited) -> None:
     module = PrivateModule(mlp(64, 128), dataset=digits(200), batch_size=20)
-    audit = PrivacyAudit(claimed_epsilon=20.0, claim=PRIVATE, seed=1)
-    report = violation(tmp_path, module, audit, max_steps=40)
+    report = accused(module, claimed_epsilon=20.0, claim=PRIVATE, steps=40)
     assert report.epsilon_spent < 20.0
     assert [c.name for c in report.checks if c.status == "violated"] == ["expected_batch_size"]
     assert report.verdict.kind == "accounting"
     assert report.verdict.fault.startswith("divided by a number that is computed from the records")
     found = divisor(report)
-    assert found is not None
     assert found.evidence["of_neighbours"] == [19]
     # The audit stops it at the end of the first epoch.
     assert found.evidence["coordinates"] == 10 * 26_122
@@ -148,22 +146,17 @@ def test_few_private_records_and_many_parameters_are_a_violation(tmp_path: Path)
     assert "set optimizer.expected_batch_size to a constant" in report.verdict.advice
 
 
-def test_a_violation_that_is_allowed_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PRIVATE, allow=["expected_batch_size"], seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
+def test_a_violation_that_is_allowed_is_shown_and_does_not_fail(audited: Audited) -> None:
+    report = audited(PrivateModule(), claim=PRIVATE, allow=["expected_batch_size"], steps=64)
     assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.status == "allowed"
+    assert divisor(report).status == "allowed"
 
 
-def test_private_records_that_leave_the_divisor_the_same_pass(tmp_path: Path) -> None:
+def test_private_records_that_leave_the_divisor_the_same_pass(audited: Audited) -> None:
     module = PrivateModule(dataset=random_data(520))  # 33 batches, of 15.76 records each
-    report = fit(tmp_path, module, PrivacyAudit(claim=PRIVATE, seed=1), max_steps=64)
+    report = audited(module, claim=PRIVATE, steps=64)
     assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.message.startswith("one record more or less does not change the divisor")
+    assert divisor(report).message.startswith("one record more or less does not change the divisor")
 
 
 @pytest.mark.parametrize(
@@ -175,43 +168,36 @@ def test_private_records_that_leave_the_divisor_the_same_pass(tmp_path: Path) ->
     ],
 )
 def test_a_divisor_that_is_a_constant_passes_with_private_records(
-    tmp_path: Path, by: int, claim: PrivacyClaim
+    audited: Audited, by: int, claim: PrivacyClaim
 ) -> None:
-    report = fit(tmp_path, SetByHand(by), PrivacyAudit(claim=claim, seed=1), max_steps=64)
+    report = audited(SetByHand(by), claim=claim, steps=64)
     assert report.verdict.outcome == "PASS"
     assert divisor(report) is None
 
 
-def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(tmp_path: Path) -> None:
+def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(accused: Audited) -> None:
     claim = PrivacyClaim(private_dataset_size=True, expected_batch_size=20)
-    report = violation(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=40)
-    found = divisor(report)
-    assert found is not None
-    assert found.status == "violated"
+    assert divisor(accused(PrivateModule(), claim=claim, steps=40)).status == "violated"
 
 
-def test_a_cost_within_the_claim_of_private_records_cannot_pass(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claimed_epsilon=1e6, claim=PRIVATE, seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
+def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited) -> None:
+    report = audited(PrivateModule(), claimed_epsilon=1e6, claim=PRIVATE, steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (lack,) = report.verdict.pass_blockers
     assert "the epsilon of both together is unknown" in lack
     assert "PrivacyClaim(expected_batch_size=...)" in lack
 
 
-def test_records_that_are_replaced_leave_the_divisor_the_same(tmp_path: Path) -> None:
+def test_records_that_are_replaced_leave_the_divisor_the_same(audited: Audited) -> None:
     claim = PrivacyClaim(adjacency="replace_one", epsilon=40.0, delta=1e-5)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=64)
+    report = audited(PrivateModule(), claim=claim, steps=64)
     assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.message.endswith("which replacing a record does not change")
+    assert divisor(report).message.endswith("which replacing a record does not change")
 
 
-def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(tmp_path: Path) -> None:
+def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(audited: Audited) -> None:
     stated = {**CLAIM.to_dict(), "private_dataset_size": True}
-    audit = PrivacyAudit(claim=PrivacyClaim(**stated), seed=1)
-    report = fit(tmp_path, HandWritten(dataset=random_data(4096)), audit, max_steps=64)
+    report = audited(HandWritten(dataset=random_data(4096)), claim=PrivacyClaim(**stated), steps=64)
     assert divisor(report) is None
     assert report.verdict.outcome != "VIOLATION"
     assert not any("number of records" in lack for lack in report.verdict.pass_blockers)

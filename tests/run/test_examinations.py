@@ -279,14 +279,7 @@ class Counting(PrivateModule):
 
 # --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
 
-# --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
-
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
-
-
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
 
 
 def audit(**kwargs: Any) -> PrivacyAudit:
@@ -308,7 +301,6 @@ class OwnClipping(ClipByThreeNorm):
     """Of the user."""
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
     report = violation(tmp_path, private(optimizer_class=OwnClipping), audit(), max_steps=4)
     code = report.verdict.faults[0].place.code
@@ -316,7 +308,6 @@ def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
     assert f"see {code[0]}" in describe(report.verdict)
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:
     report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
     assert report.verdict.faults[0].name == "one_record_moves_too_much"
@@ -324,14 +315,12 @@ def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None
     assert "replay.clipping" in report.verdict.faults[0].consequences
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
     module = private(optimizer_class=FirstRowNotClipped)
     allowed = audit(allow=["replay.sensitivity", "replay.clipping"])
     assert status(fit(tmp_path, module, allowed, max_steps=2), "replay.sensitivity") == "allowed"
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_sizes_have_two_digits(tmp_path: Path) -> None:
     report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
     size = check(report, "replay.sensitivity").evidence["size"]
@@ -342,7 +331,6 @@ def test_sizes_have_two_digits(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what a pass says
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
@@ -353,7 +341,6 @@ def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
@@ -364,7 +351,6 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     assert {status(report, name) for name in NAMES} == {"not_run"}
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(("steps", "blocked"), [(1, True), (40, False)])
 def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, blocked: bool
@@ -381,7 +367,6 @@ def _burn() -> None:
         sum(range(1000))
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path: Path) -> None:
     def trained(folder: str) -> AuditReport:
@@ -404,14 +389,12 @@ def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path
     assert quiet.verdict == busy.verdict
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(), max_steps=4)
     for name in (*NAMES, "coupling"):
         assert check(report, name).evidence == {}
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:
     class Logs(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -483,7 +466,6 @@ def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Ten
     return module, drawn.state, own.report
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(
     "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
 )
@@ -512,7 +494,6 @@ def test_examinations_leave_the_training_as_it_would_be(
     assert {c.name: c.log_e_value for c in examined.checks if c.name != "replay.noise"} == own
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
     def made() -> ByHand:
@@ -528,7 +509,6 @@ def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path)
         assert torch.equal(mine, its)
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
     def files(examinations: int) -> tuple[list[str], str]:
         torch.manual_seed(0)
@@ -561,7 +541,6 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ when
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.filterwarnings("ignore:You're resuming")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
@@ -581,7 +560,6 @@ def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
     assert check(again.report, "replay.sensitivity").evidence["examined"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_trial_examines_its_step(tmp_path: Path) -> None:
     own = audit(examinations="auto")
@@ -589,7 +567,6 @@ def test_a_trial_examines_its_step(tmp_path: Path) -> None:
     assert check(own.report, "replay.sensitivity").evidence["examined"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> None:
     class Once(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -606,14 +583,12 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> N
     assert "out of step" not in message
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
     told = {check(report, name).message for name in NAMES}
     assert told == {"not asked: several private optimizers step together"}
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_several_processes_are_not_examined_by_name() -> None:
     course = RunCourse()
     optimizers: Any = SimpleNamespace(sessions=[])
@@ -623,7 +598,6 @@ def test_several_processes_are_not_examined_by_name() -> None:
     }
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
     class Halves(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -635,14 +609,12 @@ def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
     assert check(own.report, "replay.release").evidence["between_epochs"] == 2
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_a_claim_about_replaced_records_is_asked_of_replaced_records(tmp_path: Path) -> None:
     claim = PrivacyClaim(adjacency="replace_one")
     report = fit(tmp_path, private(), audit(claim=claim, on_violation="warn"), max_steps=2)
     assert status(report, "replay.sensitivity") == "ok"
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_a_report_that_is_read_back_agrees_with_itself(tmp_path: Path) -> None:
     violation(tmp_path, private(optimizer_class=ClipByThreeNorm), audit(), max_steps=4)
     path = tmp_path / "audit" / "report.json"

@@ -16,16 +16,8 @@ from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from own_samplers import OwnPoisson, OwnSampling, OwnShuffle, OwnSizes, SeedsItself, WithReplacement
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import (
-    PrivateModule,
-    digits,
-    fit,
-    mlp,
-    random_data,
-    status,
-    trainer_for,
-    violation,
-)
+from trained import Audited
+from training_support import PrivateModule, digits, mlp, random_data, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
@@ -68,7 +60,6 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     before, after = (RunCourse(passes=PassCounter()) for _ in range(2))
     before.notes.add("of before")
     before.trained_batches = 40
-    assert before.passes is not None
     assert after.passes is not None
     for steps in range(40):
         before.passes.start_batch([steps, 0])
@@ -84,7 +75,6 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
 def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes() -> None:
     after = RunCourse(passes=PassCounter())
     after.load(json.loads(json.dumps(RunCourse().state(steps=[40]))))
-    assert after.passes is not None
     assert after.passes.passes([40]) == 0
     assert after.passes.passes([43]) == 3
 
@@ -134,9 +124,9 @@ class LoaderDropped(PrivateModule):
         self.used = self.trainer.train_dataloader
 
 
-def test_lightning_drops_the_loader_of_make_private(tmp_path: Path) -> None:
+def test_lightning_drops_the_loader_of_make_private(accused: Audited) -> None:
     module = LoaderDropped()
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=32)
+    report = accused(module, steps=32)
     assert type(module.returned) is DPDataLoader
     assert type(module.used) is DataLoader
     assert status(report, "sampling.not_poisson") == "violated"
@@ -174,17 +164,16 @@ def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, worker
     ],
 )
 def test_own_sampler_that_is_not_poisson_is_a_violation(
-    tmp_path: Path, sampler: type[OwnPoisson], seen: str, epochs: int
+    accused: Audited, sampler: type[OwnPoisson], seen: str, epochs: int
 ) -> None:
-    report = violation(tmp_path, OwnSampling(sampler()), PrivacyAudit(seed=1), max_epochs=epochs)
+    report = accused(OwnSampling(sampler()), max_epochs=epochs)
     assert report.verdict.kind == "accounting"
     assert "wrong sampling" in report.verdict.fault
     assert seen in report.verdict.summary
 
 
-def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(tmp_path: Path) -> None:
-    module = OwnSampling(OwnPoisson(rate=1 / 20))
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(accused: Audited) -> None:
+    report = accused(OwnSampling(OwnPoisson(rate=1 / 20)), max_epochs=2)
     assert status(report, "sampling.rate") == "violated"
     assert status(report, "sampling.not_poisson") == "ok"
 
@@ -251,10 +240,10 @@ class InPhysicalBatches(PrivateModule):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
-    tmp_path: Path, workers: int
+    accused: Audited, workers: int
 ) -> None:
     module = InPhysicalBatches(BatchSplittingSampler, workers)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=5)
+    report = accused(module, max_epochs=5)
     assert any(waits for waits, _ in module.left)
     assert (module.left[-1][1] > 0) == bool(workers)  # signals of batches that were never taken
     assert status(report, "logical_batch") == "violated"
@@ -265,10 +254,10 @@ def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sampler_without_a_length_keeps_logical_batches_whole(
-    tmp_path: Path, workers: int
+    audited: Audited, workers: int
 ) -> None:
     module = InPhysicalBatches(Whole, workers)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=3)
+    report = audited(module, max_epochs=3)
     assert module.left == [(False, 0)] * 3
     assert status(report, "logical_batch") == "ok"
     assert status(report, "sampling.not_poisson") == "ok"
@@ -376,7 +365,7 @@ def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_pat
 # ------------------------------------------------------------------ accounting
 
 
-def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: Path) -> None:
+def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Audited) -> None:
     class Replaced(PrivateModule):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
@@ -384,7 +373,7 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: P
             return optimizer
 
     module = Replaced()
-    report = fit(tmp_path, module, PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=40)
+    report = audited(module, claimed_epsilon=8.0, steps=40)
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("no accountant counts" in note for note in report.notes)

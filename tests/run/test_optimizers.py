@@ -20,6 +20,7 @@ from resume_support import RESTARTING
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import Audited
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -29,7 +30,6 @@ from training_support import (
     report_in,
     status,
     trainer_for,
-    violation,
 )
 from two_nets import HIDDEN, RATE, STEPS, TwoNets
 
@@ -158,11 +158,11 @@ def assert_healthy(entries: np.ndarray) -> None:
     ),
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
-    tmp_path: Path, kind: type[TwoNets], epochs: int
+    tmp_path: Path, audited: Audited, kind: type[TwoNets], epochs: int
 ) -> None:
     torch.manual_seed(0)
     module = kind(hidden=HIDDEN)
-    report = fit(tmp_path, module, PrivacyAudit(1000.0, seed=1), max_epochs=epochs)
+    report = audited(module, claimed_epsilon=1000.0, max_epochs=epochs)
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.records == ("observations.bin", "observations-2.bin")
     first, second = records(tmp_path, report)
@@ -192,10 +192,10 @@ def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets])
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
 
 
-def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: Path) -> None:
+def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited: Audited) -> None:
     torch.manual_seed(0)
     module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=80)
+    report = audited(module, on_violation="warn", steps=80)
     label = "optimizer 2 (`net.critic.0.weight`, ...): "
     assert label in report.verdict.summary
     wrong = [check for check in report.checks if check.status == "violated"]
@@ -203,15 +203,15 @@ def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: 
     own = [check for check in wrong if check.name != "epsilon"]
     assert all(check.message.startswith(label) for check in own)
     assert "noise scale too small" in report.verdict.fault
-    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+    assert main(["check", str(audited.directory / "report.json")]) == 1
 
 
-def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
-    report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audited: Audited) -> None:
+    report = audited(TwoNets(), claimed_epsilon=1000.0, steps=40)
     shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
     assert 0.8 < sum(shares) <= 0.9
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
-        header, entries = read_observations(tmp_path / "audit" / name)
+        header, entries = read_observations(audited.directory / name)
         monitor = replay(header, entries, 0.5e-3)
         told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
         again = {c.name: c.log_e_value for c in monitor.results()}
@@ -228,32 +228,31 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_pa
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
-def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
-    report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)
+def test_epsilon_is_that_of_the_steps_of_both(audited: Audited, engines: int) -> None:
+    report = audited(TwoNets(engines=engines), max_epochs=1)
     history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
     assert report.epsilon_spent == pytest.approx(epsilon_of_history(history, 1e-5), rel=0.01)
     assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
     assert status(report, "accounting") == "ok"
     # The accountant composes the same steps, in Rényi's way.
     assert report.epsilon_spent < report.claimed_epsilon < 2 * report.epsilon_spent + 1.0
-    assert report.epsilon_lower is not None
     assert report.epsilon_lower <= report.epsilon_spent
 
 
-def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> None:
+def test_an_accountant_of_one_optimizer_alone_is_too_little(audited: Audited) -> None:
     class Forgets(TwoNets):
         def configure_optimizers(self) -> Any:
             first, second = super().configure_optimizers()
             second.step_hook = None
             return first, second
 
-    report = fit(tmp_path, Forgets(), PrivacyAudit(seed=1, on_violation="warn"), max_steps=40)
+    report = audited(Forgets(), on_violation="warn", steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
     assert any("no accountant counts" in note for note in report.notes)
     assert status(report, "accounting") == "not_run"
 
 
-def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
+def test_an_optimizer_that_takes_no_step_is_named(audited: Audited) -> None:
     class First(TwoNets):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer, _ = self.optimizers()
@@ -261,13 +260,13 @@ def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
             self.manual_backward(self.loss("actor", batch))
             optimizer.step()
 
-    report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    report = audited(First(), claimed_epsilon=1000.0, steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
 
 
-def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) -> None:
+def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused: Audited) -> None:
     class Third(TwoNets):
         def configure_optimizers(self) -> Any:
             self.head = nn.Linear(8, 10)
@@ -284,18 +283,18 @@ def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) ->
                 self.manual_backward(self.loss(name, batch))
                 optimizer.step()
 
-    report = violation(tmp_path, Third(), PrivacyAudit(seed=1), max_steps=30)
-    assert status(report, "no_dp") == "violated"
+    assert status(accused(Third(), steps=30), "no_dp") == "violated"
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
-    tmp_path: Path, shared: bool
+    audited: Audited, shared: bool
 ) -> None:
     first = torch.Generator().manual_seed(5)
     second = first if shared else torch.Generator().manual_seed(5)
-    audit = PrivacyAudit(1000.0, seed=1, on_violation="warn")
-    report = fit(tmp_path, TwoNets(generators=(first, second)), audit, max_steps=30)
+    report = audited(
+        TwoNets(generators=(first, second)), claimed_epsilon=1000.0, on_violation="warn", steps=30
+    )
     assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
     assert (report.verdict.outcome == "VIOLATION") == (not shared)
 
@@ -415,9 +414,9 @@ def test_a_later_run_moves_all_records_of_an_earlier_one(tmp_path: Path) -> None
     assert report_in(tmp_path).records == ("observations.bin",)
 
 
-def test_a_report_names_the_records_of_all_optimizers(tmp_path: Path) -> None:
-    one = fit(tmp_path / "one", PrivateModule(), PrivacyAudit(1000.0), max_steps=4)
-    two = fit(tmp_path / "two", TwoNets(), PrivacyAudit(1000.0), max_steps=4)
+def test_a_report_names_the_records_of_all_optimizers(audited: Audited) -> None:
+    one = audited(PrivateModule(), claimed_epsilon=1000.0, seed=None, steps=4, folder="one")
+    two = audited(TwoNets(), claimed_epsilon=1000.0, seed=None, steps=4, folder="two")
     assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
     assert one.schema_version == two.schema_version == SCHEMA_VERSION
 
@@ -608,7 +607,7 @@ def test_coins_of_different_optimizers_are_independent() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
 
 
-def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
+def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
     class Renewing(PrivateModule):
         def on_train_epoch_start(self) -> None:
             old = self.trainer.optimizers[0]
@@ -621,10 +620,8 @@ def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
             new.attach_step_hook(old.step_hook)
             self.trainer.optimizers = [new]
 
-    report = fit(tmp_path, Renewing(), PrivacyAudit(seed=1), max_epochs=2)
-    assert report.verdict.outcome == "PASS"
-    assert report.steps == 64
-    assert report.observations == 64 * 8
+    report = audited(Renewing(), max_epochs=2)
+    assert (report.verdict.outcome, report.steps, report.observations) == ("PASS", 64, 64 * 8)
 
 
 # --- Optimizers that cannot be audited are refused before the first step, with what to change.

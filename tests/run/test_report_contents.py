@@ -14,6 +14,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from places import REPOSITORY
+from trained import Audited
 from training_support import PrivateModule, fit, violation
 
 from lightning_audit import PrivacyAudit
@@ -166,7 +167,6 @@ def test_what_is_known_of_a_trainer() -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(precision="bf16-mixed", strategy=strategy, world_size=2)
     about = Circumstances.of(trainer).now
-    assert about is not None
     assert (about.device, about.precision, about.processes) == ("cpu", "bf16-mixed", 2)
     assert (about.name, about.commit) == ("", None)
     assert about.seconds >= 0.0
@@ -328,7 +328,6 @@ def test_every_tensor_has_its_noise(correct: AuditReport, faulty: AuditReport) -
         assert report.tensors_left_out == 0
         for row in report.tensors:
             assert row.reads == report.steps * row.entries
-            assert row.ratio is not None
             # A single reading of a few coordinates gives no upper limit.
             assert row.upper is not None or row.reads < 20
             assert (row.lower or 0.0) <= row.ratio <= (row.upper or math.inf)
@@ -351,8 +350,6 @@ def test_the_course_has_a_row_for_each_epoch(correct: AuditReport) -> None:
 def test_operating_points_fit_the_claim_where_nothing_is_wrong(correct: AuditReport) -> None:
     assert len(correct.operating_points) == 5
     for point in correct.operating_points:
-        assert point.fpr is not None
-        assert point.fnr is not None
         assert point.fpr[0] <= point.fp / (point.fp + point.tn) <= point.fpr[1]
         assert point.fnr[0] <= point.fn / (point.fn + point.tp) <= point.fnr[1]
         assert not point.outside
@@ -381,7 +378,6 @@ def test_the_end_and_the_plan_are_told(correct: AuditReport, faulty: AuditReport
 
 def test_the_circumstances_are_told(correct: AuditReport) -> None:
     run = correct.run
-    assert run is not None
     assert (run.name, run.device, run.precision) == ("PrivateModule", "cpu", "32-true")
     assert (run.processes, run.strategy) == (1, "SingleDeviceStrategy")
     assert run.started <= correct.created
@@ -426,9 +422,9 @@ def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -
     assert "unshown" not in faulty.to_json()
 
 
-def test_source_is_left_out_where_the_user_says_so(tmp_path: Path) -> None:
+def test_source_is_left_out_where_the_user_says_so(tmp_path: Path, accused: Audited) -> None:
     module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1, source_in_report=False), max_epochs=1)
+    report = accused(module, source_in_report=False, max_epochs=1)
     (place,) = report.verdict.faults[0].place.code
     assert (place.file, place.line, place.source) == (HERE, line_of("def add_noise"), "")
     assert "0.5 * stated" not in (tmp_path / "audit" / "report.json").read_text()
@@ -436,8 +432,8 @@ def test_source_is_left_out_where_the_user_says_so(tmp_path: Path) -> None:
     assert "source_in_report" in report.settings_given
 
 
-def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+def test_an_inconclusive_run_says_in_numbers_what_is_missing(audited: Audited) -> None:
+    report = audited(PrivateModule(), steps=4)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert [one.sentence for one in report.blockers] == [*report.verdict.pass_blockers]
     power = {one.part: one for one in report.blockers if one.kind == "power"}
@@ -461,15 +457,14 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> 
 )
 @pytest.mark.one_in(2)
 def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
+    tmp_path: Path, accused: Audited, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
 ) -> None:
     def breaks(*_: object, **__: object) -> None:
         raise ZeroDivisionError("3 of 17 records")
 
     monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", breaks)
     torch.manual_seed(0)
-    module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1, examinations=0), max_epochs=1)
+    report = accused(PrivateModule(optimizer_class=HalfOfTheNoise), examinations=0, max_epochs=1)
     assert report.verdict.outcome == "VIOLATION"
     assert report.verdict.root is not None
     note = f"the report lacks its {lost}, which failed (ZeroDivisionError in run.report_files."
@@ -496,8 +491,6 @@ def test_rates_that_no_claimed_mechanism_has_are_outside(
 ) -> None:
     (found,) = with_limits([point], 1.0, 0.05)
     assert found.outside == outside
-    assert found.fpr is not None
-    assert found.fnr is not None
     assert found.fpr[0] <= point.fp / (point.fp + point.tn) <= found.fpr[1]
     assert found.fnr[0] <= point.fn / (point.fn + point.tp) <= found.fnr[1]
 

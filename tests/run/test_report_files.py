@@ -43,6 +43,8 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.testing.faulty import HalfNoise
 
+pytestmark = RESUMING
+
 # --- What the audit cannot write is said, and changes nothing of the training.
 
 STEPS = 32 * EPOCHS
@@ -98,8 +100,7 @@ def test_a_removed_directory_costs_the_record_and_the_pass(
     assert torch.equal(weights, undisturbed)
     report = report_in(tmp_path)
     assert report.complete
-    assert report.steps == STEPS
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert (report.steps, report.verdict.outcome) == (STEPS, "INCONCLUSIVE")
     (lack,) = report.verdict.pass_blockers
     assert f"the record {folder / RECORD_NAME} ends before entry" in lack
     assert "was removed" in lack
@@ -403,7 +404,6 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize("given", [False, True])
 def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
@@ -432,7 +432,6 @@ def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
     assert "belongs to another training" in other.said()
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -448,7 +447,6 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     assert main(["check", str(root / "audit")]) == 1
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
 def test_a_killed_training_leaves_its_directory_to_the_next(
@@ -465,7 +463,6 @@ def test_a_killed_training_leaves_its_directory_to_the_next(
     assert AuditReport.load(root / "audit" / "previous-1" / "report.json").steps == 32
 
 
-@RESUMING
 def test_trainings_one_after_the_other_in_a_process_share_the_directory(root: Path) -> None:
     for steps in (4, 5, 6):
         fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=steps)
@@ -475,7 +472,6 @@ def test_trainings_one_after_the_other_in_a_process_share_the_directory(root: Pa
     ]
 
 
-@RESUMING
 def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path) -> None:
     class Broken(PrivateModule):
         def configure_optimizers(self) -> None:
@@ -488,7 +484,6 @@ def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path
     assert not (root / "audit" / "run-2").exists()
 
 
-@RESUMING
 def test_two_trainings_in_threads_have_a_directory_each(root: Path) -> None:
     reports: dict[int, AuditReport | None] = {}
     both = threading.Barrier(2, timeout=60)
@@ -521,7 +516,6 @@ def checkpoint(root: Path, step: int) -> str:
     return str(found)
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -549,7 +543,6 @@ def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     assert main(["check", str(root / "audit")]) == 1
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -568,7 +561,6 @@ def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     assert entries["step"].tolist() == list(range(96))
 
 
-@RESUMING
 def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(
     root: Path,
 ) -> None:
@@ -591,7 +583,6 @@ def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_repo
 # ------------------------------------------------------------------ several processes, no locks
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: Path) -> None:
     held = claim(tmp_path / "taken" / "audit")
@@ -606,7 +597,6 @@ def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: 
     assert not (tmp_path / "taken" / "audit" / "report.json").exists()
 
 
-@RESUMING
 def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -> None:
     class Removes(PrivateModule):
         def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
@@ -621,7 +611,6 @@ def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -
     assert (between.steps, between.settings["seed"]) == (5, 2)
 
 
-@RESUMING
 def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:
     fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=2)
     again = claim(root / "audit")
@@ -660,7 +649,6 @@ def test_a_page_moves_away_with_its_report(files: ReportFiles) -> None:
     files.write(REPORT_NAME, made_report().save, beside=True)
     files.write_page(made_report())
     folder = set_aside(files.directory)
-    assert folder is not None
     assert {path.name for path in folder.iterdir()} == {REPORT_NAME, PAGE_NAME}
 
 
