@@ -361,7 +361,7 @@ def test_an_input_canary_is_read_where_the_release_is_shown(audited: Audited) ->
 
 
 def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
-    tmp_path: Path, audited: Audited
+    tmp_path: Path
 ) -> None:
     class Notes(ByHand):
         process = staticmethod(support.nothing)

@@ -142,7 +142,7 @@ def test_checks_stand_in_the_order_of_the_registry(audited: Audited) -> None:
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
 def test_replayed_record_gives_the_reports_e_values(audited: Audited, kind: Any) -> None:
-    report = audited(PrivateModule(optimizer_class=kind), on_violation="warn", steps=64)
+    report = audited(PrivateModule(optimizer_class=kind), on_violation="warn")
     header, entries = audited.record()
     monitor = replay(header, entries, report.settings["significance"])
     again = {check.name: check for check in monitor.results()}
@@ -343,7 +343,7 @@ class FreezesALayer(PrivateModule):
             next(self.net.parameters()).requires_grad_(False)
 
 
-def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path, audited: Audited) -> None:
+def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
     def trained(*callbacks: Any) -> torch.Tensor:
         pl.seed_everything(3, verbose=False)
         module = FreezesALayer()

@@ -232,7 +232,7 @@ def test_a_physical_batch_takes_the_canaries_without_a_copy(
 
 
 def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
-    tmp_path: Path, audited: Audited, clipped_rows: list[int]
+    tmp_path: Path, clipped_rows: list[int]
 ) -> None:
     sums = []
     for audited in (True, False):

@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch
 import lightning.pytorch.cli
 import pytest
-import pytorch_lightning
 import pytorch_lightning as pl
 import pytorch_lightning.cli
 import torch
@@ -96,10 +95,23 @@ def _rows(logger: CSVLogger, prefix: str = "audit") -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row.get(f"{prefix}/violated")]
 
 
+@pytest.fixture(scope="module")
+def logged(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[AuditReport, CSVLogger, TensorBoardLogger]:
+    """The whole report of two epochs, and the loggers that got their metrics."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("logged")
+    audit = PrivacyAudit(seed=1, examinations=1, bounds="all")
+    loggers = CSVLogger(folder), TensorBoardLogger(folder)
+    trainer_for(folder, audit, logger=[*loggers], max_epochs=2).fit(PrivateModule())
+    return audit.report, *loggers
+
+
 @pytest.mark.whole_report
-def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path, audited: Audited) -> None:
-    logger = CSVLogger(tmp_path)
-    report = audited(PrivateModule(), logger=logger, max_epochs=2)
+def test_csv_logger_gets_every_metric_of_every_epoch(logged: Any) -> None:
+    report, logger, _ = logged
     rows = _rows(logger)
     assert [int(row["epoch"]) for row in rows] == [0, 1]
     for row, epoch in zip(rows, report.epochs, strict=True):
@@ -113,14 +125,13 @@ def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path, audited: Au
     assert last["claimed_epsilon"] == pytest.approx(report.claimed_epsilon, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
     for bound in report.bounds[1:]:
-        logged = last[f"epsilon_step_lower/{bound.name}"]
-        assert logged == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
+        told = last[f"epsilon_step_lower/{bound.name}"]
+        assert told == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
 
 
 @pytest.mark.whole_report
-def test_tensorboard_gets_every_metric(tmp_path: Path, audited: Audited) -> None:
-    logger = TensorBoardLogger(tmp_path)
-    report = audited(PrivateModule(), logger=logger, max_epochs=2)
+def test_tensorboard_gets_every_metric(logged: Any) -> None:
+    report, _, logger = logged
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert {f"audit/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
@@ -147,31 +158,27 @@ def test_only_the_bounds_that_are_asked_for_are_computed(
 
 
 @pytest.mark.whole_report
-def test_by_default_eight_metrics_are_logged(tmp_path: Path) -> None:
+def test_by_default_eight_metrics_are_logged(tmp_path: Path, audited: Audited) -> None:
     logger = CSVLogger(tmp_path)
-    trainer_for(tmp_path, PrivacyAudit(seed=1, bounds=()), logger=logger, max_epochs=1).fit(
-        PrivateModule()
-    )
+    audited(PrivateModule(), bounds=(), logger=logger, max_epochs=1)
     (row,) = _rows(logger)
-    assert {name for name in row if name.startswith("audit/")} == {
-        f"audit/{name}" for name in NAMES[:8]
-    }
+    told = {name.removeprefix("audit/") for name in row if name.startswith("audit/")}
+    assert told == set(NAMES[:8])
 
 
 @pytest.mark.whole_report
 def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def epochs(directory: str, **kwargs: object) -> list[float]:
-        audit = PrivacyAudit(seed=1, bounds=())
-        trainer_for(tmp_path / directory, audit, **kwargs).fit(PrivateModule())
-        assert audit.report.epochs[-1]["step"] == audit.report.steps
-        return [row["epoch"] for row in audit.report.epochs]
+    def epochs(**planned: int) -> list[float]:
+        report = audited(PrivateModule(), bounds=(), **planned)
+        assert report.epochs[-1]["step"] == report.steps
+        return [row["epoch"] for row in report.epochs]
 
-    assert epochs("each", max_epochs=4) == [0, 1, 2, 3]
+    assert epochs(max_epochs=4) == [0, 1, 2, 3]
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    assert epochs("by epochs", max_epochs=4) == [0, 3]
-    assert epochs("by steps", max_epochs=9, max_steps=80) == [0, 2]
+    assert epochs(max_epochs=4) == [0, 3]
+    assert epochs(max_epochs=9, max_steps=80) == [0, 2]
 
 
 @pytest.mark.whole_report
@@ -205,21 +212,19 @@ def test_training_without_logger_has_the_metrics_all_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.whole_report
-def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path: Path) -> None:
+def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path: Path, accused: Audited) -> None:
     logger = CSVLogger(tmp_path)
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), logger=logger, max_epochs=5)
-    with pytest.raises(PrivacyViolation):
-        trainer.fit(PrivateModule(optimizer_class=HalfNoise))
+    report = accused(PrivateModule(optimizer_class=HalfNoise), logger=logger, max_epochs=5)
     (row,) = _rows(logger)
     assert float(row["audit/violated"]) == 1
     assert float(row["audit/e_value"]) > 1e3
-    assert float(row["audit/observations"]) == trainer.global_step * 8
+    assert float(row["audit/observations"]) == report.steps * 8
 
 
 class _End(pl.Callback):
     ended = 0
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self.ended += 1
 
 
@@ -231,13 +236,10 @@ def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_
         def on_train_end(self) -> None:
             self.ended += 1
 
-    before, after = _End(), _End()
-    checkpoint = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
-    module = Module(optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1)
-    trainer = trainer_for(
-        tmp_path, before, audit, after, checkpoint, enable_checkpointing=True, max_epochs=5
-    )
+    before, after, module = _End(), _End(), Module(optimizer_class=HalfNoise)
+    saves = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
+    callbacks = (before, PrivacyAudit(seed=1), after, saves)
+    trainer = trainer_for(tmp_path, *callbacks, enable_checkpointing=True, max_epochs=5)
     with pytest.raises(PrivacyViolation):
         trainer.fit(module)
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
@@ -246,28 +248,24 @@ def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_
 
 @pytest.mark.whole_report
 def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path, audited: Audited) -> None:
-    checkpoint = ModelCheckpoint(
-        tmp_path / "checkpoints", monitor="audit/epsilon_spent", mode="min", filename="{epoch}"
-    )
-    report = audited(PrivateModule(), checkpoint, enable_checkpointing=True, max_epochs=2)
-    assert Path(checkpoint.best_model_path).name == "epoch=0.ckpt"
-    assert float(checkpoint.best_model_score) == pytest.approx(
-        report.epochs[0]["epsilon_spent"], rel=1e-5
-    )
+    by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
+    best = ModelCheckpoint(tmp_path / "checkpoints", **by)
+    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2)
+    assert Path(best.best_model_path).name == "epoch=0.ckpt"
+    spent = report.epochs[0]["epsilon_spent"]
+    assert float(best.best_model_score) == pytest.approx(spent, rel=1e-5)
 
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("monitored", [None, "audit/epsilon_lower"])
 def test_what_another_callback_goes_by_is_logged_at_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitored: str | None
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, monitored: str | None
 ) -> None:
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    audit = PrivacyAudit(seed=1, examinations=0)
     stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
     others = [stopping] if monitored else []
-    trainer_for(tmp_path, audit, *others, max_epochs=5).fit(PrivateModule())
-    known = [row["epoch"] for row in audit.report.epochs]
-    assert known == (list(range(5)) if monitored else [0, 4])
+    report = audited(PrivateModule(), *others, examinations=0, max_epochs=5)
+    assert [row["epoch"] for row in report.epochs] == (list(range(5)) if monitored else [0, 4])
 
 
 # --- What an audit's files reveal: nothing that tells neighbours of equal releases apart.
@@ -323,36 +321,32 @@ def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path: Path) -> Non
 # ------------------------------------------------------------------ what a review read off reports
 
 
-def one_full_batch(directory: Path, value: float, noise_seed: int) -> dict[str, dict]:
+def one_full_batch(audited: Audited, value: float, noise_seed: int) -> dict[str, dict]:
     """Evidence of one full-batch step with noise multiplier 20, by check."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, 8, generator=generator)
     x[3, 0] = value
     data = TensorDataset(x, torch.randint(0, 10, (64,), generator=generator))
     torch.manual_seed(2)
-    module = PrivateModule(
-        dataset=data,
-        batch_size=64,
-        noise_multiplier=20.0,
-        generator=torch.Generator().manual_seed(noise_seed),
-    )
-    report = fit(directory, module, PrivacyAudit(1000.0, seed=1), max_steps=1)
+    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(noise_seed)}
+    module = PrivateModule(dataset=data, batch_size=64, **noise)
+    report = audited(module, claimed_epsilon=1000.0, steps=1)
     return {check.name: dict(check.evidence) for check in report.checks}
 
 
-def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(tmp_path: Path) -> None:
+def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(
+    audited: Audited,
+) -> None:
+    private = {check.name: check.public for check in REGISTRY.values() if check.private}
+    noise = ("excess", "mean", "shape", "entries", "whole")
+    reuse = ("forecast", "entries", "recurrence")
+    hidden = [f"noise.{name}" for name in noise] + [f"reuse.{name}" for name in reuse]
     for noise_seed in (5, 6):
-        told = [
-            one_full_batch(tmp_path / f"{noise_seed}{value}", value, noise_seed)
-            for value in (0.0, 4.0)
-        ]
-        for name in ("noise.excess", "noise.mean", "noise.shape", "noise.entries", "noise.whole"):
-            assert told[0][name] == told[1][name] == {}
-        for name in ("reuse.forecast", "reuse.entries", "reuse.recurrence", "coupling"):
-            assert told[0][name] == told[1][name] == {}
-        private = {check.name: check.public for check in REGISTRY.values() if check.private}
-        for name in private.keys() & told[0].keys():
-            assert {*told[0][name]} <= {*private[name]}
+        one, other = (one_full_batch(audited, value, noise_seed) for value in (0.0, 4.0))
+        for name in (*hidden, "coupling"):
+            assert one[name] == other[name] == {}
+        for name in private.keys() & one.keys():
+            assert {*one[name]} <= {*private[name]}
 
 
 @pytest.fixture(scope="module")
@@ -450,11 +444,9 @@ class SelfPrivate(pl.LightningModule):
     loader, and the trainer goes on with the module that it was given.
     """
 
-    def __init__(self, optimizer_class: type[DPOptimizer] | None = None) -> None:
+    def __init__(self, optimizer_class: type[DPOptimizer] = DPOptimizer) -> None:
         super().__init__()
-        self.net = mlp()
-        self.engine = PrivacyEngine()
-        self.optimizer_class = optimizer_class
+        self.net, self.engine, self.optimizer_class = mlp(), PrivacyEngine(), optimizer_class
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -467,59 +459,48 @@ class SelfPrivate(pl.LightningModule):
         self.trainer.fit_loop.setup_data()
         loader = self.trainer.train_dataloader
         assert isinstance(loader, DPDataLoader)
-        private, optimizer, _ = self.engine.make_private(
-            module=self,
-            optimizer=torch.optim.SGD(self.parameters(), lr=0.05),
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            poisson_sampling=True,
-        )
+        plain = torch.optim.SGD(self.parameters(), lr=0.05)
+        private, optimizer = made_private(self.engine, self, plain, loader)
         self.private = {"model": private}  # in a dict, so that it is no submodule of its own
-        if self.optimizer_class is None:
-            return optimizer
         return replace_optimizer(optimizer, self.optimizer_class)
 
 
-def test_opacus_data_module_with_the_module_itself_private_passes(tmp_path: Path) -> None:
-    audit, module = PrivacyAudit(seed=1), SelfPrivate()
-    trainer = trainer_for(tmp_path, audit, max_steps=64)
-    trainer.fit(module, datamodule=DPLightningDataModule(PlainData()))
+def made_private(
+    engine: PrivacyEngine, net: nn.Module, optimizer: Any, loader: DataLoader, **more: Any
+) -> tuple[Any, DPOptimizer]:
+    return engine.make_private(
+        module=net,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **more,
+    )[:2]
+
+
+@pytest.mark.parametrize("kind", [DPOptimizer, HalfNoise])
+def test_opacus_data_module_with_the_module_itself_private_is_judged_by_its_noise(
+    tmp_path: Path, kind: type[DPOptimizer]
+) -> None:
+    audit, module = PrivacyAudit(seed=1, on_violation="stop"), SelfPrivate(kind)
+    data = DPLightningDataModule(PlainData())
+    trainer_for(tmp_path, audit, max_steps=64).fit(module, datamodule=data)
+    if kind is HalfNoise:
+        assert audit.report.verdict.fault.startswith("noise scale too small")
+        return
     assert_sound(audit.report, 64)
     assert status(audit.report, "sampling.not_poisson") == "ok"
     assert_no_hooks_left(module)
 
 
-def test_half_noise_with_opacus_data_module_is_a_violation(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="stop")
-    trainer = trainer_for(tmp_path, audit, max_steps=64)
-    trainer.fit(SelfPrivate(HalfNoise), datamodule=DPLightningDataModule(PlainData()))
-    assert audit.report.verdict.fault.startswith("noise scale too small")
-
-
 # ------------------------------------------------------------------ PrivacyEngine in a callback
 
 
-class PlainModule(pl.LightningModule):
+class PlainModule(PrivateModule):
     """A training without privacy, on a Poisson loader."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-        self.dataset = random_data()
-
-    def plain_loader(self) -> DataLoader:
-        return DataLoader(self.dataset, batch_size=16)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y)
-
-    def train_dataloader(self) -> DPDataLoader:
-        return DPDataLoader.from_data_loader(self.plain_loader())
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=0.05)
+        return self.inner(self.trainable())
 
 
 class MakePrivate(pl.Callback):
@@ -530,7 +511,6 @@ class MakePrivate(pl.Callback):
         once: at the first call only, rather than at each.
         one_engine: one engine and so one accountant, rather than a new one each time.
         optimizer_class: replaces Opacus' optimizer.
-        wrap_model: of Opacus.
     """
 
     def __init__(
@@ -540,12 +520,10 @@ class MakePrivate(pl.Callback):
         once: bool = True,
         one_engine: bool = True,
         optimizer_class: type[DPOptimizer] = DPOptimizer,
-        wrap_model: bool = True,
     ) -> None:
-        self.engine = PrivacyEngine()
+        self.engine, self.made = PrivacyEngine(), 0
         self.once, self.one_engine = once, one_engine
-        self.optimizer_class, self.wrap_model = optimizer_class, wrap_model
-        self.made = 0
+        self.optimizer_class = optimizer_class
         setattr(self, hook, self._make)
 
     def _make(self, trainer: pl.Trainer, pl_module: PlainModule, *_: Any) -> None:
@@ -554,52 +532,50 @@ class MakePrivate(pl.Callback):
         if not self.one_engine:
             self.engine = PrivacyEngine()
         self.made += 1
-        net, optimizer, _ = self.engine.make_private(
-            module=pl_module.net,
-            optimizer=getattr(trainer.optimizers[0], "original_optimizer", trainer.optimizers[0]),
-            data_loader=pl_module.plain_loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            wrap_model=self.wrap_model,
-        )
-        if self.wrap_model:
-            pl_module.net = net
+        plain = getattr(trainer.optimizers[0], "original_optimizer", trainer.optimizers[0])
+        loader = pl_module.plain_loader()
+        pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain, loader)
         trainer.strategy.optimizers = [replace_optimizer(optimizer, self.optimizer_class)]
 
 
 HOOKS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+either_order = pytest.mark.parametrize("first", [True, False], ids=["audit first", "audit last"])
+
+
+def by_callback(
+    folder: Path, user: MakePrivate, first: bool, **planned: Any
+) -> tuple[PlainModule, AuditReport]:
+    """Train with an audit before or behind the callback that makes the training private."""
+    module, audit = PlainModule(), PrivacyAudit(seed=1, on_violation="stop")
+    callbacks = [audit, user] if first else [user, audit]
+    trainer_for(folder, *callbacks, **(planned or {"max_steps": 64})).fit(module)
+    return module, audit.report
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
+@either_order
 @pytest.mark.one_in(4)
 def test_private_by_a_callback_passes_wherever_the_audit_stands(
-    tmp_path: Path, hook: str, audit_first: bool
+    tmp_path: Path, hook: str, first: bool
 ) -> None:
-    module, user = PlainModule(), MakePrivate(hook)
-    audit = PrivacyAudit(seed=1)
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_steps=64).fit(module)
-    assert_sound(audit.report, 64)
-    assert status(audit.report, "no_dp") == "ok"
+    module, report = by_callback(tmp_path, MakePrivate(hook), first)
+    assert_sound(report, 64)
+    assert status(report, "no_dp") == "ok"
     assert_no_hooks_left(module)
 
 
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
-def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, audit_first: bool) -> None:
+@either_order
+def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, first: bool) -> None:
     user = MakePrivate("on_train_epoch_start", optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1, on_violation="stop")
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_steps=64).fit(PlainModule())
-    assert audit.report.verdict.fault.startswith("noise scale too small")
+    _, report = by_callback(tmp_path, user, first)
+    assert report.verdict.fault.startswith("noise scale too small")
 
 
 def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(
     audited: Audited,
 ) -> None:
     claim = PrivacyClaim(noise_multiplier=1.0, sample_rate=SAMPLE_RATE)
-    report = audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim, steps=64)
-    assert_sound(report, 64)
+    assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
 
 
 class WrapConfiguration(MakePrivate):
@@ -612,13 +588,8 @@ class WrapConfiguration(MakePrivate):
         plain = pl_module.configure_optimizers
 
         def private() -> DPOptimizer:
-            pl_module.net, optimizer, _ = self.engine.make_private(
-                module=pl_module.net,
-                optimizer=plain(),
-                data_loader=pl_module.plain_loader(),
-                noise_multiplier=1.0,
-                max_grad_norm=1.0,
-            )
+            loader = pl_module.plain_loader()
+            pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain(), loader)
             return optimizer
 
         pl_module.configure_optimizers = private
@@ -626,23 +597,21 @@ class WrapConfiguration(MakePrivate):
 
 def test_configure_optimizers_wrapped_by_a_callback_passes(audited: Audited) -> None:
     module = PlainModule()
-    assert_sound(audited(module, WrapConfiguration(), steps=64), 64)
+    assert_sound(audited(module, WrapConfiguration()), 64)
     assert_no_hooks_left(module)
 
 
 # ------------------------------------------------------------------ anew each epoch
 
 
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
+@either_order
 def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
-    tmp_path: Path, audit_first: bool
+    tmp_path: Path, first: bool
 ) -> None:
     user = MakePrivate("on_train_epoch_start", once=False)
-    audit = PrivacyAudit(seed=1)
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_epochs=2).fit(PlainModule())
+    _, report = by_callback(tmp_path, user, first, max_epochs=2)
     assert user.made == 2
-    assert_sound(audit.report, 2 * STEPS_PER_EPOCH)
+    assert_sound(report, 2 * STEPS_PER_EPOCH)
     assert sum(n for *_, n in user.engine.accountant.history) == 2 * STEPS_PER_EPOCH
 
 
@@ -672,20 +641,14 @@ class Unwrapped(PrivateModule):
     """The network stays what it is; Opacus' hooks hang on its layers."""
 
     def configure_optimizers(self) -> DPOptimizer:
-        self.hooks, optimizer, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            wrap_model=False,
-        )
+        plain, loader = self.inner(self.trainable()), self.plain_loader()
+        self.hooks, optimizer = made_private(self.engine, self.net, plain, loader, wrap_model=False)
         return replace_optimizer(optimizer, self.optimizer_class or DPOptimizer)
 
 
 def test_training_without_a_wrapped_model_passes_without_a_copy(audited: Audited) -> None:
     module = Unwrapped()
-    report = audited(module, steps=64)
+    report = audited(module)
     assert type(module.net) is nn.Sequential
     assert_sound(report, 64)
     assert not any("copied" in note for note in report.notes), report.notes
@@ -700,26 +663,25 @@ def test_half_noise_without_a_wrapped_model_is_a_violation(accused: Audited) -> 
 # --- The audit by YAML and by command line, through the LightningCLI of both packages.
 
 
-class StandaloneModule(PrivateTraining, pytorch_lightning.LightningModule):
-    """A module that a command line can make."""
+class MadeByCommand:
+    """A training that a command line can make."""
 
     def __init__(self, faulty: bool = False) -> None:
         super().__init__(optimizer_class=HalfNoise if faulty else None)
 
 
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The same, of the other package."""
+class StandaloneModule(MadeByCommand, PrivateModule):
+    """Of `pytorch_lightning`."""
 
-    def __init__(self, faulty: bool = False) -> None:
-        super().__init__(optimizer_class=HalfNoise if faulty else None)
+
+class UnifiedModule(MadeByCommand, PrivateTraining, lightning.pytorch.LightningModule):
+    """Of `lightning.pytorch`."""
 
 
 PACKAGES = {
-    "pytorch_lightning": (pytorch_lightning, StandaloneModule),
+    "pytorch_lightning": (pl, StandaloneModule),
     "lightning.pytorch": (lightning.pytorch, UnifiedModule),
 }
-
-# Lightning calls jsonargparse in a way that the latter will drop.
 
 
 @pytest.fixture(params=PACKAGES)
@@ -732,20 +694,16 @@ def module_of(package: ModuleType) -> type:
     return PACKAGES[package.__name__][1]
 
 
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
+
+
 def with_audit(**arguments: Any) -> dict[str, Any]:
     """A configuration with an audit as it would be read from YAML."""
     audit = {"class_path": "lightning_audit.PrivacyAudit", "init_args": arguments}
-    return {
-        "seed_everything": False,
-        "trainer": {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [audit],
-        },
-    }
+    trainer = {"accelerator": "cpu", "callbacks": [audit], **QUIET}
+    return {"seed_everything": False, "trainer": trainer}
 
 
 def parse(package: ModuleType, args: Any) -> PrivacyAudit:
@@ -868,10 +826,7 @@ def test_wrong_value_gives_the_librarys_own_error(
     ],
 )
 def test_wrong_name_is_refused_by_the_command_line(
-    package: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-    arguments: dict[str, Any],
-    named: list[str],
+    package: ModuleType, capsys: pytest.CaptureFixture[str], arguments: Any, named: list[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(package, with_audit(**arguments))

@@ -109,7 +109,7 @@ def test_a_report_that_cannot_be_built_gives_no_pass(
         raise error
 
     monkeypatch.setattr("lightning_audit.run.audit_run.build_report", build_report)
-    report = audited(PrivateModule(), examinations=0, steps=64)
+    report = audited(PrivateModule(), examinations=0)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.summary.startswith(f"the audit failed: {type(error).__name__} in run.")
     assert str(error) not in report.to_json()
@@ -168,7 +168,7 @@ def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
         raise RuntimeError("0.123")
 
     monkeypatch.setattr(view, fails)
-    report = audited(PrivateModule(), steps=64)
+    report = audited(PrivateModule())
     assert report.verdict.outcome == "PASS"
     assert any(words in note for note in report.notes)
     assert "0.123" not in "".join(report.notes)

@@ -120,7 +120,7 @@ def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missin
 
 
 def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(audited: Audited) -> None:
-    report = audited(PrivateModule(), steps=64)
+    report = audited(PrivateModule())
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
     assert (found.status, found.evidence["of_neighbours"]) == ("ok", [15])
@@ -147,14 +147,14 @@ def test_few_private_records_and_many_parameters_are_a_violation(accused: Audite
 
 
 def test_a_violation_that_is_allowed_is_shown_and_does_not_fail(audited: Audited) -> None:
-    report = audited(PrivateModule(), claim=PRIVATE, allow=["expected_batch_size"], steps=64)
+    report = audited(PrivateModule(), claim=PRIVATE, allow=["expected_batch_size"])
     assert report.verdict.outcome == "PASS"
     assert divisor(report).status == "allowed"
 
 
 def test_private_records_that_leave_the_divisor_the_same_pass(audited: Audited) -> None:
     module = PrivateModule(dataset=random_data(520))  # 33 batches, of 15.76 records each
-    report = audited(module, claim=PRIVATE, steps=64)
+    report = audited(module, claim=PRIVATE)
     assert report.verdict.outcome == "PASS"
     assert divisor(report).message.startswith("one record more or less does not change the divisor")
 
@@ -170,7 +170,7 @@ def test_private_records_that_leave_the_divisor_the_same_pass(audited: Audited) 
 def test_a_divisor_that_is_a_constant_passes_with_private_records(
     audited: Audited, by: int, claim: PrivacyClaim
 ) -> None:
-    report = audited(SetByHand(by), claim=claim, steps=64)
+    report = audited(SetByHand(by), claim=claim)
     assert report.verdict.outcome == "PASS"
     assert divisor(report) is None
 
@@ -181,7 +181,7 @@ def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(accused: Audi
 
 
 def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited) -> None:
-    report = audited(PrivateModule(), claimed_epsilon=1e6, claim=PRIVATE, steps=64)
+    report = audited(PrivateModule(), claimed_epsilon=1e6, claim=PRIVATE)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (lack,) = report.verdict.pass_blockers
     assert "the epsilon of both together is unknown" in lack
@@ -190,14 +190,14 @@ def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited
 
 def test_records_that_are_replaced_leave_the_divisor_the_same(audited: Audited) -> None:
     claim = PrivacyClaim(adjacency="replace_one", epsilon=40.0, delta=1e-5)
-    report = audited(PrivateModule(), claim=claim, steps=64)
+    report = audited(PrivateModule(), claim=claim)
     assert report.verdict.outcome == "PASS"
     assert divisor(report).message.endswith("which replacing a record does not change")
 
 
 def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(audited: Audited) -> None:
     stated = {**CLAIM.to_dict(), "private_dataset_size": True}
-    report = audited(HandWritten(dataset=random_data(4096)), claim=PrivacyClaim(**stated), steps=64)
+    report = audited(HandWritten(dataset=random_data(4096)), claim=PrivacyClaim(**stated))
     assert divisor(report) is None
     assert report.verdict.outcome != "VIOLATION"
     assert not any("number of records" in lack for lack in report.verdict.pass_blockers)
