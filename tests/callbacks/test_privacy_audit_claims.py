@@ -59,8 +59,8 @@ pytestmark = RESUMING
 BANDED = PrivacyClaim(noise_coefficients=COEFFICIENTS)
 
 
-def banded(kind: type = BandedNoise, **settings: Any) -> PrivateModule:
-    return on_digits(kind, **settings)
+def banded(optimizer_class: type = BandedNoise, **settings: Any) -> PrivateModule:
+    return on_digits(optimizer_class, **settings)
 
 
 def assert_nothing_is_composed(report: AuditReport) -> None:
