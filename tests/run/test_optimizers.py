@@ -16,11 +16,11 @@ from hand_written_support import CLAIM
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.callbacks import ModelCheckpoint
-from resume_support import RESTARTING
+from resume_support import RESTARTING, StopAt
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited
+from trained import Audited, weights
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -70,11 +70,14 @@ class Toggled(TwoNets):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for name, optimizer in zip(self.net, self.optimizers(), strict=True):
-            self.toggle_optimizer(optimizer)
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(name, batch))
-            optimizer.step()
-            self.untoggle_optimizer(optimizer)
+            self.turn(optimizer, lambda name=name: self.loss(name, batch))
+
+    def turn(self, optimizer: Any, loss: Callable[[], torch.Tensor]) -> None:
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward(loss())
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
 
 
 class Joint(TwoNets):
@@ -88,25 +91,19 @@ class Joint(TwoNets):
             optimizer.step()
 
 
-class ThroughBoth(TwoNets):
+class ThroughBoth(Toggled):
     """The first net learns through the second one, which is frozen meanwhile, hooks and all."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
         actor, critic = self.optimizers()
-        self.toggle_optimizer(actor)
-        self.net["critic"].disable_hooks()
-        actor.zero_grad()
-        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
-        self.manual_backward(functional.cross_entropy(scores, y))
-        actor.step()
-        self.untoggle_optimizer(actor)
+        self.turn(actor, lambda: self.through_both(*batch))
         self.net["critic"].enable_hooks()
-        self.toggle_optimizer(critic)
-        critic.zero_grad()
-        self.manual_backward(self.loss("critic", batch))
-        critic.step()
-        self.untoggle_optimizer(critic)
+        self.turn(critic, lambda: self.loss("critic", batch))
+
+    def through_both(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.net["critic"].disable_hooks()
+        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
+        return functional.cross_entropy(scores, y)
 
 
 class Ghost(TwoNets):
@@ -150,6 +147,9 @@ def assert_healthy(entries: np.ndarray) -> None:
     assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2).sum())
 
 
+CLAIMS = {"claimed_epsilon": 1000.0}
+
+
 @pytest.mark.parametrize(
     ("kind", "epochs"),
     staged(
@@ -162,15 +162,11 @@ def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
 ) -> None:
     torch.manual_seed(0)
     module = kind(hidden=HIDDEN)
-    report = audited(module, claimed_epsilon=1000.0, max_epochs=epochs)
+    report = audited(module, max_epochs=epochs, **CLAIMS)
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.records == ("observations.bin", "observations-2.bin")
     first, second = records(tmp_path, report)
-    assert (len(first), len(second), report.steps) == (
-        epochs * STEPS,
-        epochs * STEPS,
-        2 * epochs * STEPS,
-    )
+    assert len(first) == len(second) == report.steps / 2 == epochs * STEPS
     assert_healthy(first)
     assert_healthy(second)
     assert (first["noise_multiplier"] == 1.0).all()
@@ -183,47 +179,38 @@ def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
 @pytest.mark.parametrize("kind", staged([Joint], [ThroughBoth, Ghost]))
 def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
     ends = []
-    for name, callbacks in (("plain", []), ("audited", [PrivacyAudit(1000.0, seed=1)])):
+    for audits in ([], [PrivacyAudit(1000.0, seed=1)]):
         torch.manual_seed(3)
         module = kind()
-        trainer_for(tmp_path / name, *callbacks, max_steps=24).fit(module)
-        ends.append(torch.cat([p.detach().flatten().double() for p in module.net.parameters()]))
+        trainer_for(tmp_path / str(len(audits)), *audits, max_steps=24).fit(module)
+        ends.append(weights(module.net).double())
     plain, audited = ends
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
 
 
 def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited: Audited) -> None:
-    torch.manual_seed(0)
     module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
     report = audited(module, on_violation="warn", steps=80)
     label = "optimizer 2 (`net.critic.0.weight`, ...): "
     assert label in report.verdict.summary
-    wrong = [check for check in report.checks if check.status == "violated"]
-    assert any(check.name == "noise" for check in wrong)
-    own = [check for check in wrong if check.name != "epsilon"]
-    assert all(check.message.startswith(label) for check in own)
+    wrong = [c for c in report.checks if c.status == "violated"]
+    assert any(c.name == "noise" for c in wrong)
+    assert all(c.message.startswith(label) for c in wrong if c.name != "epsilon")
     assert "noise scale too small" in report.verdict.fault
     assert main(["check", str(audited.directory / "report.json")]) == 1
 
 
 def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audited: Audited) -> None:
-    report = audited(TwoNets(), claimed_epsilon=1000.0, steps=40)
-    shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
-    assert 0.8 < sum(shares) <= 0.9
+    report = audited(TwoNets(), steps=40, **CLAIMS)
+    assert 0.8 < sum([c.share for c in report.checks if not REGISTRY[c.name].warns]) <= 0.9
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
-        header, entries = read_observations(audited.directory / name)
-        monitor = replay(header, entries, 0.5e-3)
+        monitor = replay(*read_observations(audited.directory / name), 0.5e-3)
         told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
-        again = {c.name: c.log_e_value for c in monitor.results()}
         # Others look at what the record does not hold.
-        again = {
-            name: log_e
-            for name, log_e in again.items()
-            if name in told and name != "gradient_replaced"
-        }
+        of_record = {c.name: c for c in monitor.results() if c.name != "gradient_replaced"}
+        again = {name: c.log_e_value for name, c in of_record.items() if name in told}
         assert {name: told[name] for name in again} == again
-        check = next(c for c in monitor.results() if c.name == "noise")
-        assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
+        assert monitor.witness_noise.pooled.threshold == -np.log(of_record["noise"].share * 0.5e-3)
 
 
 @pytest.mark.heavy
@@ -260,7 +247,7 @@ def test_an_optimizer_that_takes_no_step_is_named(audited: Audited) -> None:
             self.manual_backward(self.loss("actor", batch))
             optimizer.step()
 
-    report = audited(First(), claimed_epsilon=1000.0, steps=40)
+    report = audited(First(), **CLAIMS, steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
@@ -290,11 +277,9 @@ def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused: Audited) 
 def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
     audited: Audited, shared: bool
 ) -> None:
-    first = torch.Generator().manual_seed(5)
-    second = first if shared else torch.Generator().manual_seed(5)
-    report = audited(
-        TwoNets(generators=(first, second)), claimed_epsilon=1000.0, on_violation="warn", steps=30
-    )
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    module = TwoNets(generators=(first, first if shared else second))
+    report = audited(module, on_violation="warn", steps=30, **CLAIMS)
     assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
     assert (report.verdict.outcome == "VIOLATION") == (not shared)
 
@@ -320,29 +305,19 @@ class Stepwise(TwoNets):
         return super().loss(name, (x[chosen], y[chosen]))
 
 
-class StopAt(pl.Callback):
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 50:
-            raise RuntimeError("power cut")
-
-
 @pytest.mark.heavy
 @pytest.mark.whole_report
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.filterwarnings(
+    "ignore:Be aware that when using `ckpt_path`",
+    "ignore:Using ModelCheckpoint with manual optimization",
+    "ignore:You're resuming from a checkpoint that ended before",
+)
 def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = fit(whole, Stepwise(), PrivacyAudit(1000.0, seed=3), max_steps=80)
     saver = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=20)
-    trainer = trainer_for(
-        broken,
-        PrivacyAudit(1000.0, seed=3),
-        saver,
-        StopAt(),
-        max_steps=80,
-        enable_checkpointing=True,
-    )
+    callbacks = (PrivacyAudit(1000.0, seed=3), saver, StopAt(50))
+    trainer = trainer_for(broken, *callbacks, max_steps=80, enable_checkpointing=True)
     with pytest.raises(RuntimeError, match="power cut"):
         trainer.fit(Stepwise())
     (checkpoint,) = (tmp_path / "saved").glob("*step=40.ckpt")
@@ -350,16 +325,12 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path
     audit = PrivacyAudit(1000.0, seed=4)  # another seed: the checkpoint's is taken
     trainer_for(broken, audit, max_steps=80).fit(module, ckpt_path=checkpoint, weights_only=True)
     report = report_in(broken)
-    for name in report.records:
-        entries = (broken / "audit" / name).read_bytes().split(b"\n", 1)[1]
-        assert entries == (whole / "audit" / name).read_bytes().split(b"\n", 1)[1]
+    for one, other in zip(records(broken, report), records(whole, report), strict=True):
+        assert one.tobytes() == other.tobytes()
     assert (report.history, report.bounds) == (expected.history, expected.bounds)
+    left_out = RESTARTING | {"reuse.resume"}
     told, whole_told = (
-        {
-            (c.name, c.message): c.log_e_value
-            for c in found.checks
-            if c.name not in RESTARTING | {"reuse.resume"}
-        }
+        {(c.name, c.message): c.log_e_value for c in found.checks if c.name not in left_out}
         for found in (report, expected)
     )
     assert told == whole_told
@@ -401,22 +372,20 @@ def test_input_canaries_are_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ files
 
 
-def test_a_later_run_moves_all_records_of_an_earlier_one(tmp_path: Path) -> None:
-    make: tuple[Callable[[], pl.LightningModule], ...] = (lambda: TwoNets(), PrivateModule)
-    for module in (make[0], make[0], make[1]):
-        trainer_for(tmp_path, PrivacyAudit(1000.0), max_steps=4).fit(module())
-    audit = tmp_path / "audit"
-    for folder in ("previous-1", "previous-2"):
+def test_a_later_run_moves_all_records_of_an_earlier_one(audited: Audited) -> None:
+    for kind in (TwoNets, TwoNets, PrivateModule):
+        report = audited(kind(), steps=4, **CLAIMS)
+    for folder in (audited.directory / "previous-1", audited.directory / "previous-2"):
         for name in ("observations.bin", "observations-2.bin", "observations-2.npz"):
-            assert (audit / folder / name).exists(), (folder, name)
-        assert AuditReport.load(audit / folder / "report.json").steps == 4
-    assert not (audit / "observations-2.bin").exists()
-    assert report_in(tmp_path).records == ("observations.bin",)
+            assert (folder / name).exists(), (folder, name)
+        assert AuditReport.load(folder / "report.json").steps == 4
+    assert not (audited.directory / "observations-2.bin").exists()
+    assert report.records == ("observations.bin",)
 
 
 def test_a_report_names_the_records_of_all_optimizers(audited: Audited) -> None:
-    one = audited(PrivateModule(), claimed_epsilon=1000.0, seed=None, steps=4, folder="one")
-    two = audited(TwoNets(), claimed_epsilon=1000.0, seed=None, steps=4, folder="two")
+    one = audited(PrivateModule(), folder="one", steps=4, **CLAIMS)
+    two = audited(TwoNets(), folder="two", steps=4, **CLAIMS)
     assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
     assert one.schema_version == two.schema_version == SCHEMA_VERSION
 
@@ -450,17 +419,14 @@ def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they
 
 
 def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare: BareByHand) -> None:
-    seen = []
+    seen, shapes = [], {name: p.shape for name, p in bare.net.named_parameters()}
     for _ in range(6):
         bare.session.start_batch()
         singles = lightning_audit.rows(module=bare.net)
         assert lightning_audit.rows(module=bare.net) == []
         samples = bare.sample_gradients()
         assert lightning_audit.per_sample(samples, module=bare.net) is samples
-        for one in singles:
-            assert {name: g.shape for name, g in one.items()} == {
-                name: p.shape for name, p in bare.net.named_parameters()
-            }
+        assert all({name: g.shape for name, g in one.items()} == shapes for one in singles)
         joined = {n: torch.stack([g[n] for g in singles]) for n in samples} if singles else samples
         bare.update(bare.clipped_mean(joined))
         bare.session.end_batch()
@@ -528,18 +494,18 @@ def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(
 # --- Which session audits a private optimizer, with what coins, and what is read off it.
 
 
+def names_in(module: torch.nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in module.named_parameters()}
+
+
 def private_step() -> DPSGDStep:
     module = PrivateModule()
-    optimizer = module.configure_optimizers()
-    names = {id(p): name for name, p in module.named_parameters()}
-    return opacus_step(optimizer, names, module.modules())
+    return opacus_step(module.configure_optimizers(), names_in(module), module.modules())
 
 
 def manual_step() -> DPSGDStep:
     net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    names = {id(p): name for name, p in net.named_parameters()}
-    return ManualStep(optimizer, names, stated_claim(CLAIM))
+    return ManualStep(torch.optim.SGD(net.parameters(), lr=0.1), names_in(net), stated_claim(CLAIM))
 
 
 def session_of(
@@ -607,21 +573,27 @@ def test_coins_of_different_optimizers_are_independent() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
 
 
+def optimizer_like(old: Any, inner: torch.optim.Optimizer) -> Any:
+    """Another private optimizer with the numbers and the accountant of one."""
+    new = type(old)(
+        inner,
+        noise_multiplier=old.noise_multiplier,
+        max_grad_norm=old.max_grad_norm,
+        expected_batch_size=old.expected_batch_size,
+    )
+    new.attach_step_hook(old.step_hook)
+    return new
+
+
 def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
     class Renewing(PrivateModule):
         def on_train_epoch_start(self) -> None:
-            old = self.trainer.optimizers[0]
-            new = type(old)(
-                torch.optim.SGD(self.trainable(), lr=0.05),
-                noise_multiplier=old.noise_multiplier,
-                max_grad_norm=old.max_grad_norm,
-                expected_batch_size=old.expected_batch_size,
-            )
-            new.attach_step_hook(old.step_hook)
-            self.trainer.optimizers = [new]
+            inner = torch.optim.SGD(self.trainable(), lr=0.05)
+            self.trainer.optimizers = [optimizer_like(self.trainer.optimizers[0], inner)]
 
     report = audited(Renewing(), max_epochs=2)
-    assert (report.verdict.outcome, report.steps, report.observations) == ("PASS", 64, 64 * 8)
+    assert report.verdict.outcome == "PASS"
+    assert (report.steps, report.observations) == (64, 64 * 8)
 
 
 # --- Optimizers that cannot be audited are refused before the first step, with what to change.
@@ -630,12 +602,7 @@ def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
 def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
     module = PrivateModule()
     first = module.configure_optimizers()
-    second = type(first)(
-        torch.optim.SGD(module.trainable(), lr=0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=16,
-    )
+    second = optimizer_like(first, torch.optim.SGD(module.trainable(), lr=0.1))
     with pytest.raises(UnauditableTraining, match=r"1 and 2 both train a parameter of shape \(32"):
         private_optimizers([first, second])
     assert private_optimizers([torch.optim.SGD(mlp().parameters(), lr=0.1), first]) == [first]
@@ -681,11 +648,7 @@ def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_firs
     class Twice(PrivateModule):
         def configure_optimizers(self) -> Any:
             inner = super().configure_optimizers()
-            outer = type(inner)(
-                inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16
-            )
-            outer.attach_step_hook(inner.step_hook)
-            return outer
+            return optimizer_like(inner, inner)
 
     said = refusal_of(tmp_path, Twice(), PrivacyAudit(seed=1))
     assert "DPOptimizer wraps DPOptimizer: each clips and adds noise" in said
