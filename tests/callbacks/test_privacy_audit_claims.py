@@ -483,7 +483,7 @@ def test_more_batches_added_up_than_a_pass_has_end_no_training(audited: Audited)
 
     module = AllAtOnce(dataset=random_data(96), batch_size=24)
     given = {"on_violation": "warn", "delta": DELTA, "max_epochs": 2, "limit_train_batches": 6}
-    assert audited(module, **given).steps == 2
+    assert audited(module, **given).complete
 
 
 class TwoViews(Shuffled):
@@ -524,8 +524,10 @@ def test_several_steps_a_batch_by_hand_are_several_passes(audited: Audited) -> N
             for _ in range(3):
                 super().training_step(batch, batch_idx)
 
-    stated = replace(CLAIM, sampling="shuffled", epsilon=99.0, delta=DELTA)
-    report = audited(Thrice(), claim=stated, on_violation="warn", max_epochs=2)
+    given = {"sampling": "shuffled", "epsilon": 99.0, "delta": DELTA, "sample_rate": BATCH / 512}
+    stated = replace(CLAIM, **given)
+    module = Thrice(dataset=random_data(512))
+    report = audited(module, claim=stated, on_violation="warn", max_epochs=2)
     assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import random
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from injected_faults import (
 )
 from pytorch_lightning.callbacks import ModelCheckpoint
 from stages import staged
-from trained import Audited
+from trained import Audited, failing
 from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit
@@ -49,15 +48,6 @@ PLACES = [
 ]
 #: Numbers of faults at random calls of each training: two hundred together, and a few of each.
 FEW, MANY = ([(name, number) for name in TRAININGS] for number in (3, 29))
-
-
-def failing(error: BaseException) -> Callable[..., None]:
-    """A function that raises."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise error
-
-    return fails
 
 
 @pytest.fixture(scope="module")

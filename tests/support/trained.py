@@ -195,6 +195,15 @@ def on_digits(optimizer_class: type[DPOptimizer] | None = None, **settings: Any)
     return private(optimizer_class, on_digits=True, **settings)()
 
 
+def failing(error: BaseException) -> Callable[..., Any]:
+    """A function that raises."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fails
+
+
 def weights(module: torch.nn.Module) -> torch.Tensor:
     """All parameters of a module, flat."""
     return torch.cat([p.detach().flatten() for p in module.parameters()])
