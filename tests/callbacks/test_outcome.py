@@ -312,7 +312,7 @@ def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path: Pa
     report, _ = stopped(tmp_path, PrivateModule(poisson=False), calls, **LONG)
     assert (report.steps, calls.steps) == (0, 0)
     assert report.verdict.root.name == "not_poisson"
-    assert calls.seen == ["train", "fit"]
+    assert calls.seen == ["train"]
 
 
 @pytest.mark.parametrize("make_poisson", [True, False])
@@ -407,7 +407,7 @@ def test_other_callbacks_have_their_usual_end(tmp_path: Path) -> None:
         tmp_path, module, calls, saver, enable_checkpointing=True, min_steps=60, **LONG
     )
     assert calls.steps == report.steps < 10
-    assert calls.seen == ["validation", "epoch", "train", "fit"]
+    assert calls.seen == ["validation", "epoch", "train"]
     assert (tmp_path / "saved" / "last.ckpt").exists()
     assert (trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps) == (3, 60)
 
