@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch.utils.data import DataLoader
-from trained import Audited, Validated, check, violated
+from trained import Audited, Validated, check, violated, with_optimizer
 from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
@@ -118,13 +118,9 @@ class _Slotted:
         self.own(optimizer)
 
 
-class Unfollowed(Training):
-    """A hook that nobody can read."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        optimizer.step_hook = _Slotted(optimizer.step_hook)
-        return optimizer
+def unfollowed(optimizer: Any) -> None:
+    """Give it a hook that nobody can read."""
+    optimizer.step_hook = _Slotted(optimizer.step_hook)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +144,7 @@ def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
-    report = ledger(tmp_path, Unfollowed)
+    report = ledger(tmp_path, with_optimizer(unfollowed, Training))
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("cannot be identified" in blocker for blocker in report.verdict.pass_blockers)
     assert check(report, "ledger.accountant").status == "not_run"

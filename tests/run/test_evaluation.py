@@ -10,7 +10,7 @@ from opacus import PrivacyEngine
 from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
-from trained import Audited, Trains, violated
+from trained import Audited, Trains, violated, with_optimizer
 from training_support import PrivateModule, digits, mlp, random_data
 
 from lightning_audit import AuditReport, PrivacyClaim
@@ -70,14 +70,7 @@ def divisor(report: AuditReport) -> CheckResult | None:
 
 def set_by_hand(by: int) -> PrivateModule:
     """A training that divides by a number that is set after make_private."""
-
-    class SetByHand(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            optimizer.expected_batch_size = by
-            return optimizer
-
-    return SetByHand()
+    return with_optimizer(lambda optimizer: setattr(optimizer, "expected_batch_size", by))()
 
 
 def released_without_gradients(records: int, width: int = 20_000) -> torch.Tensor:

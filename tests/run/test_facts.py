@@ -16,7 +16,7 @@ from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from own_samplers import OwnPoisson, OwnSampling, OwnShuffle, OwnSizes, SeedsItself, WithReplacement
 from torch import nn
 from torch.utils.data import DataLoader
-from trained import Audited, check
+from trained import Audited, check, with_optimizer
 from training_support import PrivateModule, digits, mlp, random_data, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
@@ -355,13 +355,7 @@ def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_pat
 
 
 def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Audited) -> None:
-    class Replaced(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            optimizer.attach_step_hook(lambda _: None)
-            return optimizer
-
-    module = Replaced()
+    module = with_optimizer(lambda optimizer: optimizer.attach_step_hook(lambda _: None))()
     report = audited(module, claimed_epsilon=8.0, steps=40)
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -369,26 +363,23 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Au
 
 
 def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     class Norms(PrivateModule):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
-            held = self.net.parameters().__next__().grad_sample
+            held = next(self.net.parameters()).grad_sample
             self.norms = (held[0] if isinstance(held, list) else held).flatten(1).norm(dim=1)
 
     norms, notes = [], []
     for batches in (1, 2):
         torch.manual_seed(0)
         module = Norms(poisson=False, make_poisson=False)
-        audit = PrivacyAudit(seed=1, on_violation="warn")
-        trainer = trainer_for(
-            tmp_path / str(batches), audit, max_steps=1, accumulate_grad_batches=batches
-        )
-        trainer.fit(module)
+        given = {"on_violation": "warn", "steps": 1, "accumulate_grad_batches": batches}
+        report = audited(module, **given)
         norms.append(module.norms[:8])
-        notes.append([n for n in audit.report.notes if "divides gradients twice" in n])
+        notes.append(sum("divides gradients twice" in note for note in report.notes))
     torch.testing.assert_close(norms[1], norms[0] / 2)
-    assert [len(found) for found in notes] == [0, 1]
+    assert notes == [0, 1]
 
 
 # --- Sample rates that change while a training goes on.

@@ -20,7 +20,7 @@ from resume_support import RESTARTING, StopAt
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited, weights
+from trained import Audited, weights, with_optimizer
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -227,13 +227,8 @@ def test_epsilon_is_that_of_the_steps_of_both(audited: Audited, engines: int) ->
 
 
 def test_an_accountant_of_one_optimizer_alone_is_too_little(audited: Audited) -> None:
-    class Forgets(TwoNets):
-        def configure_optimizers(self) -> Any:
-            first, second = super().configure_optimizers()
-            second.step_hook = None
-            return first, second
-
-    report = audited(Forgets(), on_violation="warn", steps=40)
+    forgets = with_optimizer(lambda both: setattr(both[1], "step_hook", None), TwoNets)
+    report = audited(forgets(), on_violation="warn", steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
     assert any("no accountant counts" in note for note in report.notes)
     assert status(report, "accounting") == "not_run"
@@ -352,21 +347,23 @@ def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path: Path)
 # ------------------------------------------------------------------ refused
 
 
-def test_optimizers_that_share_a_parameter_are_refused(tmp_path: Path) -> None:
-    class Shares(TwoNets):
-        def configure_optimizers(self) -> Any:
-            first, second = super().configure_optimizers()
-            second.add_param_group({"params": [first.params[0]]})
-            return first, second
-
-    with pytest.raises(MisconfigurationException, match="1 and 2 both train a parameter of shape"):
-        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(Shares())
+def share(both: Any) -> None:
+    both[1].add_param_group({"params": [both[0].params[0]]})
 
 
-def test_input_canaries_are_refused(tmp_path: Path) -> None:
-    audit = PrivacyAudit(canaries=[Blank()])
-    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
-        trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
+@pytest.mark.parametrize(
+    ("make", "audit", "words"),
+    [
+        (with_optimizer(share, TwoNets), {}, "1 and 2 both train a parameter of shape"),
+        (TwoNets, {"canaries": [Blank()]}, "all 2 private optimizers at once"),
+    ],
+    ids=["a parameter is shared", "input canaries"],
+)
+def test_several_optimizers_are_refused_when_the_training_starts(
+    tmp_path: Path, make: Any, audit: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(MisconfigurationException, match=words):
+        trainer_for(tmp_path, PrivacyAudit(**audit), max_steps=2).fit(make())
 
 
 # ------------------------------------------------------------------ files
@@ -632,14 +629,9 @@ def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
 
 
 def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
-    class ZeroBatch(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            optimizer.expected_batch_size = 0
-            return optimizer
-
+    zero = with_optimizer(lambda optimizer: setattr(optimizer, "expected_batch_size", 0))
     with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
-        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(zero())
 
 
 def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(

@@ -195,6 +195,20 @@ def on_digits(optimizer_class: type[DPOptimizer] | None = None, **settings: Any)
     return private(optimizer_class, on_digits=True, **settings)()
 
 
+def with_optimizer(
+    change: Callable[[Any], Any], kind: type[pl.LightningModule] = PrivateModule
+) -> type[pl.LightningModule]:
+    """Modules whose private optimizers are changed before they are given to the Trainer."""
+
+    class Changed(kind):
+        def configure_optimizers(self) -> Any:
+            made = super().configure_optimizers()
+            change(made)
+            return made
+
+    return Changed
+
+
 def failing(error: BaseException) -> Callable[..., Any]:
     """A function that raises."""
 
