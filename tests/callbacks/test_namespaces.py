@@ -13,7 +13,7 @@ import pytorch_lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
-from trained import Audited
+from trained import Audited, UnifiedModule
 from training_support import (
     ManualTraining,
     PrivateModule,
@@ -28,10 +28,6 @@ from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing.faulty import HalfNoise
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
-
-
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The training as a module of `lightning.pytorch`."""
 
 
 class UnifiedManualModule(ManualTraining, lightning.pytorch.LightningModule):

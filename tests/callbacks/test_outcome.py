@@ -17,7 +17,7 @@ from opacus.optimizers import DPOptimizer
 from parsed_page import ParsedPage, check_page
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from trained import Audited, Trains, Validated, check, on_digits, private, weights
+from trained import Audited, Trains, ValidatedModule, check, on_digits, private, weights
 from training_support import (
     ManualModule,
     PrivateModule,
@@ -277,13 +277,6 @@ def test_two_optimizers_have_a_line_each(page_of: Any) -> None:
 
 
 # --- A violation ends the training at once: before the first step, or behind the one that shows it.
-
-
-class ValidatedModule(Validated, PrivateModule):
-    """Has data to validate on."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("loss_of_validation", self.training_step(batch, batch_idx))
 
 
 class NotPrivate(PrivateModule):

@@ -13,7 +13,7 @@ from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional
-from trained import weights
+from trained import Forwarding, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, report_in, trainer_for
 
@@ -21,13 +21,6 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.preview import Preview
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing.faulty import HalfNoise
-
-
-class Forwarding(PrivateModule):
-    """Has the forward pass that an input canary needs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
 
 
 def previewed(

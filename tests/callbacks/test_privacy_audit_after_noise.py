@@ -32,7 +32,7 @@ from after_noise_support import (
 from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from stages import staged
-from trained import Audited, weights
+from trained import Audited, Forwarding, weights
 from training_support import ManualModule, PrivateModule, digits, fit, mlp, status, trainer_for
 
 import lightning_audit
@@ -448,16 +448,13 @@ def test_a_violated_run_still_raises(accused: Audited) -> None:
 # --- A training may set the noise of a step in a hook of its own, after the audit's.
 
 
-class LouderInTheEnd(PrivateModule):
+class LouderInTheEnd(Forwarding):
     """Raises the noise multiplier before some step."""
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         if self.global_step == 5:
             private: Any = self.trainer.optimizers[0]
             private.noise_multiplier = 3.0
-
-    def forward(self, x: Any) -> Any:
-        return self.net(x)
 
 
 @pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])

@@ -20,7 +20,7 @@ from report_edits import with_
 from resume_support import RESUMING, STEPS_PER_EPOCH, StepwiseModule, checkpoint_at, saver, train
 from stages import staged
 from torch.utils.data import DataLoader, RandomSampler, default_collate
-from trained import Audited, Trains, check, cut, on_digits, violated, weights
+from trained import Audited, Forwarding, Trains, check, cut, on_digits, violated, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import (
     PrivateModule,
@@ -158,11 +158,7 @@ def test_clipping_is_judged_beside_correlated_noise(accused: Audited) -> None:
 
 
 def test_an_input_canary_is_read_beside_correlated_noise(audited: Audited) -> None:
-    class Forward(PrivateModule):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)
-
-    made = banded(kind=Forward)
+    made = banded(kind=Forwarding)
     report = audited(made, claim=BANDED, canaries=[Mislabeled(amplitude=100.0)], steps=100)
     assert report.verdict.outcome != "VIOLATION"
     assert status(report, "sensitivity") == "ok"

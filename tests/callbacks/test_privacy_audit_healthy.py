@@ -22,12 +22,21 @@ from places import DOCS
 from resume_support import RESUMING
 from stages import staged
 from torch import nn
-from trained import Audited, Trains, Validated, check, on_digits, private, violated, weights
+from trained import (
+    Audited,
+    Trains,
+    UnifiedModule,
+    ValidatedModule,
+    check,
+    on_digits,
+    private,
+    violated,
+    weights,
+)
 from training_matrix import COMPARED, ROWS, Row, markdown
 from training_support import (
     ManualModule,
     PrivateModule,
-    PrivateTraining,
     assert_no_hooks_left,
     digits,
     mlp,
@@ -323,13 +332,6 @@ def test_classification_loss_with_validation_passes(audited: Audited) -> None:
     assert report.steps == len(audited.entries) == 64
 
 
-class ValidatedModule(Validated, PrivateModule):
-    """Has data to validate on, whose loss is logged."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-
 # --- The audited training gives the model that it would have given, and the audit repeats itself.
 
 
@@ -527,10 +529,6 @@ def test_docs_page_is_made_of_the_matrix() -> None:
 
 
 # --- Copies and pickles, taken at any moment, hold the audit and nothing of the training.
-
-
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The same training as a module of the other package."""
 
 
 #: What no copy may hold.

@@ -27,11 +27,20 @@ from resume_support import RESUMING, numbers
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited, Trains, Validated, check, on_digits, private, weights
+from trained import (
+    Audited,
+    Trains,
+    UnifiedModule,
+    Validated,
+    ValidatedModule,
+    check,
+    on_digits,
+    private,
+    weights,
+)
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import (
     PrivateModule,
-    PrivateTraining,
     assert_no_hooks_left,
     fit,
     report_in,
@@ -439,10 +448,6 @@ def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(
 # --- One callback is part of one fit at a time; what was broken off blocks no later one.
 
 
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The same training as a module of the other package."""
-
-
 class FitsAnother(pl.Callback):
     """Fits another Trainer, with the same callback, at one hook of the first one's fit."""
 
@@ -552,10 +557,6 @@ def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_
 
 def losses(module: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
-
-
-class ValidatedModule(Validated, PrivateModule):
-    """Has data to validate on."""
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from opacus.optimizers import DPOptimizer
 from resume_support import STEPS_PER_EPOCH, StopAt, checkpoint_at, saver, train
-from training_support import PrivateModule, digits, fit, mlp, report_in, trainer_for
+from training_support import (
+    PrivateModule,
+    PrivateTraining,
+    digits,
+    fit,
+    mlp,
+    report_in,
+    trainer_for,
+)
 from training_support import violation as fit_violation
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
@@ -171,6 +180,24 @@ class Validated(pl.LightningModule):
 
     def val_dataloader(self) -> Any:
         return self.plain_loader()
+
+
+class ValidatedModule(Validated, PrivateModule):
+    """The same, which logs its loss on them."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+class Forwarding(PrivateModule):
+    """Has the forward pass that an input canary needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
+    """A training of `lightning.pytorch`."""
 
 
 @functools.cache
