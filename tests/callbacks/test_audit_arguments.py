@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    fit,
-    mlp,
-    trainer_for,
-)
+from trained import Audited
+from training_support import PrivateModule, assert_no_hooks_left, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
-from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observations
+from lightning_audit.record.store import INJECTED, NOT_PLANNED
+
+CLAIM = PrivacyClaim(epsilon=3.0, delta=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +59,10 @@ from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observation
             "",
         ),
         ({"seed": "one"}, "seed='one'", ""),
+        *(
+            ({"source_in_report": value}, f"source_in_report={value!r} must be True or False", "")
+            for value in (None, 1, "no")
+        ),
     ],
 )
 def test_argument_out_of_range_is_named_with_its_value(
@@ -76,21 +77,15 @@ def test_argument_out_of_range_is_named_with_its_value(
 @pytest.mark.parametrize(
     ("arguments", "both"),
     [
-        (
-            {"claimed_epsilon": 8.0, "claim": PrivacyClaim(epsilon=3.0, delta=1e-5)},
-            ("claimed_epsilon=8.0", "claim.epsilon=3.0"),
-        ),
-        (
-            {"delta": 1e-6, "claim": PrivacyClaim(epsilon=3.0, delta=1e-5)},
-            ("delta=1e-06", "claim.delta=1e-05"),
-        ),
+        ({"claimed_epsilon": 8.0}, ("claimed_epsilon=8.0", "claim.epsilon=3.0")),
+        ({"delta": 1e-6}, ("delta=1e-06", "claim.delta=1e-05")),
     ],
 )
 def test_contradicting_claims_are_both_named(
     arguments: dict[str, Any], both: tuple[str, str]
 ) -> None:
     with pytest.raises(ValueError, match="give one of them") as raised:
-        PrivacyAudit(**arguments)
+        PrivacyAudit(claim=CLAIM, **arguments)
     assert all(part in str(raised.value) for part in both)
 
 
@@ -104,37 +99,33 @@ def test_claim_gives_epsilon_and_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    "canary", [Dirac(tensor="net.9.weight"), Random(tensor="net.9.weight"), Constant(tensor="x")]
+    ("canary", "words"),
+    [
+        (Dirac(tensor="net.9.weight"), "net.0.weight"),
+        (Random(tensor="net.9.weight"), "net.0.weight"),
+        (Constant(tensor="x"), "net.0.weight"),
+        (Dirac(tensor="net.0.weight"), "trainable"),  # which is frozen
+    ],
 )
-def test_canary_in_an_unknown_tensor_is_named_with_those_that_exist(
-    tmp_path: Path, canary: Any
+def test_canary_in_an_unknown_or_frozen_tensor_is_refused_and_named(
+    tmp_path: Path, canary: Any, words: str
 ) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(canaries=[canary]), max_steps=8)
-    with pytest.raises((ValueError, MisconfigurationException)) as raised:
-        trainer.fit(PrivateModule())
-    assert trainer.global_step == 0
-    assert f"tensor={canary.tensor!r}" in str(raised.value)
-    assert "net.0.weight" in str(raised.value)
-
-
-def test_canary_in_a_frozen_parameter_is_refused(tmp_path: Path) -> None:
     net = mlp()
-    net[0].weight.requires_grad_(False)
-    trainer = trainer_for(tmp_path, PrivacyAudit(canaries=[Dirac(tensor="net.0.weight")]))
-    module = PrivateModule(net)
-    with pytest.raises((ValueError, MisconfigurationException), match="trainable") as raised:
+    net[0].weight.requires_grad_(words == "net.0.weight")
+    trainer, module = trainer_for(tmp_path, PrivacyAudit(canaries=[canary])), PrivateModule(net)
+    with pytest.raises((ValueError, MisconfigurationException), match=words) as raised:
         trainer.fit(module)
     assert trainer.global_step == 0
-    assert "tensor='net.0.weight'" in str(raised.value)
+    assert f"tensor={canary.tensor!r}" in str(raised.value)
     assert_no_hooks_left(module)
 
 
 # ------------------------------------------------------------------ planned canaries
 
 
-def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(every_n_steps=5, seed=1), max_steps=32)
-    _, entries = read_observations(tmp_path / "audit" / "observations.bin")
+def test_canaries_enter_each_nth_step_only(audited: Audited) -> None:
+    report = audited(PrivateModule(), every_n_steps=5, steps=32)
+    entries = audited.entries
     planned = entries["step"] % 5 == 0
     assert np.array_equal(entries["step"], np.arange(32))
     assert (entries["canaries"][planned] == INJECTED).all()
@@ -145,7 +136,7 @@ def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
     assert report.observations == 7 * 8
 
 
-def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
+def test_custom_canaries_are_used_by_name(audited: Audited) -> None:
     canaries = [
         Constant(tensor="net.2.weight"),
         Random(moving=True),
@@ -154,9 +145,9 @@ def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
         Spread(moving=True),
         BlockPair(),
     ]
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(canaries=canaries, seed=1), max_steps=96)
+    report = audited(PrivateModule(), canaries=canaries, steps=96)
     assert report.verdict.outcome == "PASS", report.verdict
-    header, entries = read_observations(tmp_path / "audit" / "observations.bin")
+    header, entries = audited.record()
     assert sorted(header.canaries) == [
         "BlockPair(2 tensors)",
         "Constant(net.2.weight)",
@@ -174,9 +165,9 @@ def test_custom_canaries_are_used_by_name(tmp_path: Path) -> None:
         assert 0.1 < shift < 1.9, label
 
 
-def test_number_of_canaries_is_the_size_of_the_default_mix(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(num_canaries=3, seed=1), max_steps=8)
-    header, _ = read_observations(tmp_path / "audit" / "observations.bin")
+def test_number_of_canaries_is_the_size_of_the_default_mix(audited: Audited) -> None:
+    audited(PrivateModule(), num_canaries=3, steps=8)
+    header, _ = audited.record()
     assert len(header.canaries) == 3
 
 
@@ -186,9 +177,3 @@ def test_the_arguments_that_are_not_at_their_defaults_are_known() -> None:
         8.0, delta=None, oversize=1000.0, canaries=[Dirac()], source_in_report=False
     )
     assert audit.config.given == ("claimed_epsilon", "canaries", "source_in_report")
-
-
-@pytest.mark.parametrize("value", [None, 1, "no"])
-def test_source_in_report_is_true_or_false(value: Any) -> None:
-    with pytest.raises(ValueError, match=f"source_in_report={value!r} must be True or False"):
-        PrivacyAudit(source_in_report=value)

@@ -17,9 +17,6 @@ import pytest
 import pytorch_lightning
 import pytorch_lightning.cli
 import torch
-from lightning_fabric.utilities.exceptions import (
-    MisconfigurationException as MisconfigurationException_of_exceptions,
-)
 from places import SUPPORT
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -90,24 +87,27 @@ class Training:
 
 
 class StandaloneTraining(Training, pytorch_lightning.LightningModule):
-    pass
+    """Of `pytorch_lightning`."""
 
 
 class UnifiedTraining(Training, lightning.pytorch.LightningModule):
-    pass
+    """Of `lightning.pytorch`."""
+
+
+either_lightning = pytest.mark.parametrize(
+    ("package", "kind"),
+    [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],
+)
 
 
 class PrivateTraining(PrivateModule):
     """DP-SGD by Opacus, with Poisson batches."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(64, 10), dataset=TRAIN, generator=torch.Generator().manual_seed(5)
-        )
+    losses_per_record = Training.losses_per_record
 
-    def losses_per_record(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y, reduction="none")
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        super().__init__(nn.Linear(64, 10), dataset=TRAIN, generator=generator)
 
 
 def losses_now(module: Any, data: TensorDataset) -> np.ndarray:
@@ -121,13 +121,8 @@ def loader_of(data: Dataset) -> DataLoader:
 
 # --- Epsilon* is logged by trainings of either Lightning, and leaves them as they are.
 
-# --- Epsilon* is logged by trainings of either Lightning, and leaves them as they are.
 
-
-@pytest.mark.parametrize(
-    ("package", "kind"),
-    [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],
-)
+@either_lightning
 @pytest.mark.parametrize("method", [Empirical(clip=0.01), Parametric(clip=1e-3)])
 def test_the_value_of_each_epoch_is_logged_in_either_lightning(tmp_path, package, kind, method):
     star, module = EpsilonStar(delta=1e-3, method=method), kind()
@@ -136,14 +131,11 @@ def test_the_value_of_each_epoch_is_logged_in_either_lightning(tmp_path, package
     assert [found.epoch for found in star.history] == [0, 1]
     losses = losses_now(module, TRAIN), losses_now(module, POPULATION)
     expected = epsilon_star(*losses, 1e-3, method)
-    null = epsilon_star_null(
-        *losses, 1e-3, method, permutations=99, rng=np.random.default_rng((0, 1))
-    )
-    logged = {
-        name.removeprefix("epsilon_star/"): float(value)
-        for name, value in trainer.callback_metrics.items()
-    }
-    assert logged == pytest.approx(
+    draws = {"permutations": 99, "rng": np.random.default_rng((0, 1))}
+    null = epsilon_star_null(*losses, 1e-3, method, **draws)
+    logged = trainer.callback_metrics
+    told = {name.removeprefix("epsilon_star/"): float(value) for name, value in logged.items()}
+    assert told == pytest.approx(
         {
             "value": expected.value,
             "null_median": null.median,
@@ -219,18 +211,11 @@ def test_loaders_and_losses_of_the_user_are_taken(tmp_path):
     assert float(trainer.callback_metrics["margin/value"]) == pytest.approx(expected.value)
 
 
-def test_a_validation_that_comes_seldom_is_enough(tmp_path):
-    star = EpsilonStar(delta=1e-3)
-    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 2}
-    trainer_for(tmp_path, star, max_epochs=2, **options).fit(StandaloneTraining())
+def test_a_validation_that_comes_seldom_is_enough_if_one_comes_before_the_training(tmp_path):
+    star, seldom = EpsilonStar(delta=1e-3), {"max_epochs": 2, "check_val_every_n_epoch": 2}
+    trainer_for(tmp_path, star, num_sanity_val_steps=2, **seldom).fit(StandaloneTraining())
     assert [found.n_population for found in star.history] == [400, 400]
-
-
-def test_without_any_validation_before_training_the_argument_is_asked_for(tmp_path):
-    star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(
-        tmp_path, star, max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0
-    )
+    trainer = trainer_for(tmp_path, EpsilonStar(delta=1e-3), num_sanity_val_steps=0, **seldom)
     with pytest.raises(MisconfigurationException, match="NoneType; pass population_dataloader"):
         trainer.fit(StandaloneTraining())
 
@@ -250,91 +235,71 @@ class Endless(IterableDataset):
         return iter(TRAIN)
 
 
-def plain(module: Any) -> Any:
-    return module
+def plain() -> Any:
+    return StandaloneTraining()
 
 
-def with_endless(module: Any) -> Any:
+def with_endless() -> Any:
+    module = StandaloneTraining()
     module.train_dataloader = lambda: DataLoader(Endless(), batch_size=50)
     return module
 
 
-def with_its_own_loader(module: Any) -> Any:
-    loader = DataLoader(TRAIN, batch_size=32)
-    module.train_dataloader = lambda: loader
+OWN_LOADER = DataLoader(TRAIN, batch_size=32)
+
+
+def with_its_own_loader() -> Any:
+    module = StandaloneTraining()
+    module.train_dataloader = lambda: OWN_LOADER
     return module
 
 
 @pytest.mark.parametrize(
-    ("arguments", "change", "message"),
+    ("arguments", "make", "message"),
     [
         ({"losses": lambda *_: torch.tensor(0.5)}, plain, r"of shape \(\), must be .*'none'"),
         ({}, with_endless, "train_dataloader=None takes .* but is DataLoader; pass train_data"),
-        ({}, lambda _: PrivateTraining(), "population_dataloader=None takes .* is NoneType"),
+        ({}, PrivateTraining, "population_dataloader=None takes .* is NoneType"),
+        ({}, PrivateModule, r"losses_per_record.* of PrivateModule"),
+        (
+            *({"train_dataloader": OWN_LOADER}, with_its_own_loader),
+            "train_dataloader is a loader of the Tr",
+        ),
     ],
 )
-def test_what_cannot_be_evaluated_is_named(tmp_path, arguments, change, message):
-    module = change(StandaloneTraining())
-    star = EpsilonStar(delta=1e-3, **arguments)
+def test_what_cannot_be_evaluated_is_named(tmp_path, arguments, make, message):
+    trainer = trainer_for(tmp_path, EpsilonStar(delta=1e-3, **arguments), max_epochs=1)
     with pytest.raises(MisconfigurationException, match=message):
-        trainer_for(tmp_path, star, max_epochs=1).fit(module)
-
-
-def test_a_module_without_losses_is_told_what_to_define(tmp_path):
-    module = PrivateModule()
-    with pytest.raises(MisconfigurationException, match=r"losses_per_record.* of PrivateModule"):
-        trainer_for(tmp_path, EpsilonStar(delta=1e-3), max_epochs=1).fit(module)
-
-
-def test_the_loader_of_the_training_is_refused(tmp_path):
-    module = with_its_own_loader(StandaloneTraining())
-    star = EpsilonStar(delta=1e-3, train_dataloader=module.train_dataloader())
-    with pytest.raises(MisconfigurationException, match="train_dataloader is a loader of the Tr"):
-        trainer_for(tmp_path, star, max_epochs=1).fit(module)
+        trainer.fit(make())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"delta": 1.0}, r"delta=1.0 must be in \(0, 1\); or 0"),
-        ({"delta": 0.1, "every_n_epochs": 0}, "every_n_epochs=0 must be a whole number >= 1"),
-        ({"delta": 0.1, "max_records": 0.5}, "max_records=0.5 must be a whole number >= 1"),
-        ({"delta": 0.1, "permutations": 0}, "permutations=0 must be a whole number >= 1"),
+        ({"delta": 1.0}, ValueError, r"delta=1.0 must be in \(0, 1\); or 0"),
+        ({"every_n_epochs": 0}, ValueError, "every_n_epochs=0 must be a whole number >= 1"),
+        ({"max_records": 0.5}, ValueError, "max_records=0.5 must be a whole number >= 1"),
+        ({"permutations": 0}, ValueError, "permutations=0 must be a whole number >= 1"),
+        ({"method": "empirical"}, TypeError, "method='empirical' must be Empirical"),
     ],
 )
-def test_arguments_out_of_range_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        EpsilonStar(**arguments)
+def test_arguments_out_of_range_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        EpsilonStar(**{"delta": 0.1, **arguments})
 
 
-def test_another_method_is_named():
-    with pytest.raises(TypeError, match="method='empirical' must be Empirical"):
-        EpsilonStar(delta=0.1, method="empirical")
-
-
-@pytest.mark.filterwarnings(
-    "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning",
-)
-@pytest.mark.parametrize(
-    ("package", "kind"),
-    [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],
-)
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+@either_lightning
 def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     path = "lightning_audit.stats.epsilon_star.Parametric"
-    arguments = {
-        "delta": 1e-4,
-        "method": {"class_path": path, "init_args": {"clip": 0.01}},
-        "every_n_epochs": 3,
-    }
+    method = {"class_path": path, "init_args": {"clip": 0.01}}
     callback = {
         "class_path": "lightning_audit.callbacks.epsilon_star.EpsilonStar",
-        "init_args": arguments,
+        "init_args": {"delta": 1e-4, "method": method, "every_n_epochs": 3},
     }
-    config = {
-        "seed_everything": False,
-        "trainer": {"accelerator": "cpu", "logger": False, "callbacks": [callback]},
-    }
+    trainer = {"accelerator": "cpu", "logger": False, "callbacks": [callback]}
+    config = {"seed_everything": False, "trainer": trainer}
     cli = package.cli.LightningCLI(kind, run=False, args=config)
     (star,) = [c for c in cli.trainer.callbacks if isinstance(c, EpsilonStar)]
     assert (star.delta, star.method, star.every_n_epochs) == (1e-4, Parametric(clip=0.01), 3)
@@ -379,19 +344,13 @@ def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
             return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
 
     star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(Growing())
+    trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(Growing())
     assert [found.n_train for found in star.history] == [100, 200, 300]
 
 
 # --- Losses of single records: whose they are, of what shape, and what is left as it was.
 
 NUMBERS = TensorDataset(torch.arange(300.0)[:, None])
-
-
-class EndlessRecordLosses(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(NUMBERS)
 
 
 def own_numbers(_: Any, batch: Any) -> torch.Tensor:
@@ -434,7 +393,7 @@ def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails: bo
     before = torch.get_rng_state()
     try:
         losses_of(trainer_for(tmp_path), net, DataLoader(NUMBERS, 100), losses, 50)
-    except MisconfigurationException_of_exceptions:
+    except MisconfigurationException:
         assert fails
     assert seen == [([False] * 3, False)]
     assert [part.training for part in net] == [True, False, True]
@@ -452,17 +411,16 @@ def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails: bo
     ],
 )
 def test_losses_that_are_not_one_a_record_are_refused(tmp_path, losses: Any, words: str) -> None:
-    with pytest.raises(MisconfigurationException_of_exceptions, match=words):
+    with pytest.raises(MisconfigurationException, match=words):
         losses_of(trainer_for(tmp_path), nn.Identity(), [[]], lambda *_: losses, None)
 
 
 @pytest.mark.parametrize(
-    ("loader", "kind"),
-    [(DataLoader(EndlessRecordLosses()), "DataLoader"), (None, "NoneType"), ([[1]], "list")],
+    ("loader", "kind"), [(DataLoader(Endless()), "DataLoader"), (None, "NoneType"), ([[1]], "list")]
 )
 def test_records_of_a_loader_without_a_length_are_refused(loader: Any, kind: str) -> None:
     words = f"population_dataloader=None takes .* but is {kind}; pass population_dataloader"
-    with pytest.raises(MisconfigurationException_of_exceptions, match=words):
+    with pytest.raises(MisconfigurationException, match=words):
         fixed_loader("population_dataloader", loader, 4)
 
 

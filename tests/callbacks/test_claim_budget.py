@@ -14,9 +14,10 @@ from hand_written_support import CLAIM, HandWritten
 from opacus import GradSampleModule
 from opacus.schedulers import ExponentialNoise
 from opacus.utils.batch_memory_manager import wrap_data_loader
-from resume_support import RESUMING, StopAt, checkpoint_at, saver, train
+from resume_support import RESUMING, checkpoint_at, saver, train
 from torch.nn import functional
 from torch.utils.data import DataLoader
+from trained import Audited, check, cut, private, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
@@ -64,8 +65,7 @@ def test_it_trains_on_where_violations_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     report = trained(tmp_path, PrivateModule(), on_violation="warn")
-    assert report.steps == PLANNED
-    assert report.verdict.outcome == "VIOLATION"
+    assert (report.steps, report.verdict.outcome) == (PLANNED, "VIOLATION")
     assert report.verdict.root.name == "wrong_accounting"
     assert "the claim is false from there on" in caplog.text
 
@@ -78,21 +78,16 @@ def test_where_all_steps_keep_to_it_or_may_exceed_it_nothing_is_said(
     assert "planned" not in caplog.text
 
 
-def weights(module: pl.LightningModule) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
-
-
 def refused(
     directory: Path, module: pl.LightningModule, audit: PrivacyAudit, **kwargs: Any
 ) -> AuditReport:
     """Fit what is refused before its first step; the report."""
-    before = weights(module)
-    trainer = trainer_for(directory, audit, **kwargs)
+    before, trainer = weights(module), trainer_for(directory, audit, **kwargs)
     with pytest.raises(PrivacyViolation):
         trainer.fit(module)
     report = report_in(directory)
     assert trainer.global_step == report.steps == 0
-    assert all(map(torch.equal, before, weights(module)))
+    assert torch.equal(before, weights(module))
     assert report.verdict.root.name == "wrong_accounting"
     return report
 
@@ -107,18 +102,9 @@ class RawSteps(ManualModule):
         optimizer.step()
 
 
-class BothStep(TwoOptimizers):
+def both_step() -> TwoOptimizers:
     """Two private optimizers."""
-
-    def __init__(self) -> None:
-        super().__init__(two_nets())
-
-
-class Accumulates(PrivateModule):
-    """May add up batches."""
-
-    def __init__(self) -> None:
-        super().__init__(make_poisson=False)
+    return TwoOptimizers(two_nets())
 
 
 class SplitBatches(PrivateModule):
@@ -131,27 +117,23 @@ class SplitBatches(PrivateModule):
 
 
 @pytest.mark.parametrize(
-    ("kind", "planned"),
+    ("make", "claim", "planned"),
     [
-        (PrivateModule, {}),
-        (ManualModule, {}),
-        (RawSteps, {}),
-        (BothStep, {}),
-        (SplitBatches, {}),
-        (Accumulates, {"accumulate_grad_batches": 2}),
+        (PrivateModule, None, {}),
+        (ManualModule, None, {}),
+        (RawSteps, None, {}),
+        (both_step, None, {}),
+        (SplitBatches, None, {}),
+        (private(make_poisson=False), None, {"accumulate_grad_batches": 2}),
+        (HandWritten, dataclasses.replace(CLAIM, sample_rate=0.05), {}),
     ],
 )
 def test_a_claim_that_one_step_exceeds_is_a_violation_before_it(
-    tmp_path: Path, kind: type[pl.LightningModule], planned: dict[str, Any]
+    tmp_path: Path, make: Any, claim: PrivacyClaim | None, planned: dict[str, Any]
 ) -> None:
-    audit = PrivacyAudit(claimed_epsilon=1e-3, seed=1)
-    report = refused(tmp_path, kind(), audit, max_epochs=3, **planned)
+    audit = PrivacyAudit(claim=claim, claimed_epsilon=1e-3, seed=1)
+    report = refused(tmp_path, make(), audit, max_epochs=3, **planned)
     assert "the first step costs epsilon" in report.verdict.summary
-
-
-def test_a_claim_that_one_step_by_hand_exceeds_is_a_violation_before_it(tmp_path: Path) -> None:
-    stated = dataclasses.replace(CLAIM, sample_rate=0.05)
-    refused(tmp_path, HandWritten(), PrivacyAudit(claim=stated, claimed_epsilon=1e-3, seed=1))
 
 
 class SetByHook(PrivateModule):
@@ -174,8 +156,7 @@ def test_noise_that_a_hook_raises_before_the_first_step_counts(tmp_path: Path) -
 def test_noise_that_a_hook_lowers_before_the_first_step_counts(tmp_path: Path) -> None:
     module = SetByHook()
     module.coming = 0.3
-    audit = PrivacyAudit(claimed_epsilon=3.0, seed=1, examinations=0)
-    refused(tmp_path, module, audit, max_epochs=3)
+    refused(tmp_path, module, PrivacyAudit(claimed_epsilon=3.0, seed=1), max_epochs=3)
 
 
 class Shuffled(PrivateModule):
@@ -205,24 +186,6 @@ def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(
     assert found.message.startswith("the 3 planned epochs cost epsilon 8.385")
 
 
-@pytest.mark.parametrize(
-    ("planned", "steps"),
-    [
-        ({"max_epochs": 2}, 64),
-        ({"max_epochs": 9, "max_steps": 64}, 64),
-        ({"max_epochs": 9, "max_steps": 32, "accumulate_grad_batches": 2}, 32),
-        ({"max_epochs": -1, "max_steps": 64}, 64),
-    ],
-)
-def test_epochs_that_keep_to_the_claim_are_trained(
-    tmp_path: Path, planned: dict[str, Any], steps: int
-) -> None:
-    trainer_for(tmp_path, audit_of_two_epochs(), **planned).fit(Shuffled())
-    report = report_in(tmp_path)
-    assert report.steps == steps
-    assert report.verdict.outcome != "VIOLATION"
-
-
 class AfterTwoEpochs(pl.callbacks.EarlyStopping):
     """Ends a training of nine epochs behind the second one."""
 
@@ -233,10 +196,22 @@ class AfterTwoEpochs(pl.callbacks.EarlyStopping):
         trainer.should_stop |= trainer.current_epoch == 1
 
 
-def test_a_training_that_may_end_before_is_not_stopped(tmp_path: Path) -> None:
-    trainer_for(tmp_path, audit_of_two_epochs(), AfterTwoEpochs(), max_epochs=9).fit(Shuffled())
+@pytest.mark.parametrize(
+    ("planned", "callbacks", "steps"),
+    [
+        ({"max_epochs": 2}, [], 64),
+        ({"max_epochs": 9, "max_steps": 64}, [], 64),
+        ({"max_epochs": 9, "max_steps": 32, "accumulate_grad_batches": 2}, [], 32),
+        ({"max_epochs": -1, "max_steps": 64}, [], 64),
+        ({"max_epochs": 9}, [AfterTwoEpochs()], 64),
+    ],
+)
+def test_epochs_that_keep_to_the_claim_or_may_end_before_are_trained(
+    tmp_path: Path, planned: dict[str, Any], callbacks: list[Any], steps: int
+) -> None:
+    trainer_for(tmp_path, audit_of_two_epochs(), *callbacks, **planned).fit(Shuffled())
     report = report_in(tmp_path)
-    assert report.steps == 64
+    assert report.steps == steps
     assert report.verdict.outcome != "VIOLATION"
 
 
@@ -262,16 +237,12 @@ class WrappedBefore(Shuffled):
 def test_epochs_of_before_a_resume_count(
     tmp_path: Path, first: int, epochs: int, goes_on: bool
 ) -> None:
-    saved = tmp_path / "saved"
-
     def trainer(planned: int) -> pl.Trainer:
-        saves = saver(saved, epoch_end=True)
-        return trainer_for(
-            tmp_path, audit_of_two_epochs(), saves, max_epochs=planned, enable_checkpointing=True
-        )
+        callbacks = (audit_of_two_epochs(), saver(tmp_path / "saved", epoch_end=True))
+        return trainer_for(tmp_path, *callbacks, max_epochs=planned, enable_checkpointing=True)
 
     trainer(first).fit(WrappedBefore())
-    checkpoint = checkpoint_at(saved, 32 * first)
+    checkpoint = checkpoint_at(tmp_path / "saved", 32 * first)
     with nullcontext() if goes_on else pytest.raises(PrivacyViolation):
         trainer(epochs).fit(WrappedBefore(), ckpt_path=checkpoint, weights_only=True)
     report = report_in(tmp_path)
@@ -280,12 +251,10 @@ def test_epochs_of_before_a_resume_count(
 
 
 def test_dp_sgd_by_hand_is_counted_from_its_first_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    audited: Audited, caplog: pytest.LogCaptureFixture
 ) -> None:
     stated = dataclasses.replace(CLAIM, sample_rate=0.05)
-    audit = PrivacyAudit(claim=stated, claimed_epsilon=CLAIMED, seed=1, examinations=0)
-    trainer_for(tmp_path, audit, max_steps=200).fit(HandWritten())
-    report = report_in(tmp_path)
+    report = audited(HandWritten(), claim=stated, claimed_epsilon=CLAIMED, steps=200)
     assert 1 < report.steps < 200
     assert report.epsilon_spent <= CLAIMED < next_one(report)
     assert "planned steps cost more" in caplog.text
@@ -304,17 +273,33 @@ def test_trouble_with_the_count_ends_no_training(
     assert "left the training" in caplog.text
 
 
-def test_noise_that_falls_is_counted_as_it_is(tmp_path: Path) -> None:
-    class Falling(PrivateModule):
-        def on_train_epoch_start(self) -> None:
-            if self.current_epoch:
-                inner = self.optimizers().optimizer
-                ExponentialNoise(inner, gamma=0.7).step()
+class Falling(PrivateModule):
+    """Multiplies the noise before each later epoch."""
 
-    report = trained(tmp_path, Falling(), claimed_epsilon=3.0)
-    assert 32 < report.steps < PLANNED
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch:
+            ExponentialNoise(self.optimizers().optimizer, gamma=0.7).step()
+
+
+class EachStep(PrivateModule):
+    """Multiplies the noise behind each batch."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        ExponentialNoise(self.optimizers().optimizer, gamma=0.99).step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sigma", "claimed"), [(Falling, 1.0, 3.0), (EachStep, 1.0, 2.0), (EachStep, 2.0, 1.0)]
+)
+def test_noise_that_falls_is_counted_as_it_falls(
+    tmp_path: Path, kind: type[PrivateModule], sigma: float, claimed: float
+) -> None:
+    report = trained(tmp_path, kind(noise_multiplier=sigma), claimed_epsilon=claimed)
+    assert (32 if kind is Falling else 1) < report.steps < PLANNED
     assert len(report.history) > 1
-    assert report.epsilon_spent <= 3.0 < next_one(report)
+    assert 0.95 * claimed * (kind is EachStep) < report.epsilon_spent <= claimed
+    assert kind is EachStep or claimed < next_one(report)
+    assert report.verdict.outcome != "VIOLATION"
 
 
 def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
@@ -322,44 +307,19 @@ def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
         return PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, examinations=0)
 
     train(tmp_path / "whole", audit())
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path / "cut", audit(), StopAt(20), saver(saved, epoch_end=False))
-    train(tmp_path / "cut", audit(), ckpt=checkpoint_at(saved, 20))
+    train(tmp_path / "cut", audit(), ckpt=cut(tmp_path / "cut", audit(), 20, 20))
     whole, resumed = report_in(tmp_path / "whole"), report_in(tmp_path / "cut")
-    assert 20 < whole.steps < PLANNED
-    assert resumed.steps == whole.steps
+    assert 20 < whole.steps == resumed.steps < PLANNED
 
 
 def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path: Path) -> None:
-    claimed = {"claimed_epsilon": CLAIMED, "seed": 1, "examinations": 0}
+    first, audit = (PrivacyAudit(claimed_epsilon=CLAIMED, seed=1) for _ in range(2))
     saved = tmp_path / "saved"
-    train(tmp_path, PrivacyAudit(**claimed), saver(saved, epoch_end=True))
+    train(tmp_path, first, saver(saved, epoch_end=True))
     steps = report_in(tmp_path).steps
-    last = max(saved.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-    train(tmp_path, audit := PrivacyAudit(**claimed), ckpt=last)
-    assert audit.report is not None
+    train(tmp_path, audit, ckpt=max(saved.glob("*.ckpt"), key=lambda path: path.stat().st_mtime))
     assert audit.report.steps == steps
     assert audit.report.epsilon_spent <= CLAIMED
-
-
-class EachStep(PrivateModule):
-    """Multiplies the noise behind each batch."""
-
-    gamma = 0.99
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        ExponentialNoise(self.optimizers().optimizer, gamma=self.gamma).step()
-
-
-@pytest.mark.parametrize(("sigma", "claimed"), [(1.0, 2.0), (2.0, 1.0)])
-def test_noise_that_falls_slowly_is_counted_as_it_falls(
-    tmp_path: Path, sigma: float, claimed: float
-) -> None:
-    report = trained(tmp_path, EachStep(noise_multiplier=sigma), claimed_epsilon=claimed)
-    assert 1 < report.steps < PLANNED
-    assert 0.95 * claimed < report.epsilon_spent <= claimed
-    assert report.verdict.outcome != "VIOLATION"
 
 
 def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path: Path) -> None:
@@ -399,15 +359,13 @@ def test_optimizers_that_do_not_step_alike_are_counted_by_their_own_steps(tmp_pa
     assert 2.5 < report.epsilon_spent <= 3.0
 
 
-def test_batches_that_are_added_up_later_in_the_training_are_counted_so(tmp_path: Path) -> None:
+def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited: Audited) -> None:
     module = PrivateModule(poisson=False, make_poisson=False)
-    audit = PrivacyAudit(claimed_epsilon=4.0, seed=1, examinations=0, allow="sampling.not_poisson")
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
-    trainer_for(tmp_path, audit, schedule, max_epochs=30).fit(module)
-    report = report_in(tmp_path)
+    given = {"claimed_epsilon": 4.0, "allow": "sampling.not_poisson", "max_epochs": 30}
+    report = audited(module, schedule, **given)
     assert len({rate for _, rate, _ in report.history}) == 2
-    (composed,) = (c.evidence["epsilon_spent"] for c in report.checks if c.name == "accounting")
-    assert 3.0 < composed <= 4.0
+    assert 3.0 < check(report, "accounting").evidence["epsilon_spent"] <= 4.0
 
 
 def test_where_the_training_goes_on_it_is_not_counted_again(

@@ -13,6 +13,7 @@ import pytorch_lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
+from trained import Audited, UnifiedModule
 from training_support import (
     ManualTraining,
     PrivateModule,
@@ -20,27 +21,20 @@ from training_support import (
     assert_no_hooks_left,
     fit,
     trainer_for,
-    violation,
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.record.store import read_observations
 from lightning_audit.testing.faulty import HalfNoise
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
-
-
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The training as a module of `lightning.pytorch`."""
 
 
 class UnifiedManualModule(ManualTraining, lightning.pytorch.LightningModule):
     """The manual training as a module of `lightning.pytorch`."""
 
 
-def unified(**arguments: Any) -> dict[str, Any]:
-    return {"trainer_class": lightning.pytorch.Trainer, **arguments}
+UNIFIED = {"trainer_class": lightning.pytorch.Trainer}
 
 
 def test_the_audit_is_a_callback_of_both_packages() -> None:
@@ -50,49 +44,39 @@ def test_the_audit_is_a_callback_of_both_packages() -> None:
 
 
 @pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
-def test_sound_training_under_lightning_pytorch_passes(tmp_path: Path, kind: Any) -> None:
+def test_sound_training_under_lightning_pytorch_passes_and_half_the_noise_does_not(
+    audited: Audited, accused: Audited, kind: Any
+) -> None:
     module = kind()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), **unified(max_steps=64))
+    report = audited(module, **UNIFIED)
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.observations == 64 * 8
     assert_no_hooks_left(module)
-
-
-@pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
-def test_half_noise_under_lightning_pytorch_is_a_violation(tmp_path: Path, kind: Any) -> None:
-    report = violation(
-        tmp_path, kind(optimizer_class=HalfNoise), PrivacyAudit(seed=1), **unified(max_steps=32)
-    )
+    report = accused(kind(optimizer_class=HalfNoise), steps=32, **UNIFIED)
     assert report.verdict.fault.startswith("noise scale too small")
 
 
-def test_both_packages_give_the_same_record(tmp_path: Path) -> None:
-    for name, kind, trainer_class in (
-        ("standalone", PrivateModule, pytorch_lightning.Trainer),
-        ("unified", UnifiedModule, lightning.pytorch.Trainer),
-    ):
+def test_both_packages_give_the_same_record(audited: Audited) -> None:
+    found = []
+    for kind, given in ((PrivateModule, {}), (UnifiedModule, UNIFIED)):
         torch.manual_seed(3)
-        audit = PrivacyAudit(seed=1, report_dir=tmp_path / name)
-        trainer_for(tmp_path, audit, max_steps=16, trainer_class=trainer_class).fit(kind())
-    (one, first), (other, second) = (
-        read_observations(tmp_path / name / "observations.bin")
-        for name in ("standalone", "unified")
-    )
-    assert one == other
-    assert first.tobytes() == second.tobytes()
+        audited(kind(), steps=16, **given)
+        header, entries = audited.record()
+        found.append((header, entries.tobytes()))
+    assert found[0] == found[1]
 
 
 def test_metrics_reach_the_trainer_of_lightning_pytorch(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), **unified(max_epochs=1))
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1, **UNIFIED)
     trainer.fit(UnifiedModule())
-    metrics = {name for name in trainer.callback_metrics if name.startswith("audit/")}
-    assert {"audit/epsilon_lower", "audit/epsilon_spent", "audit/observations"} <= metrics
+    metrics = {f"audit/{name}" for name in ("epsilon_lower", "epsilon_spent", "observations")}
+    assert metrics <= set(trainer.callback_metrics)
 
 
 def test_one_callback_serves_both_packages_in_turn(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     assert fit(tmp_path, PrivateModule(), audit, max_steps=16).steps == 16
-    assert fit(tmp_path, UnifiedModule(), audit, **unified(max_steps=24)).steps == 24
+    assert fit(tmp_path, UnifiedModule(), audit, max_steps=24, **UNIFIED).steps == 24
 
 
 class Wrapped(PrivateTraining):
@@ -233,6 +217,11 @@ print("outcome:", audit.report.verdict.outcome, audit.report.observations)
 """
 
 
+def run_alone(script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("package", "absent"),
@@ -243,22 +232,16 @@ print("outcome:", audit.report.verdict.outcome, audit.report.observations)
 )
 @pytest.mark.heavy_one_in(4)
 def test_one_package_alone_is_enough(tmp_path: Path, package: str, absent: list[str]) -> None:
-    script = _ALONE.format(package=package, absent=absent, directory=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_alone(_ALONE.format(package=package, absent=absent, directory=str(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert "outcome: PASS 512" in done.stdout
 
 
 @pytest.mark.heavy
 def test_without_lightning_the_error_says_what_to_install() -> None:
-    script = (
+    done = run_alone(
         "import sys\n"
         "sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
         "import lightning_audit.callbacks._namespaces\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert "pip install pytorch-lightning" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional
+from trained import Forwarding, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, report_in, trainer_for
 
@@ -23,36 +23,26 @@ from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing.faulty import HalfNoise
 
 
-class Forwarding(PrivateModule):
-    """Has the forward pass that an input canary needs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
-
-
-def told(
-    directory: Path, module: pl.LightningModule, audit: PrivacyAudit | None = None, **kwargs: Any
+def previewed(
+    directory: Path, module: pl.LightningModule, *, planned: Any = None, **audit: Any
 ) -> Preview:
-    audit = audit or PrivacyAudit(seed=1, examinations="auto")
-    return audit.preview(trainer_for(directory, audit, **{"max_epochs": 3, **kwargs}), module)
+    """What an audit of three epochs, or of what is planned, would be."""
+    made = PrivacyAudit(**({"seed": 1, "examinations": "auto"} | audit))
+    return made.preview(trainer_for(directory, made, **(planned or {"max_epochs": 3})), module)
 
 
 def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_cost(
     tmp_path: Path,
 ) -> None:
-    found = told(tmp_path, PrivateModule())
+    found = previewed(tmp_path, PrivateModule())
     assert found.can_be_audited
     assert found.optimizers == (
         "DPOptimizer, 6 tensors, 8 canary gradients per step in addition to the records'",
     )
-    assert found.steps_planned == 96
-    assert found.steps_needed is not None
-    assert 5 < found.steps_needed < 96
+    assert 5 < found.steps_needed < found.steps_planned == 96
     assert found.found == found.missing == ()
-    assert found.step_seconds is not None
-    assert found.audit_seconds is not None
+    assert None not in (found.step_seconds, found.examination_seconds)
     assert found.audit_seconds > 0.0
-    assert found.examination_seconds is not None
     text = str(found)
     assert f"a PASS takes about {found.steps_needed} steps, 96 are planned" in text
     assert "too few" not in text
@@ -60,79 +50,87 @@ def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_co
 
 
 def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
-    def weights(*, previewed: bool) -> list[torch.Tensor]:
+    ends = []
+    for first in (False, True):
         torch.manual_seed(5)
-        module, audit = PrivateModule(), PrivacyAudit(seed=1)
-        directory = tmp_path / str(previewed)
+        module, audit, directory = PrivateModule(), PrivacyAudit(seed=1), tmp_path / str(first)
         trainer = trainer_for(directory, audit, max_epochs=1)
-        if previewed:
-            before = copy.deepcopy(module.state_dict())
+        if first:
+            before = weights(module)
             audit.preview(trainer, module)
-            after = module.state_dict()
-            assert all(torch.equal(before[name], after[name]) for name in before)
+            assert torch.equal(before, weights(module))
             assert not directory.exists() or not list(directory.iterdir())
             assert (trainer.global_step, audit.report) == (0, None)
         trainer.fit(module)
         assert report_in(directory).steps == 32
-        return [p.detach().clone() for p in module.parameters()]
-
-    plain, previewed = weights(previewed=False), weights(previewed=True)
-    assert all(torch.equal(a, b) for a, b in zip(plain, previewed, strict=True))
+        ends.append(weights(module))
+    assert torch.equal(*ends)
 
 
-def test_what_is_refused_says_what_to_change(tmp_path: Path) -> None:
-    found = told(tmp_path, TwoOptimizers(two_nets()), PrivacyAudit(canaries=[Mislabeled()]))
+class Plain(PrivateModule):
+    """Without a private optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "audit", "planned", "words"),
+    [
+        (
+            lambda: TwoOptimizers(two_nets()),
+            *({"canaries": [Mislabeled()]}, {"max_epochs": 3}, "use gradient canaries"),
+        ),
+        (Plain, {}, {"max_epochs": 3}, "make_private"),
+        (PrivateModule, {}, {"max_epochs": 3, "precision": "16-true"}, ""),
+    ],
+    ids=["by the audit", "no private optimizer", "by Lightning or the audit at once"],
+)
+def test_what_is_refused_says_what_to_change(
+    tmp_path: Path, make: Any, audit: dict[str, Any], planned: dict[str, Any], words: str
+) -> None:
+    found = previewed(tmp_path, make(), planned=planned, **audit)
     assert not found.can_be_audited
-    assert str(found).startswith("cannot be audited: canaries=")
-    assert "use gradient canaries" in found.refused
+    assert str(found).startswith("cannot be audited: ")
+    assert words in found.refused
 
 
 def test_what_is_wrong_before_the_first_step_is_told(tmp_path: Path) -> None:
-    (found,) = told(tmp_path, PrivateModule(poisson=False)).found
+    (found,) = previewed(tmp_path, PrivateModule(poisson=False)).found
     assert "the trainer's loader is not Poisson" in found
 
 
 def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path: Path) -> None:
-    found = told(tmp_path, PrivateModule(optimizer_class=HalfNoise, poisson=False))
+    found = previewed(tmp_path, PrivateModule(optimizer_class=HalfNoise, poisson=False))
     assert found.can_be_audited
     assert [one.partition(":")[0] for one in found.found] == ["noise", "sampling.not_poisson"]
     first, following, *_ = str(found).splitlines()
-    assert first == f"wrong: {found.found[0]}"
-    assert following == f"  next: {found.next}"
+    assert (first, following) == (f"wrong: {found.found[0]}", f"  next: {found.next}")
     assert "noise.tensor" in found.follows
 
 
 def test_too_few_steps_are_told_as_such(tmp_path: Path) -> None:
-    assert "steps, 10 are planned: too few" in str(told(tmp_path, PrivateModule(), max_steps=10))
+    found = previewed(tmp_path, PrivateModule(), planned={"max_steps": 10})
+    assert "steps, 10 are planned: too few" in str(found)
 
 
 def test_an_input_canary_is_told_to_need_more_steps(tmp_path: Path) -> None:
-    audit = PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)], seed=1)
-    found = told(tmp_path, Forwarding(), audit)
+    found = previewed(tmp_path, Forwarding(), canaries=[Mislabeled(amplitude=100.0)])
     assert found.optimizers[0].endswith("a canary sample in the batch")
     assert any("10 or more times as many steps" in lack for lack in found.missing)
 
 
 def test_dp_sgd_by_hand_is_told_as_such(tmp_path: Path) -> None:
-    found = told(tmp_path, HandWritten(), PrivacyAudit(claim=CLAIM, seed=1))
-    assert found.optimizers == (
+    assert previewed(tmp_path, HandWritten(), claim=CLAIM).optimizers == (
         "SGD by hand, 6 tensors, 8 canary gradients per step, added by per_sample()",
     )
-
-
-def test_no_private_optimizer_at_all_is_told(tmp_path: Path) -> None:
-    class Plain(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-    assert "make_private" in told(tmp_path, Plain()).refused
 
 
 def test_what_cannot_be_copied_is_an_error_that_says_so(tmp_path: Path) -> None:
     module = PrivateModule()
     module.__dict__["lock"] = threading.Lock()
     with pytest.raises(ValueError, match=r"cannot be copied .*fast_dev_run=True"):
-        told(tmp_path, module)
+        previewed(tmp_path, module)
 
 
 def test_the_users_own_error_is_his(tmp_path: Path) -> None:
@@ -141,7 +139,7 @@ def test_the_users_own_error_is_his(tmp_path: Path) -> None:
             raise KeyError("label")
 
     with pytest.raises(KeyError, match="label"):
-        told(tmp_path, Broken())
+        previewed(tmp_path, Broken())
 
 
 def test_a_trial_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +163,7 @@ def test_an_optimizer_in_the_module_is_an_error_that_breaks_no_later_training(
 
     step = DPOptimizer.step
     with pytest.raises(ValueError, match="cannot be copied"):
-        told(tmp_path, Early())
+        previewed(tmp_path, Early())
     assert DPOptimizer.step is step
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1).fit(PrivateModule())
     assert report_in(tmp_path).steps == 32
@@ -205,10 +203,5 @@ def test_it_ends_where_lightning_counts_no_step(tmp_path: Path) -> None:
             self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]))
             optimizer.step()
 
-    assert told(tmp_path, Raw(), max_epochs=20).can_be_audited
+    assert previewed(tmp_path, Raw(), planned={"max_epochs": 20}).can_be_audited
     assert Raw.batches < 200  # examinations among them
-
-
-def test_what_lightning_or_the_audit_refuse_at_once_is_told(tmp_path: Path) -> None:
-    found = told(tmp_path, PrivateModule(), precision="16-true")
-    assert not found.can_be_audited

@@ -32,16 +32,8 @@ from after_noise_support import (
 from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from stages import staged
-from training_support import (
-    ManualModule,
-    PrivateModule,
-    digits,
-    fit,
-    mlp,
-    status,
-    trainer_for,
-    violation,
-)
+from trained import Audited, Forwarding, weights
+from training_support import ManualModule, PrivateModule, digits, fit, mlp, status, trainer_for
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit
@@ -60,26 +52,34 @@ def with_opacus(
     return module(mlp(64), dataset=digits(), optimizer_class=kind, **kwargs)
 
 
+def _kind(base: type, **body: Any) -> type:
+    return type(base.__name__, (base,), body)
+
+
 def processed(name: str, where: str, share: float = 1.0) -> pl.LightningModule:
     """A training of Opacus that processes its release at one of several places."""
+    closure = where != "manual"
     if name == "kalman":
-        kind = type("Filtered", (Kalman,), {"share": share})
-        return with_opacus(kind, closure=where != "manual")
+        return with_opacus(_kind(Kalman, share=share), closure=closure)
     if where == "inner":
-        own = type("Own", (BehindOpacus,), {"process": staticmethod(PROCESSES[name])})
+        own = _kind(BehindOpacus, process=staticmethod(PROCESSES[name]))
         drawn = optimizer_that(Processing, name, share)
         return with_opacus(drawn, inner=lambda params: own(params, lr=0.05))
-    closure = where != "manual"
     return with_opacus(optimizer_that(WHERE.get(where, InStep), name, share), closure=closure)
 
 
 def run(
-    directory: Path, module: pl.LightningModule, seed: int, steps: int = 60, **kwargs: Any
+    directory: Path, module: pl.LightningModule, seed: int = 1, steps: int = 60, **kwargs: Any
 ) -> AuditReport:
     torch.manual_seed(seed)
     by_hand = isinstance(module, HandWritten)
     audit = PrivacyAudit(seed=seed, claim=CLAIM if by_hand else None, on_violation="warn", **kwargs)
     return fit(directory, module, audit, max_steps=steps)
+
+
+def assert_replaced(report: AuditReport) -> None:
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict.summary
 
 
 def assert_not_accused(report: AuditReport, name: str) -> None:
@@ -110,23 +110,20 @@ SOME = [
 ]
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: str) -> None:
-    assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
+    assert_not_accused(run(tmp_path, processed(name, where)), name)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
-    assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
+    assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5)))
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "where"), SOME)
 def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
@@ -134,9 +131,7 @@ def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, 
     assert_too_little_noise(run(tmp_path / "half", processed(name, where, share=0.5), seed))
 
 
-BY_HAND = [
-    *((name, kind) for name in PROCESSES for kind in (ByHand, ByHandInClosure)),
-]
+BY_HAND = [*((name, kind) for name in PROCESSES for kind in (ByHand, ByHandInClosure))]
 
 
 by_hand = pytest.mark.parametrize(
@@ -144,39 +139,35 @@ by_hand = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @by_hand
 @pytest.mark.heavy_one_in(6)
 def test_a_hand_written_release_that_is_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
-    assert_not_accused(run(tmp_path, by_hand_that(name, kind=kind)(), seed=1), name)
+    assert_not_accused(run(tmp_path, by_hand_that(name, kind=kind)()), name)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
 @pytest.mark.one_in(2)
 def test_half_the_noise_of_a_hand_written_release_is_named(
     tmp_path: Path, kind: type[ByHand]
 ) -> None:
-    assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)(), seed=1))
+    assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)()))
 
 
-@pytest.mark.usefixtures("short_report")
 @by_hand
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
 def test_a_hand_written_release_that_is_not_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
-    report = run(tmp_path, by_hand_that(name, kind=kind)(says=False), seed=1)
+    report = run(tmp_path, by_hand_that(name, kind=kind)(says=False))
     assert report.verdict.outcome != "VIOLATION", report.verdict
     if any(check.status == "undecided" for check in report.checks):
         assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize(("name", "kind"), BY_HAND[::3])
 def test_no_hand_written_release_is_accused(
@@ -188,38 +179,31 @@ def test_no_hand_written_release_is_accused(
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
-@pytest.mark.usefixtures("short_report")
 def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(
     tmp_path: Path,
 ) -> None:
-    module = type("Plain", (ByHand,), {"process": staticmethod(support.nothing), "share": 0.5})
-    report = run(tmp_path, module(says=False), seed=1, steps=60)
-    assert_too_little_noise(report)
+    plain = _kind(ByHand, process=staticmethod(support.nothing), share=0.5)
+    assert_too_little_noise(run(tmp_path, plain(says=False)))
 
 
+#: Ways to release something else than the whole gradient, by what they are called.
 SHAPES: dict[str, Callable[[float], pl.LightningModule]] = {
-    "masked": lambda share: with_opacus(_share(MaskedBeforeClipping, share)),
-    "subspace": lambda share: with_opacus(_share(NoiseInSubspace, share)),
-    "dense subspace": lambda share: with_opacus(_share(NoiseInDenseSubspace, share)),
-    "blocks": lambda share: with_opacus(_share(BlockCyclic, share)),
-    "blocks by hand": lambda share: _share(BlockCyclicByHand, share)(),
-    "on weights": lambda share: _share(NoiseOnWeights, share)(),
+    "masked": lambda share: with_opacus(_kind(MaskedBeforeClipping, share=share)),
+    "subspace": lambda share: with_opacus(_kind(NoiseInSubspace, share=share)),
+    "dense subspace": lambda share: with_opacus(_kind(NoiseInDenseSubspace, share=share)),
+    "blocks": lambda share: with_opacus(_kind(BlockCyclic, share=share)),
+    "blocks by hand": lambda share: _kind(BlockCyclicByHand, share=share)(),
+    "on weights": lambda share: _kind(NoiseOnWeights, share=share)(),
 }
 
 
-def _share(kind: type, share: float) -> type:
-    return type(kind.__name__, (kind,), {"share": share})
-
-
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
 @pytest.mark.one_in(3)
 def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
-    report = run(tmp_path, SHAPES[name](1.0), seed=1)
+    report = run(tmp_path, SHAPES[name](1.0))
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 @seeds
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
@@ -227,7 +211,6 @@ def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: i
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
 def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
@@ -235,7 +218,6 @@ def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> 
     assert status(report, "noise") == "violated"
 
 
-@pytest.mark.usefixtures("short_report")
 def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path: Path) -> None:
     class WhereGradientsAre(DPOptimizer):
         """Adds no noise to entries whose clipped sum is zero, and so tells which they are."""
@@ -245,7 +227,7 @@ def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_pat
             for p in self.params:
                 p.grad.mul_((p.summed_grad != 0).view_as(p))
 
-    report = run(tmp_path, with_opacus(WhereGradientsAre), seed=1)
+    report = run(tmp_path, with_opacus(WhereGradientsAre))
     assert report.verdict.outcome == "VIOLATION", report.verdict
 
 
@@ -285,39 +267,48 @@ class RawInTheUpdate(torch.optim.SGD):
         return loss
 
 
-@pytest.mark.usefixtures("short_report")
-@pytest.mark.parametrize("kind", [TakesNoiseBack, UsesRawGradients])
-@pytest.mark.parametrize("closure", staged([True], [False]))
-def test_an_update_that_follows_the_coins_is_gradient_replaced(
-    tmp_path: Path, kind: type[DPOptimizer], closure: bool
+class MasksByTheCleanSum(DPOptimizer):
+    """Leaves what is among the largest tenth of the clipped sum."""
+
+    def scale_grad(self) -> None:
+        super().scale_grad()
+        least = torch.cat([p.summed_grad.abs().flatten() for p in self.params]).quantile(0.9)
+        for p in self.params:
+            p.grad.mul_((p.summed_grad.abs() >= least).view_as(p))
+
+
+class Leaks(HandWritten):
+    """Uses more than the release that it shows."""
+
+    def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
+        sums = self.clipped_sums(grads)
+        params = dict(self.net.named_parameters())
+        noisy = {n: (sums[n] + self.noise(p)) / support.BATCH for n, p in params.items()}
+        lightning_audit.released(noisy, module=self)
+        for n, p in params.items():
+            p.grad = noisy[n] + sums[n] / support.BATCH
+
+
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    staged(
+        [
+            (lambda: with_opacus(TakesNoiseBack), 60),
+            (lambda: with_opacus(UsesRawGradients), 60),
+            (lambda: with_opacus(DPOptimizer, inner=lambda p: RawInTheUpdate(p, lr=0.05)), 60),
+            (lambda: with_opacus(MasksByTheCleanSum), 100),
+            (Leaks, 60),
+        ],
+        [
+            (lambda: with_opacus(TakesNoiseBack, closure=False), 60),
+            (lambda: with_opacus(UsesRawGradients, closure=False), 60),
+        ],
+    ),
+)
+def test_an_update_that_follows_more_than_the_release_is_gradient_replaced(
+    tmp_path: Path, make: Callable[[], pl.LightningModule], steps: int
 ) -> None:
-    report = run(tmp_path, with_opacus(kind, closure=closure), seed=1)
-    assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict.summary
-
-
-@pytest.mark.usefixtures("short_report")
-def test_weights_that_follow_the_coins_are_gradient_replaced(tmp_path: Path) -> None:
-    module = with_opacus(DPOptimizer, inner=lambda params: RawInTheUpdate(params, lr=0.05))
-    report = run(tmp_path, module, seed=1)
-    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
-
-
-@pytest.mark.usefixtures("short_report")
-def test_hand_written_code_that_uses_more_than_its_release_is_gradient_replaced(
-    tmp_path: Path,
-) -> None:
-    class Leaks(HandWritten):
-        def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
-            sums = self.clipped_sums(grads)
-            params = dict(self.net.named_parameters())
-            noisy = {n: (sums[n] + self.noise(p)) / support.BATCH for n, p in params.items()}
-            lightning_audit.released(noisy, module=self)
-            for n, p in params.items():
-                p.grad = noisy[n] + sums[n] / support.BATCH
-
-    report = run(tmp_path, Leaks(), seed=1)
-    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
+    assert_replaced(run(tmp_path, make(), steps=steps))
 
 
 class TakesItsOwnNoiseOff(Processing):
@@ -335,11 +326,9 @@ class TakesItsOwnNoiseOff(Processing):
         super().scale_grad()
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize("part", [1.0, 0.7])
 def test_noise_that_is_taken_off_again_does_not_pass(tmp_path: Path, part: float) -> None:
-    kind = type("Part", (TakesItsOwnNoiseOff,), {"part": part})
-    report = run(tmp_path, with_opacus(kind), seed=1, steps=80)
+    report = run(tmp_path, with_opacus(_kind(TakesItsOwnNoiseOff, part=part)), steps=80)
     assert report.verdict.outcome != "PASS", report.verdict
     assert any("could not be followed" in item for item in report.verdict.pass_blockers)
 
@@ -352,48 +341,42 @@ class InNoise(Processing):
         self.apply()
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
     tmp_path: Path, name: str
 ) -> None:
-    correct = run(tmp_path / "correct", with_opacus(optimizer_that(InNoise, name)), 1, steps=100)
+    correct, half = (
+        run(tmp_path / str(share), with_opacus(optimizer_that(InNoise, name, share)), steps=100)
+        for share in (1.0, 0.5)
+    )
     assert correct.verdict.outcome != "VIOLATION", correct.verdict
-    half = run(tmp_path / "half", with_opacus(optimizer_that(InNoise, name, 0.5)), 1, steps=100)
     assert half.verdict.outcome != "PASS", half.verdict
 
 
-@pytest.mark.usefixtures("short_report")
-def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
-    class MasksByTheCleanSum(DPOptimizer):
-        def scale_grad(self) -> None:
-            super().scale_grad()
-            clean = torch.cat([p.summed_grad.abs().flatten() for p in self.params])
-            least = clean.quantile(0.9)
-            for p in self.params:
-                p.grad.mul_((p.summed_grad.abs() >= least).view_as(p))
-
-    report = run(tmp_path, with_opacus(MasksByTheCleanSum), seed=1, steps=100)
-    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
-
-
-@pytest.mark.usefixtures("short_report")
 def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    audit = PrivacyAudit(
-        seed=1, claim=CLAIM, on_violation="warn", canaries=[Mislabeled(amplitude=100.0)]
-    )
     module = by_hand_that("low_pass")
     module.forward = lambda self, x: self.net(x)
-    report = fit(tmp_path, module(), audit, max_steps=60)
+    report = run(tmp_path, module(), canaries=[Mislabeled(amplitude=100.0)])
     assert not [c.name for c in report.checks if c.status in ("violated", "undecided")]
 
 
 # ------------------------------------------------------------------ released
 
 
-@pytest.mark.usefixtures("short_report")
+def models(
+    folder: Path, make: Callable[[], pl.LightningModule], audit: PrivacyAudit
+) -> list[torch.Tensor]:
+    """The parameters that a training ends with without an audit, and with one."""
+    ends = []
+    for audits in ([], [audit]):
+        pl.seed_everything(3, verbose=False)
+        module = make()
+        trainer_for(folder, *audits, max_steps=20).fit(module)
+        ends.append(weights(module))
+    return ends
+
+
 def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
     tmp_path: Path,
 ) -> None:
@@ -404,20 +387,10 @@ def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_aud
             torch.manual_seed(5)
             super().write_gradient(grads)
 
-    def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
-        torch.manual_seed(1)
-        module = Notes()
-        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
-        return [p.detach() for p in module.parameters()]
-
-    torch.manual_seed(1)
-    plain = weights()
-    audited = weights(PrivacyAudit(seed=1, claim=CLAIM, on_violation="warn"))
-    for one, other in zip(plain, audited, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    audit = PrivacyAudit(seed=1, claim=CLAIM, on_violation="warn")
+    torch.testing.assert_close(*models(tmp_path, Notes, audit), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("short_report")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -436,20 +409,15 @@ def test_a_wrong_release_is_refused_with_what_to_give(
             noisy = {f"net.{n}": g.sum(0) for n, g in grads.items()}
             lightning_audit.released(change(noisy), module=self)
 
-    audit = PrivacyAudit(claim=CLAIM)
+    trainer = trainer_for(tmp_path, PrivacyAudit(claim=CLAIM), max_steps=2)
     with pytest.raises(ValueError, match=r"grads") as raised:
-        trainer_for(tmp_path, audit, max_steps=2).fit(Wrong())
+        trainer.fit(Wrong())
     assert words in str(raised.value)
 
 
-@pytest.mark.usefixtures("short_report")
-def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_path: Path) -> None:
     class Twice(ByHand):
-        process = staticmethod(
-            lambda state, grads: None,
-        )
+        process = staticmethod(support.nothing)
         calls = 0
 
         def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
@@ -460,41 +428,27 @@ def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
                 held = {n: p.grad for n, p in self.net.named_parameters()}
                 lightning_audit.released(held, module=self)
 
-    report = run(tmp_path, Twice(), seed=1)
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("more than once in a step" in item for item in report.verdict.pass_blockers)
-    assert any(
-        "in some steps lightning_audit.released" in item for item in report.verdict.pass_blockers
-    )
+    verdict = run(tmp_path, Twice()).verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    for said in ("more than once in a step", "in some steps lightning_audit.released"):
+        assert any(said in item for item in verdict.pass_blockers)
 
 
-@pytest.mark.usefixtures("short_report")
 def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Path) -> None:
-    def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
-        torch.manual_seed(3)
-        kind = type("Seeded", (Kalman,), {"share": 1.0})
-        generator = torch.Generator().manual_seed(1)
-        module = with_opacus(kind, generator=generator)
-        pl.seed_everything(3, verbose=False)
-        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
-        return [p.detach() for p in module.parameters()]
+    def make() -> pl.LightningModule:
+        return with_opacus(_kind(Kalman, share=1.0), generator=torch.Generator().manual_seed(1))
 
-    for one, other in zip(weights(), weights(PrivacyAudit(seed=1)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*models(tmp_path, make, PrivacyAudit(seed=1)), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.usefixtures("short_report")
-def test_a_violated_run_still_raises(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, processed("low_pass", "pre_step", share=0.5), PrivacyAudit(seed=1), max_steps=40
-    )
-    assert_too_little_noise(report)
+def test_a_violated_run_still_raises(accused: Audited) -> None:
+    assert_too_little_noise(accused(processed("low_pass", "pre_step", share=0.5), steps=40))
 
 
 # --- A training may set the noise of a step in a hook of its own, after the audit's.
 
 
-class LouderInTheEnd(PrivateModule):
+class LouderInTheEnd(Forwarding):
     """Raises the noise multiplier before some step."""
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -502,16 +456,12 @@ class LouderInTheEnd(PrivateModule):
             private: Any = self.trainer.optimizers[0]
             private.noise_multiplier = 3.0
 
-    def forward(self, x: Any) -> Any:
-        return self.net(x)
 
-
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])
 def test_noise_that_is_raised_before_a_step_is_that_of_the_step(
-    tmp_path: Path, canary: Dirac | Mislabeled
+    audited: Audited, canary: Dirac | Mislabeled
 ) -> None:
-    report = fit(tmp_path, LouderInTheEnd(), PrivacyAudit(canaries=[canary]), max_steps=8)
+    report = audited(LouderInTheEnd(), canaries=[canary], seed=None, steps=8)
     assert status(report, "accounting") == "ok"
     assert status(report, "noise.excess") == "ok"
 
@@ -536,25 +486,19 @@ class ScalesInPlace(torch.optim.SGD):
         return super().step(closure)
 
 
-def _audited(tmp_path: Path, kind: type[torch.optim.SGD], **options: Any) -> PrivacyAudit:
-    audit = PrivacyAudit(on_violation="warn", seed=1)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "foreach": True}),
+        (OnTopOfTorchs, {}),
+        (ScalesInPlace, {}),
+    ],
+    ids=["momentum in place", "on top of torch's", "scales what was released"],
+)
+def test_an_update_of_what_was_released_is_no_replaced_gradient_and_read_once_a_step(
+    audited: Audited, kind: type[torch.optim.SGD], options: dict[str, Any]
+) -> None:
     module = PrivateModule(inner=lambda params: kind(params, lr=0.05, **options))
-    trainer_for(tmp_path, audit, max_steps=64).fit(module)
-    return audit
-
-
-def test_momentum_that_torch_adds_in_place_is_no_replaced_gradient(tmp_path: Path) -> None:
-    options = {"momentum": 0.9, "nesterov": True, "foreach": True}
-    audit = _audited(tmp_path, torch.optim.SGD, **options)
-    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
-
-
-def test_an_optimizer_on_top_of_torchs_is_read_once_a_step(tmp_path: Path) -> None:
-    audit = _audited(tmp_path, OnTopOfTorchs)
-    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
-    assert audit.report.steps == 64
-
-
-def test_an_update_that_scales_what_was_released_passes(tmp_path: Path) -> None:
-    audit = _audited(tmp_path, ScalesInPlace)
-    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+    report = audited(module, on_violation="warn")
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.steps == 64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,40 +13,28 @@ import pytorch_lightning as pl
 import torch
 from gan_support import GENERATOR, REASON, Dcgan, DcganOfFixedSize, Gan, GanWithEncoder
 from hand_written_support import BATCH, CLAIM, HandWritten
-from lightning_fabric.utilities.exceptions import (
-    MisconfigurationException as MisconfigurationException_of_exceptions,
-)
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.utilities import CombinedLoader
 from report_edits import with_
-from resume_support import (
-    RESUMING,
-    STEPS_PER_EPOCH,
-    StepwiseModule,
-    StopAt,
-    checkpoint_at,
-    saver,
-    train,
-)
+from resume_support import RESUMING, STEPS_PER_EPOCH, StepwiseModule, checkpoint_at, saver, train
 from stages import staged
 from torch.utils.data import DataLoader, RandomSampler, default_collate
+from trained import Audited, Forwarding, Trains, check, cut, on_digits, violated, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import (
     PrivateModule,
     digits,
-    fit,
     mlp,
     random_data,
     replace_optimizer,
     report_in,
     status,
     trainer_for,
-    violation,
 )
 
 from lightning_audit import Allow, AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import epsilon_of_passes
-from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.cli.main import main
 from lightning_audit.record.report_directory import RECORD_NAME
@@ -66,86 +52,60 @@ from lightning_audit.testing.runs import train as run_fault
 from lightning_audit.testing.trainings import BandedByHand
 from lightning_audit.verdict.gate import contradictions
 
+pytestmark = RESUMING
+
 # --- Noise that is correlated over steps by design: `PrivacyClaim(noise_coefficients=...)`.
 
-CLAIM_OF_PRIVACY_AUDIT_CORRELATED_NOISE = PrivacyClaim(noise_coefficients=COEFFICIENTS)
+BANDED = PrivacyClaim(noise_coefficients=COEFFICIENTS)
 
 
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
-
-
-def module(kind: type = BandedNoise, **settings: Any) -> PrivateModule:
-    return PrivateModule(mlp(64), dataset=digits(), optimizer_class=kind, **settings)
-
-
-def audit(
-    claim: PrivacyClaim | None = CLAIM_OF_PRIVACY_AUDIT_CORRELATED_NOISE, **arguments: Any
-) -> PrivacyAudit:
-    return PrivacyAudit(**{"claim": claim, "seed": 1, "examinations": 0, **arguments})
+def banded(optimizer_class: type = BandedNoise, **settings: Any) -> PrivateModule:
+    return on_digits(optimizer_class, **settings)
 
 
 def assert_nothing_is_composed(report: AuditReport) -> None:
     assert (report.epsilon_spent, report.epsilon_lower, report.bounds) == (None, None, ())
     assert report.epsilon_not_excluded is None
     for name in ("epsilon", "accounting", "sampling.not_poisson", "sampling.rate"):
-        (check,) = (check for check in report.checks if check.name == name)
-        assert check.status == "not_run"
-        assert "noise_coefficients" in check.message
+        assert status(report, name) == "not_run"
+        assert "noise_coefficients" in check(report, name).message
     assert any("the mechanism alone was judged" in note for note in report.notes)
     assert all("epsilon_lower" not in row for row in report.epochs)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
-def test_right_banded_noise_passes_and_the_gate_takes_the_report(tmp_path: Path, capsys) -> None:
-    report = fit(tmp_path, module(), audit(), max_steps=250)
-    assert report.verdict.outcome == "PASS"
-    assert "the mechanism alone was judged" in report.verdict.summary
-    assert_nothing_is_composed(report)
-    assert not [c.name for c in report.checks if c.status in ("violated", "warned", "undecided")]
-    assert report.claimed_epsilon is None
-    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 0
+def test_right_banded_noise_passes_and_the_gate_takes_the_report(trained: Trains, capsys) -> None:
+    done = trained(banded, claim=BANDED, steps=250)
+    assert done.report.verdict.outcome == "PASS"
+    assert "the mechanism alone was judged" in done.report.verdict.summary
+    assert_nothing_is_composed(done.report)
+    assert {c.status for c in done.report.checks} <= {"ok", "not_run"}
+    assert done.report.claimed_epsilon is None
+    assert main(["check", str(done.directory / "report.json")]) == 0
     assert "the mechanism alone was judged" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
-def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(tmp_path: Path) -> None:
+def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(audited: Audited) -> None:
     claim = PrivacyClaim(noise_coefficients=COEFFICIENTS, epsilon=0.001, delta=1e-5)
-    report = fit(tmp_path, module(), audit(claim, delta=1e-5), max_steps=250)
+    report = audited(banded(), claim=claim, delta=1e-5, steps=250)
     assert (report.verdict.outcome, report.claimed_epsilon) == ("PASS", 0.001)
     assert_nothing_is_composed(report)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
-def test_half_of_the_banded_noise_is_too_small(tmp_path: Path) -> None:
-    report = fit(tmp_path, module(HalfBandedNoise), audit(on_violation="warn"), max_steps=20)
+def test_half_of_the_banded_noise_is_too_small(audited: Audited) -> None:
+    report = audited(banded(HalfBandedNoise), claim=BANDED, on_violation="warn", steps=20)
     assert report.verdict.root.name == "noise_too_small"
     assert report.verdict.root.evidence["noise_ratio_upper"] == pytest.approx(0.52, abs=0.05)
     assert_nothing_is_composed(report)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize(
     "claim", [None, PrivacyClaim(noise_coefficients=(1.0, -0.5))], ids=["none", "other"]
 )
 def test_noise_that_is_correlated_otherwise_than_claimed_is_named(
-    tmp_path: Path, claim: PrivacyClaim | None
+    accused: Audited, claim: PrivacyClaim | None
 ) -> None:
-    report = violation(tmp_path, module(), audit(claim), max_steps=20)
+    report = accused(banded(), claim=claim, steps=20)
     assert report.verdict.root.name == "noise_correlated_over_steps"
 
 
@@ -155,17 +115,14 @@ class TwiceTheDraws(BandedNoise):
     coefficients = tuple(2.0 * c for c in COEFFICIENTS)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
-def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(tmp_path: Path) -> None:
+def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(
+    audited: Audited, accused: Audited
+) -> None:
     claim = PrivacyClaim(noise_coefficients=TwiceTheDraws.coefficients)
-    report = fit(tmp_path / "right", module(TwiceTheDraws), audit(claim), max_steps=250)
-    assert report.verdict.outcome == "PASS"
-    assert report.history[0][0] == 2.0
-    found = violation(tmp_path / "single", module(), audit(claim), max_steps=20)
+    report = audited(banded(TwiceTheDraws), claim=claim, folder="right", steps=250)
+    assert (report.verdict.outcome, report.history[0][0]) == ("PASS", 2.0)
+    found = accused(banded(), claim=claim, folder="single", steps=20)
     assert found.verdict.root.name == "noise_too_small"
 
 
@@ -175,14 +132,10 @@ class WholeSum(BandedNoise):
     coefficients = (1.0, -1.0)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
-def test_noise_that_cancels_over_all_steps_is_judged(tmp_path: Path) -> None:
+def test_noise_that_cancels_over_all_steps_is_judged(audited: Audited) -> None:
     claim = PrivacyClaim(noise_coefficients=WholeSum.coefficients)
-    report = fit(tmp_path, module(WholeSum), audit(claim, on_inconclusive="warn"), max_steps=100)
+    report = audited(banded(WholeSum), claim=claim, steps=100)
     assert report.verdict.outcome != "VIOLATION"
     assert status(report, "noise") == status(report, "reuse.recurrence") == "ok"
 
@@ -197,61 +150,37 @@ class ClippedAtTwice(BandedNoise):
         self.max_grad_norm = stated
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
-def test_clipping_is_judged_beside_correlated_noise(tmp_path: Path) -> None:
-    report = violation(tmp_path, module(ClippedAtTwice), audit(), max_steps=100)
-    assert report.verdict.root.finding == "sensitivity"
-    assert report.verdict.root.evidence["shift"] == pytest.approx(3.0, abs=0.6)
+def test_clipping_is_judged_beside_correlated_noise(accused: Audited) -> None:
+    root = accused(banded(ClippedAtTwice), claim=BANDED, steps=100).verdict.root
+    assert root.finding == "sensitivity"
+    assert root.evidence["shift"] == pytest.approx(3.0, abs=0.6)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
-def test_an_input_canary_is_read_beside_correlated_noise(tmp_path: Path) -> None:
-    class Forward(PrivateModule):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x)
-
-    made = Forward(mlp(64), dataset=digits(), optimizer_class=BandedNoise)
-    canaries = [Mislabeled(amplitude=100.0)]
-    report = fit(tmp_path, made, audit(canaries=canaries, on_inconclusive="warn"), max_steps=100)
+def test_an_input_canary_is_read_beside_correlated_noise(audited: Audited) -> None:
+    made = banded(kind=Forwarding)
+    report = audited(made, claim=BANDED, canaries=[Mislabeled(amplitude=100.0)], steps=100)
     assert report.verdict.outcome != "VIOLATION"
     assert status(report, "sensitivity") == "ok"
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
-def test_banded_noise_by_hand_passes(tmp_path: Path) -> None:
+def test_banded_noise_by_hand_passes(audited: Audited) -> None:
     claim = PrivacyClaim(**{**BY_HAND_CLAIM.to_dict(), "noise_coefficients": COEFFICIENTS})
     by_hand = type("ByHand", (BandedByHand, pl.LightningModule), {})()
-    report = fit(tmp_path, by_hand, audit(claim), max_steps=300)
+    report = audited(by_hand, claim=claim, steps=300)
     assert report.verdict.outcome == "PASS"
     assert_nothing_is_composed(report)
     assert any("the noise was not read without the data" in note for note in report.notes)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "outcome"), [(BandedNoise, "PASS"), (HalfBandedNoise, "VIOLATION")]
 )
 def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome: str) -> None:
     of_two = FAULTS["noise_averaged_over_processes"]
-    training = replace(
-        of_two, optimizer=kind, audit={"claim": CLAIM_OF_PRIVACY_AUDIT_CORRELATED_NOISE}, steps=60
-    )
+    training = replace(of_two, optimizer=kind, audit={"claim": BANDED}, steps=60)
     report = run_fault(training, tmp_path / "audit")
-    assert report is not None
     assert report.verdict.outcome == outcome
     assert_nothing_is_composed(report)
 
@@ -259,28 +188,20 @@ def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome:
 # ------------------------------------------------------------------ replays
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
-def test_replays_leave_the_draws_of_the_training_as_they_are(tmp_path: Path) -> None:
-    trained = []
+def test_replays_leave_the_draws_of_the_training_as_they_are(audited: Audited) -> None:
+    ends = []
     for examinations in (0, 3):
         torch.manual_seed(0)
-        made = module(generator=torch.Generator().manual_seed(3))
-        report = fit(
-            tmp_path / str(examinations),
-            made,
-            audit(examinations=examinations, on_inconclusive="warn"),
-            max_steps=30,
-        )
+        made = banded(generator=torch.Generator().manual_seed(3))
+        given = {"claim": BANDED, "examinations": examinations, "folder": str(examinations)}
+        report = audited(made, steps=30, **given)
         assert report.verdict.outcome != "VIOLATION"
         if examinations:
             assert status(report, "replay.sensitivity") == "ok"
             assert status(report, "replay.release") == "ok"
-        trained.append(torch.cat([p.detach().flatten() for p in made.parameters()]))
-    assert torch.equal(*trained)
+        ends.append(weights(made))
+    assert torch.equal(*ends)
 
 
 # ------------------------------------------------------------------ going on
@@ -317,71 +238,43 @@ class BeginsAnew(KeepsItsDraws):
     keeps = False
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize("kind", staged(quick=[KeepsItsDraws], heavy=[BeginsAnew]))
 def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> None:
-    arguments = {"on_inconclusive": "warn"}
-    train(tmp_path / "whole", audit(**arguments), module=kind)
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            tmp_path / "resumed",
-            audit(**arguments),
-            saver(tmp_path / "saved", epoch_end=True),
-            StopAt(STEPS_PER_EPOCH + 5),
-            module=kind,
-        )
-    saved = checkpoint_at(tmp_path / "saved", STEPS_PER_EPOCH)
-    train(tmp_path / "resumed", audit(**arguments), ckpt=saved, module=kind)
-    resumed = report_in(tmp_path / "resumed")
-    assert resumed.verdict.outcome != "VIOLATION"
-    assert not [c.name for c in resumed.checks if c.status in ("violated", "warned")]
+    def audit() -> PrivacyAudit:
+        return PrivacyAudit(claim=BANDED, seed=1)
+
+    train(tmp_path / "whole", audit(), module=kind)
+    resumed = tmp_path / "resumed"
+    saved = cut(resumed, audit(), STEPS_PER_EPOCH + 5, STEPS_PER_EPOCH, module=kind)
+    train(resumed, audit(), ckpt=saved, module=kind)
+    report = report_in(resumed)
+    assert report.verdict.outcome != "VIOLATION"
+    assert not [c.name for c in report.checks if c.status in ("violated", "warned")]
     if kind.keeps:  # the same draws are recovered of the same steps
         entries, expected = (
-            read_observations(tmp_path / name / "audit" / RECORD_NAME)[1]
-            for name in ("resumed", "whole")
+            read_observations(folder / "audit" / RECORD_NAME)[1]
+            for folder in (resumed, tmp_path / "whole")
         )
         assert entries.tobytes() == expected.tobytes()
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            tmp_path,
-            audit(),
-            saver(tmp_path / "saved", epoch_end=True),
-            StopAt(STEPS_PER_EPOCH + 5),
-            module=KeepsItsDraws,
-        )
-    other = audit(PrivacyClaim(noise_coefficients=(1.0, -0.5)))
+    first, other = (
+        PrivacyAudit(claim=claim, seed=1)
+        for claim in (BANDED, PrivacyClaim(noise_coefficients=(1.0, -0.5)))
+    )
+    saved = cut(tmp_path, first, STEPS_PER_EPOCH + 5, STEPS_PER_EPOCH, module=KeepsItsDraws)
     with pytest.raises(MisconfigurationException, match=r"noise_coefficients"):
-        train(
-            tmp_path,
-            other,
-            ckpt=checkpoint_at(tmp_path / "saved", STEPS_PER_EPOCH),
-            module=KeepsItsDraws,
-        )
+        train(tmp_path, other, ckpt=saved, module=KeepsItsDraws)
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.heavy
 def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path: Path) -> None:
-    first = KeepsItsDraws()
     plain = trainer_for(tmp_path, max_steps=10)
-    plain.fit(first)
+    plain.fit(KeepsItsDraws())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
-    made = audit(on_inconclusive="warn")
-    trainer_for(tmp_path, made, max_steps=80).fit(
+    trainer_for(tmp_path, PrivacyAudit(claim=BANDED, seed=1), max_steps=80).fit(
         KeepsItsDraws(), ckpt_path=tmp_path / "plain.ckpt", weights_only=True
     )
     report = report_in(tmp_path)
@@ -390,13 +283,6 @@ def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------------ the gate
-
-
-@pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    torch.manual_seed(0)
-    report = fit(tmp_path_factory.mktemp("passed"), module(), audit(), max_steps=250)
-    return json.loads(report.to_json())
 
 
 def _claims_independent_noise(report: dict[str, Any]) -> None:
@@ -416,14 +302,11 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
-@RESUMING
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_an_edited_report_is_caught(passed: dict[str, Any], edit: Callable[..., Any]) -> None:
-    assert contradictions(AuditReport.from_json(json.dumps(passed))) == []
-    assert contradictions(AuditReport.from_json(with_(json.dumps(passed), edit)))
+def test_an_edited_report_is_caught(trained: Trains, edit: Callable[..., Any]) -> None:
+    report = trained(banded, claim=BANDED, steps=250).report
+    assert contradictions(report) == []
+    assert contradictions(AuditReport.from_json(with_(report.to_json(), edit)))
 
 
 # --- Trainings on shuffled batches that claim what they cost, and ones that do not.
@@ -443,76 +326,57 @@ class Shuffled(PrivateModule):
 
 
 def audit_of(epsilon: float | None = 1.01 * HOLDS, **claimed: object) -> PrivacyAudit:
-    claim = PrivacyClaim(epsilon=epsilon, delta=DELTA, sampling="shuffled", **claimed)
-    return PrivacyAudit(claim=claim, seed=1)
+    return PrivacyAudit(claim=dealt_out(epsilon, **claimed), seed=1)
 
 
-def by_name(report: object) -> dict[str, object]:
-    return {check.name: check for check in report.checks}
+def dealt_out(epsilon: float | None = 1.01 * HOLDS, **claimed: object) -> PrivacyClaim:
+    return PrivacyClaim(epsilon=epsilon, delta=DELTA, sampling="shuffled", **claimed)
 
 
-def module_privacy_audit_shuffled(**kwargs: object) -> Shuffled:
-    return Shuffled(dataset=random_data(1600), **kwargs)
+def shuffled(kind: type[PrivateModule] = Shuffled, **kwargs: object) -> PrivateModule:
+    return kind(dataset=random_data(1600), **kwargs)
 
 
-@RESUMING
 def test_the_epsilon_that_holds_is_reported_and_passes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    audited: Audited, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = fit(tmp_path, module_privacy_audit_shuffled(), audit_of(), max_epochs=EPOCHS)
+    report = audited(shuffled(), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
-    assert report.epsilon_spent == HOLDS
-    checks = by_name(report)
-    assert checks["sampling.not_poisson"].status == "ok"
-    assert checks["accounting"].status == "ok"
-    assert "with each record in one step an epoch" in checks["accounting"].message
-    assert checks["epsilon"].status == "not_run"
-    assert report.epsilon_lower is None
-    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 0
+    assert (report.epsilon_spent, report.epsilon_lower) == (HOLDS, None)
+    names = ("sampling.not_poisson", "accounting", "epsilon")
+    assert [status(report, name) for name in names] == ["ok", "ok", "not_run"]
+    assert "with each record in one step an epoch" in check(report, "accounting").message
+    assert main(["check", str(audited.directory / "report.json")]) == 0
     assert capsys.readouterr().err == ""
 
 
-@RESUMING
-def test_a_claim_that_they_exceed_is_wrong_accounting(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, module_privacy_audit_shuffled(), audit_of(0.98 * HOLDS), max_epochs=EPOCHS
-    )
+def test_a_claim_that_they_exceed_is_wrong_accounting(accused: Audited) -> None:
+    report = accused(shuffled(), claim=dealt_out(0.98 * HOLDS), max_epochs=EPOCHS)
     assert report.verdict.faults[0].name == "wrong_accounting"
-    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+    assert main(["check", str(accused.directory / "report.json")]) == 1
 
 
-@RESUMING
-def test_a_replaced_record_costs_more(tmp_path: Path) -> None:
+def test_a_replaced_record_costs_more(audited: Audited) -> None:
     holds = epsilon_of_passes(1.0, EPOCHS, DELTA, "replace_one")
-    audit = audit_of(1.01 * holds, adjacency="replace_one")
-    report = fit(tmp_path, module_privacy_audit_shuffled(), audit, max_epochs=EPOCHS)
+    claim = dealt_out(1.01 * holds, adjacency="replace_one")
+    report = audited(shuffled(), claim=claim, max_epochs=EPOCHS)
     assert (report.verdict.outcome, report.epsilon_spent) == ("PASS", holds)
 
 
-@RESUMING
-def test_what_an_accountant_says_is_no_claim(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PrivacyClaim(sampling="shuffled", delta=DELTA), seed=1)
-    report = fit(tmp_path, module_privacy_audit_shuffled(), audit, max_epochs=EPOCHS)
+def test_what_an_accountant_says_is_no_claim(audited: Audited) -> None:
+    report = audited(shuffled(), claim=dealt_out(None), max_epochs=EPOCHS)
     assert (report.claimed_epsilon, report.epsilon_spent) == (None, HOLDS)
-    assert "no epsilon is claimed" in by_name(report)["accounting"].message
+    assert "no epsilon is claimed" in check(report, "accounting").message
 
 
-@RESUMING
-def test_a_poisson_loader_is_not_what_is_claimed(tmp_path: Path) -> None:
-    poisson = PrivateModule(dataset=random_data(1600))
-    report = fit(tmp_path, poisson, audit_of(20.0), max_epochs=EPOCHS)
+def test_a_poisson_loader_is_not_what_is_claimed(audited: Audited) -> None:
+    report = audited(shuffled(PrivateModule), claim=dealt_out(20.0), max_epochs=EPOCHS)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("leave sampling out" in lack for lack in report.verdict.pass_blockers)
 
 
-@RESUMING
-def test_faults_of_the_noise_are_found_as_ever(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path,
-        module_privacy_audit_shuffled(optimizer_class=HalfNoise),
-        audit_of(),
-        max_epochs=EPOCHS,
-    )
+def test_faults_of_the_noise_are_found_as_ever(accused: Audited) -> None:
+    report = accused(shuffled(optimizer_class=HalfNoise), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.faults[0].name == "noise_too_small"
 
 
@@ -524,36 +388,41 @@ class Resumed(Shuffled):
         self.net = GradSampleModule(self.net)
 
 
-@RESUMING
-def test_a_training_that_goes_on_counts_all_its_epochs(tmp_path: Path) -> None:
-    saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
-    first = saver(saved, epoch_end=True)
-    resumed = Resumed(dataset=random_data(1600))
-    trainer_for(tmp_path, audit_of(), first, max_epochs=2, **checkpoints).fit(resumed)
-    trainer = trainer_for(
-        tmp_path,
-        audit := audit_of(),
-        saver(saved, epoch_end=True),
-        max_epochs=EPOCHS,
-        **checkpoints,
-    )
-    trainer.fit(
-        Resumed(dataset=random_data(1600)), ckpt_path=checkpoint_at(saved, 200), weights_only=True
-    )
-    assert audit.report is not None
-    assert audit.report.epsilon_spent == HOLDS
+@pytest.mark.parametrize(
+    ("epoch_end", "first", "steps", "epsilon", "passes"),
+    [
+        (True, {"max_epochs": 2}, 200, 1.01 * HOLDS, EPOCHS),
+        (False, {"max_steps": 150}, 150, 40.0, EPOCHS + 1),  # an epoch is shuffled anew
+    ],
+    ids=["at the end of an epoch", "amid an epoch"],
+)
+def test_a_training_that_goes_on_counts_all_its_epochs_and_a_resumed_one_twice(
+    tmp_path: Path, epoch_end: bool, first: dict[str, int], steps: int, epsilon: float, passes: int
+) -> None:
+    def trainer(audit: PrivacyAudit, **planned: int) -> pl.Trainer:
+        saves = saver(tmp_path / "saved", epoch_end=epoch_end)
+        return trainer_for(tmp_path, audit, saves, enable_checkpointing=True, **planned)
+
+    trainer(audit_of(epsilon), **first).fit(shuffled(Resumed))
+    ckpt = checkpoint_at(tmp_path / "saved", steps)
+    audit = audit_of(epsilon)
+    trainer(audit, max_epochs=EPOCHS).fit(shuffled(Resumed), ckpt_path=ckpt, weights_only=True)
+    assert audit.report.epsilon_spent == epsilon_of_passes(1.0, passes, DELTA)
 
 
-class ThreeSteps(Shuffled):
-    """Takes three steps on each batch."""
+class ByHand(Shuffled):
+    """Takes ``takes`` steps on each batch, in manual optimization."""
 
     def __init__(self, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.automatic_optimization = False
 
+    def takes(self, batch_idx: int) -> int:
+        return 3
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
-        for _ in range(3):
+        for _ in range(self.takes(batch_idx)):
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
@@ -585,57 +454,32 @@ class InOrder(Shuffled):
         return DataLoader(self.dataset, batch_size=self.batch_size)
 
 
-@RESUMING
-def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(tmp_path: Path) -> None:
-    ordered = InOrder(dataset=random_data(1600))
-    report = fit(tmp_path, ordered, audit_of(), max_epochs=EPOCHS)
+def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(audited: Audited) -> None:
+    report = audited(shuffled(InOrder), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("kind", "holds"),
-    [(Shuffled, True), (ThreeSteps, False), (ThreePasses, False), (TwoLoaders, False)],
+    [(Shuffled, True), (ByHand, False), (ThreePasses, False), (TwoLoaders, False)],
 )
 def test_the_epsilon_of_one_step_an_epoch_is_told_only_where_it_holds(
-    tmp_path: Path, kind: type[Shuffled], holds: bool
+    audited: Audited, kind: type[Shuffled], holds: bool
 ) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
-    report = fit(tmp_path, kind(dataset=random_data(320)), audit, max_epochs=1)
-    assert ("What holds" in by_name(report)["sampling.not_poisson"].message) == holds
+    report = audited(kind(dataset=random_data(320)), on_violation="warn", delta=DELTA, max_epochs=1)
+    assert ("What holds" in check(report, "sampling.not_poisson").message) == holds
 
 
-@RESUMING
-def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -> None:
-    class AllAtOnce(Shuffled):
-        def __init__(self, **kwargs: object) -> None:
-            super().__init__(**kwargs)
-            self.automatic_optimization = False
-
+def test_more_batches_added_up_than_a_pass_has_end_no_training(audited: Audited) -> None:
+    class AllAtOnce(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            self.manual_backward(super().training_step(batch, batch_idx))
+            self.manual_backward(Shuffled.training_step(self, batch, batch_idx))
             if batch_idx == 5:
                 self.optimizers().step()
 
-    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
-    data = random_data(96)
-    module = AllAtOnce(dataset=data, batch_size=24)
-    trainer_for(tmp_path, audit, max_epochs=2, limit_train_batches=6).fit(module)
-    assert audit.report is not None
-
-
-@RESUMING
-def test_a_resumed_epoch_is_shuffled_anew_and_counts_twice(tmp_path: Path) -> None:
-    saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
-    first = saver(saved, epoch_end=False)
-    module = Resumed(dataset=random_data(1600))
-    trainer_for(tmp_path, audit_of(40.0), first, max_steps=150, **checkpoints).fit(module)
-    others = saver(saved, epoch_end=False)
-    trainer = trainer_for(tmp_path, audit := audit_of(40.0), others, max_epochs=3, **checkpoints)
-    again = Resumed(dataset=random_data(1600))
-    trainer.fit(again, ckpt_path=checkpoint_at(saved, 150), weights_only=True)
-    assert audit.report is not None
-    assert audit.report.epsilon_spent == epsilon_of_passes(1.0, EPOCHS + 1, DELTA)
+    module = AllAtOnce(dataset=random_data(96), batch_size=24)
+    given = {"on_violation": "warn", "delta": DELTA, "max_epochs": 2, "limit_train_batches": 6}
+    assert audited(module, **given).complete
 
 
 class TwoViews(Shuffled):
@@ -658,19 +502,16 @@ class Reloaded(Shuffled):
         return DataLoader(self.dataset, batch_size=self.batch_size, sampler=sampler)
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [TwoViews, Reloaded])
 def test_records_that_enter_more_than_one_row_or_step_do_not_pass(
-    tmp_path: Path, kind: type[Shuffled]
+    audited: Audited, kind: type[Shuffled]
 ) -> None:
     every = {"reload_dataloaders_every_n_epochs": int(kind is Reloaded)}
-    audit = audit_of(40.0)
-    report = fit(tmp_path, kind(dataset=random_data(1600)), audit, max_epochs=EPOCHS, **every)
+    report = audited(shuffled(kind), claim=dealt_out(40.0), max_epochs=EPOCHS, **every)
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
 
 
-@RESUMING
-def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> None:
+def test_several_steps_a_batch_by_hand_are_several_passes(audited: Audited) -> None:
     class Thrice(HandWritten):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
@@ -679,30 +520,21 @@ def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> Non
             for _ in range(3):
                 super().training_step(batch, batch_idx)
 
-    stated = dataclasses.replace(CLAIM, sampling="shuffled", epsilon=99.0, delta=DELTA)
-    audit = PrivacyAudit(claim=stated, seed=1, on_violation="warn")
-    report = fit(tmp_path, Thrice(), audit, max_epochs=2)
+    given = {"sampling": "shuffled", "epsilon": 99.0, "delta": DELTA, "sample_rate": BATCH / 512}
+    stated = replace(CLAIM, **given)
+    module = Thrice(dataset=random_data(512))
+    report = audited(module, claim=stated, on_violation="warn", max_epochs=2)
     assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
 
 
-@RESUMING
-def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(tmp_path: Path) -> None:
-    class TenOnOne(ThreeSteps):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for _ in range(10 if batch_idx == 7 else 1):
-                optimizer = self.optimizers()
-                optimizer.zero_grad()
-                self.manual_backward(Shuffled.training_step(self, batch, batch_idx))
-                optimizer.step()
+def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited: Audited) -> None:
+    class TenOnOne(ByHand):
+        def takes(self, batch_idx: int) -> int:
+            return 10 if batch_idx == 7 else 1
 
-    audit = PrivacyAudit(
-        claim=PrivacyClaim(epsilon=1.01 * HOLDS, delta=DELTA, sampling="shuffled"),
-        seed=1,
-        on_violation="warn",
-    )
-    report = fit(tmp_path, TenOnOne(dataset=random_data(1600)), audit, max_epochs=1)
+    report = audited(shuffled(TenOnOne), claim=dealt_out(), on_violation="warn", max_epochs=1)
     assert report.epsilon_spent == epsilon_of_passes(1.0, 10, DELTA)
-    assert by_name(report)["accounting"].status == "violated"
+    assert status(report, "accounting") == "violated"
 
 
 # --- A finding is allowed of one optimizer or some parameters, for a reason, and nowhere else.
@@ -711,76 +543,63 @@ def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(tmp_pat
 STEPS = {"max_steps": 240}
 
 
-def audit_privacy_audit_exemptions(**kwargs: Any) -> PrivacyAudit:
-    return PrivacyAudit(seed=1, **kwargs)
-
-
 @pytest.mark.parametrize(
     "allowed",
     [GENERATOR, Allow("no_dp", optimizer=1, reason=REASON), Allow("no_dp", "Adam", None, REASON)],
 )
 def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(
-    tmp_path: Path, allowed: Allow
+    audited: Audited, allowed: Allow
 ) -> None:
-    report = fit(tmp_path, Gan(), audit_privacy_audit_exemptions(allow=[allowed]), **STEPS)
+    report = audited(Gan(), allow=[allowed], **STEPS)
     assert report.verdict.outcome == "PASS", report.verdict
-    (told,) = (check.message for check in report.checks if check.name == "no_dp")
-    assert f"120 of Adam, optimizer {allowed.optimizer!r} ({REASON})" in told.replace(
-        " of opt", " opt"
-    )
+    told = check(report, "no_dp").message.replace(" of opt", " opt")
+    assert f"120 of Adam, optimizer {allowed.optimizer!r} ({REASON})" in told
     assert f"the user allows no_dp of optimizer {allowed.optimizer!r}: {REASON}" in report.notes
     (kept,) = report.settings["exemptions"]
     assert kept["reason"] == REASON
 
 
-def test_without_the_exemption_it_is_a_violation(tmp_path: Path) -> None:
-    report = violation(tmp_path, Gan(), audit_privacy_audit_exemptions(), **STEPS)
-    assert status(report, "no_dp") == "violated"
+def test_without_the_exemption_it_is_a_violation(accused: Audited) -> None:
+    assert status(accused(Gan(), **STEPS), "no_dp") == "violated"
 
 
-def test_opacus_dcgan_shows_its_generator_the_number_of_records(tmp_path: Path) -> None:
-    module = Dcgan(dataset=digits())
-    report = violation(
-        tmp_path, module, audit_privacy_audit_exemptions(allow=[GENERATOR], examinations=0), **STEPS
-    )
+def test_opacus_dcgan_shows_its_generator_the_number_of_records(accused: Audited) -> None:
+    report = accused(Dcgan(dataset=digits()), allow=[GENERATOR], **STEPS)
     fault = report.verdict.faults[0]
     assert fault.name == "number_of_records_reaches_exempt_optimizer"
     places = " ".join(map(str, fault.place.code))
     assert "Dcgan.training_step at tests/support/gan_support.py:" in places
     assert "the number of records reaches an exempt optimizer" in report.verdict.summary
     assert "train the generator on a fixed number of fakes" in report.verdict.advice
-    assert [check.name for check in report.checks if check.status == "violated"] == ["no_dp"]
+    assert violated(report) == ["no_dp"]
 
 
-def test_dcgan_with_a_fixed_number_of_fakes_passes(tmp_path: Path) -> None:
-    module = DcganOfFixedSize(dataset=digits())
-    report = fit(
-        tmp_path, module, audit_privacy_audit_exemptions(allow=[GENERATOR], examinations=0), **STEPS
-    )
+def test_dcgan_with_a_fixed_number_of_fakes_passes(audited: Audited) -> None:
+    report = audited(DcganOfFixedSize(dataset=digits()), allow=[GENERATOR], **STEPS)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-def test_without_the_exemption_dcgan_is_told_what_an_exemption_takes(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, Dcgan(dataset=digits()), audit_privacy_audit_exemptions(examinations=0), **STEPS
-    )
-    assert report.verdict.faults[0].name == "no_dp"
-    assert "Train it on a fixed number of fakes" in report.verdict.advice
+def test_without_the_exemption_dcgan_is_told_what_an_exemption_takes(accused: Audited) -> None:
+    verdict = accused(Dcgan(dataset=digits()), **STEPS).verdict
+    assert verdict.faults[0].name == "no_dp"
+    assert "Train it on a fixed number of fakes" in verdict.advice
 
 
-def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, GanWithEncoder(), audit_privacy_audit_exemptions(allow=[GENERATOR]), max_steps=360
-    )
+def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(accused: Audited) -> None:
+    report = accused(GanWithEncoder(), allow=[GENERATOR], steps=360)
     assert status(report, "no_dp") == "violated"
     assert report.verdict.summary.startswith("no_dp: SGD was stopped before its first step")
 
 
+def refused(directory: Path, module: pl.LightningModule, allowed: Allow) -> str:
+    trainer = trainer_for(directory, PrivacyAudit(seed=1, allow=allowed), **STEPS)
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer.fit(module)
+    return str(raised.value)
+
+
 def test_an_exemption_of_no_optimizer_of_the_training_is_refused(tmp_path: Path) -> None:
-    allowed = Allow("no_dp", optimizer="generator", reason=REASON)
-    with pytest.raises(MisconfigurationException_of_exceptions) as raised:
-        trainer_for(tmp_path, audit_privacy_audit_exemptions(allow=[allowed])).fit(Gan())
-    told = str(raised.value)
+    told = refused(tmp_path, Gan(), Allow("no_dp", optimizer="generator", reason=REASON))
     assert "optimizer='generator' is none of the training's" in told
     assert "1 is Adam of `G.0.weight`, `G.0.bias`" in told
 
@@ -797,11 +616,10 @@ class OneFaulty(TwoOptimizers):
     ("optimizer", "status"), [("net.critic", "allowed"), ("net.actor", "violated")]
 )
 def test_a_finding_is_allowed_of_one_private_optimizer_alone(
-    tmp_path: Path, optimizer: str, status: str
+    audited: Audited, optimizer: str, status: str
 ) -> None:
     allowed = Allow("sensitivity", optimizer=optimizer, reason="a trial")
-    given = audit_privacy_audit_exemptions(allow=[allowed], on_violation="warn")
-    report = fit(tmp_path, OneFaulty(two_nets()), given, **STEPS)
+    report = audited(OneFaulty(two_nets()), allow=[allowed], on_violation="warn", **STEPS)
     found = {c.optimizer: c.status for c in report.checks if c.name == "sensitivity"}
     assert sorted(found.values()) == sorted(["ok", status]), found
 
@@ -820,16 +638,10 @@ class Averaged(PrivateModule):
 
 
 @pytest.mark.parametrize(("pattern", "passes"), [("average.*", True), ("net.*", False)])
-def test_parameters_are_exempt_by_their_names(tmp_path: Path, pattern: str, passes: bool) -> None:
+def test_parameters_are_exempt_by_their_names(audited: Audited, pattern: str, passes: bool) -> None:
     allowed = Allow("unaudited", parameters=pattern, reason="an average of released weights")
-    report = fit(tmp_path, Averaged(), audit_privacy_audit_exemptions(allow=allowed), max_steps=120)
+    report = audited(Averaged(), allow=allowed, steps=120)
     assert (report.verdict.outcome == "PASS") == passes, report.verdict
-
-
-def refused(directory: Path, module: pl.LightningModule, allowed: Allow) -> str:
-    with pytest.raises(MisconfigurationException_of_exceptions) as raised:
-        trainer_for(directory, audit_privacy_audit_exemptions(allow=allowed), **STEPS).fit(module)
-    return str(raised.value)
 
 
 @pytest.mark.parametrize("pattern", ["average", "nosuch.*"])
@@ -876,23 +688,18 @@ def test_the_private_optimizer_needs_no_exemption_from_dp(tmp_path: Path) -> Non
     assert "optimizer='0' is private" in told
 
 
-def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
+def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(audited: Audited) -> None:
     class Quiet(HandWritten):
         def noise(self, p: torch.Tensor) -> torch.Tensor:
             return 0.3 * super().noise(p)
 
     given = [Allow(name, optimizer="SGD", reason="a trial") for name in ("noise", "noise.tensor")]
-    found = PrivacyAudit(claim=CLAIM, allow=given, on_violation="warn", seed=1)
-    report = fit(tmp_path, Quiet(), found, max_steps=60)
-    statuses = {c.name: c.status for c in report.checks if c.name in ("noise", "noise.tensor")}
-    assert statuses == {"noise": "allowed", "noise.tensor": "allowed"}
+    report = audited(Quiet(), claim=CLAIM, allow=given, on_violation="warn", steps=60)
+    assert status(report, "noise") == status(report, "noise.tensor") == "allowed"
 
 
-def test_the_divisor_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
+def test_the_divisor_is_allowed_of_its_optimizer(audited: Audited) -> None:
     stated = PrivacyClaim(private_dataset_size=True, delta=1e-5)
-    name = "expected_batch_size"
-    given = audit_privacy_audit_exemptions(
-        claim=stated, allow=Allow(name, optimizer="net", reason="a trial")
-    )
-    report = fit(tmp_path, PrivateModule(), given, max_steps=20)
-    assert status(report, name) == "allowed"
+    allowed = Allow("expected_batch_size", optimizer="net", reason="a trial")
+    report = audited(PrivateModule(), claim=stated, allow=allowed, steps=20)
+    assert status(report, "expected_batch_size") == "allowed"

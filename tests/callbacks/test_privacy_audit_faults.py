@@ -14,6 +14,7 @@ from printed_report import as_text
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import Audited, Trains, check, on_digits, private
 from training_matrix import (
     AdaClip,
     AdaptiveGhost,
@@ -24,17 +25,7 @@ from training_matrix import (
     Physical,
     wide,
 )
-from training_support import (
-    ManualModule,
-    PrivateModule,
-    digits,
-    fit,
-    mlp,
-    random_data,
-    status,
-    trainer_for,
-    violation,
-)
+from training_support import ManualModule, PrivateModule, random_data, status, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
@@ -52,10 +43,6 @@ from lightning_audit.verdict.gate import contradictions
 TRAINS_ON = {"on_violation": "warn"}
 
 
-def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
-    return PrivateModule(mlp(64), dataset=digits(), optimizer_class=kind)
-
-
 @pytest.mark.parametrize(
     ("kind", "finding", "fault"),
     [
@@ -63,19 +50,10 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
         (faulty.HalfNoise, "noise", "noise scale too small:"),
         (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
         (faulty.NoClipping, "sensitivity", "no clipping:"),
+        (faulty.BroadcastNoise, "reuse.broadcast", "one noise value is shared by all coordinates"),
+        (faulty.OneKeyForAllTensors, "reuse.pair", "one noise key is used for several tensors"),
         (
-            faulty.BroadcastNoise,
-            "reuse.broadcast",
-            "one noise value is shared by all coordinates",
-        ),
-        (
-            faulty.OneKeyForAllTensors,
-            "reuse.pair",
-            "one noise key is used for several tensors",
-        ),
-        (
-            faulty.ClosureRunsAgain,
-            "gradient_replaced",
+            *(faulty.ClosureRunsAgain, "gradient_replaced"),
             "gradient replaced: a backward pass ran after the noise",
         ),
     ],
@@ -83,103 +61,91 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
 )
 @pytest.mark.one_in(4)
 def test_fault_of_the_mechanism_is_named(
-    tmp_path: Path, kind: type[torch.optim.Optimizer], finding: str, fault: str
+    trained: Trains, kind: type[torch.optim.Optimizer], finding: str, fault: str
 ) -> None:
-    report = fit(tmp_path, _on_digits(kind), PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
+    report = trained(private(kind, on_digits=True), **TRAINS_ON).report
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
     assert fault in report.verdict.fault
-    assert report.verdict.root is not None
     assert report.verdict.advice or report.verdict.root.look_at
 
 
-def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, _on_digits(faulty.ClipAtTwice), audit, max_steps=96)
-    assert status(report, "sensitivity") == "violated"
+def test_clipping_at_twice_the_norm_is_named_with_its_size(accused: Audited) -> None:
+    report = accused(on_digits(faulty.ClipAtTwice), steps=96)
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
-    shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
-    assert 1.5 < shift < 2.5
+    assert check(report, "sensitivity").status == "violated"
+    assert 1.5 < check(report, "sensitivity").evidence["shift"] < 2.5
+
+
+both_data = pytest.mark.parametrize("digits", [False, True], ids=["random", "digits"])
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("data", ["random", "digits"])
-def test_clipping_after_averaging_is_named(tmp_path: Path, seed: int, data: str) -> None:
-    kind = faulty.ClipAfterAverage
-    module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
-    report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=64)
+@both_data
+def test_clipping_after_averaging_is_named(accused: Audited, seed: int, digits: bool) -> None:
+    report = accused(private(faulty.ClipAfterAverage, on_digits=digits)(), seed=seed)
     assert status(report, "sensitivity") == "violated"
     assert "clipping after averaging" in report.verdict.fault
 
 
-@pytest.mark.parametrize("data", ["random", "digits"])
-def test_noise_seeded_again_at_every_step_is_named(tmp_path: Path, data: str) -> None:
-    kind = faulty.ReseededNoise
-    module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+@both_data
+def test_noise_seeded_again_at_every_step_is_named(accused: Audited, digits: bool) -> None:
+    report = accused(private(faulty.ReseededNoise, on_digits=digits)())
     assert status(report, "reuse.lag") == "violated"
     assert "the same noise is added at every step" in report.verdict.fault
 
 
 @pytest.mark.parametrize("mode", ["hooks", pytest.param("functorch", marks=pytest.mark.heavy)])
-def test_clipping_per_tensor_is_named(tmp_path: Path, mode: str) -> None:
-    module = PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=320)
+def test_clipping_per_tensor_is_named(accused: Audited, mode: str) -> None:
+    report = accused(PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor), steps=320)
     assert status(report, "sensitivity") == "violated"
     assert "clipping per tensor" in report.verdict.fault
 
 
-@pytest.mark.parametrize("data", ["random", "digits"])
-def test_missing_noise_on_biases_is_named_with_the_tensors(tmp_path: Path, data: str) -> None:
-    kind = faulty.NoNoiseOnBiases
-    module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+@both_data
+def test_missing_noise_on_biases_is_named_with_the_tensors(accused: Audited, digits: bool) -> None:
+    report = accused(private(faulty.NoNoiseOnBiases, on_digits=digits)())
     assert status(report, "noise.tensor") == "violated"
     assert "noise of some tensors:" in report.verdict.fault
     assert "`net.0.bias`" in report.verdict.fault
     assert "weight" not in report.verdict.fault
 
 
-def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(tmp_path: Path) -> None:
+def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(accused: Audited) -> None:
     # Here the data's part of the gradient is about one over the batch size.
-    module = PrivateModule(optimizer_class=faulty.NoNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = accused(PrivateModule(optimizer_class=faulty.NoNoise))
     assert "divided by the batch size" not in report.verdict.fault
 
 
 # Two epochs of four steps; one is enough for most of the coins' draws, six steps for all of thirty.
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.one_in(4)
-def test_missing_clipping_in_short_epochs_is_named(tmp_path: Path, seed: int) -> None:
+def test_missing_clipping_in_short_epochs_is_named(accused: Audited, seed: int) -> None:
     module = PrivateModule(dataset=random_data(64), optimizer_class=faulty.NoClipping)
-    report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=8)
+    report = accused(module, seed=seed, steps=8)
     assert report.steps < 8
     assert "clipping" in report.verdict.fault.split(",")[0]
 
 
-def test_faults_are_found_in_manual_optimization(tmp_path: Path) -> None:
-    module = ManualModule(optimizer_class=faulty.HalfNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
-    assert "noise scale too small" in report.verdict.fault
-
-
-def test_faults_are_found_in_functorch_mode(tmp_path: Path) -> None:
-    module = PrivateModule(mode="functorch", optimizer_class=faulty.HalfNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
-    assert "noise scale too small" in report.verdict.fault
-
-
-def test_noise_below_the_stated_claim_is_found_though_opacus_is_sound(tmp_path: Path) -> None:
-    claim = PrivacyClaim(noise_multiplier=2.0)
-    report = violation(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=64)
+@pytest.mark.parametrize(
+    ("make", "claim"),
+    [
+        (private(faulty.HalfNoise, kind=ManualModule), None),
+        (private(faulty.HalfNoise, mode="functorch"), None),
+        (PrivateModule, PrivacyClaim(noise_multiplier=2.0)),  # Opacus is sound
+    ],
+    ids=["manual optimization", "functorch", "below the claim"],
+)
+def test_half_of_the_noise_is_found_in_other_trainings(
+    accused: Audited, make: Callable[[], PrivateModule], claim: PrivacyClaim | None
+) -> None:
+    report = accused(make(), claim=claim)
     assert report.verdict.kind == "mechanism"
     assert "noise scale too small" in report.verdict.fault
 
 
-def test_allowed_finding_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    module = PrivateModule(optimizer_class=faulty.ClipAtTwice)
-    audit = PrivacyAudit(allow=["sensitivity"], seed=1)
-    report = fit(tmp_path, module, audit, max_steps=64)
+def test_allowed_finding_is_shown_and_does_not_fail(audited: Audited) -> None:
+    report = audited(PrivateModule(optimizer_class=faulty.ClipAtTwice), allow=["sensitivity"])
     assert status(report, "sensitivity") == "allowed"
     assert report.verdict.outcome != "VIOLATION"
 
@@ -201,32 +167,27 @@ class Plain(PrivateModule):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "arguments"),
+    ("wrap", "claim"),
     [
         (False, {"claimed_epsilon": 8.0}),
         (True, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)}),
+        (False, {}),
     ],
-    ids=["plain", "private_one_lost"],
+    ids=["plain", "private_one_lost", "no claim"],
 )
-def test_plain_optimizer_under_a_claim_is_no_dp(
-    tmp_path: Path, wrap: bool, arguments: dict[str, Any]
+def test_plain_optimizer_is_no_dp_with_a_claim_and_without(
+    accused: Audited, wrap: bool, claim: dict[str, Any]
 ) -> None:
-    report = violation(tmp_path, Plain(wrap=wrap), PrivacyAudit(**arguments), max_steps=8)
+    report = accused(Plain(wrap=wrap), steps=8, **claim)
     assert report.verdict.kind == "mechanism"
     assert status(report, "no_dp") == "violated"
     assert "no DP-SGD" in report.verdict.fault
     assert "SGD was stopped before its first step" in report.verdict.summary
 
 
-def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path: Path) -> None:
+def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(accused: Audited) -> None:
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
-    report = violation(tmp_path, Plain(wrap=False), PrivacyAudit(claim=claim, seed=1), max_steps=32)
-    assert report.verdict.summary.startswith("noise")
-
-
-def test_plain_optimizer_is_named_without_a_claim_too(tmp_path: Path) -> None:
-    report = violation(tmp_path, Plain(wrap=False), PrivacyAudit(), max_steps=8)
-    assert "SGD was stopped before its first step" in report.verdict.summary
+    assert accused(Plain(wrap=False), claim=claim, steps=32).verdict.summary.startswith("noise")
 
 
 class PlainBeside(PrivateModule):
@@ -251,8 +212,8 @@ class PlainBeside(PrivateModule):
         plain.step()
 
 
-def test_plain_optimizer_beside_the_private_one_is_no_dp(tmp_path: Path) -> None:
-    report = fit(tmp_path, PlainBeside(), PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
+def test_plain_optimizer_beside_the_private_one_is_no_dp(audited: Audited) -> None:
+    report = audited(PlainBeside(), **TRAINS_ON)
     assert status(report, "no_dp") == "violated"
     assert "Adam took 32 steps" in report.verdict.summary
     assert report.steps == 32
@@ -262,8 +223,8 @@ def test_plain_optimizer_beside_the_private_one_is_no_dp(tmp_path: Path) -> None
 # ------------------------------------------------------------------ sampling and accounting
 
 
-def test_loader_that_is_not_poisson_says_what_to_write(tmp_path: Path) -> None:
-    report = violation(tmp_path, PrivateModule(poisson=False), PrivacyAudit(seed=1), max_steps=64)
+def test_loader_that_is_not_poisson_says_what_to_write(accused: Audited) -> None:
+    report = accused(PrivateModule(poisson=False))
     assert report.verdict.kind == "accounting"
     assert status(report, "sampling.not_poisson") == "violated"
     assert "wrong sampling" in report.verdict.fault
@@ -271,14 +232,13 @@ def test_loader_that_is_not_poisson_says_what_to_write(tmp_path: Path) -> None:
     assert "SequentialSampler" in report.verdict.summary
 
 
-def test_loader_that_is_not_poisson_passes_where_allowed(tmp_path: Path) -> None:
-    audit = PrivacyAudit(allow="sampling.not_poisson", seed=1)
-    report = fit(tmp_path, PrivateModule(poisson=False), audit, max_steps=64)
-    assert report.verdict.outcome == "PASS"
+def test_loader_that_is_not_poisson_passes_where_allowed(trained: Trains) -> None:
+    report = trained(private(poisson=False), allow="sampling.not_poisson").report
+    assert (report.verdict.outcome, report.steps) == ("PASS", 64)
     assert status(report, "sampling.not_poisson") == "allowed"
 
 
-def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(tmp_path: Path) -> None:
+def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(accused: Audited) -> None:
     class Doubled(PrivateModule):
         def train_dataloader(self) -> Any:
             self.batch_size, size = 2 * self.batch_size, self.batch_size
@@ -286,15 +246,14 @@ def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(tmp_pa
             self.batch_size = size
             return loader
 
-    report = violation(tmp_path, Doubled(), PrivacyAudit(seed=1), max_steps=32)
+    report = accused(Doubled(), steps=32)
     assert report.verdict.kind == "accounting"
     assert status(report, "sampling.rate") == "violated"
     assert "draws more often" in report.verdict.fault
 
 
-def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claimed_epsilon=1.7, seed=1, on_violation="warn")
-    report = fit(tmp_path, PrivateModule(), audit, max_epochs=6)
+def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(audited: Audited) -> None:
+    report = audited(PrivateModule(), claimed_epsilon=1.7, on_violation="warn", max_epochs=6)
     assert report.verdict.kind == "accounting"
     assert status(report, "accounting") == "violated"
     assert "wrong accounting" in report.verdict.fault
@@ -306,26 +265,24 @@ def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(tmp_path
     assert (violated[0], violated[-1]) == (0.0, 1.0)
 
 
-def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(tmp_path: Path) -> None:
-    module = PrivateModule(noise_multiplier=0.0)
-    report = violation(tmp_path, module, PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=40)
+def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(accused: Audited) -> None:
+    report = accused(PrivateModule(noise_multiplier=0.0), claimed_epsilon=8.0, steps=40)
     assert report.verdict.kind == "accounting"
     assert "the first step costs epsilon inf" in report.verdict.summary
     assert not report.history  # it stops before it
     assert "noise_multiplier above 0" in report.verdict.advice
 
 
-def test_training_without_claimed_noise_never_passes_and_is_told_so(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(noise_multiplier=0.0), PrivacyAudit(seed=1), max_steps=40)
+def test_training_without_claimed_noise_never_passes_and_is_told_so(audited: Audited) -> None:
+    report = audited(PrivateModule(noise_multiplier=0.0), steps=40)
     assert report.verdict.outcome != "PASS"
     said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.pass_blockers])
     assert "noise" in said, report.verdict
 
 
 @pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(tmp_path: Path) -> None:
-    module = PrivateModule(accountant="gdp")
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(accused: Audited) -> None:
+    report = accused(PrivateModule(accountant="gdp"))
     assert report.verdict.kind == "accounting"
     assert "gdp accountant says" in report.verdict.summary
     assert report.epsilon_spent > report.claimed_epsilon
@@ -334,20 +291,10 @@ def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(tmp_path: Pa
 # ------------------------------------------------------------------ one root, and what is beside it
 
 
-class HalfNoiseShuffled(PrivateModule):
-    """Too little noise, and the trainer's own loader in place of the Poisson one."""
-
-    def __init__(self) -> None:
-        super().__init__(mlp(64), dataset=digits(), poisson=False, optimizer_class=faulty.HalfNoise)
-
-
-def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) -> None:
-    module = _on_digits(faulty.HalfNoise)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
+def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained: Trains) -> None:
+    report = trained(private(faulty.HalfNoise, on_digits=True), **TRAINS_ON).report
     root = report.verdict.root
-    assert root is not None
     assert (root.name, root.finding) == ("noise_too_small", "noise")
-    assert root.place.step is not None
     assert root.place.step < 5
     assert report.verdict.further == ()
     wrong = [check for check in report.checks if check.status == "violated"]
@@ -363,33 +310,27 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("module", "audit", "findings"),
+    ("make", "claimed", "findings"),
     [
-        (HalfNoiseShuffled, {}, ["noise", "sampling.not_poisson"]),
         (
-            lambda: _on_digits(faulty.NoClipping),
-            {"claimed_epsilon": 0.5},
-            ["sensitivity", "accounting"],
+            private(faulty.HalfNoise, on_digits=True, poisson=False),
+            None,
+            ["noise", "sampling.not_poisson"],
         ),
+        (private(faulty.NoClipping, on_digits=True), 0.5, ["sensitivity", "accounting"]),
     ],
     ids=["half_noise_and_shuffled", "no_clipping_and_accounting"],
 )
 def test_two_independent_faults_are_two_findings(
-    tmp_path: Path,
-    module: Callable[[], PrivateModule],
-    audit: dict[str, Any],
-    findings: list[str],
+    trained: Trains, make: Callable[[], PrivateModule], claimed: float | None, findings: list[str]
 ) -> None:
-    told = PrivacyAudit(seed=1, **audit, **TRAINS_ON)
-    report = fit(tmp_path, module(), told, max_steps=64)
+    report = trained(make, claimed_epsilon=claimed, **TRAINS_ON).report
     verdict = report.verdict
-    assert verdict.root is not None
     assert [fault.finding for fault in (verdict.root, *verdict.further)] == findings
     assert f"(also: {findings[1]})" in verdict.summary
     assert f"\nAlso: {findings[1]}: " in describe(verdict)
-    assert {c.name for c in report.checks if c.status == "violated" and not c.follows_from} == set(
-        findings
-    )
+    roots = {c.name for c in report.checks if c.status == "violated" and not c.follows_from}
+    assert roots == set(findings)
     assert contradictions(report) == []
 
 
@@ -431,27 +372,6 @@ class NoiseWhereSomethingIsLarge(DPOptimizer):
         assert self.noise_multiplier == multiplier
 
 
-@pytest.mark.heavy
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    ("kind", "finding", "name"),
-    [
-        (ClipsOutliersAlone, "sensitivity", "clipping_missing_at_times"),
-        (NoiseWhereSomethingIsLarge, "noise.step", "noise_missing_in_steps"),
-    ],
-)
-def test_what_is_done_to_rows_of_other_norms_is_found_without_an_examination(
-    tmp_path: Path, kind: type[DPOptimizer], finding: str, name: str
-) -> None:
-    fault = Fault(kind.__name__, "", "", finding, "", kind, steps=400, audit={"examinations": 0})
-    report = train(fault, tmp_path)
-    assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.root.name == name
-
-
-# --- Code that leaves some rows of a batch unclipped meets canaries there, without an examination.
-
-
 class SparesFirst(DPOptimizer):
     """The first row of each batch is not clipped."""
 
@@ -476,24 +396,28 @@ class SparesLast(SparesFirst):
 
 
 # A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
+# A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("kind", "steps"), [(SparesLast, 100), (SparesFirst, 1200)])
-def test_a_row_that_is_not_clipped_is_found_by_the_canaries_that_stand_in_it(
-    tmp_path: Path, kind: type[DPOptimizer], steps: int
+@pytest.mark.parametrize(
+    ("kind", "finding", "name", "steps"),
+    [
+        (ClipsOutliersAlone, "sensitivity", "clipping_missing_at_times", 400),
+        (NoiseWhereSomethingIsLarge, "noise.step", "noise_missing_in_steps", 400),
+        (SparesLast, "sensitivity", "clipping_missing_at_times", 100),
+        (SparesFirst, "sensitivity", "clipping_missing_at_times", 1200),
+    ],
+)
+def test_what_is_done_to_some_rows_is_found_by_canaries_without_an_examination(
+    tmp_path: Path, kind: type[DPOptimizer], finding: str, name: str, steps: int
 ) -> None:
-    fault = Fault(
-        kind.__name__, "", "", "sensitivity", "", kind, steps=steps, audit={"examinations": 0}
-    )
-    report = train(fault, tmp_path)
-    assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.root.name == "clipping_missing_at_times"
+    plan = {"steps": steps, "audit": {"examinations": 0}}
+    report = train(Fault(kind.__name__, "", "", finding, "", kind, **plan), tmp_path)
+    assert (report.verdict.outcome, report.verdict.root.name) == ("VIOLATION", name)
 
 
 # --- What Opacus keeps of a step when it is done holds no canary, for code that looks at it then.
 
 STEPS = 12
-# Opacus and torch remark on loaders and hooks in every training.
 
 
 class Keeps(pl.Callback):
@@ -508,20 +432,31 @@ class Keeps(pl.Callback):
             self.sums.append(torch.cat([p.summed_grad.flatten() for p in optimizer.params]))
 
 
-def sums_of(
-    directory: Path, make: Callable[[], pl.LightningModule], *callbacks: pl.Callback
-) -> torch.Tensor:
-    torch.manual_seed(1)
-    keeps = Keeps()
-    trainer_for(directory, *callbacks, keeps, max_steps=STEPS).fit(make())
-    return torch.stack(keeps.sums)
+# Opacus and torch remark on loaders and hooks in every training.
 
 
-def own_cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(module.net(batch[0]), batch[1])
+def compared(folder: Path, make: Callable[[], pl.LightningModule], audit: PrivacyAudit) -> int:
+    """Assert that the sums of a training are the same with an audit; the number of its steps."""
+    sums = []
+    for callbacks in ([], [audit]):
+        torch.manual_seed(1)
+        keeps = Keeps()
+        trainer_for(folder / str(len(callbacks)), *callbacks, keeps, max_steps=STEPS).fit(make())
+        sums.append(torch.stack(keeps.sums))
+    plain, audited = sums
+    assert plain.shape == audited.shape
+    torch.testing.assert_close(audited, plain, rtol=1e-4, atol=2e-5)
+    return len(plain)
 
 
-@pytest.mark.filterwarnings("default")
+def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path: Path) -> None:
+    def loss(module: PrivateModule, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+    canary = Mislabeled(amplitude=100.0, loss=loss, num_classes=10)
+    compared(tmp_path, PrivateModule, PrivacyAudit(seed=1, canaries=[canary]))
+
+
 @pytest.mark.parametrize(
     "make",
     staged(
@@ -541,20 +476,5 @@ def own_cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
 def test_the_clipped_sums_of_a_step_that_is_done_are_those_of_a_training_without_the_audit(
     tmp_path: Path, make: Callable[[], pl.LightningModule]
 ) -> None:
-    plain = sums_of(tmp_path / "plain", make)
     # A fault is only warned of: what is compared is the whole training.
-    audited = sums_of(tmp_path / "audited", make, PrivacyAudit(seed=1, on_violation="warn"))
-    assert plain.shape == audited.shape
-    assert len(plain) >= STEPS // 4
-    torch.testing.assert_close(audited, plain, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.filterwarnings("default")
-def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path: Path) -> None:
-    def make() -> PrivateModule:
-        return PrivateModule(mlp(), dataset=random_data())
-
-    canary = Mislabeled(amplitude=100.0, loss=own_cross_entropy, num_classes=10)
-    plain = sums_of(tmp_path / "plain", make)
-    audited = sums_of(tmp_path / "audited", make, PrivacyAudit(seed=1, canaries=[canary]))
-    torch.testing.assert_close(audited, plain, rtol=1e-4, atol=2e-5)
+    assert compared(tmp_path, make, PrivacyAudit(seed=1, on_violation="warn")) >= STEPS // 4

@@ -27,19 +27,28 @@ from resume_support import RESUMING, numbers
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import (
+    Audited,
+    Trains,
+    UnifiedModule,
+    Validated,
+    ValidatedModule,
+    check,
+    on_digits,
+    private,
+    weights,
+)
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import (
     PrivateModule,
-    PrivateTraining,
     assert_no_hooks_left,
-    digits,
     fit,
-    mlp,
     report_in,
     trainer_for,
+    violation,
 )
 
-from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyViolation
+from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.monitor import NoiseChannelChecks, replay
 from lightning_audit.cli.main import main
@@ -49,9 +58,9 @@ from lightning_audit.record.store import read_observations
 from lightning_audit.run import evaluation
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise
 
-# --- When the audit attaches, writes, stops, raises and lets go.
+pytestmark = RESUMING
 
-# ------------------------------------------------------------------ the verdict
+# --- When the audit attaches, writes, stops, raises and lets go.
 
 
 # ------------------------------------------------------------------ trainings that break off
@@ -81,28 +90,21 @@ def test_users_exception_comes_through_and_the_record_is_readable(
     assert error in (raised.value, raised.value.__context__)
     assert_no_hooks_left(module)
     report = report_in(tmp_path)
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    assert not report.complete
+    assert (report.verdict.outcome, report.complete) == ("INCONCLUSIVE", False)
     assert any(f"broke off with {kind.__name__}" in lack for lack in report.verdict.pass_blockers)
-    assert report.steps == step
     _, entries = read_observations(tmp_path / "audit" / "observations.bin")
-    assert len(entries) == step
+    assert report.steps == len(entries) == step
 
 
 def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path: Path) -> None:
-    class Faulty(Failing):
-        def configure_optimizers(self) -> Any:
-            self.optimizer_class = HalfNoise
-            return super().configure_optimizers()
-
     error = RuntimeError("the user's own")
-    audit = PrivacyAudit(seed=1, on_violation="warn")
+    module, audit = Failing(20, error), PrivacyAudit(seed=1, on_violation="warn")
+    module.optimizer_class = HalfNoise
     with pytest.raises(RuntimeError) as raised:
-        trainer_for(tmp_path, audit, max_steps=64).fit(Faulty(20, error))
+        trainer_for(tmp_path, audit, max_steps=64).fit(module)
     assert raised.value is error
     report = report_in(tmp_path)
-    assert report.verdict.outcome == "VIOLATION"
-    assert not report.complete
+    assert (report.verdict.outcome, report.complete) == ("VIOLATION", False)
 
 
 def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
@@ -121,29 +123,29 @@ def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
 
 
 def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
-    audit = PrivacyAudit(report_dir=tmp_path / "elsewhere" / "deep", seed=1)
+    deep = tmp_path / "elsewhere" / "deep"
+    audit = PrivacyAudit(report_dir=deep, seed=1)
     trainer_for(tmp_path / "root", audit, max_steps=4).fit(PrivateModule())
-    assert (tmp_path / "elsewhere" / "deep" / "report.json").exists()
-    assert (tmp_path / "elsewhere" / "deep" / "observations.bin").exists()
+    assert (deep / "report.json").exists()
+    assert (deep / "observations.bin").exists()
     assert not (tmp_path / "root" / "audit").exists()
 
 
 # ------------------------------------------------------------------ the record
 
 
-def test_checks_stand_in_the_order_of_the_registry(tmp_path: Path) -> None:
-    audit = PrivacyAudit(on_violation="warn", on_inconclusive="warn", seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=10)
-    for status in {check.status for check in report.checks}:
-        names = [check.name for check in report.checks if check.status == status]
+def test_checks_stand_in_the_order_of_the_registry(trained: Trains) -> None:
+    report = trained().report
+    for each in {c.status for c in report.checks}:
+        names = [c.name for c in report.checks if c.status == each]
         assert names == [name for name in REGISTRY if name in names]
 
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
-def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -> None:
-    audit = PrivacyAudit(on_violation="warn", seed=1)
-    report = fit(tmp_path, PrivateModule(optimizer_class=kind), audit, max_steps=64)
-    header, entries = read_observations(tmp_path / "audit" / "observations.bin")
+def test_replayed_record_gives_the_reports_e_values(trained: Trains, kind: Any) -> None:
+    done = trained(private(kind), on_violation="warn") if kind else trained()
+    report = done.report
+    header, entries = read_observations(done.directory / "observations.bin")
     monitor = replay(header, entries, report.settings["significance"])
     again = {check.name: check for check in monitor.results()}
     tests = [check for check in report.checks if check.log_e_value is not None]
@@ -152,9 +154,9 @@ def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -
     of_record = [check for check in tests if check.name not in memory]
     assert len(of_record) >= 7
     assert len(tests) - len(of_record) == len(memory)
-    for check in of_record:
-        assert again[check.name].log_e_value == check.log_e_value
-        assert again[check.name].status == check.status
+    for found in of_record:
+        told = again[found.name]
+        assert (told.log_e_value, told.status) == (found.log_e_value, found.status)
     assert tuple(map(astuple, monitor.history)) == report.history
     assert monitor.steps == report.steps
 
@@ -242,41 +244,34 @@ def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(
 
 def test_sound_fit_after_a_violated_one_passes(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
-    with pytest.raises(PrivacyViolation):
-        trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule(optimizer_class=HalfNoise))
+    violation(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, max_steps=32)
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_refused_training_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
-    error = ValueError("no optimizer today")
-
+def test_refused_training_leaves_no_report_of_an_earlier_one(audited: Audited) -> None:
     class Broken(PrivateModule):
         def configure_optimizers(self) -> Any:
-            raise error
+            raise ValueError("no optimizer today")
 
+    audited(PrivateModule(), steps=8)
     with pytest.raises(ValueError, match="no optimizer today"):
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=8).fit(Broken())
-    assert not (tmp_path / "audit" / "report.json").exists()
-    assert (tmp_path / "audit" / "previous-1" / "report.json").exists()
+        audited(Broken(), steps=8)
+    assert not (audited.directory / "report.json").exists()
+    assert (audited.directory / "previous-1" / "report.json").exists()
 
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
 def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
     audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
     report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
-    assert report.verdict.outcome == "PASS"
-    assert report.settings["seed"] == 1
+    assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 1)
     assert copy(audit.report) == audit.report
 
 
 # --- What changes during a training: layers, noise, seeds, parameters beside the private ones.
 
 
-def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):
-    audit = PrivacyAudit(on_violation="warn", seed=1, **options.pop("audit", {}))
-    trainer_for(tmp_path, audit, *callbacks, **options).fit(module)
-    return audit.report
+WARNS = {"on_violation": "warn"}
 
 
 class NoNoiseForThreeSteps(DPOptimizer):
@@ -292,26 +287,32 @@ class NoNoiseForThreeSteps(DPOptimizer):
         self.taken += 1
 
 
-@pytest.mark.heavy
-def test_three_steps_without_noise_among_three_hundred_are_seen(tmp_path: Path) -> None:
-    report = _report(tmp_path, PrivateModule(optimizer_class=NoNoiseForThreeSteps), max_steps=300)
-    assert report.verdict.outcome == "VIOLATION"
-    assert "noise of some steps" in report.verdict.fault
-
-
 class SeedsEveryEpoch(PrivateModule):
     """An epoch of 57 steps, longer than the lags: the noise starts anew with each."""
 
     def on_train_epoch_start(self) -> None:
-        private = self.trainer.optimizers[0]
-        private.generator = torch.Generator().manual_seed(5)
+        self.trainer.optimizers[0].generator = torch.Generator().manual_seed(5)
 
 
 @pytest.mark.heavy
-def test_noise_seeded_anew_in_each_epoch_is_seen(tmp_path: Path) -> None:
-    report = _report(tmp_path, SeedsEveryEpoch(batch_size=9), max_epochs=4)
-    assert report.verdict.outcome == "VIOLATION"
-    assert "the same noise is added in every epoch" in report.verdict.fault
+@pytest.mark.parametrize(
+    ("make", "planned", "fault"),
+    [
+        (private(NoNoiseForThreeSteps), {"steps": 300}, "noise of some steps"),
+        (
+            *(private(kind=SeedsEveryEpoch, batch_size=9), {"max_epochs": 4}),
+            "the same noise is added in every epoch",
+        ),
+    ],
+    ids=["three steps of three hundred", "each epoch"],
+)
+@pytest.mark.heavy_one_in(1)
+def test_noise_that_is_missing_or_the_same_at_times_is_seen(
+    audited: Audited, make: Any, planned: dict[str, int], fault: str
+) -> None:
+    verdict = audited(make(), **WARNS, **planned).verdict
+    assert verdict.outcome == "VIOLATION"
+    assert fault in verdict.fault
 
 
 class ClipsByWhatTheBatchHolds(DPOptimizer):
@@ -327,12 +328,9 @@ class ClipsByWhatTheBatchHolds(DPOptimizer):
         self.max_grad_norm = stated
 
 
-def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=ClipsByWhatTheBatchHolds)
-    report = _report(tmp_path, module, max_steps=150)
-    status = {check.name: check.status for check in report.checks}
-    assert (status["sensitivity"], status["noise.excess"]) == ("ok", "ok")
+def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(audited: Audited) -> None:
+    report = audited(on_digits(ClipsByWhatTheBatchHolds), steps=150, **WARNS)
+    assert check(report, "sensitivity").status == check(report, "noise.excess").status == "ok"
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.pass_blockers[0].startswith("sums are longer than clipping allows, and")
 
@@ -344,19 +342,17 @@ class FreezesALayer(PrivateModule):
 
 
 def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
-    def trained(*callbacks: Any) -> torch.Tensor:
+    ends, audit = [], PrivacyAudit(**WARNS, seed=1)
+    for audits in ([], [audit]):
         pl.seed_everything(3, verbose=False)
         module = FreezesALayer()
-        trainer_for(tmp_path, *callbacks, max_steps=40).fit(module)
-        return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-    audit = PrivacyAudit(on_violation="warn", seed=1)
-    audited, plain = trained(audit), trained()
+        trainer_for(tmp_path, *audits, max_steps=40).fit(module)
+        ends.append(weights(module))
+    plain, audited = ends
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
-    assert audit.report.verdict.outcome == "INCONCLUSIVE"
-    assert any(
-        "trained parameters changed in step 21" in m for m in audit.report.verdict.pass_blockers
-    )
+    verdict = audit.report.verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any("trained parameters changed in step 21" in lack for lack in verdict.pass_blockers)
 
 
 class GainsAPrivateLayer(PrivateModule):
@@ -365,8 +361,7 @@ class GainsAPrivateLayer(PrivateModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.trainer.global_step == 20:
             self.head = GradSampleModule(nn.Linear(10, 10))
-            group = {"params": list(self.head.parameters())}
-            self.trainer.optimizers[0].add_param_group(group)
+            self.trainer.optimizers[0].add_param_group({"params": list(self.head.parameters())})
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         scores = self.net(batch[0])
@@ -393,44 +388,42 @@ class GainsAFrozenLayer(GainsAPrivateLayer):
             self.head = nn.Linear(10, 10).requires_grad_(False)
 
 
-def test_parameters_that_join_the_private_optimizer_are_said(tmp_path: Path) -> None:
-    report = _report(tmp_path, GainsAPrivateLayer(), max_steps=60)
-    (changed,) = (m for m in report.verdict.pass_blockers if "parameters changed" in m)
+def test_parameters_that_join_the_private_optimizer_are_said(audited: Audited) -> None:
+    verdict = audited(GainsAPrivateLayer(), steps=60, **WARNS).verdict
+    (changed,) = (m for m in verdict.pass_blockers if "parameters changed" in m)
     assert "in step 21: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
-    assert not any("NaN" in m or "`head" in m for m in report.verdict.pass_blockers)
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert not any("NaN" in m or "`head" in m for m in verdict.pass_blockers)
+    assert verdict.outcome == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(("kind", "said"), [(GainsALayerBeside, True), (GainsAFrozenLayer, False)])
 def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(
-    tmp_path: Path, kind: Any, said: bool
+    audited: Audited, kind: Any, said: bool
 ) -> None:
-    report = _report(tmp_path, kind(), max_steps=96)
-    found = [m for m in report.verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
+    verdict = audited(kind(), steps=96, **WARNS).verdict
+    found = [m for m in verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
     assert len(found) == said
-    assert report.verdict.outcome != "VIOLATION"
+    assert verdict.outcome != "VIOLATION"
 
 
 class NoiseFallsInTheModulesHook(PrivateModule):
     """Runs after the callbacks' hook: what the audit read before is no longer stated."""
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        private = self.trainer.optimizers[0]
-        private.noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
+        self.trainer.optimizers[0].noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
 
 
-def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(tmp_path: Path) -> None:
-    module = NoiseFallsInTheModulesHook(noise_multiplier=2.0)
-    report = _report(tmp_path, module, max_steps=60)
+def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(audited: Audited) -> None:
+    report = audited(NoiseFallsInTheModulesHook(noise_multiplier=2.0), steps=60, **WARNS)
     assert report.verdict.outcome != "VIOLATION", report.verdict
     assert {sigma for sigma, *_ in report.history} == {2.0, 0.5}
 
 
-def test_canaries_of_the_clipping_norm_cannot_pass(tmp_path: Path) -> None:
+def test_canaries_of_the_clipping_norm_cannot_pass(audited: Audited) -> None:
     module = PrivateModule(optimizer_class=ClipAtTwice)
-    report = _report(tmp_path, module, max_steps=150, audit={"oversize": 1.0})
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("set oversize to 1000" in item for item in report.verdict.pass_blockers)
+    verdict = audited(module, steps=150, oversize=1.0, **WARNS).verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any("set oversize to 1000" in item for item in verdict.pass_blockers)
 
 
 class AccountantIsToldTwiceTheNoise(PrivateModule):
@@ -438,26 +431,21 @@ class AccountantIsToldTwiceTheNoise(PrivateModule):
         optimizer = super().configure_optimizers()
         accountant = accountant_link(optimizer).accountant
         step = accountant.step
-
-        def told(*, noise_multiplier: float, sample_rate: float) -> None:
-            step(noise_multiplier=2 * noise_multiplier, sample_rate=sample_rate)
-
-        accountant.step = told
+        accountant.step = lambda *, noise_multiplier, sample_rate: step(
+            noise_multiplier=2 * noise_multiplier, sample_rate=sample_rate
+        )
         return optimizer
 
 
-def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_path: Path) -> None:
-    report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
-    assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.kind == "accounting"
+def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(
+    audited: Audited,
+) -> None:
+    report = audited(AccountantIsToldTwiceTheNoise(), **WARNS)
+    assert (report.verdict.outcome, report.verdict.kind) == ("VIOLATION", "accounting")
     assert report.epsilon_spent > 1.5 * report.claimed_epsilon
 
 
 # --- One callback is part of one fit at a time; what was broken off blocks no later one.
-
-
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The same training as a module of the other package."""
 
 
 class FitsAnother(pl.Callback):
@@ -482,7 +470,6 @@ def another(directory: Path, callback: Any, package: Any = pl) -> tuple[Any, Any
 HOOKS = ("setup", "on_train_start", "on_before_optimizer_step", "on_train_batch_end", "on_fit_end")
 
 
-@RESUMING
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("package", [pl, lightning.pytorch])
 def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
@@ -502,7 +489,6 @@ def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
     assert report_in(tmp_path / "c").steps == 4
 
 
-@RESUMING
 def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -529,14 +515,10 @@ def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
     assert not report_in(tmp_path / "a").verdict.summary.count("broke off")
 
 
-@RESUMING
 def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path: Path) -> None:
-    class Fails(PrivateModule):
+    class Fails(Validated, PrivateModule):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             raise RuntimeError("no validation today")
-
-        def val_dataloader(self) -> Any:
-            return self.plain_loader()
 
     audit = PrivacyAudit(seed=1)
     trainer = trainer_for(tmp_path / "b", audit, max_steps=3)
@@ -559,7 +541,6 @@ class BreaksItsEnd(pl.Callback):
         raise RuntimeError("second")
 
 
-@RESUMING
 def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     broken = trainer_for(tmp_path / "a", BreaksItsEnd(), audit, max_steps=8)
@@ -575,30 +556,20 @@ def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_
 
 
 def losses(module: Any, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
+    return functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
 
 
-@RESUMING
 @pytest.mark.parametrize(
     "make", [Examination, lambda: EpsilonStar(1e-5, losses=losses, permutations=3)]
 )
 def test_the_other_callbacks_are_part_of_one_fit_at_a_time(tmp_path: Path, make: Any) -> None:
-    class Validated(PrivateModule):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            pass
-
-        def val_dataloader(self) -> Any:
-            return self.plain_loader()
-
     callback = make()
     second, module = another(tmp_path / "b", callback)
     inner = FitsAnother("on_train_batch_end", lambda: second.fit(module))
-    trainer_for(tmp_path / "a", inner, callback, max_epochs=1, limit_train_batches=4).fit(
-        Validated()
-    )
+    first = trainer_for(tmp_path / "a", inner, callback, max_epochs=1, limit_train_batches=4)
+    first.fit(ValidatedModule())
     assert f"give each Trainer its own {type(callback).__name__}" in str(inner.error)
-    found = callback.answers if isinstance(callback, Examination) else callback.history
-    assert len(found) > 0
+    assert len(callback.answers if isinstance(callback, Examination) else callback.history) > 0
 
 
 # --- The seed of the audit's coins is shown when the training has ended, or if it is stated.
@@ -611,45 +582,31 @@ class Seeds(pl.Callback):
         self.audit, self.folder, self.seen = audit, folder, []
 
     def on_validation_start(self, *_: Any) -> None:
-        self.look()
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.look()
-
-    def look(self) -> None:
         told = [self.audit.seed, self.audit.config.seed, self.audit.config.settings()["seed"]]
         if (path := self.folder / "audit" / "report.json").exists():
             told.append(json.loads(path.read_text())["settings"]["seed"])
         self.seen.append(told)
 
-
-def seeds_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, **audit: Any
-) -> tuple[list[list[int | None]], PrivacyAudit]:
-    monkeypatch.setattr(evaluation, "EPOCH_SHARE", float("inf"))
-    callback = PrivacyAudit(examinations=0, **audit)
-    seeds = Seeds(callback, folder)
-    trainer_for(folder, callback, seeds, max_epochs=3).fit(PrivateModule())
-    return seeds.seen, callback
+    on_train_epoch_start = on_validation_start
 
 
-def test_a_seed_that_was_drawn_is_shown_nowhere_before_the_training_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stated", [None, 7])
+def test_a_seed_is_shown_before_the_training_has_ended_where_the_user_states_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int | None
 ) -> None:
-    seen, callback = seeds_of(tmp_path, monkeypatch)
-    assert {len(told) for told in seen} == {3, 4}  # with a report of an epoch's end, and before
-    assert {seed for told in seen for seed in told} == {None}
+    monkeypatch.setattr(evaluation, "EPOCH_SHARE", float("inf"))
+    audit = PrivacyAudit(examinations=0, seed=stated)
+    seeds = Seeds(audit, tmp_path)
+    trainer_for(tmp_path, audit, seeds, max_epochs=3).fit(PrivateModule())
+    assert {len(told) for told in seeds.seen} == {
+        3,
+        4,
+    }  # with a report of an epoch's end, and before
+    assert {seed for told in seeds.seen for seed in told} == {stated}
     ended = report_in(tmp_path).settings["seed"]
     assert isinstance(ended, int)
-    assert callback.seed == ended
-
-
-def test_a_seed_that_the_user_states_is_shown_as_stated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen, callback = seeds_of(tmp_path, monkeypatch, seed=7)
-    assert {seed for told in seen for seed in told} == {7}
-    assert (callback.seed, report_in(tmp_path).settings["seed"]) == (7, 7)
+    assert audit.seed == ended
+    assert stated in (None, ended)
 
 
 def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path: Path) -> None:

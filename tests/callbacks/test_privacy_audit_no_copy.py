@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,18 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from stages import staged
 from torch.nn import functional
+from trained import Audited, private, weights
 from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
 from training_support import (
     ManualModule,
     PrivateModule,
     digits,
-    fit,
     mlp,
     report_in,
     status,
     trainer_for,
-    violation,
 )
 
 from lightning_audit import PrivacyAudit
@@ -48,12 +47,14 @@ from lightning_audit.testing.faults import plant
 OBSTACLE = "the test forbids it"
 
 
-def forbid_prefill(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RowPrefill, "obstacle", lambda self: OBSTACLE)
+def forbid_prefill(patch: pytest.MonkeyPatch, *, prefill: bool = False) -> None:
+    """Make canaries go in by copy, unless they shall be laid out beforehand."""
+    if not prefill:
+        patch.setattr(RowPrefill, "obstacle", lambda self: OBSTACLE)
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def copies(monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]) -> list[int]:
     """Sizes of the batches that were copied."""
     found: list[int] = []
     inject = OpacusStep.inject
@@ -89,8 +90,7 @@ def canary_rows(optimizer: DPOptimizer) -> int:
 
 
 def canary_rows_left(module: pl.LightningModule) -> int:
-    optimizers = module.optimizers()
-    return canary_rows(optimizers._optimizer)
+    return canary_rows(module.optimizers()._optimizer)
 
 
 def train(
@@ -100,12 +100,21 @@ def train(
     steps: int = 30,
     every_n_steps: int | None = 1,
     **kwargs: Any,
-) -> pl.LightningModule:
+) -> np.ndarray:
+    """Train under an audit, and return the entries of its record."""
     torch.manual_seed(3)
-    trained = module or PrivateModule()
     audit = PrivacyAudit(seed=1, every_n_steps=every_n_steps, on_violation="warn")
-    trainer_for(directory, audit, *callbacks, max_steps=steps, **kwargs).fit(trained)
-    return trained
+    trainer = trainer_for(directory, audit, *callbacks, max_steps=steps, **kwargs)
+    trainer.fit(module or PrivateModule())
+    return entries_in(directory)
+
+
+def assert_each_canary_once(entries: np.ndarray, clipped_rows: list[int]) -> None:
+    """Each row was clipped with its step, and each reading has its canary once."""
+    assert np.isin(entries["canaries"], ENTERED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    # The noise multiplier is 1.
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
 def entries_in(directory: Path) -> np.ndarray:
@@ -113,81 +122,67 @@ def entries_in(directory: Path) -> np.ndarray:
 
 
 def notes_in(directory: Path) -> str:
-    report = json.loads((directory / "audit" / "report.json").read_text())
-    return json.dumps(report)
-
-
-def weights(module: PrivateModule) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.net.parameters()])
+    return (directory / "audit" / "report.json").read_text()
 
 
 KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
     "mlp": (PrivateModule, {}),
-    "functorch": (lambda: PrivateModule(mode="functorch"), {}),
+    "functorch": (private(mode="functorch"), {}),
     "manual": (ManualModule, {}),
-    "small batches, some empty": (lambda: PrivateModule(batch_size=2), {}),
-    "64-true": (lambda: PrivateModule(), {"precision": "64-true"}),
-    "bf16-true": (lambda: PrivateModule(), {"precision": "bf16-true"}),
+    "small batches, some empty": (private(batch_size=2), {}),
+    "64-true": (PrivateModule, {"precision": "64-true"}),
+    "bf16-true": (PrivateModule, {"precision": "bf16-true"}),
 }
 
 
-_LATER = ("bf16-true", "manual", "functorch", "64-true", "small batches, some empty")
-
-
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.whole_report
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.heavy] if kind in _LATER else []) for kind in KINDS],
-)
+@pytest.mark.parametrize("kind", staged(["mlp"], [kind for kind in KINDS if kind != "mlp"]))
 def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     tmp_path: Path, kind: str, copies: list[int]
 ) -> None:
     make, how = KINDS[kind]
-    torch.manual_seed(0)
-    trained = [train(tmp_path / "laid", make(), **how)]
-    assert copies == []
-    assert "copied" not in notes_in(tmp_path / "laid")
-    with pytest.MonkeyPatch.context() as patch:
-        forbid_prefill(patch)
+    modules = []
+    for name in ("laid", "copied"):
         torch.manual_seed(0)
-        trained.append(train(tmp_path / "copied", make(), **how))
-    assert len(copies) == 30
+        modules.append(make())
+        with pytest.MonkeyPatch.context() as patch:
+            forbid_prefill(patch, prefill=name == "laid")
+            train(tmp_path / name, modules[-1], **how)
+        assert len(copies) == (0 if name == "laid" else 30)
+    assert "copied" not in notes_in(tmp_path / "laid")
     assert f"copied to add canaries, which costs time: {OBSTACLE}" in notes_in(tmp_path / "copied")
     entries = [entries_in(tmp_path / name) for name in ("laid", "copied")]
     # The coins and everything else: a plan that was made before the backward draws as one after it.
     assert (entries[0]["canaries"] == INJECTED).all()
     assert entries[0].tobytes() == entries[1].tobytes()
-    assert torch.equal(weights(trained[0]), weights(trained[1]))
+    assert torch.equal(*(weights(module.net) for module in modules))
     laid, copied = (report_in(tmp_path / name) for name in ("laid", "copied"))
-    assert laid.checks == copied.checks
-    assert laid.bounds == copied.bounds
-    assert laid.verdict == copied.verdict
-    assert [canary_rows_left(module) for module in trained] == [0, 0]
+    assert (laid.checks, laid.bounds, laid.verdict) == (
+        copied.checks,
+        copied.bounds,
+        copied.verdict,
+    )
+    assert [canary_rows_left(module) for module in modules] == [0, 0]
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
 def test_only_every_nth_step_takes_canaries(
     tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
 ) -> None:
-    train(tmp_path, every_n_steps=every)
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, every_n_steps=every)
     due = np.arange(30) % every == 0
     assert (entries["canaries"] == np.where(due, INJECTED, NOT_PLANNED)).all()
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
     assert copies == []
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_copied_rows_enter_the_first_steps_and_few_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
     monkeypatch.setattr(planner, "FULL_STEPS", 7)
     monkeypatch.setattr(planner, "THINNED", 5)
     forbid_prefill(monkeypatch)
-    train(tmp_path, every_n_steps=None)
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, every_n_steps=None)
     assert np.flatnonzero(entries["canaries"]).tolist() == [*range(7), 10, 15, 20, 25]
     assert not (entries["canaries"] == DROPPED).any()
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
@@ -199,8 +194,7 @@ def test_rows_that_need_no_copy_are_never_thinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "FULL_STEPS", 7)
-    train(tmp_path, every_n_steps=None)
-    assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
+    assert (train(tmp_path, every_n_steps=None)["canaries"] == INJECTED).all()
 
 
 # ------------------------------------------------------------------ physical and logical batches
@@ -210,36 +204,29 @@ class InPhysicalBatches(PrivateModule):
     """Opacus' BatchMemoryManager around the loader."""
 
     def train_dataloader(self) -> Any:
-        return BatchMemoryManager(
-            data_loader=super().train_dataloader(),
-            max_physical_batch_size=4,
-            optimizer=self.private,
-        ).__enter__()
+        loader = super().train_dataloader()
+        sizes = {"max_physical_batch_size": 4, "optimizer": self.private}
+        return BatchMemoryManager(data_loader=loader, **sizes).__enter__()
 
     def configure_optimizers(self) -> Any:
         self.private = super().configure_optimizers()
         return self.private
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_physical_batch_takes_the_canaries_without_a_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
-    module = InPhysicalBatches()
-    train(tmp_path, module, steps=60)
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, InPhysicalBatches(), steps=60)
     assert 8 < len(entries) < 40
     assert len(clipped_rows) == 60
     assert copies == []
     assert set(entries["canaries"]) == {INJECTED, EARLIER}
-    assert [rows for rows in clipped_rows if rows][: len(entries)] == [
-        rows for rows in entries["coins"].sum(axis=1).tolist() if rows
-    ]
-    shifted = np.abs(entries["readings"] - entries["coins"]).max()
-    assert shifted < 6.0  # noise multiplier 1: no canary was counted twice or not at all
+    taken = [rows for rows in entries["coins"].sum(axis=1).tolist() if rows]
+    assert [rows for rows in clipped_rows if rows][: len(entries)] == taken
+    # The noise multiplier is 1: no canary was counted twice or not at all.
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
     tmp_path: Path, clipped_rows: list[int]
 ) -> None:
@@ -248,8 +235,7 @@ def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
         torch.manual_seed(0)
         module = InPhysicalBatches()
         if audited:
-            train(tmp_path, module, steps=58)
-            completed = entries_in(tmp_path)["coins"].any(axis=1).sum()
+            completed = train(tmp_path, module, steps=58)["coins"].any(axis=1).sum()
             assert sum(map(bool, clipped_rows)) > completed
         else:
             torch.manual_seed(3)
@@ -259,7 +245,6 @@ def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
     assert float((sums[0] - sums[1]).abs().max()) < 1e-3
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("by", ["the Trainer", "hand"])
 def test_accumulated_batches_take_canaries_by_copy_once_a_step(
     tmp_path: Path, by: str, clipped_rows: list[int], copies: list[int]
@@ -271,35 +256,28 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(
                 self.optimizers().step()
                 self.optimizers().zero_grad()
 
-    how: dict[str, Any] = {"poisson": False, "make_poisson": False}
-    if by == "hand":
-        train(tmp_path, ByHand(**how), steps=12)
-    else:
-        train(tmp_path, PrivateModule(**how), steps=12, accumulate_grad_batches=2)
-    entries = entries_in(tmp_path)
+    module = (ByHand if by == "hand" else PrivateModule)(poisson=False, make_poisson=False)
+    how = {} if by == "hand" else {"accumulate_grad_batches": 2}
+    entries = train(tmp_path, module, steps=12, **how)
     assert len(entries) == 12
     assert set(entries["canaries"]) == {INJECTED, EARLIER}
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert_each_canary_once(entries, clipped_rows)
     assert (entries["scale"] == 32.0).all()
     # By hand nothing tells that a second backward will come: its rows are in the first batch.
     assert len(copies) == (12 if by == "the Trainer" else len(copies))
-    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
 # ------------------------------------------------------------------ precision
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_mixed_precision_takes_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
-    train(tmp_path, precision="bf16-mixed", steps=12)
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, precision="bf16-mixed", steps=12)
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
     assert len(copies) == 12
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(
     tmp_path: Path, copies: list[int]
 ) -> None:
@@ -336,18 +314,18 @@ class Sizes(pl.Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, _: int) -> None:
         self.drawn.append(len(batch[0]))
 
-    def on_after_backward(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        optimizer = pl_module.optimizers()._optimizer
-        self.seen.append(len(optimizer.params[0].grad_sample))
+    def look(self, module: pl.LightningModule) -> int:
+        optimizer = module.optimizers()._optimizer
         self.canaries += canary_rows(optimizer)
+        return len(optimizer.params[0].grad_sample)
+
+    def on_after_backward(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        self.seen.append(self.look(pl_module))
 
     def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, *_: Any) -> None:
-        optimizer = pl_module.optimizers()._optimizer
-        assert len(optimizer.params[0].grad_sample) == self.drawn[-1]
-        self.canaries += canary_rows(optimizer)
+        assert self.look(pl_module) == self.drawn[-1]
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("make", [PrivateModule, ManualModule])
 def test_code_between_the_steps_sees_the_batch_alone(
     tmp_path: Path, make: Callable[[], pl.LightningModule], copies: list[int]
@@ -356,8 +334,7 @@ def test_code_between_the_steps_sees_the_batch_alone(
     train(tmp_path, make(), sizes)
     assert len(sizes.seen) == 30
     assert sizes.seen == sizes.drawn
-    assert sizes.canaries == 0
-    assert copies == []
+    assert (sizes.canaries, copies) == (0, [])
 
 
 @pytest.mark.usefixtures("clipped_rows")
@@ -372,11 +349,9 @@ def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_p
     norms = []
     for prefill in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            if not prefill:
-                forbid_prefill(patch)
+            forbid_prefill(patch, prefill=prefill)
             torch.manual_seed(0)
-            train(tmp_path / str(prefill), Median())
-        norms.append(entries_in(tmp_path / str(prefill))["max_grad_norm"])
+            norms.append(train(tmp_path / str(prefill), Median())["max_grad_norm"])
     assert len(set(norms[0].tolist())) > 20
     # Canaries that were laid out beforehand have the norm of before, and are clipped to the same
     # but for rounding.
@@ -391,16 +366,13 @@ class Halving(PrivateModule):
             p.grad_sample = 0.5 * p.grad_sample
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_replaced_gradients_take_canaries_by_copy(
     tmp_path: Path, clipped_rows: list[int], copies: list[int]
 ) -> None:
-    train(tmp_path, Halving())
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, Halving())
     assert len(copies) == 30
     assert (entries["canaries"] == INJECTED).all()
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+    assert_each_canary_once(entries, clipped_rows)
 
 
 class UsersError(Exception):
@@ -457,8 +429,7 @@ BROKEN = [
 def test_training_that_breaks_off_leaves_no_canary(
     tmp_path: Path, where: str, prefill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not prefill:
-        forbid_prefill(monkeypatch)
+    forbid_prefill(monkeypatch, prefill=prefill)
     module = FailingModule()
     module.where = where
     with pytest.raises(UsersError):
@@ -472,7 +443,6 @@ def test_training_that_breaks_off_leaves_no_canary(
     assert len(entries_in(tmp_path)) == 5
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     tmp_path: Path,
@@ -481,44 +451,34 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     monkeypatch: pytest.MonkeyPatch,
     clipped_rows: list[int],
 ) -> None:
-    if not prefill:
-        forbid_prefill(monkeypatch)
+    forbid_prefill(monkeypatch, prefill=prefill)
     module = FailingManual(poisson=False, make_poisson=False)
     module.where = where
-    train(tmp_path, module)
+    entries = train(tmp_path, module)
     assert module.seen > 5
-    entries = entries_in(tmp_path)
-    assert np.isin(entries["canaries"], ENTERED).all()
     assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 24
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+    assert_each_canary_once(entries, clipped_rows)
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("prefill", [True, False])
 def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
     tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
     class Twice(FailingManual):
+        where = "on_before_optimizer_step"
+
         def training_step(self, batch: Any, batch_idx: int) -> None:
             tries = self.seen
             super().training_step(batch, batch_idx)
             if tries < self.at == self.seen:
                 super().training_step(batch, batch_idx)
 
-    if not prefill:
-        forbid_prefill(monkeypatch)
-    module = Twice(poisson=False, make_poisson=False)
-    module.where = "on_before_optimizer_step"
-    train(tmp_path, module, steps=12)
-    entries = entries_in(tmp_path)
+    forbid_prefill(monkeypatch, prefill=prefill)
+    entries = train(tmp_path, Twice(poisson=False, make_poisson=False), steps=12)
     assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 6
-    assert np.isin(entries["canaries"], ENTERED).all()
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+    assert_each_canary_once(entries, clipped_rows)
 
 
-@pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_batch_without_a_step_leaves_no_canary(
     tmp_path: Path, clear: bool, clipped_rows: list[int]
@@ -537,16 +497,12 @@ def test_a_batch_without_a_step_leaves_no_canary(
             if clear:
                 optimizer.zero_grad()
 
-    train(tmp_path, Skipping(poisson=False, make_poisson=False), steps=12)
-    assert rows == [0] * len(rows)
+    entries = train(tmp_path, Skipping(poisson=False, make_poisson=False), steps=12)
     assert len(rows) >= 6
-    entries = entries_in(tmp_path)
-    assert np.isin(entries["canaries"], ENTERED).all()
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+    assert not any(rows)
+    assert_each_canary_once(entries, clipped_rows)
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     tmp_path: Path, clipped_rows: list[int]
 ) -> None:
@@ -556,21 +512,20 @@ def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
             optimizer.zero_grad()
             self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
             optimizer.step()
-            self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_ready()
-            self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_completed()
+            counted = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            counted.increment_ready()
+            counted.increment_completed()
 
-    train(tmp_path, Raw(), steps=12)
-    entries = entries_in(tmp_path)
+    entries = train(tmp_path, Raw(), steps=12)
     assert (entries["canaries"] == INJECTED).all()
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
-@pytest.mark.usefixtures("clipped_rows")
 def test_images_take_canaries_without_a_copy(tmp_path: Path, copies: list[int]) -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
-    train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
+    entries = train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
     assert copies == []
-    assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
+    assert (entries["canaries"] == INJECTED).all()
 
 
 # --- Faults are found, and what cannot be audited is said, under every way of Opacus to clip.
@@ -583,6 +538,11 @@ def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
 
 
 class QuietPerLayer(PerLayer):
+    def configure_optimizers(self) -> Any:
+        return plant(super().configure_optimizers(), "half_noise")
+
+
+class QuietGhost(Ghost):
     def configure_optimizers(self) -> Any:
         return plant(super().configure_optimizers(), "half_noise")
 
@@ -616,11 +576,6 @@ class _StatedNoise(AdaClipDPOptimizer):
         self.unclipped_num_std = std
 
 
-class QuietGhost(Ghost):
-    def configure_optimizers(self) -> Any:
-        return plant(super().configure_optimizers(), "half_noise")
-
-
 class LooseGhost(Ghost):
     """Losses are weighted for twice the clipping norm."""
 
@@ -631,27 +586,27 @@ class LooseGhost(Ghost):
 
 
 @pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
-def test_half_the_noise_is_found(tmp_path: Path, kind: Any) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="warn")
-    report = fit(tmp_path, wide(kind), audit, max_steps=30)
+def test_half_the_noise_is_found(audited: Audited, kind: Any) -> None:
+    report = audited(wide(kind), on_violation="warn", steps=30)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
-def test_clipping_at_twice_the_norm_is_found(tmp_path: Path, kind: Any) -> None:
-    report = fit(tmp_path, wide(kind), PrivacyAudit(seed=1, on_violation="warn"), max_steps=150)
+def test_clipping_at_twice_the_norm_is_found(audited: Audited, kind: Any) -> None:
+    report = audited(wide(kind), on_violation="warn", steps=150)
     assert status(report, "sensitivity") == "violated"
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
     assert shift == pytest.approx(2.0, abs=0.4)
 
 
-def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(tmp_path: Path) -> None:
+def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(
+    audited: Audited,
+) -> None:
     module = wide(QuietAdaClip, noise_multiplier=2.0)
     module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
-    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=60)
-    assert status(report, "noise") == "violated"
+    assert status(audited(module, on_violation="warn", steps=60), "noise") == "violated"
 
 
 class ShortNorms(Ghost):
@@ -665,9 +620,9 @@ class ShortNorms(Ghost):
 
 
 def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(
-    tmp_path: Path,
+    accused: Audited,
 ) -> None:
-    report = violation(tmp_path, wide(ShortNorms), PrivacyAudit(seed=1), max_steps=20)
+    report = accused(wide(ShortNorms), steps=20)
     assert status(report, "clipping.norm") == "violated"
     assert status(report, "sensitivity") == "ok"
     assert "wrong norms" in report.verdict.fault
@@ -682,11 +637,10 @@ class AroundLightning(ManualGhost):
         optimizer.step()
 
 
-def test_ghost_losses_that_run_backward_unannounced_are_not_passed(tmp_path: Path) -> None:
-    report = fit(tmp_path, wide(AroundLightning), PrivacyAudit(seed=1), max_steps=40)
+def test_ghost_losses_that_run_backward_unannounced_are_not_passed(audited: Audited) -> None:
+    report = audited(wide(AroundLightning), steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    _, entries = read_observations(tmp_path / "audit" / report.record)
-    assert (entries["canaries"] == DROPPED).all()
+    assert (audited.entries["canaries"] == DROPPED).all()
     said = next(note for note in report.notes if "clipped before a canary" in note)
     assert "call self.manual_backward(loss) instead" in said
 

@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch
 import lightning.pytorch.cli
 import pytest
-import pytorch_lightning
 import pytorch_lightning as pl
 import pytorch_lightning.cli
 import torch
@@ -33,6 +32,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from trained import Audited
 from training_matrix import COMPARED, ROWS, Row
 from training_support import (
     PrivateModule,
@@ -68,6 +68,10 @@ from lightning_audit.stats.named_bounds import BOUND_NAMES
 from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.testing.trainings import FirstRowNotClipped
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"
+)
+
 # --- What the loggers, checkpoints and other callbacks get of an audited training.
 
 NAMES = (
@@ -91,34 +95,43 @@ def _rows(logger: CSVLogger, prefix: str = "audit") -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row.get(f"{prefix}/violated")]
 
 
+@pytest.fixture(scope="module")
+def logged(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[AuditReport, CSVLogger, TensorBoardLogger]:
+    """The whole report of two epochs, and the loggers that got their metrics."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("logged")
+    audit = PrivacyAudit(seed=1, examinations=1, bounds="all")
+    loggers = CSVLogger(folder), TensorBoardLogger(folder)
+    trainer_for(folder, audit, logger=[*loggers], max_epochs=2).fit(PrivateModule())
+    return audit.report, *loggers
+
+
 @pytest.mark.whole_report
-def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path)
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, logger=logger, max_epochs=2).fit(PrivateModule())
+def test_csv_logger_gets_every_metric_of_every_epoch(logged: Any) -> None:
+    report, logger, _ = logged
     rows = _rows(logger)
     assert [int(row["epoch"]) for row in rows] == [0, 1]
-    for row, epoch in zip(rows, audit.report.epochs, strict=True):
+    for row, epoch in zip(rows, report.epochs, strict=True):
         for name in NAMES:
             assert float(row[f"audit/{name}"]) == pytest.approx(epoch[name], rel=1e-5), name
     last = {name: float(rows[-1][f"audit/{name}"]) for name in NAMES}
-    assert last["observations"] == 64 * 8
-    assert last["violated"] == 0
+    assert (last["observations"], last["violated"]) == (64 * 8, 0)
     assert last["e_value"] >= 1
-    assert last["epsilon_spent"] == pytest.approx(audit.report.epsilon_spent, rel=1e-5)
+    assert last["epsilon_spent"] == pytest.approx(report.epsilon_spent, rel=1e-5)
     assert 0 < last["epsilon_lower"] <= last["epsilon_spent"]
-    assert last["claimed_epsilon"] == pytest.approx(audit.report.claimed_epsilon, rel=1e-5)
+    assert last["claimed_epsilon"] == pytest.approx(report.claimed_epsilon, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
-    for bound in audit.report.bounds[1:]:
-        logged = last[f"epsilon_step_lower/{bound.name}"]
-        assert logged == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
+    for bound in report.bounds[1:]:
+        told = last[f"epsilon_step_lower/{bound.name}"]
+        assert told == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
 
 
 @pytest.mark.whole_report
-def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path)
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, logger=logger, max_epochs=2).fit(PrivateModule())
+def test_tensorboard_gets_every_metric(logged: Any) -> None:
+    report, _, logger = logged
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert {f"audit/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
@@ -128,67 +141,62 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
     assert (picture.width, picture.height, picture.step) == (1200, 500, 64)
     for name in NAMES:
         values = [event.value for event in events.Scalars(f"audit/{name}")]
-        assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
+        assert values == pytest.approx([epoch[name] for epoch in report.epochs], rel=1e-5)
 
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
 def test_only_the_bounds_that_are_asked_for_are_computed(
-    tmp_path: Path, names: tuple[str, ...]
+    audited: Audited, names: tuple[str, ...]
 ) -> None:
-    audit = PrivacyAudit(bounds=list(names), seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    betting, mu, *others = audit.report.bounds
-    assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
+    report = audited(PrivateModule(), bounds=list(names), steps=32)
+    betting, mu, *others = report.bounds
+    assert (betting.looks, betting.epsilon_lower) == ("anytime", report.epsilon_lower)
     assert (mu.name, mu.looks) == ("mu", "single")
     assert {bound.name for bound in others} == set(names)
-    assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
+    assert list(report.settings["bounds"]) == sorted(names, reverse=True)
 
 
 @pytest.mark.whole_report
-def test_by_default_eight_metrics_are_logged(tmp_path: Path) -> None:
+def test_by_default_eight_metrics_are_logged(tmp_path: Path, audited: Audited) -> None:
     logger = CSVLogger(tmp_path)
-    trainer_for(tmp_path, PrivacyAudit(seed=1, bounds=()), logger=logger, max_epochs=1).fit(
-        PrivateModule()
-    )
+    audited(PrivateModule(), bounds=(), logger=logger, max_epochs=1)
     (row,) = _rows(logger)
-    assert {name for name in row if name.startswith("audit/")} == {
-        f"audit/{name}" for name in NAMES[:8]
-    }
+    told = {name.removeprefix("audit/") for name in row if name.startswith("audit/")}
+    assert told == set(NAMES[:8])
 
 
 @pytest.mark.whole_report
 def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def epochs(directory: str, **kwargs: object) -> list[float]:
-        audit = PrivacyAudit(seed=1, bounds=())
-        trainer_for(tmp_path / directory, audit, **kwargs).fit(PrivateModule())
-        assert audit.report.epochs[-1]["step"] == audit.report.steps
-        return [row["epoch"] for row in audit.report.epochs]
+    def epochs(**planned: int) -> list[float]:
+        report = audited(PrivateModule(), bounds=(), **planned)
+        assert report.epochs[-1]["step"] == report.steps
+        return [row["epoch"] for row in report.epochs]
 
-    assert epochs("each", max_epochs=4) == [0, 1, 2, 3]
+    assert epochs(max_epochs=4) == [0, 1, 2, 3]
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    assert epochs("by epochs", max_epochs=4) == [0, 3]
-    assert epochs("by steps", max_epochs=9, max_steps=80) == [0, 2]
+    assert epochs(max_epochs=4) == [0, 3]
+    assert epochs(max_epochs=9, max_steps=80) == [0, 2]
 
 
 @pytest.mark.whole_report
 def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
-    audit = PrivacyAudit(seed=1, bounds=())
-    trainer_for(tmp_path, audit, best, max_epochs=3, enable_checkpointing=True).fit(PrivateModule())
+    audited(PrivateModule(), best, bounds=(), max_epochs=3, enable_checkpointing=True)
     assert len(list((tmp_path / "best").iterdir())) == 3
 
 
 @pytest.mark.whole_report
-def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
+def test_two_loggers_get_the_metrics_under_the_chosen_prefix(
+    tmp_path: Path, audited: Audited
+) -> None:
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
-    audit = PrivacyAudit(log_prefix="privacy", seed=1)
-    trainer_for(tmp_path, audit, logger=[first, second], max_steps=32).fit(PrivateModule())
+    audited(PrivateModule(), log_prefix="privacy", logger=[first, second], steps=32)
     for logger in (first, second):
         (row,) = _rows(logger, "privacy")
         assert {f"privacy/{name}" for name in NAMES} <= set(row)
@@ -204,41 +212,34 @@ def test_training_without_logger_has_the_metrics_all_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.whole_report
-def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path: Path) -> None:
+def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path: Path, accused: Audited) -> None:
     logger = CSVLogger(tmp_path)
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), logger=logger, max_epochs=5)
-    with pytest.raises(PrivacyViolation):
-        trainer.fit(PrivateModule(optimizer_class=HalfNoise))
+    report = accused(PrivateModule(optimizer_class=HalfNoise), logger=logger, max_epochs=5)
     (row,) = _rows(logger)
     assert float(row["audit/violated"]) == 1
     assert float(row["audit/e_value"]) > 1e3
-    assert float(row["audit/observations"]) == trainer.global_step * 8
+    assert float(row["audit/observations"]) == report.steps * 8
 
 
 class _End(pl.Callback):
     ended = 0
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self.ended += 1
 
 
 @pytest.mark.whole_report
-def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(
-    tmp_path: Path,
-) -> None:
+def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_path: Path) -> None:
     class Module(PrivateModule):
         ended = 0
 
         def on_train_end(self) -> None:
             self.ended += 1
 
-    before, after = _End(), _End()
-    checkpoint = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
-    module = Module(optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1)
-    trainer = trainer_for(
-        tmp_path, before, audit, after, checkpoint, enable_checkpointing=True, max_epochs=5
-    )
+    before, after, module = _End(), _End(), Module(optimizer_class=HalfNoise)
+    saves = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
+    callbacks = (before, PrivacyAudit(seed=1), after, saves)
+    trainer = trainer_for(tmp_path, *callbacks, enable_checkpointing=True, max_epochs=5)
     with pytest.raises(PrivacyViolation):
         trainer.fit(module)
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
@@ -246,32 +247,25 @@ def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(
 
 
 @pytest.mark.whole_report
-def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(
-        tmp_path / "checkpoints", monitor="audit/epsilon_spent", mode="min", filename="{epoch}"
-    )
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, checkpoint, enable_checkpointing=True, max_epochs=2).fit(
-        PrivateModule()
-    )
-    assert Path(checkpoint.best_model_path).name == "epoch=0.ckpt"
-    assert float(checkpoint.best_model_score) == pytest.approx(
-        audit.report.epochs[0]["epsilon_spent"], rel=1e-5
-    )
+def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path, audited: Audited) -> None:
+    by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
+    best = ModelCheckpoint(tmp_path / "checkpoints", **by)
+    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2)
+    assert Path(best.best_model_path).name == "epoch=0.ckpt"
+    spent = report.epochs[0]["epsilon_spent"]
+    assert float(best.best_model_score) == pytest.approx(spent, rel=1e-5)
 
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("monitored", [None, "audit/epsilon_lower"])
 def test_what_another_callback_goes_by_is_logged_at_each_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitored: str | None
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, monitored: str | None
 ) -> None:
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    audit = PrivacyAudit(seed=1, examinations=0)
     stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
     others = [stopping] if monitored else []
-    trainer_for(tmp_path, audit, *others, max_epochs=5).fit(PrivateModule())
-    known = [row["epoch"] for row in audit.report.epochs]
-    assert known == (list(range(5)) if monitored else [0, 4])
+    report = audited(PrivateModule(), *others, examinations=0, max_epochs=5)
+    assert [row["epoch"] for row in report.epochs] == (list(range(5)) if monitored else [0, 4])
 
 
 # --- What an audit's files reveal: nothing that tells neighbours of equal releases apart.
@@ -327,36 +321,32 @@ def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path: Path) -> Non
 # ------------------------------------------------------------------ what a review read off reports
 
 
-def one_full_batch(directory: Path, value: float, noise_seed: int) -> dict[str, dict]:
+def one_full_batch(audited: Audited, value: float, noise_seed: int) -> dict[str, dict]:
     """Evidence of one full-batch step with noise multiplier 20, by check."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, 8, generator=generator)
     x[3, 0] = value
     data = TensorDataset(x, torch.randint(0, 10, (64,), generator=generator))
     torch.manual_seed(2)
-    module = PrivateModule(
-        dataset=data,
-        batch_size=64,
-        noise_multiplier=20.0,
-        generator=torch.Generator().manual_seed(noise_seed),
-    )
-    report = fit(directory, module, PrivacyAudit(1000.0, seed=1), max_steps=1)
+    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(noise_seed)}
+    module = PrivateModule(dataset=data, batch_size=64, **noise)
+    report = audited(module, claimed_epsilon=1000.0, steps=1)
     return {check.name: dict(check.evidence) for check in report.checks}
 
 
-def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(tmp_path: Path) -> None:
+def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(
+    audited: Audited,
+) -> None:
+    private = {check.name: check.public for check in REGISTRY.values() if check.private}
+    noise = ("excess", "mean", "shape", "entries", "whole")
+    reuse = ("forecast", "entries", "recurrence")
+    hidden = [f"noise.{name}" for name in noise] + [f"reuse.{name}" for name in reuse]
     for noise_seed in (5, 6):
-        told = [
-            one_full_batch(tmp_path / f"{noise_seed}{value}", value, noise_seed)
-            for value in (0.0, 4.0)
-        ]
-        for name in ("noise.excess", "noise.mean", "noise.shape", "noise.entries", "noise.whole"):
-            assert told[0][name] == told[1][name] == {}
-        for name in ("reuse.forecast", "reuse.entries", "reuse.recurrence", "coupling"):
-            assert told[0][name] == told[1][name] == {}
-        private = {check.name: check.public for check in REGISTRY.values() if check.private}
-        for name in private.keys() & told[0].keys():
-            assert {*told[0][name]} <= {*private[name]}
+        one, other = (one_full_batch(audited, value, noise_seed) for value in (0.0, 4.0))
+        for name in (*hidden, "coupling"):
+            assert one[name] == other[name] == {}
+        for name in private.keys() & one.keys():
+            assert {*one[name]} <= {*private[name]}
 
 
 @pytest.fixture(scope="module")
@@ -410,8 +400,7 @@ def test_places_in_a_report_are_not_absolute_paths(
         monkeypatch.chdir(folder)
         directory = tmp_path / f"from_{folder.name}"
         module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnClipping)
-        audit = PrivacyAudit(seed=1, examinations=1)
-        report = violation(directory, module, audit, max_steps=20)
+        report = violation(directory, module, PrivacyAudit(seed=1, examinations=1), max_steps=20)
         text = (directory / "audit" / "report.json").read_text()
         assert str(Path(lightning_audit.__file__).parents[1]) not in text
         assert str(Path(torch.__file__).parents[1]) not in text
@@ -432,8 +421,7 @@ SAMPLE_RATE = 1 / STEPS_PER_EPOCH
 def assert_sound(report: AuditReport, steps: int, *, sigma: float = 1.0) -> None:
     """Every step was observed, the training passes, and its epsilon is that of its steps."""
     assert report.verdict.outcome == "PASS", report.verdict
-    assert report.steps == steps
-    assert report.observations == steps * 8
+    assert (report.steps, report.observations) == (steps, steps * 8)
     expected = epsilon_of_history([Phase(sigma, SAMPLE_RATE, steps)], report.delta)
     assert report.epsilon_spent == pytest.approx(expected, rel=0.01)
 
@@ -456,11 +444,9 @@ class SelfPrivate(pl.LightningModule):
     loader, and the trainer goes on with the module that it was given.
     """
 
-    def __init__(self, optimizer_class: type[DPOptimizer] | None = None) -> None:
+    def __init__(self, optimizer_class: type[DPOptimizer] = DPOptimizer) -> None:
         super().__init__()
-        self.net = mlp()
-        self.engine = PrivacyEngine()
-        self.optimizer_class = optimizer_class
+        self.net, self.engine, self.optimizer_class = mlp(), PrivacyEngine(), optimizer_class
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -473,59 +459,48 @@ class SelfPrivate(pl.LightningModule):
         self.trainer.fit_loop.setup_data()
         loader = self.trainer.train_dataloader
         assert isinstance(loader, DPDataLoader)
-        private, optimizer, _ = self.engine.make_private(
-            module=self,
-            optimizer=torch.optim.SGD(self.parameters(), lr=0.05),
-            data_loader=loader,
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            poisson_sampling=True,
-        )
+        plain = torch.optim.SGD(self.parameters(), lr=0.05)
+        private, optimizer = made_private(self.engine, self, plain, loader)
         self.private = {"model": private}  # in a dict, so that it is no submodule of its own
-        if self.optimizer_class is None:
-            return optimizer
         return replace_optimizer(optimizer, self.optimizer_class)
 
 
-def test_opacus_data_module_with_the_module_itself_private_passes(tmp_path: Path) -> None:
-    audit, module = PrivacyAudit(seed=1), SelfPrivate()
-    trainer = trainer_for(tmp_path, audit, max_steps=64)
-    trainer.fit(module, datamodule=DPLightningDataModule(PlainData()))
+def made_private(
+    engine: PrivacyEngine, net: nn.Module, optimizer: Any, loader: DataLoader, **more: Any
+) -> tuple[Any, DPOptimizer]:
+    return engine.make_private(
+        module=net,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        **more,
+    )[:2]
+
+
+@pytest.mark.parametrize("kind", [DPOptimizer, HalfNoise])
+def test_opacus_data_module_with_the_module_itself_private_is_judged_by_its_noise(
+    tmp_path: Path, kind: type[DPOptimizer]
+) -> None:
+    audit, module = PrivacyAudit(seed=1, on_violation="stop"), SelfPrivate(kind)
+    data = DPLightningDataModule(PlainData())
+    trainer_for(tmp_path, audit, max_steps=64).fit(module, datamodule=data)
+    if kind is HalfNoise:
+        assert audit.report.verdict.fault.startswith("noise scale too small")
+        return
     assert_sound(audit.report, 64)
     assert status(audit.report, "sampling.not_poisson") == "ok"
     assert_no_hooks_left(module)
 
 
-def test_half_noise_with_opacus_data_module_is_a_violation(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="stop")
-    trainer = trainer_for(tmp_path, audit, max_steps=64)
-    trainer.fit(SelfPrivate(HalfNoise), datamodule=DPLightningDataModule(PlainData()))
-    assert audit.report.verdict.fault.startswith("noise scale too small")
-
-
 # ------------------------------------------------------------------ PrivacyEngine in a callback
 
 
-class PlainModule(pl.LightningModule):
+class PlainModule(PrivateModule):
     """A training without privacy, on a Poisson loader."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-        self.dataset = random_data()
-
-    def plain_loader(self) -> DataLoader:
-        return DataLoader(self.dataset, batch_size=16)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y)
-
-    def train_dataloader(self) -> DPDataLoader:
-        return DPDataLoader.from_data_loader(self.plain_loader())
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=0.05)
+        return self.inner(self.trainable())
 
 
 class MakePrivate(pl.Callback):
@@ -536,7 +511,6 @@ class MakePrivate(pl.Callback):
         once: at the first call only, rather than at each.
         one_engine: one engine and so one accountant, rather than a new one each time.
         optimizer_class: replaces Opacus' optimizer.
-        wrap_model: of Opacus.
     """
 
     def __init__(
@@ -546,12 +520,10 @@ class MakePrivate(pl.Callback):
         once: bool = True,
         one_engine: bool = True,
         optimizer_class: type[DPOptimizer] = DPOptimizer,
-        wrap_model: bool = True,
     ) -> None:
-        self.engine = PrivacyEngine()
+        self.engine, self.made = PrivacyEngine(), 0
         self.once, self.one_engine = once, one_engine
-        self.optimizer_class, self.wrap_model = optimizer_class, wrap_model
-        self.made = 0
+        self.optimizer_class = optimizer_class
         setattr(self, hook, self._make)
 
     def _make(self, trainer: pl.Trainer, pl_module: PlainModule, *_: Any) -> None:
@@ -560,53 +532,50 @@ class MakePrivate(pl.Callback):
         if not self.one_engine:
             self.engine = PrivacyEngine()
         self.made += 1
-        net, optimizer, _ = self.engine.make_private(
-            module=pl_module.net,
-            optimizer=getattr(trainer.optimizers[0], "original_optimizer", trainer.optimizers[0]),
-            data_loader=pl_module.plain_loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            wrap_model=self.wrap_model,
-        )
-        if self.wrap_model:
-            pl_module.net = net
+        plain = getattr(trainer.optimizers[0], "original_optimizer", trainer.optimizers[0])
+        loader = pl_module.plain_loader()
+        pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain, loader)
         trainer.strategy.optimizers = [replace_optimizer(optimizer, self.optimizer_class)]
 
 
 HOOKS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+either_order = pytest.mark.parametrize("first", [True, False], ids=["audit first", "audit last"])
+
+
+def by_callback(
+    folder: Path, user: MakePrivate, first: bool, **planned: Any
+) -> tuple[PlainModule, AuditReport]:
+    """Train with an audit before or behind the callback that makes the training private."""
+    module, audit = PlainModule(), PrivacyAudit(seed=1, on_violation="stop")
+    callbacks = [audit, user] if first else [user, audit]
+    trainer_for(folder, *callbacks, **(planned or {"max_steps": 64})).fit(module)
+    return module, audit.report
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
+@either_order
 @pytest.mark.one_in(4)
 def test_private_by_a_callback_passes_wherever_the_audit_stands(
-    tmp_path: Path, hook: str, audit_first: bool
+    tmp_path: Path, hook: str, first: bool
 ) -> None:
-    module, user = PlainModule(), MakePrivate(hook)
-    audit = PrivacyAudit(seed=1)
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_steps=64).fit(module)
-    assert_sound(audit.report, 64)
-    assert status(audit.report, "no_dp") == "ok"
+    module, report = by_callback(tmp_path, MakePrivate(hook), first)
+    assert_sound(report, 64)
+    assert status(report, "no_dp") == "ok"
     assert_no_hooks_left(module)
 
 
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
-def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, audit_first: bool) -> None:
+@either_order
+def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, first: bool) -> None:
     user = MakePrivate("on_train_epoch_start", optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1, on_violation="stop")
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_steps=64).fit(PlainModule())
-    assert audit.report.verdict.fault.startswith("noise scale too small")
+    _, report = by_callback(tmp_path, user, first)
+    assert report.verdict.fault.startswith("noise scale too small")
 
 
 def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     claim = PrivacyClaim(noise_multiplier=1.0, sample_rate=SAMPLE_RATE)
-    user = MakePrivate("on_train_epoch_start")
-    report = fit(tmp_path, PlainModule(), PrivacyAudit(claim=claim, seed=1), user, max_steps=64)
-    assert_sound(report, 64)
+    assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
 
 
 class WrapConfiguration(MakePrivate):
@@ -619,56 +588,47 @@ class WrapConfiguration(MakePrivate):
         plain = pl_module.configure_optimizers
 
         def private() -> DPOptimizer:
-            pl_module.net, optimizer, _ = self.engine.make_private(
-                module=pl_module.net,
-                optimizer=plain(),
-                data_loader=pl_module.plain_loader(),
-                noise_multiplier=1.0,
-                max_grad_norm=1.0,
-            )
+            loader = pl_module.plain_loader()
+            pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain(), loader)
             return optimizer
 
         pl_module.configure_optimizers = private
 
 
-def test_configure_optimizers_wrapped_by_a_callback_passes(tmp_path: Path) -> None:
+def test_configure_optimizers_wrapped_by_a_callback_passes(audited: Audited) -> None:
     module = PlainModule()
-    assert_sound(fit(tmp_path, module, PrivacyAudit(seed=1), WrapConfiguration(), max_steps=64), 64)
+    assert_sound(audited(module, WrapConfiguration()), 64)
     assert_no_hooks_left(module)
 
 
 # ------------------------------------------------------------------ anew each epoch
 
 
-@pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
+@either_order
 def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
-    tmp_path: Path, audit_first: bool
+    tmp_path: Path, first: bool
 ) -> None:
     user = MakePrivate("on_train_epoch_start", once=False)
-    audit = PrivacyAudit(seed=1)
-    callbacks = [audit, user] if audit_first else [user, audit]
-    trainer_for(tmp_path, *callbacks, max_epochs=2).fit(PlainModule())
+    _, report = by_callback(tmp_path, user, first, max_epochs=2)
     assert user.made == 2
-    assert_sound(audit.report, 2 * STEPS_PER_EPOCH)
+    assert_sound(report, 2 * STEPS_PER_EPOCH)
     assert sum(n for *_, n in user.engine.accountant.history) == 2 * STEPS_PER_EPOCH
 
 
-def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(tmp_path: Path) -> None:
+def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused: Audited) -> None:
     user = MakePrivate("on_train_epoch_start", once=False, one_engine=False)
-    audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, PlainModule(), audit, user, max_epochs=4)
+    report = accused(PlainModule(), user, max_epochs=4)
     assert report.verdict.kind == "accounting"
     assert status(report, "noise") == "ok"
 
 
-def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(tmp_path: Path) -> None:
+def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(accused: Audited) -> None:
     class Worsening(MakePrivate):
         def _make(self, *args: Any) -> None:
             self.optimizer_class = HalfNoise if self.made else DPOptimizer
             super()._make(*args)
 
-    user = Worsening("on_train_epoch_start", once=False)
-    report = violation(tmp_path, PlainModule(), PrivacyAudit(seed=1), user, max_epochs=3)
+    report = accused(PlainModule(), Worsening("on_train_epoch_start", once=False), max_epochs=3)
     assert report.verdict.fault.startswith(f"noise too small from step {STEPS_PER_EPOCH + 1} on")
     assert STEPS_PER_EPOCH < report.steps < 2 * STEPS_PER_EPOCH
     assert report.epochs[0]["violated"] == 0.0
@@ -681,56 +641,47 @@ class Unwrapped(PrivateModule):
     """The network stays what it is; Opacus' hooks hang on its layers."""
 
     def configure_optimizers(self) -> DPOptimizer:
-        self.hooks, optimizer, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            wrap_model=False,
-        )
+        plain, loader = self.inner(self.trainable()), self.plain_loader()
+        self.hooks, optimizer = made_private(self.engine, self.net, plain, loader, wrap_model=False)
         return replace_optimizer(optimizer, self.optimizer_class or DPOptimizer)
 
 
-def test_training_without_a_wrapped_model_passes_without_a_copy(tmp_path: Path) -> None:
+def test_training_without_a_wrapped_model_passes_without_a_copy(audited: Audited) -> None:
     module = Unwrapped()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = audited(module)
     assert type(module.net) is nn.Sequential
     assert_sound(report, 64)
     assert not any("copied" in note for note in report.notes), report.notes
     assert_no_hooks_left(module)
 
 
-def test_half_noise_without_a_wrapped_model_is_a_violation(tmp_path: Path) -> None:
-    report = violation(
-        tmp_path, Unwrapped(optimizer_class=HalfNoise), PrivacyAudit(seed=1), max_steps=32
-    )
+def test_half_noise_without_a_wrapped_model_is_a_violation(accused: Audited) -> None:
+    report = accused(Unwrapped(optimizer_class=HalfNoise), steps=32)
     assert report.verdict.fault.startswith("noise scale too small")
 
 
 # --- The audit by YAML and by command line, through the LightningCLI of both packages.
 
 
-class StandaloneModule(PrivateTraining, pytorch_lightning.LightningModule):
-    """A module that a command line can make."""
+class MadeByCommand:
+    """A training that a command line can make."""
 
     def __init__(self, faulty: bool = False) -> None:
         super().__init__(optimizer_class=HalfNoise if faulty else None)
 
 
-class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
-    """The same, of the other package."""
+class StandaloneModule(MadeByCommand, PrivateModule):
+    """Of `pytorch_lightning`."""
 
-    def __init__(self, faulty: bool = False) -> None:
-        super().__init__(optimizer_class=HalfNoise if faulty else None)
+
+class UnifiedModule(MadeByCommand, PrivateTraining, lightning.pytorch.LightningModule):
+    """Of `lightning.pytorch`."""
 
 
 PACKAGES = {
-    "pytorch_lightning": (pytorch_lightning, StandaloneModule),
+    "pytorch_lightning": (pl, StandaloneModule),
     "lightning.pytorch": (lightning.pytorch, UnifiedModule),
 }
-
-# Lightning calls jsonargparse in a way that the latter will drop.
 
 
 @pytest.fixture(params=PACKAGES)
@@ -743,20 +694,16 @@ def module_of(package: ModuleType) -> type:
     return PACKAGES[package.__name__][1]
 
 
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
+
+
 def with_audit(**arguments: Any) -> dict[str, Any]:
     """A configuration with an audit as it would be read from YAML."""
     audit = {"class_path": "lightning_audit.PrivacyAudit", "init_args": arguments}
-    return {
-        "seed_everything": False,
-        "trainer": {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [audit],
-        },
-    }
+    trainer = {"accelerator": "cpu", "callbacks": [audit], **QUIET}
+    return {"seed_everything": False, "trainer": trainer}
 
 
 def parse(package: ModuleType, args: Any) -> PrivacyAudit:
@@ -770,10 +717,7 @@ CLAIM = {"noise_multiplier": 1.0, "sample_rate": 0.1, "private_dataset_size": Tr
 ARGUMENTS: dict[str, Any] = {
     "claimed_epsilon": 8.0,
     "delta": 1e-6,
-    "claim": {
-        "class_path": "lightning_audit.PrivacyClaim",
-        "init_args": CLAIM,
-    },
+    "claim": {"class_path": "lightning_audit.PrivacyClaim", "init_args": CLAIM},
     "canaries": [
         {"class_path": "lightning_audit.canaries.Dirac", "init_args": {"tensor": "last_bias"}},
         {"class_path": "lightning_audit.canaries.gradient.Random", "init_args": {"moving": True}},
@@ -791,25 +735,18 @@ ARGUMENTS: dict[str, Any] = {
 def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.claimed_epsilon, audit.delta, audit.seed) == (8.0, 1e-6, 7)
     assert audit.claim == PrivacyClaim(**CLAIM)
-    assert audit.canaries == (
-        Dirac(tensor="last_bias"),
-        Random(moving=True),
-        BlockPair(),
-        Spread(),
-    )
+    assert audit.canaries == (Dirac(tensor="last_bias"), Random(moving=True), BlockPair(), Spread())
     assert audit.resolution == Resolution(noise=0.7)
     assert audit.allow == ("noise.canary", "sampling.not_poisson")
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_yaml_makes_the_audit_with_all_that_is_nested(package: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
     assert_as_configured(parse(package, ["--config", str(path)]))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_printed_configuration_makes_the_same_audit(
     package: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -823,13 +760,11 @@ def test_printed_configuration_makes_the_same_audit(
     assert_as_configured(parse(package, ["--config", str(printed)]))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
     plain = {"claim": CLAIM, "resolution": {"noise": 0.7}}
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> None:
     allow = ["accounting", {"finding": "no_dp", "optimizer": "G", "reason": "sees no record"}]
     config = parse(package, with_audit(allow=allow)).config
@@ -837,13 +772,8 @@ def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> 
     assert config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:
-    arguments = {
-        "amplitude": 100.0,
-        "loss": "torch.nn.functional.cross_entropy",
-        "num_classes": 10,
-    }
+    arguments = {"amplitude": 100.0, "loss": "torch.nn.functional.cross_entropy", "num_classes": 10}
     canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
     audit = parse(package, with_audit(canaries=canaries))
     loss = torch.nn.functional.cross_entropy
@@ -851,7 +781,6 @@ def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> N
     assert parse(package, with_audit(canaries=["Crafted"])).canaries == (Crafted(),)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: ModuleType) -> None:
     class Audited(package.cli.LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
@@ -864,7 +793,6 @@ def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: Module
     assert (audit.claimed_epsilon, audit.canaries, audit.seed) == (8.0, (Dirac(),), 7)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -889,7 +817,6 @@ def test_wrong_value_gives_the_librarys_own_error(
     assert message in str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -899,10 +826,7 @@ def test_wrong_value_gives_the_librarys_own_error(
     ],
 )
 def test_wrong_name_is_refused_by_the_command_line(
-    package: ModuleType,
-    capsys: pytest.CaptureFixture[str],
-    arguments: dict[str, Any],
-    named: list[str],
+    package: ModuleType, capsys: pytest.CaptureFixture[str], arguments: Any, named: list[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(package, with_audit(**arguments))
@@ -911,7 +835,6 @@ def test_wrong_name_is_refused_by_the_command_line(
     assert all(name in message for name in named), message
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_path: Path) -> None:
     config = with_audit(seed=1)
     config["trainer"] |= {"max_steps": 32, "default_root_dir": str(tmp_path)}
@@ -923,7 +846,6 @@ def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_
     assert saved["trainer"]["callbacks"][0]["init_args"]["seed"] == 1
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 @pytest.mark.heavy
 def test_the_example_passes_with_the_other_package_in_its_place(tmp_path: Path) -> None:
     """As it stands it is run as the README's command."""

@@ -24,9 +24,11 @@ from injected_faults import (
     try_one,
 )
 from pytorch_lightning.callbacks import ModelCheckpoint
+from stages import staged
+from trained import Audited, failing
 from training_support import PrivateModule, fit, report_in, trainer_for
 
-from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
+from lightning_audit import InconclusiveAudit, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.hooks.boundary import Boundary
 from lightning_audit.testing.faulty import HalfNoise
@@ -44,6 +46,8 @@ PLACES = [
     ("by hand", "_observe"),
     ("prefilled", "put_back"),
 ]
+#: Numbers of faults at random calls of each training: two hundred together, and a few of each.
+FEW, MANY = ([(name, number) for name in TRAININGS] for number in (3, 29))
 
 
 @pytest.fixture(scope="module")
@@ -71,29 +75,19 @@ def at_random(
     found = []
     for run in range(number):
         # While a checkpoint is loaded, a KeyError says that its state does not fit: a refusal.
-        kinds = [Injected, MemoryError, KeyError][: 2 if name == "resumed" else 3]
-        kind = rng.choice(kinds)
+        kind = rng.choice([Injected, MemoryError, KeyError][: 2 if name == "resumed" else 3])
         faults = Faults(counting.choose(rng), kind)
         wrong = try_one(directory / str(run), name, plain(name), faults, caplog)
         found += [f"{faults.place} at call {faults.at}: {item}" for item in wrong]
     return found
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "number"), staged(heavy=FEW, nightly=MANY))
 @pytest.mark.heavy_one_in(6)
-@pytest.mark.parametrize("name", TRAININGS)
 def test_faults_at_random_calls_end_no_training(
-    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str
+    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str, number: int
 ) -> None:
-    assert at_random(tmp_path, plain, caplog, name, 3) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", TRAININGS)
-def test_two_hundred_faults_at_random_calls_end_no_training(
-    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    assert at_random(tmp_path, plain, caplog, name, 29) == []
+    assert at_random(tmp_path, plain, caplog, name, number) == []
 
 
 # ------------------------------------------------------------------ the report
@@ -103,41 +97,28 @@ def test_two_hundred_faults_at_random_calls_end_no_training(
     "error", [MemoryError("12 GB"), OSError(errno.EMFILE, "too many open files")], ids=repr
 )
 def test_a_report_that_cannot_be_built_gives_no_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def build_report(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("lightning_audit.run.audit_run.build_report", build_report)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1, examinations=0), max_steps=64)
+    monkeypatch.setattr("lightning_audit.run.audit_run.build_report", failing(error))
+    report = audited(PrivateModule())
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.summary.startswith(f"the audit failed: {type(error).__name__} in run.")
     assert str(error) not in report.to_json()
 
 
 def test_a_violation_that_was_found_before_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    accused: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def close(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("lightning_audit.session.recorder.Recorder.close", close)
-    with pytest.raises(PrivacyViolation, match="noise scale too small"):
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=32).fit(
-            PrivateModule(optimizer_class=HalfNoise)
-        )
-    report = report_in(tmp_path)
-    assert report.verdict.outcome == "VIOLATION"
+    monkeypatch.setattr("lightning_audit.session.recorder.Recorder.close", failing(MemoryError()))
+    report = accused(PrivateModule(optimizer_class=HalfNoise), steps=32)
+    assert "noise scale too small" in report.verdict.fault
     assert any(note.startswith("the audit failed: MemoryError") for note in report.notes)
 
 
 def test_on_inconclusive_holds_for_a_failed_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("lightning_audit.run.audit_run.AuditRun.start", start)
+    monkeypatch.setattr("lightning_audit.run.audit_run.AuditRun.start", failing(MemoryError()))
     audit = PrivacyAudit(seed=1, on_inconclusive="raise")
     with pytest.raises(InconclusiveAudit, match="the audit failed: MemoryError"):
         trainer_for(tmp_path, audit, max_steps=4).fit(PrivateModule())
@@ -145,44 +126,38 @@ def test_on_inconclusive_holds_for_a_failed_audit(
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_a_failed_set_up_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("lightning_audit.run.audit_run.RunLints", fails)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
-    assert report.verdict.summary.startswith("the audit failed: MemoryError in run.audit_run")
+def test_a_failed_set_up_is_reported_too(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_audit.run.audit_run.RunLints", failing(MemoryError()))
+    verdict = audited(PrivateModule(), steps=4).verdict
+    assert verdict.summary.startswith("the audit failed: MemoryError in run.audit_run")
 
 
 @pytest.mark.parametrize(
     ("view", "words"),
     [
-        ("lightning_audit.callbacks.outcome.print_summary", "printing the report failed"),
-        ("lightning_audit.callbacks.outcome.send_report_figure", "drawing the report's figure"),
+        ("print_summary", "printing the report failed"),
+        ("send_report_figure", "drawing the report's figure"),
     ],
 )
 def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str, words: str
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, view: str, words: str
 ) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("0.123")
-
-    monkeypatch.setattr(view, fails)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64)
+    monkeypatch.setattr(f"lightning_audit.callbacks.outcome.{view}", failing(RuntimeError("0.123")))
+    report = audited(PrivateModule())
     assert report.verdict.outcome == "PASS"
     assert any(words in note for note in report.notes)
     assert "0.123" not in "".join(report.notes)
 
 
-def test_neither_log_nor_report_holds_an_exceptions_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def conceal(*_: Any) -> None:
-        raise ValueError("the third record is 0.123")
+CONCEAL = "lightning_audit.session.audit_session.AuditSession.conceal"
 
-    monkeypatch.setattr("lightning_audit.session.audit_session.AuditSession.conceal", conceal)
+
+def test_neither_log_nor_report_holds_an_exceptions_message(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(CONCEAL, failing(ValueError("the third record is 0.123")))
     with caplog.at_level(logging.INFO):
-        report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+        report = audited(PrivateModule(), steps=4)
     assert "the audit failed (ValueError in " in caplog.text
     assert "0.123" not in caplog.text + report.to_json()
 
@@ -190,15 +165,10 @@ def test_neither_log_nor_report_holds_an_exceptions_message(
 def test_a_checkpoint_of_a_failed_audit_resumes_without_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def conceal(*_: Any) -> None:
-        raise MemoryError
-
     with monkeypatch.context() as patched:
-        target = "lightning_audit.session.audit_session.AuditSession.conceal"
-        patched.setattr(target, conceal)
+        patched.setattr(CONCEAL, failing(MemoryError()))
         trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
-        module = Kept()
-        trainer.fit(module)
+        trainer.fit(Kept())
         trainer.save_checkpoint(tmp_path / "x.ckpt")
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=3).fit(
         Kept(), ckpt_path=tmp_path / "x.ckpt", weights_only=True
@@ -222,36 +192,21 @@ class InTrainingStep(Called):
 
 class InAddNoise(PrivateModule):
     def configure_optimizers(self) -> Any:
-        module = self
-
-        class Fails(HalfNoise):
-            def add_noise(self) -> None:
-                raise module.error
-
-        self.optimizer_class = Fails
+        self.optimizer_class = type("Fails", (HalfNoise,), {"add_noise": failing(self.error)})
         return super().configure_optimizers()
 
 
 class InInnerStep(PrivateModule):
     def configure_optimizers(self) -> Any:
-        module = self
-
-        class Fails(torch.optim.SGD):
-            def step(self, closure: Any = None) -> None:
-                raise module.error
-
-        self.inner = lambda params: Fails(params, lr=0.1)
+        kind = type("Fails", (torch.optim.SGD,), {"step": failing(self.error)})
+        self.inner = lambda params: kind(params, lr=0.1)
         return super().configure_optimizers()
 
 
 class InDataSet(PrivateModule):
     def train_dataloader(self) -> Any:
         loader = super().train_dataloader()
-
-        def collate(_: Any) -> None:
-            raise self.error
-
-        loader.collate_fn = collate
+        loader.collate_fn = failing(self.error)
         return loader
 
 
@@ -273,43 +228,31 @@ def test_the_users_exception_reaches_the_user_as_the_same_object(
 def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = PrivateModule(mode="functorch")
+    module, leave = PrivateModule(mode="functorch"), Boundary.leave
     sizes: list[set[int]] = []
 
-    def count_batch(planner: Any) -> None:
-        raise SystemExit(3)
-
-    def on_exception(*_: Any) -> None:
+    def leave_and_look(*args: Any) -> None:
+        leave(*args)
         sizes.append({len(p.grad_sample) for p in module.parameters()})
 
-    monkeypatch.setattr("lightning_audit.session.planner.StepPlanner.count_batch", count_batch)
-    monkeypatch.setattr(Boundary, "leave", _then(Boundary.leave, on_exception))
+    count = "lightning_audit.session.planner.StepPlanner.count_batch"
+    monkeypatch.setattr(count, failing(SystemExit(3)))
+    monkeypatch.setattr(Boundary, "leave", leave_and_look)
     with pytest.raises(SystemExit):
         trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=4).fit(module)
     assert len(sizes[0]) == 1
     assert hooks_left(module) == []
 
 
-def _then(one: Any, other: Any) -> Any:
-    def both(*args: Any) -> None:
-        one(*args)
-        other(*args)
-
-    return both
-
-
 @pytest.mark.parametrize("function", ["start_batch", "end_epoch"])
 def test_callbacks_that_monitor_the_audit_go_on_when_it_fails(
     tmp_path: Path, function: str
 ) -> None:
-    logger = pl.loggers.CSVLogger(tmp_path)
-    audit = PrivacyAudit(seed=1, examinations=0)
+    logger, audit = pl.loggers.CSVLogger(tmp_path), PrivacyAudit(seed=1, examinations=0)
     stopping = pl.callbacks.EarlyStopping("audit/epsilon_lower", mode="max", patience=9)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_spent", mode="max")
-    callbacks = [stopping, audit, best]
-    trainer = trainer_for(
-        tmp_path, *callbacks, max_epochs=3, logger=logger, enable_checkpointing=True
-    )
+    callbacks, saves = (stopping, audit, best), {"enable_checkpointing": True}
+    trainer = trainer_for(tmp_path, *callbacks, max_epochs=3, logger=logger, **saves)
     with Faults(named=function):
         trainer.fit(PrivateModule())
     assert trainer.current_epoch == 3

@@ -20,14 +20,8 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from resume_support import RESUMING, StepwiseModule, StopAt, checkpoint_at, saver
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    fit,
-    report_in,
-    status,
-    trainer_for,
-)
+from trained import Audited, weights
+from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.callbacks.trainer import refuse_trainer, show_batches
@@ -36,6 +30,8 @@ from lightning_audit.hooks.sampler_tap import WatchedSampler
 from lightning_audit.record.store import RECORD_NAME, read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.testing.faulty import HalfNoise
+
+pytestmark = RESUMING
 
 # --- `trainer.fit` again: the same training goes on with its audit, another one starts anew.
 
@@ -48,25 +44,30 @@ def as_on_disk(report: AuditReport) -> AuditReport:
     return AuditReport.from_json(report.to_json())
 
 
-def report_file(directory: Path) -> bytes:
-    return (directory / "audit" / "report.json").read_bytes()
+def training(directory: Path, *callbacks: Any, audit: Any = None, **trainer: Any) -> pl.Trainer:
+    """A Trainer with an audit, of one epoch by default."""
+    given = {"max_epochs": 1, **trainer} if "max_steps" not in trainer else trainer
+    return trainer_for(directory, audit or PrivacyAudit(seed=1), *callbacks, **given)
+
+
+def go_on(trainer: pl.Trainer, module: pl.LightningModule, epochs: int, **given: Any) -> None:
+    """Fit the same Trainer until so many epochs are over."""
+    trainer.fit_loop.max_epochs = epochs
+    trainer.fit(module, **given)
 
 
 # ------------------------------------------------------------------ more epochs
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [StepwiseModule, HandWritten])
 def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     tmp_path: Path, kind: type[pl.LightningModule]
 ) -> None:
-    claim = CLAIM if kind is HandWritten else None
-    audit, module = PrivacyAudit(seed=1, claim=claim), kind()
-    trainer = trainer_for(tmp_path, audit, max_epochs=1, limit_train_batches=32)
+    audit, module = PrivacyAudit(seed=1, claim=CLAIM if kind is HandWritten else None), kind()
+    trainer = training(tmp_path, audit=audit, limit_train_batches=32)
     trainer.fit(module)
-    trainer.fit_loop.max_epochs = 3
-    trainer.fit(module)
+    go_on(trainer, module, 3)
     report = report_in(tmp_path)
     assert (report.steps, report.verdict.outcome) == (96, "PASS")
     assert steps_on_disk(tmp_path) == list(range(96))
@@ -77,109 +78,81 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     assert_no_hooks_left(module)
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.whole_report
 def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     # Each fit is examined anew, at other steps: `test_a_resumed_training_is_examined_anew`.
     audits = [PrivacyAudit(seed=1, examinations=0) for _ in (whole, parts)]
-    trainer_for(whole, audits[0], max_epochs=3).fit(StepwiseModule())
-    module = StepwiseModule()
-    trainer = trainer_for(parts, audits[1], max_epochs=1)
-    trainer.fit(module)
-    for epochs in (2, 3):
-        trainer.fit_loop.max_epochs = epochs
-        trainer.fit(module)
+    training(whole, audit=audits[0], max_epochs=3).fit(StepwiseModule())
+    module, trainer = StepwiseModule(), training(parts, audit=audits[1])
+    for epochs in (1, 2, 3):
+        go_on(trainer, module, epochs)
     one, other = report_in(whole), report_in(parts)
     evidence = [{c.name: c.log_e_value for c in report.checks} for report in (one, other)]
     evidence[1].pop("reuse.resume", None)
     assert evidence[0] == evidence[1]
-    assert one.bounds == other.bounds
-    assert one.verdict == other.verdict
+    assert (one.bounds, one.verdict) == (other.bounds, other.verdict)
 
 
-@RESUMING
 def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> None:
-    module = StepwiseModule(optimizer_class=HalfNoise)
-    audit = PrivacyAudit(seed=1)
-    trainer = trainer_for(tmp_path, audit, max_epochs=1)
-    with pytest.raises(PrivacyViolation):
-        trainer.fit(module)
-    trainer.fit_loop.max_epochs = 2
-    module.optimizer_class = None  # the noise is mended, and what it released is out
-    with pytest.raises(PrivacyViolation):
-        trainer.fit(module)
+    module, trainer = StepwiseModule(optimizer_class=HalfNoise), training(tmp_path)
+    for epochs in (1, 2):
+        with pytest.raises(PrivacyViolation):
+            go_on(trainer, module, epochs)
+        module.optimizer_class = None  # the noise is mended, and what it released is out
     assert 1 <= report_in(tmp_path).steps < 20
 
 
-@RESUMING
 def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
     stop, module = StopAt(20), StepwiseModule()
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), stop, max_epochs=2)
+    trainer = training(tmp_path, stop, max_epochs=2)
     with pytest.raises(RuntimeError, match="power cut"):
         trainer.fit(module)
     stop.step = -1
     trainer.fit(module)
     report = report_in(tmp_path)
-    assert report.complete
+    assert (report.complete, report.verdict.outcome) == (True, "PASS")
     assert report.steps == trainer.global_step
     assert steps_on_disk(tmp_path) == list(range(report.steps))
-    assert report.verdict.outcome == "PASS"
 
 
 # ------------------------------------------------------------------ nothing left
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [None, HalfNoise])
 def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path, kind: Any) -> None:
-    audit = PrivacyAudit(seed=1, on_violation="warn")
-    module = StepwiseModule(optimizer_class=kind)
-    trainer = trainer_for(tmp_path, audit, max_epochs=2)
+    audit, file = PrivacyAudit(seed=1, on_violation="warn"), tmp_path / "audit" / "report.json"
+    module, trainer = StepwiseModule(optimizer_class=kind), training(tmp_path, audit=audit)
     trainer.fit(module)
-    before, report = report_file(tmp_path), audit.report
+    before, report = file.read_bytes(), audit.report
     for _ in range(2):
         trainer.fit(module)
-        assert report_file(tmp_path) == before
-        assert audit.report == report
+        assert (file.read_bytes(), audit.report) == (before, report)
     assert steps_on_disk(tmp_path) == list(range(report.steps))
     assert not (tmp_path / "audit" / "previous-1").exists()
     assert_no_hooks_left(module)
 
 
-@RESUMING
-def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Path) -> None:
-    module = StepwiseModule(optimizer_class=HalfNoise)
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=1)
+@pytest.mark.parametrize(("planned", "most"), [({"max_steps": 1}, 1), ({"max_epochs": 1}, 19)])
+def test_a_training_that_was_stopped_raises_again_and_is_not_trained_on(
+    tmp_path: Path, planned: dict[str, int], most: int
+) -> None:
+    module, trainer = StepwiseModule(optimizer_class=HalfNoise), training(tmp_path, **planned)
     for _ in range(2):
         with pytest.raises(PrivacyViolation):
             trainer.fit(module)
-    assert report_in(tmp_path).steps == 1
+    assert 1 <= report_in(tmp_path).steps <= most
 
 
-@RESUMING
-def test_a_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
-    module = StepwiseModule(optimizer_class=HalfNoise)
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
-    for _ in range(2):
-        with pytest.raises(PrivacyViolation):
-            trainer.fit(module)
-    assert report_in(tmp_path).steps < 20
-
-
-@RESUMING
 @pytest.mark.heavy
 def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: Path) -> None:
-    module = StepwiseModule()
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
-    trainer.fit(module)
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    first = report_in(tmp_path)
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_epochs=2).fit(
-        StepwiseModule(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
-    )
+    trainer, last = training(tmp_path, max_epochs=2), tmp_path / "last.ckpt"
+    trainer.fit(StepwiseModule())
+    trainer.save_checkpoint(last)
+    first, audit = report_in(tmp_path), PrivacyAudit(seed=1)
+    trainer = training(tmp_path, audit=audit, max_epochs=2)
+    trainer.fit(StepwiseModule(), ckpt_path=last, weights_only=True)
     again = report_in(tmp_path)
     assert (again.steps, again.verdict) == (first.steps, first.verdict)
     assert again.epsilon_spent == first.epsilon_spent
@@ -194,36 +167,26 @@ def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: 
 # ------------------------------------------------------------------ checkpoints, in one process
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path: Path) -> None:
     saved, module = tmp_path / "saved", StepwiseModule()
-    trainer = trainer_for(
-        tmp_path,
-        PrivacyAudit(seed=1),
-        saver(saved, epoch_end=True),
-        max_epochs=2,
-        enable_checkpointing=True,
-    )
+    saves = saver(saved, epoch_end=True)
+    trainer = training(tmp_path, saves, max_epochs=2, enable_checkpointing=True)
     trainer.fit(module)
-    trainer.fit_loop.max_epochs = 3
     torch.manual_seed(11)  # the module's own seed of step 63 would draw that step's batch twice
-    trainer.fit(module, ckpt_path=checkpoint_at(saved, 32), weights_only=True)
+    go_on(trainer, module, 3, ckpt_path=checkpoint_at(saved, 32), weights_only=True)
     report = report_in(tmp_path)
     assert (report.steps, report.verdict.outcome) == (96, "PASS")
     assert steps_on_disk(tmp_path) == list(range(96))
 
 
-@RESUMING
 def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path: Path) -> None:
-    plain, module = trainer_for(tmp_path / "plain", max_epochs=2), StepwiseModule()
-    plain.fit(module)
-    plain.save_checkpoint(tmp_path / "plain.ckpt")
-    module = StepwiseModule()
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
+    plain, ckpt = trainer_for(tmp_path / "plain", max_epochs=2), tmp_path / "plain.ckpt"
+    plain.fit(StepwiseModule())
+    plain.save_checkpoint(ckpt)
+    module, trainer = StepwiseModule(), training(tmp_path, max_epochs=2)
     trainer.fit(module)
-    trainer.fit_loop.max_epochs = 3
-    trainer.fit(module, ckpt_path=tmp_path / "plain.ckpt", weights_only=True)
+    go_on(trainer, module, 3, ckpt_path=ckpt, weights_only=True)
     verdict = report_in(tmp_path).verdict
     assert verdict.outcome == "INCONCLUSIVE"
     assert "without this audit's state" in verdict.pass_blockers[0]
@@ -232,37 +195,28 @@ def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path
 # ------------------------------------------------------------------ another training
 
 
-@RESUMING
-def test_a_new_trainer_starts_anew(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_epochs=1).fit(StepwiseModule())
-    trainer_for(tmp_path, audit, max_steps=8).fit(StepwiseModule())
-    assert report_in(tmp_path).steps == 8
-    assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
-
-
-@RESUMING
-def test_a_loop_that_starts_again_starts_the_audit_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("anew", ["Trainer", "loop"])
+def test_a_new_trainer_or_loop_starts_the_audit_anew(tmp_path: Path, anew: str) -> None:
     audit, module = PrivacyAudit(seed=1), StepwiseModule()
-    trainer = trainer_for(tmp_path, audit, max_epochs=1)
+    trainer = training(tmp_path, audit=audit)
     trainer.fit(module)
-    trainer.fit_loop = type(trainer.fit_loop)(trainer, max_epochs=1)
+    if anew == "Trainer":
+        trainer, module = training(tmp_path, audit=audit, max_steps=8), StepwiseModule()
+    else:
+        trainer.fit_loop = type(trainer.fit_loop)(trainer, max_epochs=1)
     trainer.fit(module)
-    assert report_in(tmp_path).steps == 32
+    assert report_in(tmp_path).steps == (8 if anew == "Trainer" else 32)
     assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
 
 
-@RESUMING
 def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_steps(
     tmp_path: Path,
 ) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
+    trainer = training(tmp_path, max_epochs=2)
     trainer.fit(StepwiseModule())
-    trainer.fit_loop.max_epochs = 4
-    trainer.fit(StepwiseModule())
+    go_on(trainer, StepwiseModule(), 4)
     report = report_in(tmp_path)
-    assert report.steps == 64
-    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert (report.steps, report.verdict.outcome) == (64, "INCONCLUSIVE")
 
 
 # ------------------------------------------------------------------ copies
@@ -272,58 +226,52 @@ def copies(audit: PrivacyAudit) -> list[PrivacyAudit]:
     return [copy.deepcopy(audit), pickle.loads(pickle.dumps(audit)), copy.copy(audit)]
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_epochs=2).fit(PrivateModule())
+    training(tmp_path, audit=audit, max_epochs=2).fit(PrivateModule())
     for twin in copies(audit):
         assert twin.report == audit.report
         assert twin.report.steps == 64
-        trainer_for(tmp_path / "twin", twin, max_steps=8).fit(PrivateModule())
+        training(tmp_path / "twin", audit=twin, max_steps=8).fit(PrivateModule())
         assert report_in(tmp_path / "twin").steps == 8
     assert audit.report.steps == 64
 
 
-@RESUMING
 def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path: Path) -> None:
-    found = PrivacyAudit(seed=1)
+    found, broken = PrivacyAudit(seed=1), PrivacyAudit(seed=1)
     with pytest.raises(PrivacyViolation) as raised:
-        trainer_for(tmp_path / "a", found, max_epochs=1).fit(
-            PrivateModule(optimizer_class=HalfNoise)
-        )
-    broken = PrivacyAudit(seed=1)
+        training(tmp_path / "a", audit=found).fit(PrivateModule(optimizer_class=HalfNoise))
     with pytest.raises(RuntimeError, match="power cut"):
-        trainer_for(tmp_path / "b", broken, StopAt(5), max_epochs=1).fit(PrivateModule())
+        training(tmp_path / "b", StopAt(5), audit=broken).fit(PrivateModule())
     refused = PrivacyAudit(canaries=[Dirac(tensor="nowhere")])
     with pytest.raises(ValueError, match="nowhere"):
-        trainer_for(tmp_path / "c", refused, max_epochs=1).fit(PrivateModule())
+        training(tmp_path / "c", audit=refused).fit(PrivateModule())
     for audit in (found, broken, refused):
         assert {repr(twin.report) for twin in copies(audit)} == {repr(audit.report)}
-    error = pickle.loads(pickle.dumps(raised.value))
-    assert repr(error.report) == repr(found.report)
+    assert repr(pickle.loads(pickle.dumps(raised.value)).report) == repr(found.report)
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1, claim=CLAIM)
-    trainer_for(tmp_path, audit, max_steps=8).fit(HandWritten())
+    training(tmp_path, audit=audit, max_steps=8).fit(HandWritten())
     spawn = {"strategy": "ddp_spawn", "use_distributed_sampler": False}
-    trainer_for(tmp_path, audit, max_steps=12, **spawn).fit(HandWritten())
+    training(tmp_path, audit=audit, max_steps=12, **spawn).fit(HandWritten())
     assert report_in(tmp_path).steps == 12
 
 
-@RESUMING
 def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path: Path) -> None:
     class Copies(pl.Callback):
         taken: list[PrivacyAudit]
 
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        def on_train_epoch_end(self, *_: Any) -> None:
             self.taken = copies(audit)
 
     audit, watcher = PrivacyAudit(seed=1), Copies()
-    trainer_for(tmp_path, audit, watcher, max_epochs=3, limit_train_batches=32).fit(PrivateModule())
+    training(tmp_path, watcher, audit=audit, max_epochs=3, limit_train_batches=32).fit(
+        PrivateModule()
+    )
     assert [twin.report.steps for twin in watcher.taken] in ([96] * 3, [64] * 3)
     assert audit.report.verdict.outcome == "PASS"
     assert steps_on_disk(tmp_path) == list(range(96))
@@ -339,33 +287,19 @@ class Strategy:
         return None if batch is None else 2 * batch
 
 
-# ------------------------------------------------------------------ batches
-
-
-def trainer_of(strategy: Strategy) -> Any:
+def shown(strategy: Strategy, *, automatic: bool = True, **calls: Any) -> Any:
+    """The hook that shows batches to a run, which changes none of them unless told so."""
     precision = SimpleNamespace(train_step_context=contextlib.nullcontext)
-    return SimpleNamespace(strategy=strategy, precision_plugin=precision)
-
-
-def run_of(**calls: Any) -> Any:
-    """As much of a run as sees batches; it changes none of them unless told so."""
-    nothing = {
-        "admit": lambda batch, module: batch,
-        "skipped": lambda: None,
-    }
-    return SimpleNamespace(**(nothing | calls))
-
-
-def module_of(*, automatic: bool = True) -> Any:
+    trainer: Any = SimpleNamespace(strategy=strategy, precision_plugin=precision)
     module: Any = nn.Linear(1, 1)
     module.automatic_optimization = automatic
-    return module
+    nothing = {"admit": lambda batch, module: batch, "skipped": lambda: None}
+    return show_batches(trainer, module, SimpleNamespace(**(nothing | calls)))
 
 
 def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
     strategy = Strategy()
-    run = run_of(admit=lambda batch, module: batch + 1)
-    hook = show_batches(trainer_of(strategy), module_of(), run)
+    hook = shown(strategy, admit=lambda batch, module: batch + 1)
     assert strategy.training_step(3, 0) == 8
     hook.remove()
     assert strategy.training_step(3, 0) == 6
@@ -375,8 +309,7 @@ def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
 @pytest.mark.parametrize("automatic", [True, False])
 def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic: bool) -> None:
     strategy, skipped = Strategy(), []
-    run = run_of(skipped=lambda: skipped.append(1))
-    show_batches(trainer_of(strategy), module_of(automatic=automatic), run)
+    shown(strategy, automatic=automatic, skipped=lambda: skipped.append(1))
     assert strategy.training_step(None, 0) is None
     assert len(skipped) == automatic
 
@@ -386,22 +319,22 @@ def test_a_refusal_is_lightnings_own_exception() -> None:
         raise UnauditableTraining("batches of this kind cannot be audited")
 
     strategy = Strategy()
-    show_batches(trainer_of(strategy), module_of(), run_of(admit=refuse))
+    shown(strategy, admit=refuse)
     with pytest.raises(MisconfigurationException, match="cannot be audited"):
         strategy.training_step(1, 0)
 
 
 def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None:
-    def weights(*callbacks: pl.Callback) -> torch.Tensor:
+    ends = []
+    for audits in ([], [PrivacyAudit(seed=1)]):
         torch.manual_seed(0)
         module = OwnSampling(OwnPoisson())
-        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
-        return torch.cat([p.detach().flatten() for p in module.net.parameters()])
+        trainer_for(tmp_path, *audits, max_steps=20).fit(module)
+        ends.append(weights(module.net))
+    assert torch.allclose(*ends, rtol=0, atol=1e-5)
 
-    assert torch.allclose(weights(), weights(PrivacyAudit(seed=1)), rtol=0, atol=1e-5)
 
-
-def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
+def test_validation_loaders_are_not_watched(audited: Audited) -> None:
     class Validated(OwnSampling):
         def val_dataloader(self) -> Any:
             self.val = DataLoader(self.dataset, batch_sampler=OwnSizes())
@@ -412,7 +345,7 @@ def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
             self.watched = {k: type(x.batch_sampler) for k, x in loaders.items() if x}
 
     module = Validated(OwnPoisson())
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    report = audited(module, max_epochs=2)
     assert module.watched == {"train": WatchedSampler, "val": OwnSizes}
     assert status(report, "sampling.not_poisson") == "ok"
 

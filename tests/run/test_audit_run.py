@@ -10,10 +10,10 @@ import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch.utils.data import DataLoader
-from training_support import PrivateModule, assert_no_hooks_left, fit, trainer_for
+from trained import Audited, Validated, check, violated, with_optimizer
+from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.testing import trainings
 from lightning_audit.testing.faulty import ClosureRunsAgain, NoNoise
 from lightning_audit.testing.trainings import HandWritten, SplitBatches, Training, random_data
@@ -34,38 +34,29 @@ def test_fast_dev_run_writes_nothing_and_never_fails(
     assert_no_hooks_left(module)
 
 
-def test_fast_dev_run_leaves_an_earlier_report_where_it_is(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
-    before = (tmp_path / "audit" / "report.json").read_bytes()
+def test_fast_dev_run_leaves_an_earlier_report_where_it_is(
+    tmp_path: Path, audited: Audited
+) -> None:
+    audited(PrivateModule(), steps=8)
+    before = (audited.directory / "report.json").read_bytes()
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=2), fast_dev_run=True, max_steps=-1)
     trainer.fit(PrivateModule())
-    assert (tmp_path / "audit" / "report.json").read_bytes() == before
-    assert not (tmp_path / "audit" / "previous-1").exists()
+    assert (audited.directory / "report.json").read_bytes() == before
+    assert not (audited.directory / "previous-1").exists()
 
 
-def test_sanity_checking_and_validation_are_no_steps(tmp_path: Path) -> None:
-    class Validated(PrivateModule):
+def test_sanity_checking_and_validation_are_no_steps(audited: Audited) -> None:
+    class Counted(Validated, PrivateModule):
         validated = 0
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.validated += 1
-            self.log("val_loss", PrivateModule.training_step(self, batch, batch_idx))
+            self.log("val_loss", self.training_step(batch, batch_idx))
 
-        def val_dataloader(self) -> Any:
-            return self.plain_loader()
-
-    module = Validated()
-    report = fit(
-        tmp_path,
-        module,
-        PrivacyAudit(seed=1),
-        max_epochs=2,
-        num_sanity_val_steps=2,
-        limit_val_batches=3,
-    )
+    module = Counted()
+    report = audited(module, max_epochs=2, num_sanity_val_steps=2, limit_val_batches=3)
     assert module.validated == 2 + 3 + 3
-    assert report.steps == 64
-    assert len(report.epochs) == 2
+    assert (report.steps, len(report.epochs)) == (64, 2)
 
 
 def test_validate_and_test_are_not_audited(tmp_path: Path) -> None:
@@ -85,28 +76,18 @@ def test_validate_and_test_are_not_audited(tmp_path: Path) -> None:
 # --- Real trainings: what the ledger finds, and what it lets be.
 
 
-def trained(
-    folder: Path, kind: type, module: Any = None, ckpt: Path | None = None, **trainer: Any
+def ledger(
+    folder: Path, kind: type, change: Any = None, examinations: int = 0, **trainer: Any
 ) -> AuditReport:
+    """The report of a training of 30 steps by default; ``change`` sees its module before."""
     torch.manual_seed(0)
-    made = type(kind.__name__, (kind, pl.LightningModule), {})() if module is None else module
-    audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, bounds=[])
-    given = {"max_steps": 30, "max_epochs": -1, **trainer}
-    pl.Trainer(
-        callbacks=[audit],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        **given,
-    ).fit(made, ckpt_path=ckpt)
-    assert audit.report is not None
+    module = type(kind.__name__, (kind, pl.LightningModule), {})()
+    if change is not None:
+        change(module)
+    given = {"on_violation": "warn", "seed": 0, "bounds": [], "examinations": examinations}
+    audit = PrivacyAudit(report_dir=folder, **given)
+    trainer_for(folder, audit, **{"max_steps": 30, "max_epochs": -1, **trainer}).fit(module)
     return audit.report
-
-
-def check(report: AuditReport, name: str) -> CheckResult:
-    return next(found for found in report.checks if found.name == name)
 
 
 class Small(Training):
@@ -127,15 +108,6 @@ class Workers(Training):
         return DataLoader(self.data, 16, num_workers=2, prefetch_factor=4)
 
 
-class Unfollowed(Training):
-    """A hook that nobody can read."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        optimizer.step_hook = _Slotted(optimizer.step_hook)
-        return optimizer
-
-
 class _Slotted:
     __slots__ = ("own",)
 
@@ -146,7 +118,11 @@ class _Slotted:
         self.own(optimizer)
 
 
-@pytest.mark.filterwarnings("default")
+def unfollowed(optimizer: Any) -> None:
+    """Give it a hook that nobody can read."""
+    optimizer.step_hook = _Slotted(optimizer.step_hook)
+
+
 @pytest.mark.parametrize(
     ("kind", "steps"),
     staged(
@@ -154,29 +130,26 @@ class _Slotted:
     ),
 )
 def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
-    report = trained(tmp_path, kind, max_steps=steps)
+    report = ledger(tmp_path, kind, max_steps=steps)
     names = ("ledger.draws", "ledger.steps", "ledger.records", "ledger.accountant", "accounting")
     assert {check(report, name).status for name in names} == {"ok"}
     assert check(report, "ledger.accountant").evidence["told"] == steps
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.heavy
 def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
-    report = trained(tmp_path, Training, max_steps=100, limit_train_batches=20)
+    report = ledger(tmp_path, Training, max_steps=100, limit_train_batches=20)
     assert check(report, "ledger.draws").status == "ok"
     assert check(report, "ledger.accountant").evidence["missing"] == 0
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
-    report = trained(tmp_path, Unfollowed)
+    report = ledger(tmp_path, with_optimizer(unfollowed, Training))
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("cannot be identified" in blocker for blocker in report.verdict.pass_blockers)
     assert check(report, "ledger.accountant").status == "not_run"
 
 
-@pytest.mark.filterwarnings("default")
 def test_data_that_cannot_be_compared_end_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,19 +157,19 @@ def test_data_that_cannot_be_compared_end_no_training(
         raise RuntimeError("of no shape")
 
     monkeypatch.setattr("lightning_audit.run.audit_run.repeated_contents", fails)
-    report = trained(tmp_path, Training)
+    report = ledger(tmp_path, Training)
     assert report.steps == 30
     assert "ledger.records" not in {found.name for found in report.checks}
 
 
-@pytest.mark.filterwarnings("default")
 def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
-    module = type("Twin", (Training, pl.LightningModule), {})()
-    for tensor in module.data.tensors:
-        tensor[5] = tensor[4]
-    report = trained(tmp_path, Training, module)
+    def repeat(module: Any) -> None:
+        for tensor in module.data.tensors:
+            tensor[5] = tensor[4]
+
+    report = ledger(tmp_path, Training, repeat)
     assert any("holds records with equal contents" in note for note in report.notes)
-    assert not [found for found in report.checks if found.status == "violated"]
+    assert violated(report) == []
 
 
 class Views(Small):
@@ -214,13 +187,11 @@ class LeavesOut(Small):
         return super().training_step([part[1:] for part in batch], 0)
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("kind", "said"), [(Views, "clipped more gradients"), (LeavesOut, "clipped fewer gradients")]
 )
 def test_rows_that_are_not_the_records_are_a_note(tmp_path: Path, kind: type, said: str) -> None:
-    module = type(kind.__name__, (kind, pl.LightningModule), {})()
-    notes = " ".join(trained(tmp_path, kind, module).notes)
+    notes = " ".join(ledger(tmp_path, kind).notes)
     assert said in notes
     assert notes.count("gradients than their batch") == 1
 
@@ -248,35 +219,27 @@ class FillsUp(Training):
         return super().training_step(rows, batch_idx)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path: Path) -> None:
-    found = check(trained(tmp_path, HeldBack, max_steps=20), "ledger.steps")
+    found = check(ledger(tmp_path, HeldBack, max_steps=20), "ledger.steps")
     assert (found.status, found.evidence["again"]) == ("violated", 3)
 
 
-@pytest.mark.filterwarnings("default")
 def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -> None:
-    report = trained(tmp_path, FillsUp, max_steps=60)
+    report = ledger(tmp_path, FillsUp, max_steps=60)
     assert report.verdict.outcome == "INCONCLUSIVE"
     said = [b for b in report.verdict.pass_blockers if "the sample rate allows" in b]
     assert len(said) == 1
     assert "PrivacyClaim(sample_rate=...)" in said[0]
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("kind", "trainer"),
-    [
-        (SplitBatches, {}),
-        (HandWritten, {}),
-        (Small, {"max_steps": 120}),
-    ],
+    ("kind", "trainer"), [(SplitBatches, {}), (HandWritten, {}), (Small, {"max_steps": 120})]
 )
 def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(
     tmp_path: Path, kind: type, trainer: dict[str, Any]
 ) -> None:
-    report = trained(tmp_path, kind, **trainer)
+    report = ledger(tmp_path, kind, **trainer)
     assert "gradients than their batch" not in " ".join(report.notes)
     assert "the sample rate allows" not in " ".join(report.verdict.pass_blockers)
 
@@ -293,37 +256,21 @@ class Remembers(Training):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
-    report = trained(tmp_path, trainings.KeptBatches, max_steps=20)
+    report = ledger(tmp_path, trainings.KeptBatches, max_steps=20)
     found = check(report, "ledger.steps")
     assert found.status == "violated"
     assert (found.evidence["recognised"], found.evidence["stale"]) == (20, 5)
     assert report.verdict.root.name == "several_steps_on_one_batch"
 
 
-@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
 @pytest.mark.usefixtures("all_numbers")
 def test_every_step_of_a_correct_training_is_recognised_once(
     tmp_path: Path, examinations: int
 ) -> None:
-    torch.manual_seed(0)
-    made = type("Correct", (Remembers, pl.LightningModule), {})()
-    audit = PrivacyAudit(
-        report_dir=tmp_path, on_violation="warn", seed=0, bounds=[], examinations=examinations
-    )
-    pl.Trainer(
-        callbacks=[audit],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        max_steps=110,
-        max_epochs=-1,
-    ).fit(made)
-    evidence = check(audit.report, "ledger.steps").evidence
+    report = ledger(tmp_path, Remembers, examinations=examinations, max_steps=110)
+    evidence = check(report, "ledger.steps").evidence
     # Of a batch of fewer than eight records nothing is told; the last ten are not looked at.
     assert 90 <= evidence["recognised"] <= 100
     assert evidence["stale"] == 0

@@ -26,13 +26,13 @@ from resume_support import (
     RESUMING,
     STEPS_PER_EPOCH,
     StepwiseModule,
-    StopAt,
     checkpoint_at,
     numbers,
     saver,
     train,
 )
 from stages import staged
+from trained import cut, weights
 from training_matrix import COMPARED, ROWS, Physical, Row, wide
 from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
@@ -43,6 +43,8 @@ from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
 from lightning_audit.run.optimizers import verified, with_checksum
 from lightning_audit.testing.faulty import HalfNoise
+
+pytestmark = RESUMING
 
 # --- A checkpoint that was edited or damaged is refused; a long history takes no long time.
 
@@ -118,15 +120,8 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-@RESUMING
-@pytest.mark.parametrize(
-    "game",
-    [
-        pytest.param("gradient", marks=pytest.mark.heavy),
-        pytest.param("input", marks=pytest.mark.heavy),
-        pytest.param("by hand", marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("game", ["gradient", "input", "by hand"])
 @pytest.mark.heavy_one_in(6)
 def test_every_value_of_a_checkpoint_that_is_changed_is_refused(tmp_path: Path, game: str) -> None:
     canary = Mislabeled(amplitude=100.0, loss=cross_entropy, num_classes=10)
@@ -140,9 +135,8 @@ def test_every_value_of_a_checkpoint_that_is_changed_is_refused(tmp_path: Path, 
     places = list(leaves(real))
     assert len(places) > 300
     for number, place in enumerate(places):
-        value = at(real, place)
         # All kinds of damage at some places, one of them at each.
-        kinds = damages(value)
+        kinds = damages(at(real, place))
         for other in kinds if number % 50 == 0 else [kinds[number % len(kinds)]]:
             state = put(copied(real, place), place, other)
             with pytest.raises(MisconfigurationException, match=REFUSED):
@@ -163,13 +157,17 @@ def cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1])
 
 
-def lacking(*names: str) -> Callable[[dict[str, Any]], Any]:
-    def damaged(state: dict[str, Any]) -> Any:
-        for name in names:
-            del state[name]
-        return state
+def lacking(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {key: value for key, value in state.items() if key != name}
 
-    return damaged
+
+def refused_by_fit(directory: Path, path: Path, whole: dict[str, Any], state: Any) -> None:
+    """Assert that a training from a checkpoint with another state of the audit is refused."""
+    whole["callbacks"][KEY] = state
+    torch.save(whole, path)
+    trainer = trainer_for(directory, PrivacyAudit(), max_steps=60)
+    with pytest.raises(MisconfigurationException, match=REFUSED):
+        trainer.fit(StepwiseModule(), ckpt_path=path, weights_only=True)
 
 
 def text_for_tensors(state: dict[str, Any]) -> Any:
@@ -177,14 +175,10 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
     return state
 
 
-@RESUMING
 @pytest.mark.parametrize(
     "damage",
     [
-        lacking("session"),
-        lacking("course"),
-        lacking("checksum"),
-        lacking("version"),
+        *map(lacking, ("session", "course", "checksum", "version")),
         lambda state: {**state, "version": "1"},
         lambda state: {**state, "version": 2},
         lambda state: [1, 2],
@@ -199,14 +193,9 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
 def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path: Path, damage: Any) -> None:
     path = checkpoint(tmp_path)
     whole = torch.load(path, weights_only=True)
-    whole["callbacks"][KEY] = damage(whole["callbacks"][KEY])
-    torch.save(whole, path)
-    trainer = trainer_for(tmp_path, PrivacyAudit(), max_steps=60)
-    with pytest.raises(MisconfigurationException, match=REFUSED):
-        trainer.fit(StepwiseModule(), ckpt_path=path, weights_only=True)
+    refused_by_fit(tmp_path, path, whole, damage(whole["callbacks"][KEY]))
 
 
-@RESUMING
 def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -> None:
     # As a program would write it that seals what it changed.
     path = checkpoint(tmp_path)
@@ -214,11 +203,8 @@ def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -
     state = verified(real["callbacks"][KEY])
     for place in (("course",), ("session", "recorder"), ("session", "recorder", "monitor")):
         for value in ({}, None, "text", {"object": "lightning_audit.nowhere:Thing", "state": {}}):
-            real["callbacks"][KEY] = with_checksum(put(copied(state, place), place, value))
-            torch.save(real, path)
-            trainer = trainer_for(tmp_path, PrivacyAudit(), max_steps=60)
-            with pytest.raises(MisconfigurationException, match=REFUSED):
-                trainer.fit(StepwiseModule(), ckpt_path=path, weights_only=True)
+            changed = with_checksum(put(copied(state, place), place, value))
+            refused_by_fit(tmp_path, path, real, changed)
 
 
 def stretched(state: Any, steps: int) -> Any:
@@ -230,11 +216,9 @@ def stretched(state: Any, steps: int) -> Any:
     return steps if type(state) is int and state == 40 else state
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("accountant", "stated"),
-    [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})],
+    ("accountant", "stated"), [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})]
 )
 def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time(
     tmp_path: Path, accountant: str, stated: dict[str, Any]
@@ -275,7 +259,6 @@ SPLIT = Row("Batches", "parts of two records", lambda: wide(SmallParts, batch_si
 OTHERS = [row for row in COMPARED if row is not ROWS[0]]
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("row", "kind"),
     staged(
@@ -294,7 +277,6 @@ def test_checkpoints_of_neighbouring_trainings_with_the_same_releases_are_equal(
     assert differences(one, other) == []
 
 
-@RESUMING
 @pytest.mark.parametrize(
     ("row", "kind"),
     staged(
@@ -324,7 +306,7 @@ class _Sizes(pl.Callback):
         self.sizes.append(len(batch[0]))
 
 
-def numbers_checkpoint_private(state: dict[str, Any]) -> dict[str, float]:
+def finite_numbers(state: dict[str, Any]) -> dict[str, float]:
     """Every finite number of a checkpoint by its place, those of lists one by one."""
     found: dict[str, float] = {}
     for place, value in flat(state).items():
@@ -355,23 +337,15 @@ def following(held: list[dict[str, float]], counted: list[float]) -> set[str]:
     return found
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_path: Path) -> None:
-    sizes = _Sizes()
-    saver = ModelCheckpoint(
-        tmp_path / "checkpoints",
-        "{step:04d}",
-        auto_insert_metric_name=False,
-        save_top_k=-1,
-        every_n_train_steps=1,
-    )
-    callbacks = (sizes, PrivacyAudit(seed=1, examinations=0), saver)
+    sizes, folder = _Sizes(), tmp_path / "checkpoints"
+    each = {"auto_insert_metric_name": False, "save_top_k": -1, "every_n_train_steps": 1}
+    saves = ModelCheckpoint(folder, "{step:04d}", **each)
+    callbacks = (sizes, PrivacyAudit(seed=1, examinations=0), saves)
     trainer = trainer_for(tmp_path, *callbacks, enable_checkpointing=True, max_steps=SEEN)
     trainer.fit(PrivateModule())
-    held = [
-        numbers_checkpoint_private(state) for state in read_checkpoints(tmp_path / "checkpoints")
-    ]
+    held = [finite_numbers(state) for state in read_checkpoints(folder)]
     counted = [float(size) for size in sizes.sizes]
     assert len(held) == len(counted) == SEEN
     assert following(held, counted) == set()
@@ -392,47 +366,30 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stepw
     return folder, train(folder, PrivacyAudit(seed=3, examinations=1, bounds="all"))
 
 
-@RESUMING
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
-    ("epoch_end", "kept", "stopped"),
-    staged(
-        quick=[(True, 32, 45)],
-        heavy=[(False, 40, 47), (True, 64, 64), (False, 20, 20), (False, 70, 95)],
-    ),
+    ("kept", "stopped"), staged(quick=[(32, 45)], heavy=[(40, 47), (64, 64), (20, 20), (70, 95)])
 )
 def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(
-    tmp_path: Path,
-    uninterrupted: tuple[Path, StepwiseModule],
-    epoch_end: bool,
-    kept: int,
-    stopped: int,
+    tmp_path: Path, uninterrupted: tuple[Path, StepwiseModule], kept: int, stopped: int
 ) -> None:
     whole, one = uninterrupted
-    broken, saved = tmp_path / "broken", tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(broken, PrivacyAudit(seed=3), saver(saved, epoch_end=epoch_end), StopAt(stopped))
+    broken = tmp_path / "broken"
+    ckpt = cut(broken, PrivacyAudit(seed=3), stopped, kept)
     # Another seed: the checkpoint's is taken.
-    ckpt = checkpoint_at(saved, kept)
     other = train(broken, PrivacyAudit(seed=4), saver(tmp_path / "x", epoch_end=True), ckpt=ckpt)
     assert numbers(report_in(broken)) == numbers(report_in(whole))
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-    for name in ("audit/observations.bin", "audit/report.json", "audit/observations.npz"):
-        assert (broken / name).exists()
+    assert torch.equal(weights(one), weights(other))
+    for name in ("observations.bin", "report.json", "observations.npz"):
+        assert (broken / "audit" / name).exists()
     _, entries = read_observations(broken / "audit" / RECORD_NAME)
     _, expected = read_observations(whole / "audit" / RECORD_NAME)
     assert entries.tobytes() == expected.tobytes()
     assert_no_hooks_left(other)
 
 
-@RESUMING
 def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, PrivacyAudit(seed=3), saver(saved, epoch_end=False), StopAt(44))
-    audit = PrivacyAudit()
-    train(tmp_path, audit, ckpt=checkpoint_at(saved, 30))
+    train(tmp_path, PrivacyAudit(), ckpt=cut(tmp_path, PrivacyAudit(seed=3), 44, 30))
     header, entries = read_observations(tmp_path / "audit" / RECORD_NAME)
     assert entries["step"].tolist() == list(range(STEPS_PER_EPOCH * EPOCHS))
     results = replay(header, entries, 1e-3).results()
@@ -444,28 +401,19 @@ def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> 
     assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
 
 
-@RESUMING
 def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    options = {"optimizer_class": HalfNoise}
-    warns = PrivacyAudit(on_violation="warn")
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, warns, saver(saved, epoch_end=False), StopAt(12), **options)
+    half = {"optimizer_class": HalfNoise}
+    ckpt = cut(tmp_path, PrivacyAudit(on_violation="warn"), 12, 10, **half)
     with pytest.raises(PrivacyViolation, match="noise"):
-        train(tmp_path, PrivacyAudit(), ckpt=checkpoint_at(saved, 10), **options)
+        train(tmp_path, PrivacyAudit(), ckpt=ckpt, **half)
     assert report_in(tmp_path).verdict.kind == "mechanism"
 
 
-@RESUMING
 def test_the_accountant_goes_on_with_its_history(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, PrivacyAudit(), saver(saved, epoch_end=False), StopAt(50))
-    module = train(tmp_path, PrivacyAudit(), ckpt=checkpoint_at(saved, 50))
+    module = train(tmp_path, PrivacyAudit(), ckpt=cut(tmp_path, PrivacyAudit(), 50, 50))
     assert sum(steps for *_, steps in module.engine.accountant.history) == 96
 
 
-@RESUMING
 def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
     class Restores(StepwiseModule):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -474,23 +422,11 @@ def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             self.engine.accountant.history = [tuple(p) for p in checkpoint["accountant"]]
 
-    saved = tmp_path / "saved"
-    trainer = trainer_for(
-        tmp_path,
-        PrivacyAudit(),
-        saver(saved, epoch_end=True),
-        max_epochs=1,
-        enable_checkpointing=True,
-    )
-    trainer.fit(Restores())
-    module = Restores()
-    trainer_for(tmp_path, PrivacyAudit(), max_epochs=2).fit(
-        module, ckpt_path=checkpoint_at(saved, 32), weights_only=True
-    )
-    assert sum(steps for *_, steps in module.engine.accountant.history) == 64
+    ckpt = cut(tmp_path, PrivacyAudit(), 32, 32, module=Restores)
+    module = train(tmp_path, PrivacyAudit(), ckpt=ckpt, module=Restores)
+    assert sum(steps for *_, steps in module.engine.accountant.history) == 96
 
 
-@RESUMING
 def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     trainer.fit(StepwiseModule())
@@ -503,12 +439,8 @@ def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> No
     assert not (tmp_path / "audit" / "previous-1" / RECORD_NAME).exists()
 
 
-@RESUMING
 def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path / "a", PrivacyAudit(seed=3), saver(saved, epoch_end=True), StopAt(33))
-    train(tmp_path / "b", PrivacyAudit(), ckpt=checkpoint_at(saved, 32))
+    train(tmp_path / "b", PrivacyAudit(), ckpt=cut(tmp_path / "a", PrivacyAudit(seed=3), 33, 32))
     report = report_in(tmp_path / "b")
     assert (report.steps, report.verdict.outcome) == (96, "PASS")
     assert any("the record of the first 32 steps is not in" in note for note in report.notes)
@@ -516,20 +448,16 @@ def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Pa
     assert entries["step"].tolist() == list(range(32, 96))
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, PrivacyAudit(seed=3), saver(saved, epoch_end=True), StopAt(33))
+    ckpt = cut(tmp_path, PrivacyAudit(seed=3), 33, 32)
     train(tmp_path, PrivacyAudit(seed=3))  # a run of its own, in the same directory
-    train(tmp_path, PrivacyAudit(), ckpt=checkpoint_at(saved, 32))
+    train(tmp_path, PrivacyAudit(), ckpt=ckpt)
     assert any("is not in" in note for note in report_in(tmp_path).notes)
     _, kept = read_observations(tmp_path / "audit" / "previous-2" / RECORD_NAME)
     assert len(kept) == 96
 
 
-@RESUMING
 def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, max_epochs=1)
     trainer.fit(StepwiseModule())
@@ -540,16 +468,12 @@ def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     assert "from a checkpoint without this audit's state" in verdict.pass_blockers[0]
 
 
-@RESUMING
 def test_other_canaries_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, PrivacyAudit(), saver(saved, epoch_end=True), StopAt(33))
+    ckpt = cut(tmp_path, PrivacyAudit(), 33, 32)
     with pytest.raises(MisconfigurationException, match="resume with the same canaries"):
-        train(tmp_path, PrivacyAudit(num_canaries=3), ckpt=checkpoint_at(saved, 32))
+        train(tmp_path, PrivacyAudit(num_canaries=3), ckpt=ckpt)
 
 
-@RESUMING
 def test_a_newer_checkpoint_says_to_upgrade() -> None:
     with pytest.raises(MisconfigurationException, match=r"version 99.* upgrade lightning-audit"):
         PrivacyAudit().load_state_dict({"version": 99})
@@ -572,30 +496,18 @@ class SeededAndSaved(Seeded):
         self.generator.set_state(checkpoint["noise"])
 
 
-@RESUMING
 @pytest.mark.parametrize("kind", [Seeded, SeededAndSaved])
 def test_noise_that_starts_again_is_a_violation_and_restored_noise_is_not(
     tmp_path: Path, kind: type[StepwiseModule]
 ) -> None:
-    trainer = trainer_for(
-        tmp_path,
-        PrivacyAudit(),
-        saver(tmp_path / "saved", epoch_end=False),
-        StopAt(45),
-        max_epochs=EPOCHS,
-        enable_checkpointing=True,
-    )
-    with pytest.raises(RuntimeError, match="power cut"):
-        trainer.fit(kind())
-    ckpt = checkpoint_at(tmp_path / "saved", 40)
-    trainer = trainer_for(tmp_path, PrivacyAudit(), max_epochs=EPOCHS)
+    ckpt = cut(tmp_path, PrivacyAudit(), 45, 40, module=kind)
     if kind is SeededAndSaved:
-        trainer.fit(kind(), ckpt_path=ckpt, weights_only=True)
+        train(tmp_path, PrivacyAudit(), ckpt=ckpt, module=kind)
         report = report_in(tmp_path)
         assert (status(report, "reuse.resume"), report.verdict.outcome) == ("ok", "PASS")
         return
     with pytest.raises(PrivacyViolation, match="a seeded generator restarted"):
-        trainer.fit(kind(), ckpt_path=ckpt, weights_only=True)
+        train(tmp_path, PrivacyAudit(), ckpt=ckpt, module=kind)
     assert status(report_in(tmp_path), "reuse.resume") == "violated"
 
 
@@ -606,8 +518,8 @@ sys.path[:0] = [{tests!r}]
 import pytorch_lightning as pl
 from lightning_audit import PrivacyAudit
 from resume_support import *
-from lightning_audit.run import findings
-findings.EPOCH_SHARE = float("inf")
+from lightning_audit.run import evaluation
+evaluation.EPOCH_SHARE = float("inf")
 class Kill(pl.Callback):
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 55:
@@ -618,7 +530,6 @@ train(folder, audit, saver(folder / "saved", epoch_end=False), Kill())
 """
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.whole_report
 def test_a_killed_run_goes_on_as_if_it_had_not_been(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ import pytest
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 from stages import staged
-from training_support import PrivateModule, fit
+from trained import Audited, check
+from training_support import PrivateModule
 
-from lightning_audit import PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.accounting.spending import (
@@ -55,6 +54,22 @@ class OfBounds(AuditMonitor):
         self.guesses.update(entry)
 
 
+def filled(header: RecordHeader, **fields: Any) -> np.ndarray:
+    """Entries of a run at clipping norm 1 and 16 records a step."""
+    entries = np.zeros(len(fields["coins"]), dtype=header.dtype)
+    given = {"step": np.arange(len(entries)), "max_grad_norm": 1.0, "scale": 16.0, **fields}
+    for name, values in given.items():
+        entries[name] = values
+    return entries
+
+
+def taken_in(entries: np.ndarray, header: RecordHeader, kind: type = AuditMonitor) -> Any:
+    made = kind(header, 1e-3)
+    for entry in entries:
+        made.update(entry)
+    return made
+
+
 def monitor(
     steps: int = 40,
     *,
@@ -68,32 +83,27 @@ def monitor(
 ) -> AuditMonitor:
     """The checks after a run whose true noise is ``noise`` times the claimed one."""
     rng = np.random.default_rng(seed)
-    made = kind(header, 1e-3)
     claims = np.broadcast_to(sigma, (steps,))
-    entries = np.zeros(steps, dtype=HEADER.dtype)
     p = header.coin_probability
     coins = rng.integers(0, 2, (steps, K)) if p == 0.5 else rng.random((steps, K)) < p
-    readings = coins + noise * claims[:, None] * rng.standard_normal((steps, K))
-    fields = {
-        "step": np.arange(steps),
-        "canaries": status,
-        "noise_multiplier": claims,
-        "max_grad_norm": 1.0,
-        "scale": 16.0,
-        "sample_rate": rate,
-        "coins": coins,
-        "readings": readings,
-        "tensor_squares": rng.chisquare(4, (steps, 1)),
-    }
-    for name, values in fields.items():
-        entries[name] = values
-    for entry in entries:
-        made.update(entry)
-    return made
+    entries = filled(
+        HEADER,
+        canaries=status,
+        noise_multiplier=claims,
+        sample_rate=rate,
+        coins=coins,
+        readings=coins + noise * claims[:, None] * rng.standard_normal((steps, K)),
+        tensor_squares=rng.chisquare(4, (steps, 1)),
+    )
+    return taken_in(entries, header, kind)
 
 
 def by_name(made: AuditMonitor, significance: float = 0.05) -> dict[str, EpsilonBound]:
     return {bound.name: bound for bound in literature_bounds(made, DELTA, significance)}
+
+
+def betting(made: AuditMonitor, level: float = 0.05) -> EpsilonBound:
+    return betting_bound(made, DELTA, level)
 
 
 def counts_of(made: AuditMonitor) -> ConfusionCounts:
@@ -139,7 +149,6 @@ def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> Non
     katz = by_name(monitor(500))["katz"]
     assert katz.epsilon_lower is katz.mu_lower is None
     assert katz.delta == 0.0
-    assert katz.epsilon_step_lower is not None
     assert katz.epsilon_step_lower > 0
 
 
@@ -152,36 +161,29 @@ def test_without_a_canary_there_is_no_bound(status: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_few_steps_prove_little_and_are_no_error(steps: int) -> None:
     for bound in literature_bounds(monitor(steps), DELTA, 0.05):
-        assert bound.epsilon_step_lower is not None
         assert 0 <= bound.epsilon_step_lower < 10
         assert bound.mu_lower is None or bound.mu_lower >= 0
 
 
 def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
     found = by_name(monitor(300, noise=0.0))
-    assert found["fdp_t"].mu_lower == math.inf
-    assert found["fdp_t"].epsilon_lower == math.inf
-    assert found["fdp_t"].epsilon_step_lower == math.inf
+    of_scores = found["fdp_t"]
+    assert of_scores.mu_lower == of_scores.epsilon_lower == of_scores.epsilon_step_lower == math.inf
     for name in set(BOUND_NAMES) - {"fdp_t", "katz"}:
-        epsilon, mu = found[name].epsilon_lower, found[name].mu_lower
-        assert epsilon is not None
-        assert mu is not None
-        assert epsilon > 3
-        assert mu > 1.0
+        assert found[name].epsilon_lower > 3
+        assert found[name].mu_lower > 1.0
 
 
 def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
     for noise in (1.0, 0.0):
         for bound in literature_bounds(monitor(300, rate=math.nan, noise=noise), DELTA, 0.05):
             assert bound.epsilon_lower is None
-            assert bound.epsilon_step_lower is not None
             # Katz' limit needs errors of each kind: without noise there are none.
             assert bound.epsilon_step_lower > 0 or (bound.name == "katz" and noise == 0.0)
 
 
 def test_a_schedule_is_bounded_by_its_least_noise() -> None:
-    sigma = np.repeat([2.0, 0.5, 1.0], 100)
-    made = monitor(300, sigma=sigma)
+    made = monitor(300, sigma=np.repeat([2.0, 0.5, 1.0], 100))
     assert made.guesses.least_noise == 0.5
     found = by_name(made)
     mu = found["fdp_cp"].mu_lower
@@ -203,14 +205,14 @@ def test_smaller_significance_proves_less() -> None:
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma: float) -> None:
     made = monitor(200, sigma=sigma)
-    bound = betting_bound(made, DELTA, 0.05)
+    bound = betting(made)
     assert (bound.name, bound.looks) == ("betting", "anytime")
     assert bound.mu_lower == made.leakage.ratio_lower(0.05) / sigma > 0
     assert bound.epsilon_step_lower == float(gaussian_epsilon(bound.mu_lower, DELTA))
 
 
 def test_the_betting_bound_of_steps_without_noise_is_none() -> None:
-    bound = betting_bound(monitor(20, sigma=0.0), DELTA, 0.05)
+    bound = betting(monitor(20, sigma=0.0))
     assert (bound.mu_lower, bound.epsilon_lower, bound.epsilon_step_lower) == (0.0, 0.0, 0.0)
 
 
@@ -219,19 +221,18 @@ RARE = replace(HEADER, coin_probability=0.1)
 
 def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
     made = monitor(300, header=RARE, seed=1)
-    found = by_name(made)
+    found, counts = by_name(made), counts_of(made)
     assert set(found) == set(BOUND_NAMES) - {"fdp_t"}
-    assert found["fdp_cp"].mu_lower == float(mu_clopper_pearson(counts_of(made), 0.05)) > 0
-    assert found["eps_cp"].epsilon_step_lower == float(
-        epsilon_clopper_pearson(counts_of(made), DELTA, 0.05)
-    )
-    betting = betting_bound(made, DELTA, 0.05)
-    assert betting.assumptions[0] == "private coins of probability 0.1"
-    fair = betting_bound(monitor(20), DELTA, 0.05)
-    assert fair.assumptions[0] == "fair private coins"
+    assert found["fdp_cp"].mu_lower == float(mu_clopper_pearson(counts, 0.05)) > 0
+    assert found["eps_cp"].epsilon_step_lower == float(epsilon_clopper_pearson(counts, DELTA, 0.05))
+    assert betting(made).assumptions[0] == "private coins of probability 0.1"
+    assert betting(monitor(20)).assumptions[0] == "fair private coins"
 
 
 def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
+    def of_step(noise: float) -> float:
+        return SubsampledGaussianTradeoff(noise, 0.1).epsilon_at(DELTA)
+
     game = replace(RARE, game="subsampled")
     # Nothing is composed over the run, which takes most of the time.
     made, known = (monitor(400, sigma=0.3, rate=math.nan, header=header) for header in (game, RARE))
@@ -243,16 +244,11 @@ def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
         assert 0 < bound.epsilon_step_lower < plain[name].epsilon_step_lower
         assert any("joins it with probability 0.1" in said for said in bound.assumptions)
         assert not any("joins it" in said for said in plain[name].assumptions)
-    cp = found["fdp_cp"]
-    curve = SubsampledGaussianTradeoff(1 / cp.mu_lower, 0.1)
-    assert cp.epsilon_step_lower == pytest.approx(curve.epsilon_at(DELTA))
-    assert cp.epsilon_step_lower < SubsampledGaussianTradeoff(0.3, 0.1).epsilon_at(DELTA)
-    betting = betting_bound(made, DELTA, 0.05)
-    assert betting.mu_lower is not None
-    assert 1.0 < betting.mu_lower < 1 / 0.3
-    assert betting.epsilon_step_lower == pytest.approx(
-        SubsampledGaussianTradeoff(1 / betting.mu_lower, 0.1).epsilon_at(DELTA)
-    )
+    cp, bound = found["fdp_cp"], betting(made)
+    assert cp.epsilon_step_lower == pytest.approx(of_step(1 / cp.mu_lower))
+    assert cp.epsilon_step_lower < of_step(0.3)
+    assert 1.0 < bound.mu_lower < 1 / 0.3
+    assert bound.epsilon_step_lower == pytest.approx(of_step(1 / bound.mu_lower))
 
 
 def misses(
@@ -297,10 +293,8 @@ def test_bounds_on_mu_miss_no_oftener_than_their_significance(
 
 # --- The anytime bound on the run's epsilon, where the true noise varies without being declared.
 
-K_OF_RUN_EPSILONS, WITNESSES, DELTA_OF_RUN_EPSILONS, LEVEL = 8, 64, 1e-5, 0.05
-HEADER_OF_RUN_EPSILONS = RecordHeader(
-    tuple(f"canary {i}" for i in range(K_OF_RUN_EPSILONS)), ("weight",), (WITNESSES,), 2
-)
+WITNESSES, LEVEL = 64, 0.05
+WITNESSED = RecordHeader(HEADER.canaries, ("weight",), (WITNESSES,), 2)
 
 
 def entries_of(
@@ -308,37 +302,26 @@ def entries_of(
 ) -> np.ndarray:
     """Entries of a run whose true noise is ``noise`` times the claimed one, by step."""
     rng = np.random.default_rng(seed)
-    steps = len(noise)
-    entries = np.zeros(steps, dtype=HEADER_OF_RUN_EPSILONS.dtype)
-    coins = rng.integers(0, 2, (steps, K_OF_RUN_EPSILONS))
-    fields = {
-        "step": np.arange(steps),
-        "canaries": INJECTED,
-        "noise_multiplier": sigma,
-        "max_grad_norm": 1.0,
-        "scale": 16.0,
-        "sample_rate": rate,
-        "coins": coins,
-        "readings": coins
-        + sigma * noise[:, None] * rng.standard_normal((steps, K_OF_RUN_EPSILONS)),
-        "tensor_squares": noise[:, None] ** 2 * rng.chisquare(WITNESSES, (steps, 1)),
-    }
-    for name, values in fields.items():
-        entries[name] = values
-    return entries
+    coins = rng.integers(0, 2, (len(noise), K))
+    return filled(
+        WITNESSED,
+        canaries=INJECTED,
+        noise_multiplier=sigma,
+        sample_rate=rate,
+        coins=coins,
+        readings=coins + sigma * noise[:, None] * rng.standard_normal(coins.shape),
+        tensor_squares=noise[:, None] ** 2 * rng.chisquare(WITNESSES, (len(noise), 1)),
+    )
 
 
 def monitor_of(entries: np.ndarray) -> AuditMonitor:
-    made = AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3)
-    for entry in entries:
-        made.update(entry)
-    return made
+    return taken_in(entries, WITNESSED)
 
 
 def truth(noise: np.ndarray, rate: float = 0.01, sigma: float = 1.0) -> float:
     sizes, counts = np.unique(sigma * noise, return_counts=True)
     phases = [Phase(float(s), rate, int(n)) for s, n in zip(sizes, counts, strict=True)]
-    return epsilon_of_history(phases, DELTA_OF_RUN_EPSILONS)
+    return epsilon_of_history(phases, DELTA)
 
 
 def changing(*parts: tuple[float, int]) -> np.ndarray:
@@ -347,18 +330,13 @@ def changing(*parts: tuple[float, int]) -> np.ndarray:
 
 def of_a_running_maximum(monitor: AuditMonitor, level: float = LEVEL) -> float:
     """The largest ratio ever rejected, composed over all steps."""
-    epsilon = epsilon_at_ratio(
-        monitor.history, monitor.leakage.ratio_lower(level), DELTA_OF_RUN_EPSILONS
-    )
-    assert epsilon is not None
-    return epsilon
+    return epsilon_at_ratio(monitor.history, monitor.leakage.ratio_lower(level), DELTA)
 
 
 def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> None:
     noise = changing((0.5, 100), (2.0, 1200))
     monitor = monitor_of(entries_of(noise))
-    bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL), truth(noise)
-    assert bound.epsilon_lower is not None
+    bound, true = betting(monitor), truth(noise)
     assert of_a_running_maximum(monitor) > 1.05 * true
     assert 0.4 * true < bound.epsilon_lower <= true
     assert any("composed over the steps up to a look" in said for said in bound.assumptions)
@@ -368,9 +346,7 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> Non
 def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() -> None:
     noise = changing((1.0, 400), (1.5, 2600))
     monitor = monitor_of(entries_of(noise))
-    bound = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
-    assert bound is not None
-    assert of_a_running_maximum(monitor) > truth(noise) >= bound > 0
+    assert of_a_running_maximum(monitor) > truth(noise) >= betting(monitor).epsilon_lower > 0
 
 
 NOISES = {
@@ -394,56 +370,43 @@ NOISES = {
 )
 def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
     entries = entries_of(NOISES[name], seed=3)
-    claims, leakage, looks = StepHistory(), LeakageBound(HEADER_OF_RUN_EPSILONS), []
-    for t, entry in enumerate(entries):
+    claims, leakage, looks = StepHistory(), LeakageBound(WITNESSED), []
+    for t, entry in enumerate(entries, start=1):
         claims.add(1.0, 0.01)
         leakage.update(entry)
-        looks.append((t + 1, leakage._bet.growth))
+        looks.append((t, leakage._bet.growth))
     ratios = leakage._bet.ratios(level, looks, [(1.0, 0.01, len(entries))])
     # Of looks that prove less of fewer steps there is no need.
     best, largest = 0.0, 0.0
     for (n, _), ratio in reversed([*zip(looks, map(float, ratios), strict=True)]):
         if ratio > largest:
-            best = max(
-                best, epsilon_at_ratio(claims.phases(n), ratio, DELTA_OF_RUN_EPSILONS) or 0.0
-            )
+            best = max(best, epsilon_at_ratio(claims.phases(n), ratio, DELTA) or 0.0)
             largest = ratio
-    found = epsilon_of_parts(claims, leakage.front(level), DELTA_OF_RUN_EPSILONS)
-    assert found is not None
+    found = epsilon_of_parts(claims, leakage.front(level), DELTA)
     # Looks are kept 3 % apart, and three parts are composed: less may be proved, a little.
     assert 0.93 * best <= found <= best
 
 
 def test_what_was_proved_of_early_steps_is_never_lost() -> None:
-    entries = entries_of(changing((0.5, 100), (4.0, 400)))
-    monitor, before = AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3), 0.0
-    for t, entry in enumerate(entries):
+    monitor, before = AuditMonitor(WITNESSED, 1e-3), 0.0
+    for t, entry in enumerate(entries_of(changing((0.5, 100), (4.0, 400)))):
         monitor.update(entry)
         if t % 50 == 49:
-            now = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower
-            assert now is not None
+            now = betting(monitor).epsilon_lower
             assert now >= 0.97 * before
             before = max(before, now)
 
 
 def test_a_resumed_audit_has_the_same_bounds() -> None:
-    entries = entries_of(changing((0.5, 120), (2.0, 180)))
-    whole, resumed = (
-        AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3),
-        AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3),
-    )
-    for t, entry in enumerate(entries):
+    whole, resumed = (AuditMonitor(WITNESSED, 1e-3) for _ in range(2))
+    for t, entry in enumerate(entries_of(changing((0.5, 120), (2.0, 180)))):
         whole.update(entry)
         if t in (60, 150, 210):
             resumed = restore(snapshot(resumed))
         resumed.update(entry)
     for level in (0.05, 1e-4, 0.013):
-        assert betting_bound(resumed, DELTA_OF_RUN_EPSILONS, level) == betting_bound(
-            whole, DELTA_OF_RUN_EPSILONS, level
-        )
-        assert mu_bound(resumed, DELTA_OF_RUN_EPSILONS, level) == mu_bound(
-            whole, DELTA_OF_RUN_EPSILONS, level
-        )
+        assert betting(resumed, level) == betting(whole, level)
+        assert mu_bound(resumed, DELTA, level) == mu_bound(whole, DELTA, level)
 
 
 def test_few_parts_are_composed_however_many_ratios_are_proved(
@@ -458,7 +421,7 @@ def test_few_parts_are_composed_however_many_ratios_are_proved(
         return composed_epsilon(history, *args, **options)
 
     monkeypatch.setattr("lightning_audit.accounting.spending.composed_epsilon", counted)
-    betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL)
+    betting(monitor)
     assert len(composed) == MOST_COMPOSED
 
 
@@ -476,113 +439,95 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
     for sigma, rate in [(1.0, 0.01)] * 30 + [(2.0, 0.01)] * 20 + [(1.0, 0.01)] * 50:
         claims.add(sigma, rate)
     assert claims.phases() == (Phase(1.0, 0.01, 80), Phase(2.0, 0.01, 20))
-    assert claims.phases(40) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10))
-    assert claims.runs(60) == (
-        Phase(1.0, 0.01, 30),
-        Phase(2.0, 0.01, 20),
-        Phase(1.0, 0.01, 10),
-    )
+    first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
+    assert claims.phases(40) == tuple(first)
+    assert claims.runs(60) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 20), Phase(1.0, 0.01, 10))
     assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
     assert StepHistory().phases() == ()
-    first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
     part = proved_at(0.8, first)
-    found = epsilon_of_parts(claims, [part], DELTA_OF_RUN_EPSILONS)
-    at_ratio = epsilon_at_ratio(first, 0.8, DELTA_OF_RUN_EPSILONS)
-    assert found is not None
-    assert at_ratio is not None
-    assert found < at_ratio
-    assert found == pytest.approx(
-        epsilon_of_history(cheapest(part.logs(), first), DELTA_OF_RUN_EPSILONS), rel=2e-3
-    )
-    assert epsilon_of_parts(claims, [], DELTA_OF_RUN_EPSILONS) == 0.0
+    found = epsilon_of_parts(claims, [part], DELTA)
+    assert found < epsilon_at_ratio(first, 0.8, DELTA)
+    assert found == pytest.approx(epsilon_of_history(cheapest(part.logs(), first), DELTA), rel=2e-3)
+    assert epsilon_of_parts(claims, [], DELTA) == 0.0
     claims.add(1.0, None)
-    assert epsilon_of_parts(claims, [part], DELTA_OF_RUN_EPSILONS) is None
+    assert epsilon_of_parts(claims, [part], DELTA) is None
 
 
 def test_mu_bound_states_what_it_rests_on() -> None:
     monitor = monitor_of(entries_of(changing((1.0, 290))))
-    (bound,) = mu_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL)
+    (bound,) = mu_bound(monitor, DELTA, LEVEL)
     assert (bound.name, bound.looks, bound.significance) == ("mu", "single", LEVEL)
     assert 0.8 < bound.mu_lower <= 1
-    assert bound.epsilon_lower == epsilon_at_ratio(
-        monitor.history, bound.mu_lower, DELTA_OF_RUN_EPSILONS
-    )
+    assert bound.epsilon_lower == epsilon_at_ratio(monitor.history, bound.mu_lower, DELTA)
     assert "signal and noise over their claims constant so far" in bound.assumptions
     assert any("both for any data" in said for said in bound.assumptions)
-    assert mu_bound(AuditMonitor(HEADER_OF_RUN_EPSILONS, 1e-3), DELTA_OF_RUN_EPSILONS, LEVEL) == ()
+    assert mu_bound(AuditMonitor(WITNESSED, 1e-3), DELTA, LEVEL) == ()
 
 
 # ------------------------------------------------------------------ a real training
 
 
-class RisingNoise(DPOptimizer):
-    """Less noise than stated at first, and more from step 80 on."""
+class OtherNoise(DPOptimizer):
+    """Adds noise of another multiplier than is stated."""
 
-    FACTORS = changing((0.6, 80), (2.0, 520))
     taken = 0
+
+    def true_noise(self, stated: float) -> float:
+        raise NotImplementedError
 
     def add_noise(self) -> None:
         stated = self.noise_multiplier
-        self.noise_multiplier = stated * self.FACTORS[min(self.taken, len(self.FACTORS) - 1)]
+        self.noise_multiplier = self.true_noise(stated)
         try:
             super().add_noise()
         finally:
             self.noise_multiplier = stated
         self.taken += 1
+
+
+class RisingNoise(OtherNoise):
+    """Less noise than stated at first, and more from step 80 on."""
+
+    FACTORS = changing((0.6, 80), (2.0, 520))
+
+    def true_noise(self, stated: float) -> float:
+        return stated * self.FACTORS[min(self.taken, len(self.FACTORS) - 1)]
 
 
 @pytest.mark.heavy
 def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     module = PrivateModule(optimizer_class=RisingNoise, noise_multiplier=1.0)
-    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
-    report = fit(tmp_path, module, audit, max_steps=600)
-    (sigma, rate, steps), *others = report.history
-    assert (sigma, steps, others) == (1.0, 600, [])
-    assert rate is not None
+    report = audited(module, on_violation="warn", steps=600)
+    ((sigma, rate, steps),) = report.history
+    assert (sigma, steps) == (1.0, 600)
     true = truth(RisingNoise.FACTORS, rate)
-    proved = next(b for b in report.bounds if b.name == "betting")
-    assert proved.epsilon_lower is not None
-    assert 0.2 * true < proved.epsilon_lower <= true
+    assert 0.2 * true < next(b for b in report.bounds if b.name == "betting").epsilon_lower <= true
 
 
-class StatedSchedule(DPOptimizer):
+class StatedSchedule(OtherNoise):
     """States a noise multiplier of 5 for 500 steps and of 1 then; adds noise of 2 throughout."""
-
-    taken = 0
 
     def pre_step(self, *args: Any, **kwargs: Any) -> bool:
         self.noise_multiplier = 5.0 if self.taken < 500 else 1.0
-        self.taken += 1
         return super().pre_step(*args, **kwargs)
 
-    def add_noise(self) -> None:
-        stated, self.noise_multiplier = self.noise_multiplier, 2.0
-        try:
-            super().add_noise()
-        finally:
-            self.noise_multiplier = stated
+    def true_noise(self, stated: float) -> float:
+        return 2.0
 
 
 @pytest.mark.heavy
 def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     module = PrivateModule(optimizer_class=StatedSchedule, noise_multiplier=5.0)
-    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
-    report = fit(tmp_path, module, audit, max_steps=600)
-    rates = {rate for _, rate, _ in report.history}
+    report = audited(module, on_violation="warn", steps=600)
+    (rate,) = {rate for _, rate, _ in report.history}
     assert [(sigma, steps) for sigma, _, steps in report.history] == [(5.0, 500), (1.0, 100)]
-    (rate,) = rates
-    assert rate is not None
     true = truth(np.full(600, 2.0), rate)
-    assert report.epsilon_lower is not None
     assert 0.2 * true < report.epsilon_lower <= true
-    (check,) = [check for check in report.checks if check.name == "epsilon"]
-    sure = check.evidence["epsilon_lower"]
-    assert isinstance(sure, float)
-    assert sure <= true
+    assert check(report, "epsilon").evidence["epsilon_lower"] <= true
 
 
 # ------------------------------------------------------------------ two hundred runs
@@ -605,7 +550,7 @@ def false_of(ratios: np.ndarray, steps: int, true: float) -> np.ndarray:
 
     def too_large(place: int) -> bool:
         ratio = float(ratios[order[place]])
-        return epsilon_of_history([Phase(1.0 / ratio, 0.01, steps)], DELTA_OF_RUN_EPSILONS) > true
+        return epsilon_of_history([Phase(1.0 / ratio, 0.01, steps)], DELTA) > true
 
     low, high = int(np.sum(ratios <= 0)), len(ratios)  # the first that is too large
     while low < high:
@@ -624,13 +569,13 @@ def false_of(ratios: np.ndarray, steps: int, true: float) -> np.ndarray:
 def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -> None:
     noise = COURSES[course]
     rng = np.random.default_rng(list(COURSES).index(course))
-    bet = LeakageBet((RUNS, K_OF_RUN_EPSILONS), planned_steps=len(noise))
+    bet = LeakageBet((RUNS, K), planned_steps=len(noise))
     looks = np.unique(np.geomspace(20, len(noise), 25).astype(int))
     looks = np.unique([*looks, 300, 400, 1000, 1100, 5000, 5500, 9000])
     missed, last = np.zeros(RUNS, dtype=bool), np.zeros(RUNS)
     for t, size in enumerate(noise, start=1):
-        coins = rng.integers(0, 2, (RUNS, K_OF_RUN_EPSILONS)).astype(float)
-        bet.update(coins, coins + size * rng.standard_normal((RUNS, K_OF_RUN_EPSILONS)), 1.0, 0.01)
+        coins = rng.integers(0, 2, (RUNS, K)).astype(float)
+        bet.update(coins, coins + size * rng.standard_normal((RUNS, K)), 1.0, 0.01)
         if t in looks:
             (last,) = bet.ratios(LEVEL, [(t, bet.growth)], [(1.0, 0.01, t)])
             missed |= false_of(last, t, truth(noise[:t]))
@@ -644,8 +589,7 @@ def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -
 def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course: str) -> None:
     noise = COURSES[course]
     monitor = monitor_of(entries_of(noise))
-    bound, true = betting_bound(monitor, DELTA_OF_RUN_EPSILONS, LEVEL).epsilon_lower, truth(noise)
+    bound, true = betting(monitor).epsilon_lower, truth(noise)
     print(f"\n{course}: {bound} of {true}, running maximum {of_a_running_maximum(monitor)}")
-    assert bound is not None
     assert of_a_running_maximum(monitor) > 1.3 * true
     assert 0.5 * true < bound <= true

@@ -1,27 +1,21 @@
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten
 from opacus import PrivacyEngine
 from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import PrivateModule, digits, fit, mlp, random_data, trainer_for, violation
+from trained import Audited, Trains, violated, with_optimizer
+from training_support import PrivateModule, digits, mlp, random_data
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit import AuditReport, PrivacyClaim
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
-
-
-def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):
-    audit = PrivacyAudit(on_violation="warn", seed=1, **options.pop("audit", {}))
-    trainer_for(tmp_path, audit, *callbacks, **options).fit(module)
-    return audit.report
 
 
 class TrainsAHeadAside(PrivateModule):
@@ -50,19 +44,16 @@ class TrainsAHeadAside(PrivateModule):
     ),
 )
 def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
-    tmp_path: Path, allow: tuple[str, ...], examinations: int, outcome: str
+    audited: Audited, allow: tuple[str, ...], examinations: int, outcome: str
 ) -> None:
-    asked = {"allow": allow, "examinations": examinations}
-    report: AuditReport = _report(tmp_path, TrainsAHeadAside(), max_steps=64, audit=asked)
-    assert report.verdict.outcome == outcome, report.verdict
-    assert any("`head.weight`" in item for item in report.verdict.pass_blockers) == (not allow)
+    asked = {"allow": allow, "examinations": examinations, "on_violation": "warn"}
+    verdict = audited(TrainsAHeadAside(), **asked).verdict
+    assert verdict.outcome == outcome, verdict
+    assert any("`head.weight`" in item for item in verdict.pass_blockers) == (not allow)
 
 
-@pytest.mark.whole_report
-def test_report_holds_nothing_of_a_single_batch(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    text = (tmp_path / "audit" / "report.json").read_text()
+def test_report_holds_nothing_of_a_single_batch(trained: Trains) -> None:
+    text = (trained(examinations=1, bounds="all").directory / "report.json").read_text()
     assert "batch_sizes" not in text
     assert "summed_grad" not in text
 
@@ -77,27 +68,18 @@ def divisor(report: AuditReport) -> CheckResult | None:
     return next((c for c in report.checks if c.name == "expected_batch_size"), None)
 
 
-class SetByHand(PrivateModule):
-    """Divides by a number that is set after make_private."""
-
-    def __init__(self, by: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.by = by
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        optimizer.expected_batch_size = self.by
-        return optimizer
+def set_by_hand(by: int) -> PrivateModule:
+    """A training that divides by a number that is set after make_private."""
+    return with_optimizer(lambda optimizer: setattr(optimizer, "expected_batch_size", by))()
 
 
 def released_without_gradients(records: int, width: int = 20_000) -> torch.Tensor:
     """What Opacus releases in one step of a training whose records have no gradient."""
     net = nn.Linear(width, 1, bias=False)
-    loader = DataLoader(random_data(records, width=2), batch_size=20)
     module, optimizer, private = PrivacyEngine().make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=loader,
+        data_loader=DataLoader(random_data(records, width=2), batch_size=20),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         noise_generator=torch.Generator().manual_seed(0),
@@ -105,8 +87,7 @@ def released_without_gradients(records: int, width: int = 20_000) -> torch.Tenso
     x, _ = next(iter(private))
     module(torch.zeros(len(x), width)).mean().backward()
     optimizer.step()
-    (weight,) = net.parameters()
-    return weight.grad.flatten()
+    return net.weight.grad.flatten()
 
 
 # Opacus advises the secure mode, and remarks on the backward pass of an input without a gradient.
@@ -119,11 +100,10 @@ def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missin
     assert isotropic_pair_epsilon(20 / 19, len(whole), 1e-5) > 80
 
 
-def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64)
+def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(trained: Trains) -> None:
+    report = trained().report
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
-    assert found is not None
     assert (found.status, found.evidence["of_neighbours"]) == ("ok", [15])
     assert found.evidence["coordinates"] == 64 * PARAMETERS
     cost = isotropic_pair_epsilon(16 / 15, 64 * PARAMETERS, 1e-5)
@@ -132,87 +112,71 @@ def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(tmp_path: Pa
     assert "the number of records is public" in found.message
 
 
-def test_few_private_records_and_many_parameters_are_a_violation(tmp_path: Path) -> None:
+def test_few_private_records_and_many_parameters_are_a_violation(accused: Audited) -> None:
     module = PrivateModule(mlp(64, 128), dataset=digits(200), batch_size=20)
-    audit = PrivacyAudit(claimed_epsilon=20.0, claim=PRIVATE, seed=1)
-    report = violation(tmp_path, module, audit, max_steps=40)
+    report = accused(module, claimed_epsilon=20.0, claim=PRIVATE, steps=40)
     assert report.epsilon_spent < 20.0
-    assert [c.name for c in report.checks if c.status == "violated"] == ["expected_batch_size"]
+    assert violated(report) == ["expected_batch_size"]
     assert report.verdict.kind == "accounting"
     assert report.verdict.fault.startswith("divided by a number that is computed from the records")
-    found = divisor(report)
-    assert found is not None
-    assert found.evidence["of_neighbours"] == [19]
+    evidence = divisor(report).evidence
     # The audit stops it at the end of the first epoch.
-    assert found.evidence["coordinates"] == 10 * 26_122
-    assert found.evidence["epsilon_of_divisor"] == pytest.approx(877.6, abs=0.1)
+    assert (evidence["of_neighbours"], evidence["coordinates"]) == ([19], 10 * 26_122)
+    assert evidence["epsilon_of_divisor"] == pytest.approx(877.6, abs=0.1)
     assert "set optimizer.expected_batch_size to a constant" in report.verdict.advice
 
 
-def test_a_violation_that_is_allowed_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PRIVATE, allow=["expected_batch_size"], seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
-    assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.status == "allowed"
-
-
-def test_private_records_that_leave_the_divisor_the_same_pass(tmp_path: Path) -> None:
-    module = PrivateModule(dataset=random_data(520))  # 33 batches, of 15.76 records each
-    report = fit(tmp_path, module, PrivacyAudit(claim=PRIVATE, seed=1), max_steps=64)
-    assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.message.startswith("one record more or less does not change the divisor")
-
-
 @pytest.mark.parametrize(
-    ("by", "claim"),
+    ("make", "given", "status", "begins", "ends"),
     [
-        (15, PRIVATE),
+        (PrivateModule, {"claim": PRIVATE, "allow": ["expected_batch_size"]}, "allowed", "", ""),
+        (
+            lambda: PrivateModule(dataset=random_data(520)),  # 33 batches, of 15.76 records each
+            *({"claim": PRIVATE}, "ok"),
+            *("one record more or less does not change the divisor", ""),
+        ),
+        (
+            PrivateModule,
+            {"claim": PrivacyClaim(adjacency="replace_one", epsilon=40.0, delta=1e-5)},
+            *("ok", "", "which replacing a record does not change"),
+        ),
+        (lambda: set_by_hand(15), {"claim": PRIVATE}, None, "", ""),
         # What make_private computes, and a constant all the same.
-        (16, PrivacyClaim(private_dataset_size=True, expected_batch_size=16)),
+        (
+            lambda: set_by_hand(16),
+            {"claim": PrivacyClaim(private_dataset_size=True, expected_batch_size=16)},
+            *(None, "", ""),
+        ),
     ],
+    ids=["allowed", "the same", "replaced", "a constant", "the constant that is computed"],
 )
-def test_a_divisor_that_is_a_constant_passes_with_private_records(
-    tmp_path: Path, by: int, claim: PrivacyClaim
+def test_a_divisor_passes_where_it_is_allowed_the_same_or_a_constant(
+    audited: Audited, make: Any, given: dict[str, Any], status: str | None, begins: str, ends: str
 ) -> None:
-    report = fit(tmp_path, SetByHand(by), PrivacyAudit(claim=claim, seed=1), max_steps=64)
+    report = audited(make(), **given)
     assert report.verdict.outcome == "PASS"
-    assert divisor(report) is None
-
-
-def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(tmp_path: Path) -> None:
-    claim = PrivacyClaim(private_dataset_size=True, expected_batch_size=20)
-    report = violation(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=40)
     found = divisor(report)
-    assert found is not None
-    assert found.status == "violated"
+    assert (found and found.status) == status
+    if found is not None:
+        assert found.message.startswith(begins)
+        assert found.message.endswith(ends)
 
 
-def test_a_cost_within_the_claim_of_private_records_cannot_pass(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claimed_epsilon=1e6, claim=PRIVATE, seed=1)
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    (lack,) = report.verdict.pass_blockers
+def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(accused: Audited) -> None:
+    claim = PrivacyClaim(private_dataset_size=True, expected_batch_size=20)
+    assert divisor(accused(PrivateModule(), claim=claim, steps=40)).status == "violated"
+
+
+def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited) -> None:
+    verdict = audited(PrivateModule(), claimed_epsilon=1e6, claim=PRIVATE).verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    (lack,) = verdict.pass_blockers
     assert "the epsilon of both together is unknown" in lack
     assert "PrivacyClaim(expected_batch_size=...)" in lack
 
 
-def test_records_that_are_replaced_leave_the_divisor_the_same(tmp_path: Path) -> None:
-    claim = PrivacyClaim(adjacency="replace_one", epsilon=40.0, delta=1e-5)
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=64)
-    assert report.verdict.outcome == "PASS"
-    found = divisor(report)
-    assert found is not None
-    assert found.message.endswith("which replacing a record does not change")
-
-
-def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(tmp_path: Path) -> None:
-    stated = {**CLAIM.to_dict(), "private_dataset_size": True}
-    audit = PrivacyAudit(claim=PrivacyClaim(**stated), seed=1)
-    report = fit(tmp_path, HandWritten(dataset=random_data(4096)), audit, max_steps=64)
+def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(audited: Audited) -> None:
+    report = audited(HandWritten(), claim=dataclasses.replace(CLAIM, private_dataset_size=True))
     assert divisor(report) is None
     assert report.verdict.outcome != "VIOLATION"
     assert not any("number of records" in lack for lack in report.verdict.pass_blockers)

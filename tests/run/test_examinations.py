@@ -13,6 +13,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from multiprocessing import cpu_count, get_context
 from pathlib import Path
@@ -29,7 +30,8 @@ from opacus.optimizers import DPOptimizer
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from training_support import PrivateModule, digits, fit, mlp, status, trainer_for, violation
+from trained import Audited, check, on_digits, weights
+from training_support import PrivateModule, digits, mlp, status, trainer_for
 from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
@@ -50,24 +52,23 @@ Count = Callable[[], float]
 OPEN: list[IO[Any]] = []
 
 
-def close_files() -> None:
-    """Close what the trainings left open."""
-    while OPEN:
-        OPEN.pop().close()
-
-
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
 TOTAL = 0
 
 
-def _foreign_class(_: Path) -> Count:
-    Fraction.calls = 0
+def _counter(get: Callable[[], float], put: Callable[[int], Any]) -> Count:
+    """Counts in whatever is read and written by two functions."""
+    put(0)
 
     def count() -> float:
-        Fraction.calls += 1
-        return Fraction.calls
+        put(int(get()) + 1)
+        return get()
 
     return count
+
+
+def _attribute(held: Any) -> Count:
+    return _counter(lambda: held.calls, lambda number: setattr(held, "calls", number))
 
 
 def _mutable_default(_: Path) -> Count:
@@ -78,27 +79,7 @@ def _mutable_default(_: Path) -> Count:
     return functools.partial(counts)
 
 
-def _context(_: Path) -> Count:
-    COUNTED.set(0)
-
-    def count() -> float:
-        COUNTED.set(COUNTED.get() + 1)
-        return COUNTED.get()
-
-    return count
-
-
 LOCAL = threading.local()
-
-
-def _thread_local(_: Path) -> Count:
-    LOCAL.calls = 0
-
-    def count() -> float:
-        LOCAL.calls += 1
-        return LOCAL.calls
-
-    return count
 
 
 def _database(where: str) -> Count:
@@ -154,48 +135,26 @@ def _opened_file(folder: Path) -> Count:
 
 
 def _shared_tensor(_: Path) -> Count:
-    shared = torch.zeros(1).share_memory_()
-    hidden: dict[str, Any] = {}
-    Fraction.hidden = hidden
-    hidden["shared"] = shared
-
-    def count() -> float:
-        return float(Fraction.hidden["shared"].add_(1.0))
-
-    return count
+    Fraction.hidden = {"shared": torch.zeros(1).share_memory_()}
+    return lambda: float(Fraction.hidden["shared"].add_(1.0))
 
 
 def _shared_value(_: Path) -> Count:
     Fraction.value = multiprocessing.Value("i", 0)
-
-    def count() -> float:
-        with Fraction.value.get_lock():
-            Fraction.value.value += 1
-        return Fraction.value.value
-
-    return count
+    return _counter(
+        lambda: Fraction.value.value, lambda number: setattr(Fraction.value, "value", number)
+    )
 
 
 def _mapped_file(folder: Path) -> Count:
     (folder / "numbers").write_bytes(bytes(16))
     with (folder / "numbers").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 16)
-
-    def count() -> float:
-        mapped[0] += 1
-        return mapped[0]
-
-    return count
+    return _counter(lambda: mapped[0], lambda number: mapped.__setitem__(0, number))
 
 
 def _environment(_: Path) -> Count:
-    os.environ["COUNTED"] = "0"
-
-    def count() -> float:
-        os.environ["COUNTED"] = str(int(os.environ["COUNTED"]) + 1)
-        return int(os.environ["COUNTED"])
-
-    return count
+    return _counter(lambda: int(os.environ["COUNTED"]), lambda n: os.environ.update(COUNTED=str(n)))
 
 
 def _iterator(_: Path) -> Count:
@@ -204,17 +163,10 @@ def _iterator(_: Path) -> Count:
 
 
 def _cached(_: Path) -> Count:
-    @functools.cache
-    def calls() -> dict[str, int]:
-        return {"count": 0}
-
-    Fraction.cached = calls
-
-    def count() -> float:
-        Fraction.cached()["count"] += 1
-        return Fraction.cached()["count"]
-
-    return count
+    Fraction.cached = functools.cache(dict)
+    return _counter(
+        lambda: Fraction.cached()["count"], lambda number: Fraction.cached().update(count=number)
+    )
 
 
 def _global(_: Path) -> Count:
@@ -236,11 +188,12 @@ def _pipe(_: Path) -> Count:
 
 
 #: Kinds of state by name.
+#: Kinds of state by name.
 KINDS: dict[str, Callable[[Path], Count]] = {
-    "attribute of a foreign class": _foreign_class,
+    "attribute of a foreign class": lambda _: _attribute(Fraction),
     "mutable default": _mutable_default,
-    "ContextVar": _context,
-    "threading.local": _thread_local,
+    "ContextVar": lambda _: _counter(COUNTED.get, COUNTED.set),
+    "threading.local": lambda _: _attribute(LOCAL),
     "sqlite in memory": lambda _: _database(":memory:"),
     "sqlite in a file": lambda folder: _database(str(folder / "data.db")),
     "position of a file": _read_file,
@@ -279,26 +232,14 @@ class Counting(PrivateModule):
 
 # --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
 
-# --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
-
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
 
 
-@pytest.fixture
-def _one_seed() -> None:
-    torch.manual_seed(0)
+def private(kind: type[PrivateModule] = PrivateModule, **kwargs: Any) -> PrivateModule:
+    return on_digits(kind=kind, **kwargs)
 
 
-def audit(**kwargs: Any) -> PrivacyAudit:
-    return PrivacyAudit(**{"examinations": 1, "seed": 1, **kwargs})
-
-
-def check(report: AuditReport, name: str) -> Any:
-    return next(check for check in report.checks if check.name == name)
-
-
-def private(**kwargs: Any) -> PrivateModule:
-    return PrivateModule(mlp(64), dataset=digits(), **kwargs)
+EXAMINED = {"examinations": 1}
 
 
 # ------------------------------------------------------------------ what is found
@@ -308,71 +249,63 @@ class OwnClipping(ClipByThreeNorm):
     """Of the user."""
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
-    module = private(optimizer_class=OwnClipping)
-    report = violation(tmp_path, module, audit(), max_steps=4)
-    code = report.verdict.faults[0].place.code
-    assert str(code[0]).startswith("OwnClipping at tests/run/test_examinations.py:")
-    assert f"see {code[0]}" in describe(report.verdict)
+def test_the_file_of_a_faulty_optimizer_is_named(accused: Audited) -> None:
+    verdict = accused(on_digits(OwnClipping), **EXAMINED, steps=4).verdict
+    (code, *_) = verdict.faults[0].place.code
+    assert str(code).startswith("OwnClipping at tests/run/test_examinations.py:")
+    assert f"see {code}" in describe(verdict)
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:
-    report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
-    assert report.verdict.faults[0].name == "one_record_moves_too_much"
-    assert report.verdict.faults[0].place.step == 0
-    assert "replay.clipping" in report.verdict.faults[0].consequences
-
-
-@pytest.mark.usefixtures("_one_seed")
-def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
-    module = private(optimizer_class=FirstRowNotClipped)
-    allowed = audit(allow=["replay.sensitivity", "replay.clipping"])
-    report = fit(tmp_path, module, allowed, max_steps=2)
-    assert status(report, "replay.sensitivity") == "allowed"
-
-
-@pytest.mark.usefixtures("_one_seed")
-def test_sizes_have_two_digits(tmp_path: Path) -> None:
-    report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
+def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused: Audited) -> None:
+    report = accused(on_digits(FirstRowNotClipped), **EXAMINED, steps=2)
+    fault = report.verdict.faults[0]
+    assert (fault.name, fault.place.step) == ("one_record_moves_too_much", 0)
+    assert "replay.clipping" in fault.consequences
     size = check(report, "replay.sensitivity").evidence["size"]
-    assert size == float(f"{size:.2g}")
-    assert size > 1.0
+    assert size == float(f"{size:.2g}") > 1.0
+
+
+def test_a_finding_may_be_allowed(audited: Audited) -> None:
+    allow = ["replay.sensitivity", "replay.clipping"]
+    report = audited(on_digits(FirstRowNotClipped), allow=allow, **EXAMINED, steps=2)
+    assert status(report, "replay.sensitivity") == "allowed"
 
 
 # ------------------------------------------------------------------ what a pass says
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
-def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
-    report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
+@pytest.mark.parametrize(
+    ("examinations", "begins"),
+    [
+        (
+            2,
+            "examined by replay: records, crafted gradients, the state after a step, draws of the "
+            "noise, coupling of records; no check failed",
+        ),
+        (
+            0,
+            "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
+            "(examinations=0); ",
+        ),
+    ],
+)
+@pytest.mark.heavy_one_in(1)
+def test_a_pass_begins_with_what_was_examined_and_says_why_not(
+    audited: Audited, examinations: int, begins: str
+) -> None:
+    report = audited(private(), examinations=examinations, steps=300)
     assert report.verdict.outcome == "PASS"
-    assert report.verdict.summary.startswith(
-        "examined by replay: records, crafted gradients, the state after a step, draws of the "
-        "noise, coupling of records; no check failed"
-    )
+    assert report.verdict.summary.startswith(begins)
+    assert examinations or {status(report, name) for name in NAMES} == {"not_run"}
 
 
-@pytest.mark.usefixtures("_one_seed")
-@pytest.mark.heavy
-def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
-    report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
-    assert report.verdict.summary.startswith(
-        "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
-        "(examinations=0); "
-    )
-    assert {status(report, name) for name in NAMES} == {"not_run"}
-
-
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(("steps", "blocked"), [(1, True), (40, False)])
 def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, blocked: bool
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, steps: int, blocked: bool
 ) -> None:
     monkeypatch.setattr(examiner, "FIRST_REPLAYS", 40)
-    report = fit(tmp_path, private(), audit(examinations="auto"), max_steps=steps)
+    report = audited(private(), examinations="auto", steps=steps)
     waiting = [b for b in report.verdict.pass_blockers if "not examined yet" in b]
     assert [b.partition(":")[0] for b in waiting] == ["replay.noise"] * blocked
     assert status(report, "replay.noise") == ("not_run" if blocked else "ok")
@@ -383,20 +316,19 @@ def _burn() -> None:
         sum(range(1000))
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
-def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path: Path) -> None:
-    def trained(folder: str) -> AuditReport:
+def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(audited: Audited) -> None:
+    def train(folder: str) -> AuditReport:
         torch.manual_seed(0)
-        return fit(tmp_path / folder, private(), audit(examinations="auto"), max_steps=200)
+        return audited(private(), examinations="auto", folder=folder, steps=200)
 
-    quiet = trained("quiet")
+    quiet = train("quiet")
     context = get_context("spawn")
     others = [context.Process(target=_burn, daemon=True) for _ in range(2 * (cpu_count() or 1))]
     for other in others:
         other.start()
     try:
-        busy = trained("busy")
+        busy = train("busy")
     finally:
         for other in others:
             other.kill()
@@ -406,23 +338,23 @@ def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path
     assert quiet.verdict == busy.verdict
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
-    report = fit(tmp_path, private(), audit(), max_steps=4)
-    for name in (*NAMES, "coupling"):
-        assert check(report, name).evidence == {}
+def test_nothing_that_was_measured_leaves_a_correct_training(audited: Audited) -> None:
+    report = audited(private(), **EXAMINED, steps=4)
+    assert [dict(check(report, name).evidence) for name in NAMES] == [{}] * len(NAMES)
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:
-    class Logs(PrivateModule):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.log("fit_loss", loss)
-            return loss
+class Logs(PrivateModule):
+    """Logs its loss at each step."""
 
-    report = fit(tmp_path, Logs(mlp(64), dataset=digits()), audit(), max_steps=2)
-    assert any("`fit_loss`" in note and "no epsilon covers" in note for note in report.notes)
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("fit_loss", loss, on_step=True)
+        return loss
+
+
+def test_training_metrics_that_are_logged_are_noted(audited: Audited) -> None:
+    notes = audited(private(Logs), **EXAMINED, steps=2).notes
+    assert any("`fit_loss`" in note and "no epsilon covers" in note for note in notes)
 
 
 # ------------------------------------------------------------------ the training is left alone
@@ -478,14 +410,15 @@ class Drawn(pl.Callback):
         self.state = torch.get_rng_state()
 
 
-def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Tensor, AuditReport]:
+def ended(directory: Path, make: Any, **kwargs: Any) -> tuple[Any, torch.Tensor, AuditReport]:
+    """A module that has been trained, the generator's state, and the report."""
+    torch.manual_seed(2)
+    module, drawn, audit = make(), Drawn(), PrivacyAudit(seed=1, **kwargs)
     torch.manual_seed(3)
-    drawn, own = Drawn(), audit(**kwargs)
-    trainer_for(directory, own, drawn, max_steps=12).fit(module)
-    return module, drawn.state, own.report
+    trainer_for(directory, audit, drawn, max_steps=12).fit(module)
+    return module, drawn.state, audit.report
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.parametrize(
     "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
 )
@@ -493,68 +426,46 @@ def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Ten
 def test_examinations_leave_the_training_as_it_would_be(
     tmp_path: Path, kwargs: dict[str, Any]
 ) -> None:
-    def made() -> Remembering:
-        torch.manual_seed(2)
+    def make() -> Remembering:
         return Remembering(dataset=digits())
 
-    plain, after, report = trained(tmp_path / "plain", made(), examinations=0, **kwargs)
-    other, now, examined = trained(tmp_path / "examined", made(), examinations=3, **kwargs)
+    plain, after, report = ended(tmp_path / "plain", make, examinations=0, **kwargs)
+    other, now, examined = ended(tmp_path / "examined", make, examinations=3, **kwargs)
     assert torch.equal(after, now)
-    for mine, its in zip(plain.state_dict().values(), other.state_dict().values(), strict=True):
-        assert torch.equal(mine, its)
-    for mine, its in zip(plain.average, other.average, strict=True):
-        assert torch.equal(mine, its)
+    assert all(map(torch.equal, plain.state_dict().values(), other.state_dict().values()))
+    assert all(map(torch.equal, plain.average, other.average))
     assert plain.seen == other.seen
     assert (plain.count, float(plain.total)) == (other.count, float(other.total))
     assert torch.equal(plain.own.get_state(), other.own.get_state())
     assert plain.numpy.bit_generator.state == other.numpy.bit_generator.state
     assert check(examined, "replay.sensitivity").evidence["examined"] == 3
     assert examined.epsilon_spent == report.epsilon_spent
-    own = {c.name: c.log_e_value for c in report.checks if c.name != "replay.noise"}
-    found = {c.name: c.log_e_value for c in examined.checks if c.name != "replay.noise"}
+    own, found = (
+        {c.name: c.log_e_value for c in each.checks if c.name != "replay.noise"}
+        for each in (report, examined)
+    )
     assert found == own
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.heavy
 def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
-    def made() -> ByHand:
-        torch.manual_seed(2)
-        return ByHand()
-
-    plain, after, _ = trained(tmp_path / "plain", made(), claim=CLAIM, examinations=0)
-    other, now, report = trained(tmp_path / "examined", made(), claim=CLAIM, examinations=3)
+    plain, after, _ = ended(tmp_path / "plain", ByHand, claim=CLAIM, examinations=0)
+    other, now, report = ended(tmp_path / "examined", ByHand, claim=CLAIM, examinations=3)
     assert torch.equal(after, now)
     assert plain.count == other.count
     assert status(report, "replay.sensitivity") == "ok"
-    for mine, its in zip(plain.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, its)
+    assert torch.equal(weights(plain), weights(other))
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
     def files(examinations: int) -> tuple[list[str], str]:
         torch.manual_seed(0)
         folder = tmp_path / str(examinations)
         saver = pl.callbacks.ModelCheckpoint(folder / "kept", every_n_train_steps=1, save_top_k=-1)
         logger = pl.loggers.CSVLogger(folder, name="log")
-
-        class Logs(PrivateModule):
-            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-                loss = super().training_step(batch, batch_idx)
-                self.log("loss", loss, on_step=True)
-                return loss
-
-        trainer = trainer_for(
-            folder,
-            audit(examinations=examinations),
-            saver,
-            max_steps=5,
-            logger=logger,
-            log_every_n_steps=1,
-            enable_checkpointing=True,
-        )
-        trainer.fit(Logs(mlp(64), dataset=digits()))
+        callbacks = (PrivacyAudit(seed=1, examinations=examinations), saver)
+        each = {"logger": logger, "log_every_n_steps": 1, "enable_checkpointing": True}
+        trainer_for(folder, *callbacks, max_steps=5, **each).fit(private(Logs))
         saved = sorted(path.name for path in (folder / "kept").glob("*.ckpt"))
         return saved, (Path(logger.log_dir) / "metrics.csv").read_text()
 
@@ -564,92 +475,78 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ when
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.filterwarnings("ignore:You're resuming")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
-    def wrapped() -> PrivateModule:
-        # Before Lightning loads a checkpoint: the names of the weights are the same.
-        module = private()
+    ckpt = None
+    for steps in (3, 6):
+        # Wrapped before Lightning loads a checkpoint: the names of the weights are the same.
+        module, audit = private(), PrivacyAudit(seed=1, **EXAMINED)
         module.net = GradSampleModule(module.net)
-        return module
-
-    first, again = audit(), audit()
-    trainer = trainer_for(tmp_path / "one", first, max_steps=3)
-    trainer.fit(wrapped())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    trainer = trainer_for(tmp_path / "two", again, max_steps=6)
-    trainer.fit(wrapped(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    assert check(first.report, "replay.sensitivity").evidence["examined"] == 1
-    assert check(again.report, "replay.sensitivity").evidence["examined"] == 1
+        trainer = trainer_for(tmp_path / str(steps), audit, max_steps=steps)
+        trainer.fit(module, ckpt_path=ckpt, weights_only=True if ckpt else None)
+        assert check(audit.report, "replay.sensitivity").evidence["examined"] == 1
+        ckpt = tmp_path / "last.ckpt"
+        trainer.save_checkpoint(ckpt)
 
 
-@pytest.mark.usefixtures("_one_seed")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_trial_examines_its_step(tmp_path: Path) -> None:
-    own = audit(examinations="auto")
-    trainer_for(tmp_path, own, fast_dev_run=True).fit(private())
-    assert check(own.report, "replay.sensitivity").evidence["examined"] == 1
+    audit = PrivacyAudit(seed=1, examinations="auto")
+    trainer_for(tmp_path, audit, fast_dev_run=True).fit(private())
+    assert check(audit.report, "replay.sensitivity").evidence["examined"] == 1
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> None:
+def test_what_the_users_code_raises_in_a_replay_is_recorded(audited: Audited) -> None:
     class Once(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if self.trainer.global_step != batch_idx:
                 raise RuntimeError("out of step")
             return super().training_step(batch, batch_idx)
 
-    report = fit(tmp_path, Once(mlp(64), dataset=digits()), audit(), max_steps=3)
+    report = audited(private(Once), **EXAMINED, steps=3)
     assert report.steps == 3
-    message = check(report, "replay.sensitivity").message
-    assert f"cannot be replayed (RuntimeError, {Path(__file__).name}:" in message.replace(
-        "tests/run/", ""
-    )
+    message = check(report, "replay.sensitivity").message.replace("tests/run/", "")
+    assert f"cannot be replayed (RuntimeError, {Path(__file__).name}:" in message
     assert "out of step" not in message
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
-    report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
+def test_several_private_optimizers_are_not_examined_by_name(audited: Audited) -> None:
+    report = audited(TwoNets(), **EXAMINED, steps=3)
     told = {check(report, name).message for name in NAMES}
     assert told == {"not asked: several private optimizers step together"}
 
 
-@pytest.mark.usefixtures("_one_seed")
 def test_several_processes_are_not_examined_by_name() -> None:
     course = RunCourse()
     optimizers: Any = SimpleNamespace(sessions=[])
-    examinations = Examinations(audit().config, optimizers, Ranks(0, 2), course)
-    assert examinations.schedule.due == NEVER
+    config = PrivacyAudit(seed=1, **EXAMINED).config
+    assert Examinations(config, optimizers, Ranks(0, 2), course).schedule.due == NEVER
     assert {found.message for found in course.examined.results(0.05)} == {
         "not asked: several processes train, and a step is replayed in one only"
     }
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
+def test_weights_that_change_between_epochs_are_told(audited: Audited) -> None:
     class Halves(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             with torch.no_grad():
                 next(pl_module.parameters()).mul_(0.999)
 
-    own = audit(on_violation="warn")
-    trainer_for(tmp_path, own, Halves(), max_epochs=3, limit_train_batches=3).fit(private())
-    assert check(own.report, "replay.release").evidence["between_epochs"] == 2
+    given = {"on_violation": "warn", "max_epochs": 3, "limit_train_batches": 3, **EXAMINED}
+    report = audited(private(), Halves(), **given)
+    assert check(report, "replay.release").evidence["between_epochs"] == 2
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_a_claim_about_replaced_records_is_asked_of_replaced_records(tmp_path: Path) -> None:
+def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited: Audited) -> None:
     claim = PrivacyClaim(adjacency="replace_one")
-    report = fit(tmp_path, private(), audit(claim=claim, on_violation="warn"), max_steps=2)
+    report = audited(private(), claim=claim, on_violation="warn", steps=2, **EXAMINED)
     assert status(report, "replay.sensitivity") == "ok"
 
 
-@pytest.mark.usefixtures("_one_seed")
-def test_a_report_that_is_read_back_agrees_with_itself(tmp_path: Path) -> None:
-    violation(tmp_path, private(optimizer_class=ClipByThreeNorm), audit(), max_steps=4)
-    path = tmp_path / "audit" / "report.json"
+def test_a_report_that_is_read_back_agrees_with_itself(accused: Audited) -> None:
+    accused(on_digits(ClipByThreeNorm), **EXAMINED, steps=4)
+    path = accused.directory / "report.json"
     assert json.loads(path.read_text())["settings"]["examinations"] == 1
     assert AuditReport.load(path).verdict.outcome == "VIOLATION"
 
@@ -662,23 +559,21 @@ STEADY = {"global variable", "file that is written"}
 
 @pytest.fixture
 def _closed() -> Iterator[None]:
+    """Close what the trainings left open."""
     yield
-    close_files()
+    while OPEN:
+        OPEN.pop().close()
 
 
-def trained_examinations_hidden_state(
-    folder: Path, kind: str, examinations: int
-) -> tuple[list[Any], Any]:
+def left_by(folder: Path, kind: str, examinations: int) -> tuple[list[Any], Any]:
     """Everything that a training leaves, and its report."""
     folder.mkdir()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
+    pl.seed_everything(0, verbose=False)
     module = Counting(KINDS[kind](folder))
     audit = PrivacyAudit(seed=1, examinations=examinations, on_violation="warn")
     trainer_for(folder, audit, max_steps=8).fit(module)
     left = [module.losses, module.count(), torch.get_rng_state().tolist(), random.getstate()]
-    left += [np.random.get_state()[1].tolist(), [p.tolist() for p in module.parameters()]]
+    left += [np.random.get_state()[1].tolist(), weights(module).tolist()]
     return left, audit.report
 
 
@@ -686,11 +581,19 @@ def reasons(report: Any) -> set[str]:
     return {c.message for c in report.checks if c.name.startswith("replay") and c.message}
 
 
+@pytest.fixture(params=[True, False], ids=["fork", "no fork"])
+def fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a fork of the process can train."""
+    if not request.param:
+        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    return request.param
+
+
 @pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_ends_as_it_would_without_examinations(tmp_path: Path, kind: str) -> None:
-    without, _ = trained_examinations_hidden_state(tmp_path / "without", kind, 0)
-    examined, report = trained_examinations_hidden_state(tmp_path / "with", kind, 2)
+    without, _ = left_by(tmp_path / "without", kind, 0)
+    examined, report = left_by(tmp_path / "with", kind, 2)
     assert examined == without
     assert report.verdict.outcome != "VIOLATION"
     assert {text.startswith("not asked: ") for text in reasons(report)} == {kind not in STEADY}
@@ -702,20 +605,15 @@ def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
-    _, report = trained_examinations_hidden_state(tmp_path / "with", kind, 3)
+    _, report = left_by(tmp_path / "with", kind, 3)
     assert all("gives other bits" in text for text in reasons(report))
     assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
 
 
-@pytest.mark.usefixtures("_closed")
-@pytest.mark.parametrize("fork", [True, False])
-def test_a_correct_training_is_examined_with_a_fork_and_without(
-    tmp_path: Path, fork: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not fork:
-        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
-    without, _ = trained_examinations_hidden_state(tmp_path / "without", "global variable", 0)
-    examined, report = trained_examinations_hidden_state(tmp_path / "with", "global variable", 2)
+@pytest.mark.usefixtures("_closed", "fork")
+def test_a_correct_training_is_examined_with_a_fork_and_without(tmp_path: Path) -> None:
+    without, _ = left_by(tmp_path / "without", "global variable", 0)
+    examined, report = left_by(tmp_path / "with", "global variable", 2)
     assert examined == without
     assert not any(text.startswith("not asked: ") for text in reasons(report))
     assert report.examination_cost["first"] > 0.0
@@ -734,25 +632,16 @@ class Recorded(DPOptimizer):
         NOISE.append((self.params[0].grad - self.params[0].summed_grad).numpy().tobytes())
 
 
-def audited(folder: Path, **kwargs: Any) -> Any:
+def in_thread(folder: Path, **kwargs: Any) -> Any:
     audit = PrivacyAudit(seed=1, on_violation="warn", **{"examinations": 3, **kwargs})
-    trainer_for(folder, audit, max_steps=60).fit(PrivateModule(mlp(64), dataset=digits()))
+    trainer_for(folder, audit, max_steps=60).fit(private())
     return audit.report
 
 
-def together(*trainings: Any) -> list[Any]:
+def together(*trainings: Callable[[], Any]) -> list[Any]:
     """What trainings in a thread each return."""
-    found: list[Any] = [None] * len(trainings)
-
-    def run(place: int) -> None:
-        found[place] = trainings[place]()
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(trainings))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(trainings)) as threads:
+        return [each.result() for each in [threads.submit(train) for train in trainings]]
 
 
 def messages(report: Any) -> set[str]:
@@ -763,25 +652,22 @@ def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path:
     NOISE.clear()
 
     def plain() -> None:
-        module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=Recorded)
-        trainer_for(tmp_path / "plain", max_steps=100).fit(module)
+        trainer_for(tmp_path / "plain", max_steps=100).fit(on_digits(Recorded))
 
-    torch.manual_seed(0)
-    report, _ = together(lambda: audited(tmp_path / "audited"), plain)
+    report, _ = together(lambda: in_thread(tmp_path / "audited"), plain)
     assert len(NOISE) == len(set(NOISE)) == 100
     assert report.verdict.outcome != "VIOLATION"
     assert all("may train or draw random numbers" in text for text in messages(report))
 
 
 def test_two_audited_trainings_do_not_accuse_each_other(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    reports = together(*(lambda k=k: audited(tmp_path / str(k)) for k in range(2)))
+    reports = together(*(lambda k=k: in_thread(tmp_path / str(k)) for k in range(2)))
     assert [report.verdict.outcome == "VIOLATION" for report in reports] == [False, False]
 
 
 def test_an_examination_waits_for_another_one(tmp_path: Path) -> None:
     with examiner._ONE_AT_A_TIME:
-        report = audited(tmp_path)
+        report = in_thread(tmp_path)
     assert messages(report) == {"not asked: another examination is under way in this process"}
 
 
@@ -799,7 +685,7 @@ def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is
     thread = threading.Thread(target=draw)
     thread.start()
     try:
-        report = audited(tmp_path)
+        report = in_thread(tmp_path)
     finally:
         ended.set()
         thread.join()

@@ -16,16 +16,8 @@ from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from own_samplers import OwnPoisson, OwnSampling, OwnShuffle, OwnSizes, SeedsItself, WithReplacement
 from torch import nn
 from torch.utils.data import DataLoader
-from training_support import (
-    PrivateModule,
-    digits,
-    fit,
-    mlp,
-    random_data,
-    status,
-    trainer_for,
-    violation,
-)
+from trained import Audited, check, with_optimizer
+from training_support import PrivateModule, digits, mlp, random_data, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
@@ -34,25 +26,20 @@ from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
 from lightning_audit.run.facts import OptimizerFacts, RunCourse, RunFacts
 
 
-def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:
-    return RunFacts(
-        optimizers=[OptimizerFacts(sample_rate=rate) for rate in rates], loaders=loaders
-    )
-
-
 @pytest.mark.parametrize(
-    ("facts", "rate"),
+    ("rates", "loaders", "rate"),
     [
-        (with_rates(0.1, 0.2), 0.1),  # one loader must draw no oftener than any of them states
-        (with_rates(0.1, None), 0.1),
-        (with_rates(0.1, 0.2, loaders=2), 0.2),
-        (with_rates(None), None),
+        ([0.1, 0.2], 1, 0.1),  # one loader must draw no oftener than any of them states
+        ([0.1, None], 1, 0.1),
+        ([0.1, 0.2], 2, 0.2),
+        ([None], 1, None),
     ],
 )
 def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(
-    facts: RunFacts, rate: float | None
+    rates: list[float | None], loaders: int, rate: float | None
 ) -> None:
-    assert facts.sample_rate == rate
+    optimizers = [OptimizerFacts(sample_rate=each) for each in rates]
+    assert RunFacts(optimizers=optimizers, loaders=loaders).sample_rate == rate
 
 
 def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up() -> None:
@@ -64,17 +51,19 @@ def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_u
     assert OptimizerFacts().current_rate(None, accumulated=1) is None
 
 
+def resumed(after: RunCourse, before: RunCourse, steps: list[int]) -> None:
+    after.load(json.loads(json.dumps(before.state(steps=steps))))
+
+
 def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     before, after = (RunCourse(passes=PassCounter()) for _ in range(2))
     before.notes.add("of before")
     before.trained_batches = 40
-    assert before.passes is not None
-    assert after.passes is not None
     for steps in range(40):
         before.passes.start_batch([steps, 0])
     after.notes.add("of since")
     after.notes.add("of before")
-    after.load(json.loads(json.dumps(before.state(steps=[40, 3]))))
+    resumed(after, before, [40, 3])
     assert after.notes.sentences == ["of before", "of since"]
     assert after.trained_batches == 40
     # The last batch has a step of one optimizer and three of the other.
@@ -83,10 +72,8 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
 
 def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes() -> None:
     after = RunCourse(passes=PassCounter())
-    after.load(json.loads(json.dumps(RunCourse().state(steps=[40]))))
-    assert after.passes is not None
-    assert after.passes.passes([40]) == 0
-    assert after.passes.passes([43]) == 3
+    resumed(after, RunCourse(), [40])
+    assert [after.passes.passes([steps]) for steps in (40, 43)] == [0, 3]
 
 
 def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
@@ -134,11 +121,10 @@ class LoaderDropped(PrivateModule):
         self.used = self.trainer.train_dataloader
 
 
-def test_lightning_drops_the_loader_of_make_private(tmp_path: Path) -> None:
+def test_lightning_drops_the_loader_of_make_private(accused: Audited) -> None:
     module = LoaderDropped()
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=32)
-    assert type(module.returned) is DPDataLoader
-    assert type(module.used) is DataLoader
+    report = accused(module, steps=32)
+    assert (type(module.returned), type(module.used)) == (DPDataLoader, DataLoader)
     assert status(report, "sampling.not_poisson") == "violated"
     assert "DPDataLoader.from_data_loader" in report.verdict.advice
 
@@ -174,18 +160,16 @@ def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, worker
     ],
 )
 def test_own_sampler_that_is_not_poisson_is_a_violation(
-    tmp_path: Path, sampler: type[OwnPoisson], seen: str, epochs: int
+    accused: Audited, sampler: type[OwnPoisson], seen: str, epochs: int
 ) -> None:
-    module = OwnSampling(sampler())
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=epochs)
-    assert report.verdict.kind == "accounting"
-    assert "wrong sampling" in report.verdict.fault
-    assert seen in report.verdict.summary
+    verdict = accused(OwnSampling(sampler()), max_epochs=epochs).verdict
+    assert verdict.kind == "accounting"
+    assert "wrong sampling" in verdict.fault
+    assert seen in verdict.summary
 
 
-def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(tmp_path: Path) -> None:
-    module = OwnSampling(OwnPoisson(rate=1 / 20))
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(accused: Audited) -> None:
+    report = accused(OwnSampling(OwnPoisson(rate=1 / 20)), max_epochs=2)
     assert status(report, "sampling.rate") == "violated"
     assert status(report, "sampling.not_poisson") == "ok"
 
@@ -202,14 +186,12 @@ def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path: Path) -
         def configure_optimizers(self) -> Any:
             return self.private
 
-    path = tmp_path / "x.ckpt"
+    path, audit = tmp_path / "x.ckpt", PrivacyAudit(seed=1)
     first = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     first.fit(Wrapped())
     first.save_checkpoint(path)
-    audit = PrivacyAudit(seed=1)
-    second = trainer_for(tmp_path, audit, max_epochs=2)
-    second.fit(Wrapped(), ckpt_path=path, weights_only=True)
-    found = next(c for c in audit.report.checks if c.name == "sampling.not_poisson")
+    trainer_for(tmp_path, audit, max_epochs=2).fit(Wrapped(), ckpt_path=path, weights_only=True)
+    found = check(audit.report, "sampling.not_poisson")
     assert (found.status, found.evidence["batches"]) == ("ok", 32)
 
 
@@ -231,15 +213,10 @@ class InPhysicalBatches(PrivateModule):
 
     def train_dataloader(self) -> Any:
         loader = super().train_dataloader()
-        sampler = self.splitter(
-            sampler=loader.batch_sampler, max_batch_size=6, optimizer=self.private
-        )
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=sampler,
-            collate_fn=loader.collate_fn,
-            num_workers=self.workers,
-        )
+        split = {"max_batch_size": 6, "optimizer": self.private}
+        sampler = self.splitter(sampler=loader.batch_sampler, **split)
+        how = {"collate_fn": loader.collate_fn, "num_workers": self.workers}
+        return DataLoader(loader.dataset, batch_sampler=sampler, **how)
 
     def configure_optimizers(self) -> Any:
         self.private = super().configure_optimizers()
@@ -253,10 +230,10 @@ class InPhysicalBatches(PrivateModule):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
-    tmp_path: Path, workers: int
+    accused: Audited, workers: int
 ) -> None:
     module = InPhysicalBatches(BatchSplittingSampler, workers)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=5)
+    report = accused(module, max_epochs=5)
     assert any(waits for waits, _ in module.left)
     assert (module.left[-1][1] > 0) == bool(workers)  # signals of batches that were never taken
     assert status(report, "logical_batch") == "violated"
@@ -267,10 +244,10 @@ def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sampler_without_a_length_keeps_logical_batches_whole(
-    tmp_path: Path, workers: int
+    audited: Audited, workers: int
 ) -> None:
     module = InPhysicalBatches(Whole, workers)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=3)
+    report = audited(module, max_epochs=3)
     assert module.left == [(False, 0)] * 3
     assert status(report, "logical_batch") == "ok"
     assert status(report, "sampling.not_poisson") == "ok"
@@ -302,8 +279,7 @@ class Ghost(PrivateModule):
         return self.private
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        return {"loss": self.criterion(self.net(x), y)}
+        return {"loss": self.criterion(self.net(batch[0]), batch[1])}
 
     def on_before_backward(self, loss: Any) -> None:
         self.remarks.append(adaptive_remark(self, loss))
@@ -360,8 +336,7 @@ def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path: Path) ->
         automatic_optimization = False
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            loss = super().training_step(batch, batch_idx)["loss"]
-            self.manual_backward(loss)
+            self.manual_backward(super().training_step(batch, batch_idx)["loss"])
             self.optimizers().step()
 
     module = ghost(tmp_path, Manual(PrivacyEngineAdaptiveClipping(), noise=0.5))
@@ -379,41 +354,32 @@ def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_pat
 # ------------------------------------------------------------------ accounting
 
 
-def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: Path) -> None:
-    class Replaced(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            optimizer.attach_step_hook(lambda _: None)
-            return optimizer
-
-    module = Replaced()
-    report = fit(tmp_path, module, PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=40)
+def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Audited) -> None:
+    module = with_optimizer(lambda optimizer: optimizer.attach_step_hook(lambda _: None))()
+    report = audited(module, claimed_epsilon=8.0, steps=40)
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("no accountant counts" in note for note in report.notes)
 
 
 def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
-    tmp_path: Path,
+    audited: Audited,
 ) -> None:
     class Norms(PrivateModule):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
-            held = self.net.parameters().__next__().grad_sample
+            held = next(self.net.parameters()).grad_sample
             self.norms = (held[0] if isinstance(held, list) else held).flatten(1).norm(dim=1)
 
     norms, notes = [], []
     for batches in (1, 2):
         torch.manual_seed(0)
         module = Norms(poisson=False, make_poisson=False)
-        audit = PrivacyAudit(seed=1, on_violation="warn")
-        trainer = trainer_for(
-            tmp_path / str(batches), audit, max_steps=1, accumulate_grad_batches=batches
-        )
-        trainer.fit(module)
+        given = {"on_violation": "warn", "steps": 1, "accumulate_grad_batches": batches}
+        report = audited(module, **given)
         norms.append(module.norms[:8])
-        notes.append([n for n in audit.report.notes if "divides gradients twice" in n])
+        notes.append(sum("divides gradients twice" in note for note in report.notes))
     torch.testing.assert_close(norms[1], norms[0] / 2)
-    assert [len(found) for found in notes] == [0, 1]
+    assert notes == [0, 1]
 
 
 # --- Sample rates that change while a training goes on.
@@ -421,17 +387,12 @@ def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
 RAISED, BATCH, RECORDS = 2, 32, 512
 
 
-def report(tmp_path: Path, kind: Any, **trainer: Any) -> AuditReport:
+def rates_of(audited: Audited, kind: Any, **trainer: Any) -> tuple[AuditReport, Any]:
+    """The report of four epochs, and its check of the sample rate."""
     torch.manual_seed(0)
-    audit = PrivacyAudit(on_violation="warn", seed=1)
     module = kind(mlp(64), dataset=digits(RECORDS), batch_size=BATCH)
-    trainer_for(tmp_path, audit, max_epochs=4, **trainer).fit(module)
-    assert audit.report is not None
-    return audit.report
-
-
-def rates(found: AuditReport) -> Any:
-    return next(check for check in found.checks if check.name == "sampling.rate")
+    found = audited(module, on_violation="warn", max_epochs=4, **trainer)
+    return found, check(found, "sampling.rate")
 
 
 class SetInPlace(PrivateModule):
@@ -456,12 +417,12 @@ class Exchanged(PrivateModule):
         return DPDataLoader.from_data_loader(DataLoader(self.dataset, size))
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("kind", [SetInPlace, SetAmidAnEpoch, Exchanged])
-def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(tmp_path: Path, kind: Any) -> None:
-    found = report(tmp_path, kind, reload_dataloaders_every_n_epochs=int(kind is Exchanged))
+def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(audited: Audited, kind: Any) -> None:
+    every = {"reload_dataloaders_every_n_epochs": int(kind is Exchanged)}
+    found, rates = rates_of(audited, kind, **every)
     assert [fault.name for fault in found.verdict.faults] == ["sampled_too_often_later"]
-    evidence = dict(rates(found).evidence)
+    evidence = dict(rates.evidence)
     assert "train_dataloader at tests/" in str(evidence.pop("where"))
     assert evidence == {"loader_rate": 0.125, "accounted_rate": 0.0625, "raised_in": RAISED}
     assert "from epoch 2 on (the first is 0)" in found.verdict.summary
@@ -482,14 +443,13 @@ class Falls(PrivateModule):
             self.trainer.train_dataloader.batch_sampler.sample_rate /= 2.0
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("kind", [Told, Falls, PrivateModule])
-def test_a_rate_that_is_told_or_falls_is_no_fault(tmp_path: Path, kind: Any) -> None:
-    found = report(tmp_path, kind, reload_dataloaders_every_n_epochs=int(kind is not Falls))
+def test_a_rate_that_is_told_or_falls_is_no_fault(audited: Audited, kind: Any) -> None:
+    every = {"reload_dataloaders_every_n_epochs": int(kind is not Falls)}
+    found, rates = rates_of(audited, kind, **every)
     assert found.verdict.outcome != "VIOLATION", found.verdict
-    assert rates(found).status == "ok"
-    told = {rate for _, rate, _ in found.history}
-    assert told == ({0.0625, 0.125} if kind is Told else {0.0625})
+    assert rates.status == "ok"
+    assert {rate for _, rate, _ in found.history} == ({0.0625, 0.125} if kind is Told else {0.0625})
 
 
 class BecomesShuffled(PrivateModule):
@@ -499,7 +459,6 @@ class BecomesShuffled(PrivateModule):
         return DataLoader(self.dataset, self.batch_size, shuffle=True)
 
 
-@pytest.mark.training
-def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(tmp_path: Path) -> None:
-    found = report(tmp_path, BecomesShuffled, reload_dataloaders_every_n_epochs=1)
+def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(audited: Audited) -> None:
+    found, _ = rates_of(audited, BecomesShuffled, reload_dataloaders_every_n_epochs=1)
     assert found.verdict.faults[0].name == "not_poisson"

@@ -16,10 +16,11 @@ from hand_written_support import CLAIM
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.callbacks import ModelCheckpoint
-from resume_support import RESTARTING
+from resume_support import RESTARTING, StopAt
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from trained import Audited, weights, with_optimizer
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -29,7 +30,6 @@ from training_support import (
     report_in,
     status,
     trainer_for,
-    violation,
 )
 from two_nets import HIDDEN, RATE, STEPS, TwoNets
 
@@ -70,11 +70,14 @@ class Toggled(TwoNets):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for name, optimizer in zip(self.net, self.optimizers(), strict=True):
-            self.toggle_optimizer(optimizer)
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(name, batch))
-            optimizer.step()
-            self.untoggle_optimizer(optimizer)
+            self.turn(optimizer, lambda name=name: self.loss(name, batch))
+
+    def turn(self, optimizer: Any, loss: Callable[[], torch.Tensor]) -> None:
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward(loss())
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
 
 
 class Joint(TwoNets):
@@ -88,25 +91,19 @@ class Joint(TwoNets):
             optimizer.step()
 
 
-class ThroughBoth(TwoNets):
+class ThroughBoth(Toggled):
     """The first net learns through the second one, which is frozen meanwhile, hooks and all."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
         actor, critic = self.optimizers()
-        self.toggle_optimizer(actor)
-        self.net["critic"].disable_hooks()
-        actor.zero_grad()
-        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
-        self.manual_backward(functional.cross_entropy(scores, y))
-        actor.step()
-        self.untoggle_optimizer(actor)
+        self.turn(actor, lambda: self.through_both(*batch))
         self.net["critic"].enable_hooks()
-        self.toggle_optimizer(critic)
-        critic.zero_grad()
-        self.manual_backward(self.loss("critic", batch))
-        critic.step()
-        self.untoggle_optimizer(critic)
+        self.turn(critic, lambda: self.loss("critic", batch))
+
+    def through_both(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.net["critic"].disable_hooks()
+        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
+        return functional.cross_entropy(scores, y)
 
 
 class Ghost(TwoNets):
@@ -129,8 +126,7 @@ class Ghost(TwoNets):
         return optimizers
 
     def loss(self, name: str, batch: Any) -> torch.Tensor:
-        criterion = self.criteria[list(self.net).index(name)]
-        return criterion(self.net[name](batch[0]), batch[1])
+        return self.criteria[list(self.net).index(name)](self.net[name](batch[0]), batch[1])
 
 
 def records(directory: Path, report: AuditReport) -> list[np.ndarray]:
@@ -145,11 +141,13 @@ def assert_healthy(entries: np.ndarray) -> None:
     loud = (readings - coins).std(0) > 1.1 * sigma.mean()
     coins, readings = coins[:, ~loud], readings[:, ~loud]
     assert coins.shape[1] >= 3
-    residual_std = ((readings - coins) / sigma).std()
-    assert -4.0 / np.sqrt(2.0 * coins.size) < residual_std - 1.0 < 0.1
+    assert -4.0 / np.sqrt(2.0 * coins.size) < ((readings - coins) / sigma).std() - 1.0 < 0.1
     centred = (coins - 0.5) / sigma
     shift = (centred * (readings - readings.mean(0)) / sigma).sum() / (centred**2).sum()
     assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2).sum())
+
+
+CLAIMS = {"claimed_epsilon": 1000.0}
 
 
 @pytest.mark.parametrize(
@@ -160,19 +158,15 @@ def assert_healthy(entries: np.ndarray) -> None:
     ),
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
-    tmp_path: Path, kind: type[TwoNets], epochs: int
+    tmp_path: Path, audited: Audited, kind: type[TwoNets], epochs: int
 ) -> None:
     torch.manual_seed(0)
     module = kind(hidden=HIDDEN)
-    report = fit(tmp_path, module, PrivacyAudit(1000.0, seed=1), max_epochs=epochs)
+    report = audited(module, max_epochs=epochs, **CLAIMS)
     assert report.verdict.outcome == "PASS", report.verdict
     assert report.records == ("observations.bin", "observations-2.bin")
     first, second = records(tmp_path, report)
-    assert (len(first), len(second), report.steps) == (
-        epochs * STEPS,
-        epochs * STEPS,
-        2 * epochs * STEPS,
-    )
+    assert len(first) == len(second) == report.steps / 2 == epochs * STEPS
     assert_healthy(first)
     assert_healthy(second)
     assert (first["noise_multiplier"] == 1.0).all()
@@ -185,78 +179,62 @@ def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
 @pytest.mark.parametrize("kind", staged([Joint], [ThroughBoth, Ghost]))
 def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
     ends = []
-    for name, callbacks in (("plain", []), ("audited", [PrivacyAudit(1000.0, seed=1)])):
+    for audits in ([], [PrivacyAudit(1000.0, seed=1)]):
         torch.manual_seed(3)
         module = kind()
-        trainer_for(tmp_path / name, *callbacks, max_steps=24).fit(module)
-        ends.append(torch.cat([p.detach().flatten().double() for p in module.net.parameters()]))
+        trainer_for(tmp_path / str(len(audits)), *audits, max_steps=24).fit(module)
+        ends.append(weights(module.net).double())
     plain, audited = ends
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
 
 
-def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: Path) -> None:
-    torch.manual_seed(0)
+def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited: Audited) -> None:
     module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
-    report = fit(tmp_path, module, PrivacyAudit(seed=1, on_violation="warn"), max_steps=80)
+    report = audited(module, on_violation="warn", steps=80)
     label = "optimizer 2 (`net.critic.0.weight`, ...): "
     assert label in report.verdict.summary
-    wrong = [check for check in report.checks if check.status == "violated"]
-    assert any(check.name == "noise" for check in wrong)
-    own = [check for check in wrong if check.name != "epsilon"]
-    assert all(check.message.startswith(label) for check in own)
+    wrong = [c for c in report.checks if c.status == "violated"]
+    assert any(c.name == "noise" for c in wrong)
+    assert all(c.message.startswith(label) for c in wrong if c.name != "epsilon")
     assert "noise scale too small" in report.verdict.fault
-    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+    assert main(["check", str(audited.directory / "report.json")]) == 1
 
 
-def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
-    report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
-    shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
-    assert 0.8 < sum(shares) <= 0.9
+def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audited: Audited) -> None:
+    report = audited(TwoNets(), steps=40, **CLAIMS)
+    assert 0.8 < sum([c.share for c in report.checks if not REGISTRY[c.name].warns]) <= 0.9
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
-        header, entries = read_observations(tmp_path / "audit" / name)
-        monitor = replay(header, entries, 0.5e-3)
+        monitor = replay(*read_observations(audited.directory / name), 0.5e-3)
         told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
-        again = {c.name: c.log_e_value for c in monitor.results()}
         # Others look at what the record does not hold.
-        again = {
-            name: log_e
-            for name, log_e in again.items()
-            if name in told and name != "gradient_replaced"
-        }
+        of_record = {c.name: c for c in monitor.results() if c.name != "gradient_replaced"}
+        again = {name: c.log_e_value for name, c in of_record.items() if name in told}
         assert {name: told[name] for name in again} == again
-        check = next(c for c in monitor.results() if c.name == "noise")
-        assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
+        assert monitor.witness_noise.pooled.threshold == -np.log(of_record["noise"].share * 0.5e-3)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
-def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
-    report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)
+def test_epsilon_is_that_of_the_steps_of_both(audited: Audited, engines: int) -> None:
+    report = audited(TwoNets(engines=engines), max_epochs=1)
     history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
     assert report.epsilon_spent == pytest.approx(epsilon_of_history(history, 1e-5), rel=0.01)
     assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
     assert status(report, "accounting") == "ok"
     # The accountant composes the same steps, in Rényi's way.
     assert report.epsilon_spent < report.claimed_epsilon < 2 * report.epsilon_spent + 1.0
-    assert report.epsilon_lower is not None
     assert report.epsilon_lower <= report.epsilon_spent
 
 
-def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> None:
-    class Forgets(TwoNets):
-        def configure_optimizers(self) -> Any:
-            first, second = super().configure_optimizers()
-            second.step_hook = None
-            return first, second
-
-    audit = PrivacyAudit(seed=1, on_violation="warn")
-    report = fit(tmp_path, Forgets(), audit, max_steps=40)
+def test_an_accountant_of_one_optimizer_alone_is_too_little(audited: Audited) -> None:
+    forgets = with_optimizer(lambda both: setattr(both[1], "step_hook", None), TwoNets)
+    report = audited(forgets(), on_violation="warn", steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
     assert any("no accountant counts" in note for note in report.notes)
     assert status(report, "accounting") == "not_run"
 
 
-def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
+def test_an_optimizer_that_takes_no_step_is_named(audited: Audited) -> None:
     class First(TwoNets):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer, _ = self.optimizers()
@@ -264,13 +242,13 @@ def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
             self.manual_backward(self.loss("actor", batch))
             optimizer.step()
 
-    report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    report = audited(First(), **CLAIMS, steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
 
 
-def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) -> None:
+def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused: Audited) -> None:
     class Third(TwoNets):
         def configure_optimizers(self) -> Any:
             self.head = nn.Linear(8, 10)
@@ -287,19 +265,16 @@ def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) ->
                 self.manual_backward(self.loss(name, batch))
                 optimizer.step()
 
-    report = violation(tmp_path, Third(), PrivacyAudit(seed=1), max_steps=30)
-    assert status(report, "no_dp") == "violated"
+    assert status(accused(Third(), steps=30), "no_dp") == "violated"
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
-    tmp_path: Path, shared: bool
+    audited: Audited, shared: bool
 ) -> None:
-    first = torch.Generator().manual_seed(5)
-    second = first if shared else torch.Generator().manual_seed(5)
-    audit = PrivacyAudit(1000.0, seed=1, on_violation="warn")
-    module = TwoNets(generators=(first, second))
-    report = fit(tmp_path, module, audit, max_steps=30)
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    module = TwoNets(generators=(first, first if shared else second))
+    report = audited(module, on_violation="warn", steps=30, **CLAIMS)
     assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
     assert (report.verdict.outcome == "VIOLATION") == (not shared)
 
@@ -325,29 +300,19 @@ class Stepwise(TwoNets):
         return super().loss(name, (x[chosen], y[chosen]))
 
 
-class StopAt(pl.Callback):
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 50:
-            raise RuntimeError("power cut")
-
-
 @pytest.mark.heavy
 @pytest.mark.whole_report
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.filterwarnings(
+    "ignore:Be aware that when using `ckpt_path`",
+    "ignore:Using ModelCheckpoint with manual optimization",
+    "ignore:You're resuming from a checkpoint that ended before",
+)
 def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = fit(whole, Stepwise(), PrivacyAudit(1000.0, seed=3), max_steps=80)
     saver = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=20)
-    trainer = trainer_for(
-        broken,
-        PrivacyAudit(1000.0, seed=3),
-        saver,
-        StopAt(),
-        max_steps=80,
-        enable_checkpointing=True,
-    )
+    callbacks = (PrivacyAudit(1000.0, seed=3), saver, StopAt(50))
+    trainer = trainer_for(broken, *callbacks, max_steps=80, enable_checkpointing=True)
     with pytest.raises(RuntimeError, match="power cut"):
         trainer.fit(Stepwise())
     (checkpoint,) = (tmp_path / "saved").glob("*step=40.ckpt")
@@ -355,16 +320,12 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path
     audit = PrivacyAudit(1000.0, seed=4)  # another seed: the checkpoint's is taken
     trainer_for(broken, audit, max_steps=80).fit(module, ckpt_path=checkpoint, weights_only=True)
     report = report_in(broken)
-    for name in report.records:
-        entries = (broken / "audit" / name).read_bytes().split(b"\n", 1)[1]
-        assert entries == (whole / "audit" / name).read_bytes().split(b"\n", 1)[1]
+    for one, other in zip(records(broken, report), records(whole, report), strict=True):
+        assert one.tobytes() == other.tobytes()
     assert (report.history, report.bounds) == (expected.history, expected.bounds)
+    left_out = RESTARTING | {"reuse.resume"}
     told, whole_told = (
-        {
-            (c.name, c.message): c.log_e_value
-            for c in found.checks
-            if c.name not in RESTARTING | {"reuse.resume"}
-        }
+        {(c.name, c.message): c.log_e_value for c in found.checks if c.name not in left_out}
         for found in (report, expected)
     )
     assert told == whole_told
@@ -386,42 +347,42 @@ def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path: Path)
 # ------------------------------------------------------------------ refused
 
 
-def test_optimizers_that_share_a_parameter_are_refused(tmp_path: Path) -> None:
-    class Shares(TwoNets):
-        def configure_optimizers(self) -> Any:
-            first, second = super().configure_optimizers()
-            second.add_param_group({"params": [first.params[0]]})
-            return first, second
-
-    with pytest.raises(MisconfigurationException, match="1 and 2 both train a parameter of shape"):
-        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(Shares())
+def share(both: Any) -> None:
+    both[1].add_param_group({"params": [both[0].params[0]]})
 
 
-def test_input_canaries_are_refused(tmp_path: Path) -> None:
-    audit = PrivacyAudit(canaries=[Blank()])
-    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
-        trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
+@pytest.mark.parametrize(
+    ("make", "audit", "words"),
+    [
+        (with_optimizer(share, TwoNets), {}, "1 and 2 both train a parameter of shape"),
+        (TwoNets, {"canaries": [Blank()]}, "all 2 private optimizers at once"),
+    ],
+    ids=["a parameter is shared", "input canaries"],
+)
+def test_several_optimizers_are_refused_when_the_training_starts(
+    tmp_path: Path, make: Any, audit: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(MisconfigurationException, match=words):
+        trainer_for(tmp_path, PrivacyAudit(**audit), max_steps=2).fit(make())
 
 
 # ------------------------------------------------------------------ files
 
 
-def test_a_later_run_moves_all_records_of_an_earlier_one(tmp_path: Path) -> None:
-    make: tuple[Callable[[], pl.LightningModule], ...] = (lambda: TwoNets(), PrivateModule)
-    for module in (make[0], make[0], make[1]):
-        trainer_for(tmp_path, PrivacyAudit(1000.0), max_steps=4).fit(module())
-    audit = tmp_path / "audit"
-    for folder in ("previous-1", "previous-2"):
+def test_a_later_run_moves_all_records_of_an_earlier_one(audited: Audited) -> None:
+    for kind in (TwoNets, TwoNets, PrivateModule):
+        report = audited(kind(), steps=4, **CLAIMS)
+    for folder in (audited.directory / "previous-1", audited.directory / "previous-2"):
         for name in ("observations.bin", "observations-2.bin", "observations-2.npz"):
-            assert (audit / folder / name).exists(), (folder, name)
-        assert AuditReport.load(audit / folder / "report.json").steps == 4
-    assert not (audit / "observations-2.bin").exists()
-    assert report_in(tmp_path).records == ("observations.bin",)
+            assert (folder / name).exists(), (folder, name)
+        assert AuditReport.load(folder / "report.json").steps == 4
+    assert not (audited.directory / "observations-2.bin").exists()
+    assert report.records == ("observations.bin",)
 
 
-def test_a_report_names_the_records_of_all_optimizers(tmp_path: Path) -> None:
-    one = fit(tmp_path / "one", PrivateModule(), PrivacyAudit(1000.0), max_steps=4)
-    two = fit(tmp_path / "two", TwoNets(), PrivacyAudit(1000.0), max_steps=4)
+def test_a_report_names_the_records_of_all_optimizers(audited: Audited) -> None:
+    one = audited(PrivateModule(), folder="one", steps=4, **CLAIMS)
+    two = audited(TwoNets(), folder="two", steps=4, **CLAIMS)
     assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
     assert one.schema_version == two.schema_version == SCHEMA_VERSION
 
@@ -455,17 +416,14 @@ def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they
 
 
 def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare: BareByHand) -> None:
-    seen = []
+    seen, shapes = [], {name: p.shape for name, p in bare.net.named_parameters()}
     for _ in range(6):
         bare.session.start_batch()
         singles = lightning_audit.rows(module=bare.net)
         assert lightning_audit.rows(module=bare.net) == []
         samples = bare.sample_gradients()
         assert lightning_audit.per_sample(samples, module=bare.net) is samples
-        for one in singles:
-            assert {name: g.shape for name, g in one.items()} == {
-                name: p.shape for name, p in bare.net.named_parameters()
-            }
+        assert all({name: g.shape for name, g in one.items()} == shapes for one in singles)
         joined = {n: torch.stack([g[n] for g in singles]) for n in samples} if singles else samples
         bare.update(bare.clipped_mean(joined))
         bare.session.end_batch()
@@ -503,8 +461,7 @@ def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare: Ba
         assert max(float(g.abs().max()) for g in gradient.values()) < 1e-6
         bare.update({name: torch.sign(g) for name, g in shown.items()})
         bare.session.end_batch()
-    coins = bare.column("coins")
-    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
+    np.testing.assert_allclose(bare.column("readings"), bare.column("coins"), atol=1e-5)
     assert bare.session.way.is_shown
     assert bare.session.releases.late == 0
 
@@ -534,18 +491,18 @@ def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(
 # --- Which session audits a private optimizer, with what coins, and what is read off it.
 
 
+def names_in(module: torch.nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in module.named_parameters()}
+
+
 def private_step() -> DPSGDStep:
     module = PrivateModule()
-    optimizer = module.configure_optimizers()
-    names = {id(p): name for name, p in module.named_parameters()}
-    return opacus_step(optimizer, names, module.modules())
+    return opacus_step(module.configure_optimizers(), names_in(module), module.modules())
 
 
 def manual_step() -> DPSGDStep:
     net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    names = {id(p): name for name, p in net.named_parameters()}
-    return ManualStep(optimizer, names, stated_claim(CLAIM))
+    return ManualStep(torch.optim.SGD(net.parameters(), lr=0.1), names_in(net), stated_claim(CLAIM))
 
 
 def session_of(
@@ -605,8 +562,7 @@ def tosses(seed: int, number: int) -> list[int]:
 def test_coins_are_a_function_of_the_seed_and_the_optimizers_number() -> None:
     assert tosses(5, 1) == tosses(5, 1)
     assert tosses(5, 2) == tosses(5, 2)
-    different = {tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}
-    assert len(different) == 6
+    assert len({tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}) == 6
 
 
 def test_coins_of_different_optimizers_are_independent() -> None:
@@ -614,24 +570,27 @@ def test_coins_of_different_optimizers_are_independent() -> None:
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
 
 
-def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
+def optimizer_like(old: Any, inner: torch.optim.Optimizer) -> Any:
+    """Another private optimizer with the numbers and the accountant of one."""
+    new = type(old)(
+        inner,
+        noise_multiplier=old.noise_multiplier,
+        max_grad_norm=old.max_grad_norm,
+        expected_batch_size=old.expected_batch_size,
+    )
+    new.attach_step_hook(old.step_hook)
+    return new
+
+
+def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
     class Renewing(PrivateModule):
         def on_train_epoch_start(self) -> None:
-            old = self.trainer.optimizers[0]
-            new = type(old)(
-                torch.optim.SGD(self.trainable(), lr=0.05),
-                noise_multiplier=old.noise_multiplier,
-                max_grad_norm=old.max_grad_norm,
-                expected_batch_size=old.expected_batch_size,
-            )
-            new.attach_step_hook(old.step_hook)
-            self.trainer.optimizers = [new]
+            inner = torch.optim.SGD(self.trainable(), lr=0.05)
+            self.trainer.optimizers = [optimizer_like(self.trainer.optimizers[0], inner)]
 
-    module = Renewing()
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    report = audited(Renewing(), max_epochs=2)
     assert report.verdict.outcome == "PASS"
-    assert report.steps == 64
-    assert report.observations == 64 * 8
+    assert (report.steps, report.observations) == (64, 64 * 8)
 
 
 # --- Optimizers that cannot be audited are refused before the first step, with what to change.
@@ -640,16 +599,10 @@ def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
 def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
     module = PrivateModule()
     first = module.configure_optimizers()
-    second = type(first)(
-        torch.optim.SGD(module.trainable(), lr=0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=16,
-    )
+    second = optimizer_like(first, torch.optim.SGD(module.trainable(), lr=0.1))
     with pytest.raises(UnauditableTraining, match=r"1 and 2 both train a parameter of shape \(32"):
         private_optimizers([first, second])
-    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
-    assert private_optimizers([plain, first]) == [first]
+    assert private_optimizers([torch.optim.SGD(mlp().parameters(), lr=0.1), first]) == [first]
 
 
 def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes() -> None:
@@ -676,14 +629,9 @@ def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
 
 
 def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
-    class ZeroBatch(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            optimizer.expected_batch_size = 0
-            return optimizer
-
+    zero = with_optimizer(lambda optimizer: setattr(optimizer, "expected_batch_size", 0))
     with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
-        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(zero())
 
 
 def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(
@@ -692,11 +640,7 @@ def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_firs
     class Twice(PrivateModule):
         def configure_optimizers(self) -> Any:
             inner = super().configure_optimizers()
-            outer = type(inner)(
-                inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16
-            )
-            outer.attach_step_hook(inner.step_hook)
-            return outer
+            return optimizer_like(inner, inner)
 
     said = refusal_of(tmp_path, Twice(), PrivacyAudit(seed=1))
     assert "DPOptimizer wraps DPOptimizer: each clips and adds noise" in said

@@ -14,9 +14,9 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from places import REPOSITORY
-from training_support import PrivateModule, fit, violation
+from trained import Audited, Trains, failing, private
+from training_support import PrivateModule
 
-from lightning_audit import PrivacyAudit
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.checks.check import REGISTRY, Evidence, headlines
 from lightning_audit.cli.main import main
@@ -63,6 +63,11 @@ def result(name: str, share: float = 0.1, status: str = "ok", optimizer: str = "
     return with_threshold(CheckResult(**{**vars(check), "optimizer": optimizer}), 1e-3)
 
 
+def growth(name: str, *tests: Evidence) -> Any:
+    """What is told of the tests of a check."""
+    return growth_of([result(name)], [("", test) for test in tests])[name].growth
+
+
 def test_the_threshold_is_that_of_the_test() -> None:
     assert result("noise").log_e_threshold == pytest.approx(grown("noise").threshold)
     exact = CheckResult("no_dp", "mechanism", "ok", "")
@@ -71,32 +76,28 @@ def test_the_threshold_is_that_of_the_test() -> None:
 
 def test_public_growth_is_as_it_was() -> None:
     test = grown("noise", 0.5, 2.0, 20.0)
-    told = growth_of([result("noise")], [("", test)])
-    assert told["noise"].growth == tuple(test.growth)
+    assert growth("noise", test) == tuple(test.growth)
 
 
 def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached() -> None:
     test = grown("noise.shape", 0.5 * LN10, 1.2 * LN10, 1.9 * LN10, 3.4 * LN10, 7.0 * LN10)
-    told = growth_of([result("noise.shape")], [("", test)])["noise.shape"]
     kept = dict(test.growth)
-    powers = [(step, round(log_e / LN10)) for step, log_e in told.growth]
+    powers = [(step, round(log_e / LN10)) for step, log_e in growth("noise.shape", test)]
     assert powers == [(step, math.floor(kept[step] / LN10)) for step, _ in powers]
     assert [power for _, power in powers] == [1, 3, 7]
 
 
 def test_fine_differences_of_the_data_give_the_same_growth() -> None:
     one, other = (grown("noise.shape", *values) for values in ((1.0, 5.0, 8.0), (1.3, 5.4, 8.9)))
-    check = [result("noise.shape")]
-    assert growth_of(check, [("", one)]) == growth_of(check, [("", other)])
+    assert growth("noise.shape", one) == growth("noise.shape", other)
 
 
 def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them() -> None:
     test = grown("noise", *(1.5**k for k in range(40)))
-    (told,) = growth_of([result("noise")], [("", test)]).values()
-    assert len(told.growth) <= MOST_POINTS
-    assert told.growth[0] == test.growth[0]
-    assert told.growth[-1] == test.growth[-1]
-    assert test.violated_at in [step for step, _ in told.growth]
+    told = growth("noise", test)
+    assert len(told) <= MOST_POINTS
+    assert (told[0], told[-1]) == (test.growth[0], test.growth[-1])
+    assert test.violated_at in [step for step, _ in told]
 
 
 def test_what_did_not_run_has_no_growth() -> None:
@@ -167,7 +168,6 @@ def test_what_is_known_of_a_trainer() -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(precision="bf16-mixed", strategy=strategy, world_size=2)
     about = Circumstances.of(trainer).now
-    assert about is not None
     assert (about.device, about.precision, about.processes) == ("cpu", "bf16-mixed", 2)
     assert (about.name, about.commit) == ("", None)
     assert about.seconds >= 0.0
@@ -242,6 +242,7 @@ def test_the_claimed_mu_is_of_the_least_noise() -> None:
 # --- The details of real reports: of a training that passes, and of faults with the user's code.
 
 HERE = str(Path(__file__).relative_to(REPOSITORY))
+EXAMINED = {"examinations": 1, "max_epochs": 3}
 
 
 class HalfOfTheNoise(DPOptimizer):
@@ -268,25 +269,23 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
 
 
-@pytest.fixture(scope="module")
-def correct(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
-    torch.manual_seed(0)
-    audit = PrivacyAudit(8.0, seed=1, examinations=1)
-    return fit(tmp_path_factory.mktemp("correct"), PrivateModule(), audit, max_epochs=3)
+@pytest.fixture
+def correct(trained: Trains) -> AuditReport:
+    return trained(claimed_epsilon=8.0, **EXAMINED).report
 
 
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> AuditReport:
-    torch.manual_seed(0)
-    module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    audit = PrivacyAudit(seed=1, examinations=1)
-    return violation(tmp_path_factory.mktemp("faulty"), module, audit, max_epochs=3)
+@pytest.fixture
+def faulty(trained: Trains) -> AuditReport:
+    return trained(private(HalfOfTheNoise), **EXAMINED).report
 
 
-def test_growth_is_of_the_checks_that_have_an_e_value(
-    correct: AuditReport, faulty: AuditReport
-) -> None:
-    for report in (correct, faulty):
+@pytest.fixture
+def both(correct: AuditReport, faulty: AuditReport) -> tuple[AuditReport, AuditReport]:
+    return correct, faulty
+
+
+def test_growth_is_of_the_checks_that_have_an_e_value(both: tuple[AuditReport, ...]) -> None:
+    for report in both:
         by_name = {check.name: check for check in report.checks}
         assert report.tests
         for name, growth in report.tests.items():
@@ -301,38 +300,35 @@ def test_growth_is_of_the_checks_that_have_an_e_value(
                 assert first == check.evidence["violated_at_step"]
         for check in report.checks:
             assert (check.log_e_threshold is None) == (check.log_e_value is None)
+    correct, faulty = both
     assert {"noise", "sensitivity", "reuse.lag", "noise.shape"} <= {*correct.tests}
     assert faulty.tests["noise"].growth or faulty.tests["noise.step"].growth
 
 
-def test_growth_of_private_numbers_is_in_whole_powers_of_ten(
-    correct: AuditReport, faulty: AuditReport
-) -> None:
+def test_growth_of_private_numbers_is_in_whole_powers_of_ten(both: tuple[AuditReport, ...]) -> None:
     told = [
-        (log_e / math.log(10.0), growth.threshold / math.log(10.0))
-        for report in (correct, faulty)
+        (log_e / LN10, growth.threshold / LN10)
+        for report in both
         for name, growth in report.tests.items()
         if REGISTRY[name].private
         for _, log_e in growth.growth
     ]
-    assert all(
-        power == pytest.approx(level) or power == pytest.approx(round(power), abs=1e-6)
-        for power, level in told
-    )
     assert told, "half the noise is seen in private numbers too"
+    for power, level in told:
+        assert power in (pytest.approx(level), pytest.approx(round(power), abs=1e-6))
 
 
-def test_every_tensor_has_its_noise(correct: AuditReport, faulty: AuditReport) -> None:
+def test_every_tensor_has_its_noise(both: tuple[AuditReport, ...]) -> None:
     sizes = {name: p.numel() for name, p in PrivateModule().named_parameters()}
-    for report in (correct, faulty):
+    for report in both:
         assert {row.name: row.size for row in report.tensors} == sizes
         assert report.tensors_left_out == 0
         for row in report.tensors:
             assert row.reads == report.steps * row.entries
-            assert row.ratio is not None
             # A single reading of a few coordinates gives no upper limit.
             assert row.upper is not None or row.reads < 20
             assert (row.lower or 0.0) <= row.ratio <= (row.upper or math.inf)
+    correct, faulty = both
     assert not any(row.flagged for row in correct.tensors)
     flagged = next(c for c in faulty.checks if c.name == "noise.tensor").evidence.get("flagged", [])
     assert {row.name for row in faulty.tensors if row.flagged} == {*flagged}
@@ -340,22 +336,23 @@ def test_every_tensor_has_its_noise(correct: AuditReport, faulty: AuditReport) -
 
 
 def test_the_course_has_a_row_for_each_epoch(correct: AuditReport) -> None:
-    assert [row.epoch for row in correct.course] == [0, 1, 2]
-    assert [row.step for row in correct.course] == [32, 64, 96]
-    assert [row.observations for row in correct.course] == [256, 512, 768]
+    told = [(row.epoch, row.step, row.observations) for row in correct.course]
+    assert told == [(0, 32, 256), (1, 64, 512), (2, 96, 768)]
     mus = [row.mu_lower for row in correct.course]
     assert mus == [row["mu_lower"] for row in correct.epochs]
     assert all(0.0 < mu < correct.claimed_mu == 1.0 for mu in mus[1:])
     assert all(row.log_e < math.log(1e3) for row in correct.course)
 
 
+def assert_within_its_limits(told: OperatingPoint) -> None:
+    assert told.fpr[0] <= told.fp / (told.fp + told.tn) <= told.fpr[1]
+    assert told.fnr[0] <= told.fn / (told.fn + told.tp) <= told.fnr[1]
+
+
 def test_operating_points_fit_the_claim_where_nothing_is_wrong(correct: AuditReport) -> None:
     assert len(correct.operating_points) == 5
     for point in correct.operating_points:
-        assert point.fpr is not None
-        assert point.fnr is not None
-        assert point.fpr[0] <= point.fp / (point.fp + point.tn) <= point.fpr[1]
-        assert point.fnr[0] <= point.fn / (point.fn + point.tp) <= point.fnr[1]
+        assert_within_its_limits(point)
         assert not point.outside
 
 
@@ -375,14 +372,12 @@ def test_the_claim_says_where_each_part_is_from(correct: AuditReport) -> None:
 
 def test_the_end_and_the_plan_are_told(correct: AuditReport, faulty: AuditReport) -> None:
     assert correct.ended == Ended(96, "planned")
-    assert correct.planned_steps == faulty.planned_steps == 96
     assert faulty.ended == Ended(faulty.steps, "violation")
-    assert faulty.steps < 96
+    assert faulty.steps < correct.planned_steps == faulty.planned_steps == 96
 
 
 def test_the_circumstances_are_told(correct: AuditReport) -> None:
     run = correct.run
-    assert run is not None
     assert (run.name, run.device, run.precision) == ("PrivateModule", "cpu", "32-true")
     assert (run.processes, run.strategy) == (1, "SingleDeviceStrategy")
     assert run.started <= correct.created
@@ -427,19 +422,17 @@ def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -
     assert "unshown" not in faulty.to_json()
 
 
-def test_source_is_left_out_where_the_user_says_so(tmp_path: Path) -> None:
-    module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    audit = PrivacyAudit(seed=1, source_in_report=False)
-    report = violation(tmp_path, module, audit, max_epochs=1)
-    (place,) = report.verdict.faults[0].place.code
+def test_source_is_left_out_where_the_user_says_so(trained: Trains) -> None:
+    done = trained(private(HalfOfTheNoise), source_in_report=False, max_epochs=1)
+    (place,) = done.report.verdict.faults[0].place.code
     assert (place.file, place.line, place.source) == (HERE, line_of("def add_noise"), "")
-    assert "0.5 * stated" not in (tmp_path / "audit" / "report.json").read_text()
-    assert report.settings["source_in_report"] is False
-    assert "source_in_report" in report.settings_given
+    assert "0.5 * stated" not in (done.directory / "report.json").read_text()
+    assert done.report.settings["source_in_report"] is False
+    assert "source_in_report" in done.report.settings_given
 
 
-def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained: Trains) -> None:
+    report = trained(steps=4).report
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert [one.sentence for one in report.blockers] == [*report.verdict.pass_blockers]
     power = {one.part: one for one in report.blockers if one.kind == "power"}
@@ -463,22 +456,16 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(tmp_path: Path) -> 
 )
 @pytest.mark.one_in(2)
 def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
+    accused: Audited, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
 ) -> None:
-    def breaks(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("3 of 17 records")
-
-    monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", breaks)
-    torch.manual_seed(0)
-    module = PrivateModule(optimizer_class=HalfOfTheNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1, examinations=0), max_epochs=1)
-    assert report.verdict.outcome == "VIOLATION"
+    error = ZeroDivisionError("3 of 17 records")
+    monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", failing(error))
+    report = accused(PrivateModule(optimizer_class=HalfOfTheNoise), max_epochs=1)
     assert report.verdict.root is not None
     note = f"the report lacks its {lost}, which failed (ZeroDivisionError in run.report_files."
     assert any(text.startswith(note) for text in report.notes)
     assert "17 records" not in report.to_json()
-    (path,) = tmp_path.rglob("report.json")
-    assert main(["check", str(path)]) == 1
+    assert main(["check", str(accused.directory / "report.json")]) == 1
 
 
 # --- Limits of error rates, and whether they contradict the claim.
@@ -498,10 +485,7 @@ def test_rates_that_no_claimed_mechanism_has_are_outside(
 ) -> None:
     (found,) = with_limits([point], 1.0, 0.05)
     assert found.outside == outside
-    assert found.fpr is not None
-    assert found.fnr is not None
-    assert found.fpr[0] <= point.fp / (point.fp + point.tn) <= found.fpr[1]
-    assert found.fnr[0] <= point.fn / (point.fn + point.tp) <= found.fnr[1]
+    assert_within_its_limits(found)
 
 
 def test_without_trials_or_a_claim_nothing_is_outside() -> None:

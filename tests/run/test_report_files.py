@@ -24,6 +24,7 @@ from made_report import made_report
 from page_reports import of_outcome
 from resume_support import EPOCHS, RESUMING, StepwiseModule
 from stages import staged
+from trained import Audited, failing, weights
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import PrivateModule, fit, refusal_of, report_in, trainer_for
 
@@ -43,6 +44,8 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.testing.faulty import HalfNoise
 
+pytestmark = RESUMING
+
 # --- What the audit cannot write is said, and changes nothing of the training.
 
 STEPS = 32 * EPOCHS
@@ -60,26 +63,31 @@ class At(pl.Callback):
 
 
 def train(
-    directory: Path, audit: PrivacyAudit | None, *callbacks: pl.Callback, **module: Any
+    directory: Path, audit: PrivacyAudit, *callbacks: pl.Callback, **module: Any
 ) -> torch.Tensor:
     """The weights that a training ends with."""
     trained = StepwiseModule(**module)
-    audits = [] if audit is None else [audit]
-    trainer_for(directory, *audits, *callbacks, max_epochs=EPOCHS).fit(trained)
-    return weights_of(trained)
+    trainer_for(directory, audit, *callbacks, max_epochs=EPOCHS).fit(trained)
+    return weights(trained)
 
 
-def weights_of(module: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
+def replacing(folder: Path) -> Callable[[], None]:
+    """What puts a file in the place of a directory."""
+
+    def replace() -> None:
+        shutil.rmtree(folder)
+        folder.write_text("mine")
+
+    return replace
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("undisturbed")
-    weights = train(folder, PrivacyAudit(seed=3, bounds=[], examinations=0))
+    ends = train(folder, PrivacyAudit(seed=3, bounds=[], examinations=0))
     assert report_in(folder).verdict.outcome == "PASS"
-    return weights
+    return ends
 
 
 def told(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
@@ -94,12 +102,10 @@ def test_a_removed_directory_costs_the_record_and_the_pass(
     tmp_path: Path, undisturbed: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "audit"
-    audit = PrivacyAudit(seed=3)
-    weights = train(tmp_path, audit, At(40, lambda: shutil.rmtree(folder)))
-    assert torch.equal(weights, undisturbed)
+    ends = train(tmp_path, PrivacyAudit(seed=3), At(40, lambda: shutil.rmtree(folder)))
+    assert torch.equal(ends, undisturbed)
     report = report_in(tmp_path)
-    assert report.complete
-    assert report.steps == STEPS
+    assert (report.complete, report.steps) == (True, STEPS)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (lack,) = report.verdict.pass_blockers
     assert f"the record {folder / RECORD_NAME} ends before entry" in lack
@@ -114,15 +120,8 @@ def test_a_file_in_the_directorys_place_is_left_alone(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = tmp_path / "audit"
-
-    def replace() -> None:
-        shutil.rmtree(folder)
-        folder.write_text("mine")
-
-    audit = PrivacyAudit(seed=3)
-    weights = train(tmp_path, audit, At(40, replace))
-    assert torch.equal(weights, undisturbed)
+    folder, audit = tmp_path / "audit", PrivacyAudit(seed=3)
+    assert torch.equal(train(tmp_path, audit, At(40, replacing(folder))), undisturbed)
     assert folder.read_text() == "mine"
     verdict = audit.report.verdict
     assert (verdict.outcome, len(verdict.pass_blockers)) == ("INCONCLUSIVE", 2)
@@ -137,31 +136,20 @@ def test_a_file_in_the_directorys_place_is_left_alone(
 def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(
     tmp_path: Path, on_inconclusive: Any
 ) -> None:
-    folder = tmp_path / "audit"
     audit = PrivacyAudit(seed=3, on_inconclusive=on_inconclusive)
-    removed = At(70, (folder / RECORD_NAME).unlink)
-    if on_inconclusive == "warn":
-        train(tmp_path, audit, removed)
-    else:
-        with pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry"):
-            train(tmp_path, audit, removed)
+    error = pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry")
+    with error if on_inconclusive == "raise" else contextlib.nullcontext():
+        train(tmp_path, audit, At(70, (tmp_path / "audit" / RECORD_NAME).unlink))
     assert report_in(tmp_path).verdict.outcome == "INCONCLUSIVE"
 
 
-@pytest.mark.parametrize("reaction", ["raise", "warn"])
-def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path: Path, reaction: Any) -> None:
-    folder = tmp_path / "audit"
-
-    def replace() -> None:
-        shutil.rmtree(folder)
-        folder.write_text("mine")
-
-    audit = PrivacyAudit(seed=3, on_violation=reaction)
-    if reaction == "raise":
-        with pytest.raises(PrivacyViolation):
-            train(tmp_path, audit, At(0, replace), optimizer_class=HalfNoise)
-    else:
-        train(tmp_path, audit, At(10, replace), optimizer_class=HalfNoise)
+@pytest.mark.parametrize(("reaction", "at"), [("raise", 0), ("warn", 10)])
+def test_a_violation_stays_one_where_nothing_can_be_written(
+    tmp_path: Path, reaction: Any, at: int
+) -> None:
+    folder, audit = tmp_path / "audit", PrivacyAudit(seed=3, on_violation=reaction)
+    with pytest.raises(PrivacyViolation) if reaction == "raise" else contextlib.nullcontext():
+        train(tmp_path, audit, At(at, replacing(folder)), optimizer_class=HalfNoise)
     assert audit.report.verdict.outcome == "VIOLATION"
     assert sum("could not be written" in note for note in audit.report.notes) == 1
     assert folder.read_text() == "mine"
@@ -170,28 +158,22 @@ def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path: Path, reac
 def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(
     tmp_path: Path, undisturbed: torch.Tensor
 ) -> None:
-    folder = tmp_path / "audit"
-
     class Replaces(pl.Callback):
         def on_fit_start(self, *_: Any) -> None:
-            shutil.rmtree(folder)
-            folder.write_text("mine")
+            replacing(tmp_path / "audit")()
 
     audit = PrivacyAudit(seed=3)
     assert torch.equal(train(tmp_path, audit, Replaces()), undisturbed)
-    assert audit.report.verdict.outcome == "INCONCLUSIVE"
-    assert audit.report.record is None
-    assert any(
-        f"{RECORD_NAME} could not be written" in m for m in audit.report.verdict.pass_blockers
-    )
+    verdict = audit.report.verdict
+    assert (verdict.outcome, audit.report.record) == ("INCONCLUSIVE", None)
+    assert any(f"{RECORD_NAME} could not be written" in lack for lack in verdict.pass_blockers)
 
 
 def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path) -> None:
     error = RuntimeError("the user's own")
 
     def fail() -> None:
-        shutil.rmtree(tmp_path / "audit")
-        (tmp_path / "audit").write_text("mine")
+        replacing(tmp_path / "audit")()
         raise error
 
     with pytest.raises(RuntimeError) as raised:
@@ -199,14 +181,14 @@ def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path
     assert raised.value is error
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["default_root_dir", "report_dir"])
+@pytest.mark.parametrize("given", [None, "here"], ids=["default_root_dir", "report_dir"])
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.one_in(4)
 def test_another_working_directory_moves_no_file(
     tmp_path: Path,
     undisturbed: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
-    given: bool,
+    given: str | None,
     removed: bool,
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -219,11 +201,10 @@ def test_another_working_directory_moves_no_file(
         if removed:
             second.rmdir()  # a process may be in a directory that is no more
 
-    audit = PrivacyAudit(seed=3, report_dir="here" if given else None)
-    weights = train(Path("root"), audit, At(40, leave))
+    ends = train(Path("root"), PrivacyAudit(seed=3, report_dir=given), At(40, leave))
     monkeypatch.chdir(first)
-    assert torch.equal(weights, undisturbed)
-    folder = first / ("here" if given else "root/audit")
+    assert torch.equal(ends, undisturbed)
+    folder = first / (given or "root/audit")
     assert AuditReport.load(folder / REPORT_NAME).verdict.outcome == "PASS"
     assert len(read_observations(folder / RECORD_NAME)[1]) == STEPS
     assert (folder / ARCHIVE_NAME).exists()
@@ -238,10 +219,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 512 kB: report and page fit twice."""
     at = tmp_path / "disk"
     at.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(at)], capture_output=True
-    )
-    if mounted.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(at)]
+    if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here; file sizes are limited in another test")
     try:
         yield at
@@ -255,7 +234,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
     tmp_path: Path, disk: Path, undisturbed: torch.Tensor, freed: bool
 ) -> None:
-    filler = disk / "filler"
+    filler, report = disk / "filler", disk / "audit" / REPORT_NAME
 
     def fill() -> None:
         full = pytest.raises(OSError, match="No space left")
@@ -271,13 +250,11 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
     assert "No space left on device" in verdict.pass_blockers[0]
     assert RECORD_NAME in verdict.pass_blockers[0]
     if freed:
-        assert AuditReport.load(disk / "audit" / REPORT_NAME) == AuditReport.from_json(
-            audit.report.to_json()
-        )
+        assert AuditReport.load(report) == AuditReport.from_json(audit.report.to_json())
     else:
-        assert not (disk / "audit" / REPORT_NAME).exists()
-        assert f"{disk / 'audit' / REPORT_NAME} could not be written" in verdict.pass_blockers[1]
-    assert not [p.name for p in (disk / "audit").iterdir() if p.name.endswith(".partial")]
+        assert not report.exists()
+        assert f"{report} could not be written" in verdict.pass_blockers[1]
+    assert not [p.name for p in report.parent.iterdir() if p.name.endswith(".partial")]
     assert main(["check", str(disk)]) == 2
 
 
@@ -307,17 +284,11 @@ def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
 def test_an_output_that_takes_nothing_ends_no_training(
     tmp_path: Path, undisturbed: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open("/dev/full", "w") as full:
-        trainer = trainer_for(tmp_path, PrivacyAudit(seed=3), max_epochs=EPOCHS)
-        module = StepwiseModule()
-        monkeypatch.setattr(sys, "stdout", full)
-        try:
-            trainer.fit(module)
-        finally:
-            monkeypatch.undo()
-            with contextlib.suppress(OSError):
-                full.close()
-    assert torch.equal(weights_of(module), undisturbed)
+    closes = contextlib.suppress(OSError)
+    with closes, open("/dev/full", "w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", full)
+        ends = train(tmp_path, PrivacyAudit(seed=3))
+    assert torch.equal(ends, undisturbed)
     assert report_in(tmp_path).verdict.outcome == "PASS"
 
 
@@ -325,13 +296,8 @@ def test_an_output_that_takes_nothing_ends_no_training(
 
 
 NAMES = [
-    f".{REPORT_NAME}.partial",
-    f".{FIGURE_NAME}.partial",
-    f".{ARCHIVE_NAME}.partial.npz",
-    REPORT_NAME,
-    FIGURE_NAME,
-    RECORD_NAME,
-    ARCHIVE_NAME,
+    *(f".{REPORT_NAME}.partial", f".{FIGURE_NAME}.partial", f".{ARCHIVE_NAME}.partial.npz"),
+    *(REPORT_NAME, FIGURE_NAME, RECORD_NAME, ARCHIVE_NAME),
 ]
 #: Whether there is a file behind the link, and the step before which the link is laid.
 LINKS = [(name, there, when) for name in NAMES for there in (True, False) for when in (None, 20)]
@@ -347,9 +313,9 @@ FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
 @pytest.mark.one_in(4)
 @pytest.mark.heavy_one_in(4)
 def test_no_link_in_the_directory_is_written_through(
-    tmp_path: Path, name: str, there: bool, when: int | None
+    tmp_path: Path, audited: Audited, name: str, there: bool, when: int | None
 ) -> None:
-    target, link = tmp_path / "target", tmp_path / "audit" / name
+    target, link = tmp_path / "target", audited.directory / name
     if there:
         target.write_text("mine")
 
@@ -358,20 +324,19 @@ def test_no_link_in_the_directory_is_written_through(
         link.unlink(missing_ok=True)
         link.symlink_to(target)
 
-    audit = PrivacyAudit(seed=3, bounds=[], examinations=0)  # its records are in no batch
-    module = StepwiseModule()
     acts = [] if when is None else [At(when, lay)]
     if when is None:
         lay()
-    trainer_for(tmp_path, audit, *acts, max_steps=40).fit(module)
+    # Without examinations: the module's records are in no batch.
+    given = {"seed": 3, "bounds": [], "examinations": 0}
+    report = audited(StepwiseModule(), *acts, steps=40, **given)
     assert target.exists() == there
     assert not there or target.read_text() == "mine"
-    report = report_in(tmp_path)
     replaced = name == RECORD_NAME and when is not None
     assert report.verdict.outcome == ("INCONCLUSIVE" if replaced else "PASS")
-    assert not (tmp_path / "audit" / REPORT_NAME).is_symlink()
+    assert not (audited.directory / REPORT_NAME).is_symlink()
     if not replaced:
-        assert len(np.load(tmp_path / "audit" / ARCHIVE_NAME)["step"]) == 40
+        assert len(np.load(audited.directory / ARCHIVE_NAME)["step"]) == 40
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -386,16 +351,12 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
 # --- A report directory belongs to one training at a time, in processes of their own.
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
-    with trainings(tmp_path_factory.mktemp("one") / "log.txt") as started:
+def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
+    with trainings(tmp_path_factory.mktemp("started") / "log.txt") as started:
         yield started
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
-    with trainings(tmp_path_factory.mktemp("other") / "log.txt") as started:
-        yield started
+one, other = (pytest.fixture(scope="module", name=name)(_started) for name in ("one", "other"))
 
 
 @pytest.fixture
@@ -405,7 +366,17 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-@RESUMING
+def steps_in(directory: Path) -> list[int]:
+    return read_observations(directory / RECORD_NAME)[1]["step"].tolist()
+
+
+class Broken(StepwiseModule):
+    """Breaks off in its set-up."""
+
+    def configure_optimizers(self) -> None:
+        raise ValueError("no optimizer today")
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("given", [False, True])
 def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
@@ -434,7 +405,6 @@ def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
     assert "belongs to another training" in other.said()
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -450,7 +420,6 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     assert main(["check", str(root / "audit")]) == 1
 
 
-@RESUMING
 @pytest.mark.heavy
 @pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
 def test_a_killed_training_leaves_its_directory_to_the_next(
@@ -467,22 +436,14 @@ def test_a_killed_training_leaves_its_directory_to_the_next(
     assert AuditReport.load(root / "audit" / "previous-1" / "report.json").steps == 32
 
 
-@RESUMING
 def test_trainings_one_after_the_other_in_a_process_share_the_directory(root: Path) -> None:
     for steps in (4, 5, 6):
         fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=steps)
-    assert [p.name for p in sorted((root / "audit").iterdir()) if p.is_dir()] == [
-        "previous-1",
-        "previous-2",
-    ]
+    folders = sorted(p.name for p in (root / "audit").iterdir() if p.is_dir())
+    assert folders == ["previous-1", "previous-2"]
 
 
-@RESUMING
 def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path) -> None:
-    class Broken(PrivateModule):
-        def configure_optimizers(self) -> None:
-            raise ValueError("no optimizer today")
-
     for _ in range(2):
         with pytest.raises(ValueError, match="no optimizer today"):
             trainer_for(root, PrivacyAudit(seed=1), max_steps=4).fit(Broken())
@@ -490,7 +451,6 @@ def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path
     assert not (root / "audit" / "run-2").exists()
 
 
-@RESUMING
 def test_two_trainings_in_threads_have_a_directory_each(root: Path) -> None:
     reports: dict[int, AuditReport | None] = {}
     both = threading.Barrier(2, timeout=60)
@@ -523,7 +483,6 @@ def checkpoint(root: Path, step: int) -> str:
     return str(found)
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -544,14 +503,12 @@ def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     assert report_in(root).verdict.outcome == "VIOLATION"
     again = AuditReport.load(root / "audit" / "run-2" / "report.json")
     assert (again.steps, again.verdict.outcome, again.settings["seed"]) == (96, "PASS", 3)
-    _, entries = read_observations(root / "audit" / "run-2" / "observations.bin")
-    assert entries["step"].tolist() == list(range(96))
+    assert steps_in(root / "audit" / "run-2") == list(range(96))
     assert not any("is not in" in note for note in again.notes)
     assert not (root / "audit" / "run-3").exists()
     assert main(["check", str(root / "audit")]) == 1
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
@@ -566,26 +523,18 @@ def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     assert (first.steps, second.steps) == (96, 96)
     assert any("belongs to another training" in note for note in second.notes)
     assert any("the record of the first 30 steps is not in" in note for note in second.notes)
-    _, entries = read_observations(root / "audit" / "observations.bin")
-    assert entries["step"].tolist() == list(range(96))
+    assert steps_in(root / "audit") == list(range(96))
 
 
-@RESUMING
 def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(
     root: Path,
 ) -> None:
     trainer = trainer_for(root, PrivacyAudit(seed=1), max_epochs=1)
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(root / "last.ckpt")
-
-    class Broken(StepwiseModule):
-        def configure_optimizers(self) -> None:
-            raise ValueError("no optimizer today")
-
+    trainer = trainer_for(root, PrivacyAudit(), max_epochs=2)
     with pytest.raises(ValueError, match="no optimizer today"):
-        trainer_for(root, PrivacyAudit(), max_epochs=2).fit(
-            Broken(), ckpt_path=root / "last.ckpt", weights_only=True
-        )
+        trainer.fit(Broken(), ckpt_path=root / "last.ckpt", weights_only=True)
     assert not (root / "audit" / "report.json").exists()
     assert main(["check", str(root / "audit")]) == 2
 
@@ -593,7 +542,6 @@ def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_repo
 # ------------------------------------------------------------------ several processes, no locks
 
 
-@RESUMING
 @pytest.mark.heavy
 def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: Path) -> None:
     held = claim(tmp_path / "taken" / "audit")
@@ -608,7 +556,6 @@ def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: 
     assert not (tmp_path / "taken" / "audit" / "report.json").exists()
 
 
-@RESUMING
 def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -> None:
     class Removes(PrivateModule):
         def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
@@ -623,7 +570,6 @@ def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -
     assert (between.steps, between.settings["seed"]) == (5, 2)
 
 
-@RESUMING
 def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:
     fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=2)
     again = claim(root / "audit")
@@ -636,16 +582,16 @@ def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[ReportFiles]:
+    """Of a training whose report is written."""
     made = ReportFiles(tmp_path / "digits" / "audit")
     made.acquire()
+    made.write(REPORT_NAME, made_report().save, beside=True)
     yield made
     made.release()
 
 
 @pytest.mark.whole_report
 def test_the_command_writes_the_page_of_the_training_again(files: ReportFiles) -> None:
-    report = of_outcome("VIOLATION")
-    files.write(REPORT_NAME, made_report().save, beside=True)
     files.write_page(made_report())
     page = files.directory / PAGE_NAME
     written = page.read_bytes()
@@ -653,16 +599,14 @@ def test_the_command_writes_the_page_of_the_training_again(files: ReportFiles) -
     page.unlink()
     assert main(["report", str(files.directory / REPORT_NAME)]) == 0
     assert page.read_bytes() == written
-    files.write_page(report)
+    files.write_page(of_outcome("VIOLATION"))
     assert page.read_bytes() != written
 
 
 @pytest.mark.whole_report
 def test_a_page_moves_away_with_its_report(files: ReportFiles) -> None:
-    files.write(REPORT_NAME, made_report().save, beside=True)
     files.write_page(made_report())
     folder = set_aside(files.directory)
-    assert folder is not None
     assert {path.name for path in folder.iterdir()} == {REPORT_NAME, PAGE_NAME}
 
 
@@ -674,10 +618,7 @@ def test_a_page_that_cannot_be_written_is_a_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("lightning_audit.report.page.write_page", fails)
+    monkeypatch.setattr("lightning_audit.report.page.write_page", failing(error))
     files.write_page(made_report())
     assert "report.html could not be written" in caplog.text
     assert type(error).__name__ in caplog.text
@@ -687,17 +628,12 @@ def test_a_page_that_cannot_be_written_is_a_line_in_the_log(
 
 
 @pytest.mark.whole_report
-def test_no_page_is_written_without_its_report(files: ReportFiles) -> None:
-    def fails(path: Path) -> None:
-        raise OSError("disk full")
-
-    files.write(REPORT_NAME, fails, beside=True)
+def test_no_page_is_written_without_its_report_or_before_the_directory_is_taken(
+    tmp_path: Path, files: ReportFiles
+) -> None:
+    files.write(REPORT_NAME, failing(OSError("disk full")), beside=True)
     files.write_page(made_report())
     assert not (files.directory / PAGE_NAME).exists()
-
-
-@pytest.mark.whole_report
-def test_no_page_is_written_before_the_directory_is_taken(tmp_path: Path) -> None:
     ReportFiles(tmp_path / "audit").write_page(made_report())
     assert not (tmp_path / "audit").exists()
 
@@ -715,14 +651,14 @@ def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Pa
 
 
 def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch) -> None:
-    def full(dir: Path) -> None:  # root may write everywhere, so the system's answer is given here
-        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(UnauditableTraining, match="Permission denied"):
-        ReportFiles(tmp_path / "new" / "audit").acquire()
-    monkeypatch.undo()
-    files = ReportFiles(tmp_path / "new" / "audit")
+    folder = tmp_path / "new" / "audit"
+    with monkeypatch.context() as patched:
+        # Root may write everywhere, so the system's answer is given here.
+        denied = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+        patched.setattr(tempfile, "TemporaryFile", failing(denied))
+        with pytest.raises(UnauditableTraining, match="Permission denied"):
+            ReportFiles(folder).acquire()
+    files = ReportFiles(folder)
     files.acquire()
-    assert files.directory == tmp_path / "new" / "audit"  # the refused one does not hold it
+    assert files.directory == folder  # the refused one does not hold it
     files.release()

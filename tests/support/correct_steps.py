@@ -146,8 +146,7 @@ class OneWeight(Trains):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
-        layer = getattr(self.net, "_module", self.net)
-        scores = self.net(x[:, 20 : 20 + layer.in_features])
+        scores = self.net(x[:, 20 : 20 + getattr(self.net, "_module", self.net).in_features])
         return functional.mse_loss(scores[:, 0], y.float())
 
 
@@ -165,43 +164,30 @@ class DiscreteNoise(DPOptimizer):
             p.summed_grad._processed = True
 
 
-class AfterNoise(DPOptimizer):
-    """Makes something of the noisy gradient."""
+def after_noise(change: Callable[[torch.Tensor], torch.Tensor]) -> type[DPOptimizer]:
+    """An optimizer that makes something of the noisy gradient of each tensor."""
 
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    class AfterNoise(DPOptimizer):
+        def scale_grad(self) -> None:
+            super().scale_grad()
+            for p in self.params:
+                p.grad = change(p.grad)
 
-    def scale_grad(self) -> None:
-        super().scale_grad()
-        for p in self.params:
-            p.grad = self.change(p.grad)
-
-
-class Quantised(AfterNoise):
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        step = grad.abs().max() / 127
-        return (grad / step).round() * step
+    return AfterNoise
 
 
-class Signs(AfterNoise):
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad.sign()
+def quantised(grad: torch.Tensor) -> torch.Tensor:
+    step = grad.abs().max() / 127
+    return (grad / step).round() * step
 
 
-class TopK(AfterNoise):
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        least = grad.abs().flatten().kthvalue(max(1, grad.numel() // 2)).values
-        return torch.where(grad.abs() >= least, grad, torch.zeros_like(grad))
+def top_half(grad: torch.Tensor) -> torch.Tensor:
+    least = grad.abs().flatten().kthvalue(max(1, grad.numel() // 2)).values
+    return torch.where(grad.abs() >= least, grad, torch.zeros_like(grad))
 
 
-class Centralised(AfterNoise):
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad - grad.mean(dim=0, keepdim=True) if grad.dim() > 1 else grad
-
-
-class ClippedAfter(AfterNoise):
-    def change(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad.clamp(-0.05, 0.05)
+def centralised(grad: torch.Tensor) -> torch.Tensor:
+    return grad - grad.mean(dim=0, keepdim=True) if grad.dim() > 1 else grad
 
 
 class Lookahead(DPOptimizer):
@@ -254,14 +240,8 @@ class Augmented(Trains):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
-        x = (
-            x
-            + 0.1 * torch.randn_like(x)
-            + 0.01
-            * torch.from_numpy(
-                np.random.randn(*x.shape)  # as much code has it
-            ).to(x)
-        )
+        by_numpy = torch.from_numpy(np.random.randn(*x.shape)).to(x)  # as much code has it
+        x = x + 0.1 * torch.randn_like(x) + 0.01 * by_numpy
         return super().training_step((x.roll(random.randint(-1, 1), dims=1), y), batch_idx)
 
 
@@ -318,12 +298,11 @@ class Grouped(Trains):
         return super().configure_optimizers()
 
 
-class Large(Trains):
-    loss_scale = 1e6
-
-
-class Small(Trains):
-    loss_scale = 1e-6
+def scaled(by: float) -> Trains:
+    """The loss is multiplied."""
+    made = Trains(mlp())
+    made.loss_scale = by
+    return made
 
 
 class Averages(pl.Callback):
@@ -384,16 +363,16 @@ CORRECT = (
     Correct("augmentation", lambda: Augmented(mlp())),
     Correct("batches of 4", lambda: Trains(mlp(), batch_size=4)),
     Correct("batches of 512", lambda: Trains(mlp(), batch_size=512)),
-    Correct("gradients of 1e6", lambda: Large(mlp())),
-    Correct("gradients of 1e-6", lambda: Small(mlp())),
+    Correct("gradients of 1e6", lambda: scaled(1e6)),
+    Correct("gradients of 1e-6", lambda: scaled(1e-6)),
     Correct("double precision", lambda: Trains(mlp()), trainer={"precision": "64-true"}),
     Correct("bf16-mixed", lambda: Trains(mlp()), trainer={"precision": "bf16-mixed"}),
     Correct("discrete noise", _optimizer(DiscreteNoise)),
-    Correct("int8 after noise", _optimizer(Quantised)),
-    Correct("signs after noise", _optimizer(Signs)),
-    Correct("top-k after noise", _optimizer(TopK)),
-    Correct("centralised after noise", _optimizer(Centralised)),
-    Correct("clipped after noise", _optimizer(ClippedAfter)),
+    Correct("int8 after noise", _optimizer(after_noise(quantised))),
+    Correct("signs after noise", _optimizer(after_noise(torch.sign))),
+    Correct("top-k after noise", _optimizer(after_noise(top_half))),
+    Correct("centralised after noise", _optimizer(after_noise(centralised))),
+    Correct("clipped after noise", _optimizer(after_noise(lambda grad: grad.clamp(-0.05, 0.05)))),
     Correct("Lookahead", _optimizer(Lookahead)),
     Correct("own generator", _optimizer(OwnGenerator)),
     Correct("a norm that is looked at", _optimizer(LogsNorms)),

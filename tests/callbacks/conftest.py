@@ -1,0 +1,3 @@
+"""Trainings for the tests of this room."""
+
+from trained import accused, audited, trained  # noqa: F401
