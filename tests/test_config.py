@@ -71,11 +71,7 @@ class NineTenths(ScaledNoise):
 
 
 def resumed(
-    directory: Path,
-    first: dict[str, Any],
-    then: dict[str, Any],
-    kept: int = 40,
-    **options: Any,
+    directory: Path, first: dict[str, Any], then: dict[str, Any], kept: int = 40, **options: Any
 ) -> AuditReport:
     """The report of a training that was saved with some arguments and went on with others."""
     saved = directory / "saved"
@@ -146,10 +142,7 @@ def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(
     tmp_path: Path,
 ) -> None:
     report = resumed(
-        tmp_path,
-        {"significance": 0.5},
-        {"significance": 1e-120},
-        optimizer_class=ClipAtTwice,
+        tmp_path, {"significance": 0.5}, {"significance": 1e-120}, optimizer_class=ClipAtTwice
     )
     assert report.verdict.outcome != "VIOLATION"
     assert "no longer violated: sensitivity" in notes_of(report)
@@ -162,11 +155,7 @@ def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path
     strict = PrivacyAudit(seed=3, significance=1e-250, on_violation="warn")
     with pytest.raises(RuntimeError, match="power cut"):
         train(
-            tmp_path,
-            strict,
-            saver(saved, epoch_end=False),
-            StopAt(21),
-            optimizer_class=HalfNoise,
+            tmp_path, strict, saver(saved, epoch_end=False), StopAt(21), optimizer_class=HalfNoise
         )
     # The steps that follow are sound: what alarms is the past alone.
     with pytest.raises(PrivacyViolation, match="noise"):
@@ -224,7 +213,7 @@ def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
                 {"claimed_epsilon": 0.01},
                 "claimed_epsilon=50",
                 "VIOLATION",
-            ),
+            )
         ],
         heavy=[
             (
@@ -275,12 +264,7 @@ def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
             x, y = batch
             return functional.cross_entropy(self.net(x - x.mean(0)), y)
 
-    report = resumed(
-        tmp_path,
-        {"examinations": 1},
-        {"examinations": 0},
-        module=Coupled,
-    )
+    report = resumed(tmp_path, {"examinations": 1}, {"examinations": 0}, module=Coupled)
     assert status(report, "coupling") == "violated"
 
 

@@ -106,8 +106,7 @@ class Run:
 
 
 @pytest.fixture(
-    params=staged(quick=[0.05], heavy=[0.3], nightly=[1.0]),
-    ids=["few", "some", "many"],
+    params=staged(quick=[0.05], heavy=[0.3], nightly=[1.0]), ids=["few", "some", "many"]
 )
 def share(request: pytest.FixtureRequest) -> float:
     """Share of the 2,000 inputs of the second stage."""

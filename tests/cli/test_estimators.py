@@ -81,9 +81,7 @@ def test_every_method_gives_the_librarys_own_number(scores: Scores, method: str)
     assert told["assumptions"] == list(expected.assumptions)
 
 
-def test_scores_are_split_unless_a_threshold_is_given(
-    scores: Scores,
-) -> None:
+def test_scores_are_split_unless_a_threshold_is_given(scores: Scores) -> None:
     path, inside, outside = scores
     told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
     assert told["threshold"] == "searched"
@@ -147,10 +145,7 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     ],
 )
 def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_valid(
-    scores: Scores,
-    choice: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    scores: Scores, choice: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (scores[0], "--method", "eps_cp", "--delta", 1e-5, "--threshold", choice)
     text, told = printed(capsys, *arguments), answer(*arguments)
@@ -288,9 +283,7 @@ def test_a_single_array_is_refused_as_no_archive(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_katz_takes_the_delta_that_it_bounds_epsilon_at(
-    scores: Scores,
-) -> None:
+def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores: Scores) -> None:
     path = scores[0]
     told = [answer(path, "--method", "katz", "--delta", delta) for delta in (0, 1e-5)]
     assert told[0] == told[1]

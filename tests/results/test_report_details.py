@@ -56,10 +56,7 @@ DETAILS: dict[str, Any] = {
     "operating_points": (OperatingPoint(0.5, 1, 2, 3, 4, (0.1, 0.7), (0.0, 0.6), outside=True),),
 }
 #: Fields of the first releases of schema 6 that have got fields of their own since.
-OF_PARTS = {
-    "checks": ("log_e_threshold",),
-    "operating_points": ("fpr", "fnr", "outside"),
-}
+OF_PARTS = {"checks": ("log_e_threshold",), "operating_points": ("fpr", "fnr", "outside")}
 
 
 def detailed() -> AuditReport:
