@@ -26,22 +26,20 @@ def no_environment(peers, monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.heavy
-def test_quantiles_are_right_to_1e_9(peers) -> None:
+def test_quantiles_are_right_to_1e_9(peers):
     cases = peers.cases()
     errors = {name: peers.our_quantile(cases[name])["error"] for name in QUICK}
     assert {name: error for name, error in errors.items() if not error <= 1e-9} == {}
 
 
-def test_the_pruned_maximum_is_the_maximum_of_every_quantile(peers) -> None:
+def test_the_pruned_maximum_is_the_maximum_of_every_quantile(peers):
     found = peers.all_thresholds(30)
     assert found["thresholds"] == 61
     assert found["maximum is that of every quantile"]
 
 
 @pytest.mark.heavy
-def test_without_environments_our_half_runs_and_the_result_says_so(
-    peers, monkeypatch, tmp_path
-) -> None:
+def test_without_environments_our_half_runs_and_the_result_says_so(peers, monkeypatch, tmp_path):
     no_environment(peers, monkeypatch, tmp_path)
     case = peers.cases()["35+25 errors of 100+100, .025"]
     monkeypatch.setattr(peers, "cases", lambda: {"one": case})
@@ -60,14 +58,14 @@ def test_without_environments_our_half_runs_and_the_result_says_so(
     )
 
 
-def test_every_method_of_the_peer_is_compared_with_one_of_equal_assumptions(peers) -> None:
+def test_every_method_of_the_peer_is_compared_with_one_of_equal_assumptions(peers):
     assert set(peers.OURS) == set(peers.our_methods(0.0))
     for assumption, threshold, _, counterpart in peers.THEIRS.values():
         if counterpart is not None:
             assert peers.OURS[counterpart] == (assumption, threshold)
 
 
-def test_a_larger_bound_of_the_peer_is_reported(peers, monkeypatch, tmp_path) -> None:
+def test_a_larger_bound_of_the_peer_is_reported(peers, monkeypatch, tmp_path):
     theirs = {"values": [9.0, None, 9.0], "ms": 1.0}
     game = dict.fromkeys(("CP, split", "CP, hull", "one run f-DP, split"), theirs)
     answer = {"version": "0", "results": {"epsilon 4, n 40": game}}
@@ -85,7 +83,7 @@ def test_a_larger_bound_of_the_peer_is_reported(peers, monkeypatch, tmp_path) ->
     assert np.load(tmp_path / "scores.npz")["epsilon 4, n 40/in"].shape == (3, 40)
 
 
-def test_bounds_of_one_run_are_compared_by_value_and_time(peers, monkeypatch, tmp_path) -> None:
+def test_bounds_of_one_run_are_compared_by_value_and_time(peers, monkeypatch, tmp_path):
     monkeypatch.setattr(peers, "GUESSES", ((1000, 20, 20),))
     name = "1000 canaries, 20 of 20 correct"
     answer = {"results": {name: {"f-DP": {"value": 2.36337, "ms": 1e6}}}}

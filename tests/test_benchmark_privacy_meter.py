@@ -32,7 +32,7 @@ def benchmark(monkeypatch):
 
 def test_without_an_environment_our_half_runs_and_the_result_says_so(
     benchmark, monkeypatch, tmp_path
-) -> None:
+):
     monkeypatch.setattr(benchmark.peers, "ENVIRONMENTS", tmp_path)
     monkeypatch.setattr(benchmark.peers.sys, "executable", str(tmp_path / "no-python"))
     results = benchmark.run(models=24, targets=4, steps=20)
@@ -43,7 +43,7 @@ def test_without_an_environment_our_half_runs_and_the_result_says_so(
     assert all(0.4 < results[name]["AUC"] < 0.8 for name in shown)
 
 
-def test_margins_of_all_records_are_those_of_each(benchmark) -> None:
+def test_margins_of_all_records_are_those_of_each(benchmark):
     model = benchmark.mlp()
     inputs, labels = (column[:20] for column in benchmark.flat_digits())
     each = [LogitMargin()(model, record) for record in zip(inputs, labels, strict=True)]

@@ -59,13 +59,13 @@ def with_topic(report: AuditReport, topic: str, status: Any) -> AuditReport:
     return dataclasses.replace(report, checks=checks)
 
 
-def test_the_guarantee_has_the_standing_that_the_verdict_gives_it() -> None:
+def test_the_guarantee_has_the_standing_that_the_verdict_gives_it():
     assert guarantee(made_report()) == "Guarantee, claimed, and no fault was found"
     assert guarantee(violated()) == "Guarantee, claimed and refuted"
     assert guarantee(made_report("INCONCLUSIVE")) == "Guarantee, claimed and not confirmed"
 
 
-def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee() -> None:
+def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee():
     report = made_report(epsilon_refuted_by=("sampling.not_poisson",))
     verdict = dataclasses.replace(report.verdict, allowed=("sampling.not_poisson",))
     row = privacy_card(dataclasses.replace(report, verdict=verdict), {}, "t").rows["guarantee"][0]
@@ -73,7 +73,7 @@ def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee() -> Non
     assert row.text.endswith("not known to hold with sampling.not_poisson")
 
 
-def test_no_epsilon_is_made_up() -> None:
+def test_no_epsilon_is_made_up():
     report = made_report(claimed=None, spent=None, proved=None, epsilon_not_excluded=None)
     card = privacy_card(report, {}, "t")
     assert card.rows["guarantee"][0].text == "no epsilon is claimed"
@@ -83,11 +83,11 @@ def test_no_epsilon_is_made_up() -> None:
     assert card.epsilons == ("Measured: no leak is proved by 800 readings.",)
 
 
-def test_each_question_of_a_correct_run_has_the_answer_no_fault_found() -> None:
+def test_each_question_of_a_correct_run_has_the_answer_no_fault_found():
     assert answers(made_report()) == dict.fromkeys(QUESTIONS, ("✓", "no fault found"))
 
 
-def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_confirmed() -> None:
+def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_confirmed():
     found = answers(violated())
     assert found["Noise"] == ("✕", "no: too little noise overall")
     assert found["Total epsilon"] == (
@@ -97,7 +97,7 @@ def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_conf
     assert found["Clipping"] == ("✓", "no fault found")
 
 
-def test_a_failure_that_follows_is_not_named_as_a_fault() -> None:
+def test_a_failure_that_follows_is_not_named_as_a_fault():
     report = violated()
     checks = tuple(
         dataclasses.replace(check, status="violated", follows_from="noise")
@@ -110,7 +110,7 @@ def test_a_failure_that_follows_is_not_named_as_a_fault() -> None:
 
 
 @pytest.mark.parametrize("topic", list(QUESTIONS))
-def test_a_group_of_which_nothing_ran_is_not_examined(topic: str) -> None:
+def test_a_group_of_which_nothing_ran_is_not_examined(topic):
     found = answers(with_topic(made_report(), topic, "not_run"))
     assert found.pop(topic)[1] == "not examined"
     assert set(found.values()) == {("✓", "no fault found")}
@@ -119,12 +119,12 @@ def test_a_group_of_which_nothing_ran_is_not_examined(topic: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "word"), [("undecided", "undecided"), ("allowed", "accepted")])
-def test_what_is_undecided_or_accepted_is_named(status: str, word: str) -> None:
+def test_what_is_undecided_or_accepted_is_named(status, word):
     report = with_status("sampling.not_poisson", status)
     assert answers(report)["Sampling and bookkeeping"][1].startswith(f"{word}: ")
 
 
-def test_power_is_stated_with_the_size_of_the_fault() -> None:
+def test_power_is_stated_with_the_size_of_the_fault():
     card = privacy_card(made_report(), {}, "t")
     by_question = {a.question: a.certainty for a in card.answers}
     assert by_question[QUESTIONS["Noise"]].endswith(
@@ -133,7 +133,7 @@ def test_power_is_stated_with_the_size_of_the_fault() -> None:
     assert "2 times the clipping norm" in by_question[QUESTIONS["Clipping"]]
 
 
-def test_statements_are_marked_and_missing_ones_are_not_stated() -> None:
+def test_statements_are_marked_and_missing_ones_are_not_stated():
     card = privacy_card(made_report(), {"harm": "low"}, "t")
     stated = {row.title: row for rows in card.rows.values() for row in rows if row.stated}
     assert [row.title for row in stated.values()] == [fact.title for fact in FACTS.values()]
@@ -142,7 +142,7 @@ def test_statements_are_marked_and_missing_ones_are_not_stated() -> None:
     assert {(row.text, row.known) for row in stated.values()} == {(NOT_STATED, False)}
 
 
-def test_the_mechanism_is_that_of_the_claim_or_of_the_history() -> None:
+def test_the_mechanism_is_that_of_the_claim_or_of_the_history():
     history = ((1.5, 0.01, 60), (1.0, 0.01, 40))
     words = "DP-SGD: Gaussian noise of {} times the clipping norm{}, Poisson sampling at rate {}"
     assert mechanism(made_report(history=history)) == (
@@ -159,7 +159,7 @@ def test_the_mechanism_is_that_of_the_claim_or_of_the_history() -> None:
     assert "at the stated rate" in mechanism(made_report(history=((1.0, None, 100),)))
 
 
-def test_the_claims_adjacency_and_the_examinations_are_shown() -> None:
+def test_the_claims_adjacency_and_the_examinations_are_shown():
     report = made_report(
         settings={**made_report().settings, "claim": {"adjacency": "replace_one"}},
         examinations=(ExaminationTold(0, ("coupling",), (), 1.0),),
@@ -178,9 +178,7 @@ def test_the_claims_adjacency_and_the_examinations_are_shown() -> None:
         (0.3, 60, "claimed and not confirmed", ("?", "not confirmed")),
     ],
 )
-def test_many_trainings_have_their_own_words(
-    mu: float, n: int, standing: str, answer: tuple[str, str]
-) -> None:
+def test_many_trainings_have_their_own_words(mu, n, standing, answer):
     report = audited(mu=mu, n=n).to_report()
     assert guarantee(report) == f"Guarantee, {standing}"
     card = privacy_card(report, {}, "t")
@@ -204,7 +202,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path: Path) -> None:
+def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path):
     path = written(
         tmp_path,
         "review: 2027-01-01\nother_releases: no\nrecipients: [a, b]\nharm: |\n  two\n  lines\n"
@@ -220,7 +218,7 @@ def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path: Path) -> None:
     assert read_facts(written(tmp_path, "")) == {}
 
 
-def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_key_is_named_with_the_nearest(tmp_path):
     path = written(tmp_path, "recipents: x\n7: y\nproduct: z\n")
     with pytest.raises(BadFacts) as error:
         read_facts(path)
@@ -245,24 +243,24 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_mapping_of_texts_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_mapping_of_texts_is_refused(tmp_path, text, message):
     with pytest.raises(BadFacts, match=message):
         read_facts(written(tmp_path, text))
 
 
-def test_tags_of_python_are_text_and_run_nothing(tmp_path: Path) -> None:
+def test_tags_of_python_are_text_and_run_nothing(tmp_path):
     path = written(tmp_path, "product: !!python/object/apply:os.system ['touch made']\n")
     assert read_facts(path) == {"product": "touch made"}
 
 
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
+def test_an_absent_file_is_refused(tmp_path):
     with pytest.raises(BadFacts, match=r"cannot read the facts .*none\.yaml"):
         read_facts(tmp_path / "none.yaml")
     with pytest.raises(BadFacts, match="it is a directory"):
         read_facts(tmp_path)
 
 
-def test_the_page_of_docs_lists_every_key_and_its_example_is_read(tmp_path: Path) -> None:
+def test_the_page_of_docs_lists_every_key_and_its_example_is_read(tmp_path):
     page = DOCS / "privacy-card.md"
     rows = [line for line in text_of(page).splitlines() if line.startswith("| `")]
     assert rows == [
@@ -281,14 +279,14 @@ def parts(text: str) -> tuple[dict[str, object], str]:
     return yaml.safe_load(front), rest
 
 
-def test_the_start_is_yaml_with_the_key_privacy() -> None:
+def test_the_start_is_yaml_with_the_key_privacy():
     front, rest = parts(as_markdown(made_report(), {"harm": "low"}, "digits"))
     assert list(front) == ["privacy"]
     assert front["privacy"]["epsilon_claimed"] == 8.0
     assert rest.startswith("\n# Privacy card: digits\n")
 
 
-def test_all_sections_and_tables_are_there_for_a_reader() -> None:
+def test_all_sections_and_tables_are_there_for_a_reader():
     html = MarkdownIt().enable("table").render(body(privacy_card(violated(), {}, "t"), level=2))
     assert html.count("<table>") == 4
     assert html.count("<em>not stated</em>") == len(FACTS)
@@ -296,7 +294,7 @@ def test_all_sections_and_tables_are_there_for_a_reader() -> None:
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "x" * 300, "a | b", "```\n---\n", "- x: {{ y }}"])
-def test_foreign_text_is_shown_as_it_is(text: str) -> None:
+def test_foreign_text_is_shown_as_it_is(text):
     report = hostile()[0].report
     assert report is not None
     facts = dict.fromkeys(FACTS, visible(" ".join(text.split())))  # as they are read
@@ -309,7 +307,7 @@ def test_foreign_text_is_shown_as_it_is(text: str) -> None:
     assert all(row.count(" | ") == 2 for row in rows)
 
 
-def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact() -> None:
+def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact():
     facts = {"product": "weights ``` of a net", "curator": "us"}
     (fence,) = [
         token
@@ -320,7 +318,7 @@ def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact
     assert entry["deployment"]["product"]["description"] == "weights ``` of a net"
 
 
-def test_what_the_owner_states_is_marked() -> None:
+def test_what_the_owner_states_is_marked():
     text = body(privacy_card(made_report(), {"harm": "low", "unit": "a person"}, "t"), level=2)
     assert text.count(f"| {STATED} ") == 2
 
@@ -346,7 +344,7 @@ class Read(HTMLParser):
         self.text += data
 
 
-def test_the_page_loads_nothing_and_its_names_are_unique() -> None:
+def test_the_page_loads_nothing_and_its_names_are_unique():
     read = Read(as_page(made_report(), {}, "digits"))
     assert not {"script", "link", "img", "iframe"} & set(read.tags)
     assert not {"src", "style", "onclick"} & {name for name, _ in read.attributes}
@@ -355,13 +353,13 @@ def test_the_page_loads_nothing_and_its_names_are_unique() -> None:
     assert read.tags.count("h1") == 1
 
 
-def test_a_refuted_claim_and_what_is_not_stated_are_shown() -> None:
+def test_a_refuted_claim_and_what_is_not_stated_are_shown():
     read = Read(as_page(violated(), {"harm": "low"}, "digits"))
     assert "claimed and refuted" in read.text
     assert read.text.count("not stated") == len(FACTS) - 1
 
 
-def test_foreign_text_is_shown_as_it_is_card_page() -> None:
+def test_foreign_text_is_shown_as_it_is_card_page():
     report = hostile()[0].report
     assert report is not None
     facts = dict.fromkeys(FACTS, "<script>alert(1)</script>")
@@ -381,7 +379,7 @@ FACTS_OF_MODEL_CARD = {
 }
 
 
-def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path: Path) -> None:
+def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path):
     report = made_report(environment={"lightning-audit": "9.9"})
     data = ModelCardData(license="mit", privacy=privacy_block(report, FACTS_OF_MODEL_CARD))
     section = privacy_section(report, FACTS_OF_MODEL_CARD, "digits")
@@ -394,14 +392,14 @@ def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path: Path
     assert read.text.strip().endswith(section.strip())
 
 
-def test_the_card_that_the_command_writes_is_a_model_card() -> None:
+def test_the_card_that_the_command_writes_is_a_model_card():
     card = ModelCard(as_markdown(violated(), {}, "digits"), ignore_metadata_errors=False)
     assert card.data.privacy["guarantee"] == "claimed and refuted"
     assert card.data.privacy["finding"] == "noise"
     assert card.text.strip().startswith("# Privacy card: digits")
 
 
-def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run() -> None:
+def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run():
     assert "epsilon_spent" not in privacy_block(violated())
     assert privacy_block(made_report())["epsilon_spent"] == 3.0
     report = violated()
@@ -409,12 +407,12 @@ def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run() -> None:
     assert privacy_block(dataclasses.replace(report, verdict=accounting))["epsilon_spent"] == 3.0
 
 
-def test_an_infinite_epsilon_is_text_that_yaml_keeps() -> None:
+def test_an_infinite_epsilon_is_text_that_yaml_keeps():
     block = privacy_block(made_report(spent=float("inf")))
     assert yaml.safe_load(yaml.safe_dump(block))["epsilon_spent"] == "inf"
 
 
-def test_the_registrys_entry_has_known_parts_and_statements_in_their_places() -> None:
+def test_the_registrys_entry_has_known_parts_and_statements_in_their_places():
     entry = registry_entry(made_report(), FACTS_OF_MODEL_CARD)["deployment"]
     assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 1e-5}
     assert entry["product"]["data_curators"] == "us"
@@ -423,14 +421,14 @@ def test_the_registrys_entry_has_known_parts_and_statements_in_their_places() ->
     assert HOSTILE not in str(entry)
 
 
-def test_a_refuted_claim_is_no_parameter_of_the_registrys_entry() -> None:
+def test_a_refuted_claim_is_no_parameter_of_the_registrys_entry():
     entry = registry_entry(violated(), {})["deployment"]
     assert "privacy_parameters" not in entry["privacy_loss"]
     assert "claimed and refuted" in entry["privacy_loss"]["privacy_parameters_description"]
     assert "accounting" not in entry
 
 
-def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path: Path, monkeypatch) -> None:
+def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "privacy-card.md", "python")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "audit").mkdir()

@@ -29,7 +29,7 @@ def config(**arguments: Any) -> AuditConfig:
     return PrivacyAudit(seed=3, **arguments).config
 
 
-def test_settings_in_a_report_give_again_what_the_outcome_rests_on() -> None:
+def test_settings_in_a_report_give_again_what_the_outcome_rests_on():
     asked = config(
         claimed_epsilon=3.0, delta=1e-6, resolution=Resolution(0.5, 4.0), allow=["noise"]
     )
@@ -39,13 +39,13 @@ def test_settings_in_a_report_give_again_what_the_outcome_rests_on() -> None:
     assert written["seed"] == 3
 
 
-def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> None:
+def test_adjacency_and_private_size_are_the_claims_and_usual_without_one():
     assert (config().adjacency, config().private_size) == ("add_remove", False)
     assert config(claim=PrivacyClaim(adjacency="replace_one")).adjacency == "replace_one"
     assert config(claim=PrivacyClaim(private_dataset_size=True)).private_size
 
 
-def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name() -> None:
+def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name():
     names = {field.name for field in dataclasses.fields(AuditConfig)}
     # A drawn seed is no argument; see `test_privacy_audit_seed.py`. `given` lists arguments.
     assert names - {"drawn_seed", "given"} == set(config(on_violation="stop").settings())
@@ -55,7 +55,7 @@ def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_na
     assert names - arguments == {"exemptions", "drawn_seed", "given"}
 
 
-def test_a_changed_copy_is_checked_anew() -> None:
+def test_a_changed_copy_is_checked_anew():
     assert dataclasses.replace(config(), significance=1e-4).significance == 1e-4
     with pytest.raises(ValueError, match="significance=2 must be in"):
         dataclasses.replace(config(), significance=2)
@@ -90,7 +90,7 @@ def resumed(
 
 @RESUMING
 @pytest.mark.training
-def test_what_is_said_is_of_the_settings_that_differ() -> None:
+def test_what_is_said_is_of_the_settings_that_differ():
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
     before = PrivacyAudit(claim=claim, seed=1).config.settings()
     after = PrivacyAudit(claim=replace(claim, max_grad_norm=2.0), seed=2).config.settings()
@@ -121,8 +121,8 @@ def notes_of(report: AuditReport) -> str:
     ("first", "then"), staged(quick=[(0.5, 1e-60)], heavy=[(1e-60, 0.5), (0.5, 1e-3)])
 )
 def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start(
-    tmp_path: Path, first: float, then: float
-) -> None:
+    tmp_path, first, then
+):
     options = {"optimizer_class": NineTenths}
     whole = tmp_path / "whole"
     train(whole, PrivacyAudit(seed=3, on_violation="warn", significance=then), **options)
@@ -138,9 +138,7 @@ def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start
 
 @RESUMING
 @pytest.mark.training
-def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(
-    tmp_path: Path,
-) -> None:
+def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(tmp_path):
     report = resumed(
         tmp_path, {"significance": 0.5}, {"significance": 1e-120}, optimizer_class=ClipAtTwice
     )
@@ -150,7 +148,7 @@ def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(
 
 @RESUMING
 @pytest.mark.training
-def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path: Path) -> None:
+def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path):
     saved = tmp_path / "saved"
     strict = PrivacyAudit(seed=3, significance=1e-250, on_violation="warn")
     with pytest.raises(RuntimeError, match="power cut"):
@@ -169,7 +167,7 @@ def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path
 
 @RESUMING
 @pytest.mark.training
-def test_a_pass_under_another_significance_says_so(tmp_path: Path) -> None:
+def test_a_pass_under_another_significance_says_so(tmp_path):
     report = resumed(tmp_path, {"significance": 1e-200}, {"significance": 0.05})
     assert report.verdict.outcome == "PASS"
     assert "significance=1e-200 until step 40, 0.05 from then on" in notes_of(report)
@@ -178,9 +176,7 @@ def test_a_pass_under_another_significance_says_so(tmp_path: Path) -> None:
 
 @RESUMING
 @pytest.mark.training
-def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(
-    tmp_path: Path,
-) -> None:
+def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(tmp_path):
     report = resumed(
         tmp_path,
         {"significance": 0.5},
@@ -194,7 +190,7 @@ def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(
 
 @RESUMING
 @pytest.mark.training
-def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
+def test_the_same_terms_are_not_remarked_upon(tmp_path):
     report = resumed(tmp_path, {"claimed_epsilon": 8.0}, {"claimed_epsilon": 8})
     assert "until step" not in notes_of(report)
 
@@ -235,8 +231,8 @@ def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
     ),
 )
 def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
-    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], said: str, outcome: str
-) -> None:
+    tmp_path, first, then, said, outcome
+):
     whole = tmp_path / "whole"
     train(whole, PrivacyAudit(seed=3, on_violation="warn", **then))
     report = resumed(tmp_path / "resumed", first, then)
@@ -247,7 +243,7 @@ def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
 
 @RESUMING
 @pytest.mark.training
-def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path: Path) -> None:
+def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path):
     # Canaries of norm 1 are blind to clipping faults, so that 40 of the steps saw none.
     report = resumed(tmp_path, {"oversize": 1.0}, {"oversize": 1000.0})
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -256,9 +252,7 @@ def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path: Path) -> N
 
 @RESUMING
 @pytest.mark.training
-def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(tmp_path):
     class Coupled(StepwiseModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
@@ -282,9 +276,7 @@ def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
         ({"sample_rate": 0.5}, r"claim.sample_rate=0.5 .* checkpoint's is 0.00390625"),
     ],
 )
-def test_another_mechanism_than_the_steps_were_read_against_is_refused(
-    tmp_path: Path, then: dict[str, Any], named: str
-) -> None:
+def test_another_mechanism_than_the_steps_were_read_against_is_refused(tmp_path, then, named):
     trainer = trainer_for(tmp_path, PrivacyAudit(claim=CLAIM), max_steps=8)
     trainer.fit(HandWritten())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -305,9 +297,7 @@ def stated(claim: PrivacyClaim) -> dict[str, Any]:
 @RESUMING
 @pytest.mark.training
 @pytest.mark.heavy
-def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(
-    tmp_path: Path,
-) -> None:
+def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(tmp_path):
     right = PrivacyClaim(noise_multiplier=1.0, sample_rate=16 / 512)
     report = resumed(tmp_path / "right", {}, {"claim": right})
     assert report.verdict.outcome == "PASS"

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import mutated_files as files
 import numpy as np
 import pytest
-from command_worker import Command
 
 from lightning_audit.files import (
     LONGEST_LINE,
@@ -41,20 +40,20 @@ def lines_of(path: Path, most: int) -> list[str]:
         return list(lines)
 
 
-def test_a_regular_file_is_read_also_through_a_link(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_also_through_a_link(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"abc"
 
 
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="it is a pipe; name a regular file"):
         open_regular(tmp_path / "pipe")
 
 
-def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path: Path) -> None:
+def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path):
     path = tmp_path / "text"
     path.write_text("äb", encoding="utf-8")
     assert read_text(path, 3) == "äb"
@@ -62,7 +61,7 @@ def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path: Path
         read_text(path, 2)
 
 
-def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path: Path) -> None:
+def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"\xef\xbb\xbfhead\r\none\ntwo")
     assert lines_of(path, 2) == ["head\r\n", "one\n", "two"]
@@ -70,7 +69,7 @@ def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path: Path)
         lines_of(path, 1)
 
 
-def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path):
     path = tmp_path / "line"
     path.write_text("x" * LONGEST_LINE)
     assert len(lines_of(path, 1)[0]) == LONGEST_LINE
@@ -97,12 +96,12 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         ("x" * (MOST_BYTES + 1), "at most 33554432"),
     ],
 )
-def test_what_is_no_json_is_refused(text: str | bytes, told: str) -> None:
+def test_what_is_no_json_is_refused(text, told):
     with pytest.raises(JsonError, match=told):
         read_json(text)
 
 
-def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path: Path) -> None:
+def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path):
     value = {"a": [1, -2.5, 1e308, None, True, "ä\x1b\U0001f511", {"b": {}}], "large": 10**39}
     text = json.dumps(value, ensure_ascii=False)
     (tmp_path / "v.json").write_text(text, encoding="utf-8")
@@ -120,9 +119,7 @@ def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path: Path) -> 
     ids=["lists", "fields", "bytes", "objects"],
 )
 @pytest.mark.heavy
-def test_json_that_would_fill_the_memory_is_refused(
-    command: Command, tmp_path: Path, text: str
-) -> None:
+def test_json_that_would_fill_the_memory_is_refused(command, tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     for name in ("mcmc", "check"):
         told = command(name, tmp_path / "c.json")
@@ -164,7 +161,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_every_type_is_read_as_it_is_stated() -> None:
+def test_every_type_is_read_as_it_is_stated():
     assert as_type(Outer, {**GOOD, "more": 1}) == Outer(
         "n",
         3,
@@ -196,12 +193,12 @@ def test_every_type_is_read_as_it_is_stated() -> None:
         ({"sizes": {"a": None}}, "sizes.*: Expected `float`, got `null`"),
     ],
 )
-def test_another_type_is_an_error_that_names_the_place(change: dict[str, Any], told: str) -> None:
+def test_another_type_is_an_error_that_names_the_place(change, told):
     with pytest.raises(ValueError, match=told):
         as_type(Outer, {**GOOD, **change}, "at")
 
 
-def test_what_is_nested_too_deep_for_its_reader_is_an_error() -> None:
+def test_what_is_nested_too_deep_for_its_reader_is_an_error():
     deep: Any = []
     for _ in range(10**5):
         deep = [deep]
@@ -220,9 +217,7 @@ def bomb(path: Path, values: int) -> None:
         archive.writestr("scores_out.npy", files.npy(np.ones(3)))
 
 
-def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
-    command: Command, tmp_path: Path
-) -> None:
+def test_an_array_beyond_the_limit_is_refused_before_it_is_read(command, tmp_path):
     bomb(tmp_path / "s.npz", 150_000_000)
     assert (tmp_path / "s.npz").stat().st_size < 200_000
     told = command("bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5")
@@ -232,7 +227,7 @@ def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
     assert told["gigabytes"] < 0.5
 
 
-def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
     members = {name: files.npy(np.arange(3.0)) for name in ("scores_in", "scores_out")}
     pickled = files.npy(np.array([object()]))
     (tmp_path / "s.npz").write_bytes(
@@ -241,9 +236,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
     assert len(CanaryScores.from_npz(tmp_path / "s.npz").in_scores) == 3
 
 
-def test_a_size_that_the_archive_cannot_hold_takes_no_memory(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_size_that_the_archive_cannot_hold_takes_no_memory(command, tmp_path):
     """Shape and declared size agree: 90 million floats in a member of a kilobyte."""
     plain = files.npy(np.arange(100.0))
     data = files.with_header(plain, shape=(90_000_000,))
@@ -259,7 +252,7 @@ def test_a_size_that_the_archive_cannot_hold_takes_no_memory(
     assert told["gigabytes"] < 0.5
 
 
-def test_a_list_of_members_that_is_long_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_list_of_members_that_is_long_is_refused(command, tmp_path):
     with zipfile.ZipFile(tmp_path / "s.npz", "w") as archive:
         for i in range(25_000):
             archive.writestr(f"{i}.npy", b"")
@@ -269,7 +262,7 @@ def test_a_list_of_members_that_is_long_is_refused(command: Command, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "plain", "größer \\ 0.1", "中 \U0001f511"])
-def test_text_that_can_be_seen_stays_as_it_is(text: str) -> None:
+def test_text_that_can_be_seen_stays_as_it_is(text):
     assert visible(text) == text
 
 
@@ -284,19 +277,17 @@ def test_text_that_can_be_seen_stays_as_it_is(text: str) -> None:
         ("back\\slash\0", r"back\slash\x00"),
     ],
 )
-def test_what_acts_or_hides_is_escaped(text: str, shown: str) -> None:
+def test_what_acts_or_hides_is_escaped(text, shown):
     assert visible(text) == shown
 
 
-def test_no_character_whatever_comes_through_unseen() -> None:
+def test_no_character_whatever_comes_through_unseen():
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     assert visible(everything).isprintable()
 
 
 @pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
-def test_a_path_begins_at_its_repository(
-    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_begins_at_its_repository(mark, tmp_path, monkeypatch):
     file = tmp_path / "repo" / "src" / "model.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "repo" / mark).touch()
@@ -305,8 +296,8 @@ def test_a_path_begins_at_its_repository(
 
 
 def test_without_a_repository_a_path_begins_at_the_working_directory_or_is_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     file = tmp_path / "src" / "model.py"
     monkeypatch.chdir(tmp_path)
     assert nearby(str(file)) == "src/model.py"
@@ -315,9 +306,7 @@ def test_without_a_repository_a_path_begins_at_the_working_directory_or_is_a_nam
     assert nearby(str(file)) == "model.py"
 
 
-def test_a_path_never_holds_the_name_of_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
     home = tmp_path / "home" / "alice"
     home.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -329,7 +318,7 @@ def test_a_path_never_holds_the_name_of_a_home(
     assert nearby(str(home / "src" / "model.py")) == "src/model.py"
 
 
-def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
     target = tmp_path / "file"
     target.write_text("old")
 
@@ -348,13 +337,13 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
     with replacing(tmp_path / "one"):
         (tmp_path / "other").touch()
     assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_only_what_was_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_only_what_was_left_half_written_is_removed(tmp_path):
     kept = [".report.json.partial", "x.0123456789abcdef.partial", ".a.0123456789abcdeg.partial"]
     for name in [*kept, ".report.json.0123456789abcdef.partial"]:
         (tmp_path / name).touch()
@@ -384,7 +373,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commit_is_the_one_that_is_checked_out(repository: Path) -> None:
+def test_the_commit_is_the_one_that_is_checked_out(repository):
     file, commit = str(repository / "src" / "model.py"), git(repository, "rev-parse", "HEAD")
     assert commit_of(file) == commit
     git(repository, "pack-refs", "--all")
@@ -393,7 +382,7 @@ def test_the_commit_is_the_one_that_is_checked_out(repository: Path) -> None:
     assert commit_of(file) == commit
 
 
-def test_a_worktree_has_its_own(repository: Path, tmp_path: Path) -> None:
+def test_a_worktree_has_its_own(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"
     git(tree, "commit", "-q", "--allow-empty", "-m", "second")
@@ -401,7 +390,7 @@ def test_a_worktree_has_its_own(repository: Path, tmp_path: Path) -> None:
     assert commit_of(str(tree / "src" / "model.py")) != git(repository, "rev-parse", "HEAD")
 
 
-def test_a_repository_without_a_commit_or_with_a_broken_head_has_none(tmp_path: Path) -> None:
+def test_a_repository_without_a_commit_or_with_a_broken_head_has_none(tmp_path):
     git(tmp_path, "init", "-q")
     assert commit_of(str(tmp_path / "a.py")) is None
     for head in ("", "ref: refs/../../secret", "ref: elsewhere", "0" * 39, "\udcff"):

@@ -54,7 +54,7 @@ PASS = {"outcome": "PASS", "details": ["epsilon 1"], "report": "a"}
 FAIL = {"outcome": "VIOLATION", "details": ["\x1b[2Kforged", "report: b"], "report": "b"}
 
 
-def test_each_training_has_its_lines_and_only_several_are_numbered() -> None:
+def test_each_training_has_its_lines_and_only_several_are_numbered():
     lines = list(section_lines({"t::one": [PASS], "t::two": [PASS, FAIL]}))
     assert [line for line, _ in lines] == [
         "t::one  PASS",
@@ -72,7 +72,7 @@ def test_each_training_has_its_lines_and_only_several_are_numbered() -> None:
     ]
 
 
-def test_the_tally_counts_trainings_by_verdict() -> None:
+def test_the_tally_counts_trainings_by_verdict():
     assert tally({"a": [PASS]}) == "1 audited training: 1 PASS"
     assert tally({"a": [PASS], "b": [PASS, FAIL]}) == "3 audited trainings: 2 PASS, 1 VIOLATION"
 
@@ -84,7 +84,7 @@ def test_the_tally_counts_trainings_by_verdict() -> None:
     "nodeid",
     ["tests/test_a.py::TestB::test_c[1-a/b]", "x" * 4000, "..", "-", "é\ud800/../..", "con::[\\]"],
 )
-def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid: str) -> None:
+def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid):
     name = folder_name(nodeid)
     assert len(name) <= 100
     assert name.isascii()
@@ -92,7 +92,7 @@ def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid: s
     assert name[0] not in ".~"
 
 
-def test_folders_of_different_tests_differ_and_show_the_tests_name() -> None:
+def test_folders_of_different_tests_differ_and_show_the_tests_name():
     names = [folder_name(f"test_a.py::test[{case}]") for case in ("a/b", "a:b", "a-b")]
     assert len(set(names)) == 3
     assert all(name.startswith("test_a.py-test-a-b-") for name in names)
@@ -126,7 +126,7 @@ def properties_in(junit: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.training
-def test_a_training_with_half_the_noise_fails_its_test_at_the_users_line(session: Session) -> None:
+def test_a_training_with_half_the_noise_fails_its_test_at_the_users_line(session):
     result = session("""
 def test_half(privacy_audit, tmp_path):
     fit(privacy_audit, half(), 40, tmp_path)
@@ -150,7 +150,7 @@ def test_half(privacy_audit, tmp_path):
 
 
 @pytest.mark.training
-def test_every_fit_of_a_test_is_judged_also_by_a_copy_of_the_callback(session: Session) -> None:
+def test_every_fit_of_a_test_is_judged_also_by_a_copy_of_the_callback(session):
     result = session("""
 import copy
 
@@ -173,9 +173,7 @@ def test_two(privacy_audit, tmp_path):
 
 
 @pytest.mark.training
-def test_a_planted_fault_passes_a_test_that_expects_it_and_nothing_else_does(
-    session: Session,
-) -> None:
+def test_a_planted_fault_passes_a_test_that_expects_it_and_nothing_else_does(session):
     result = session("""
 pytestmark = pytest.mark.privacy_audit(expected="VIOLATION")
 
@@ -190,7 +188,7 @@ def test_correct(privacy_audit):
 
 
 @pytest.mark.training
-def test_a_test_that_audits_nothing_fails(session: Session) -> None:
+def test_a_test_that_audits_nothing_fails(session):
     result = session("""
 def test_nothing(privacy_audit):
     pass
@@ -218,9 +216,7 @@ def test_tried(privacy_audit, tmp_path):
         ("INCONCLUSIVE", ("--audit-max-epsilon=2.5",), "", 1),
     ],
 )
-def test_the_verdict_and_the_options_decide(
-    session: Session, outcome: str, options: tuple[str, ...], marker: str, failed: int
-) -> None:
+def test_the_verdict_and_the_options_decide(session, outcome, options, marker, failed):
     result = session(
         f"""
 @pytest.mark.privacy_audit({marker})
@@ -233,7 +229,7 @@ def test_it(privacy_audit):
 
 
 @pytest.mark.training
-def test_an_epsilon_that_is_not_known_fails_a_limit(session: Session) -> None:
+def test_an_epsilon_that_is_not_known_fails_a_limit(session):
     result = session(
         """
 def test_it(privacy_audit):
@@ -246,14 +242,14 @@ def test_it(privacy_audit):
 
 
 @pytest.mark.training
-def test_a_limit_that_is_no_number_is_a_usage_error(session: Session) -> None:
+def test_a_limit_that_is_no_number_is_a_usage_error(session):
     result = session("", "--audit-max-epsilon=-1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
 
 
 @pytest.mark.training
-def test_an_edited_report_fails(session: Session) -> None:
+def test_an_edited_report_fails(session):
     result = session("""
 def test_it(privacy_audit):
     write(privacy_audit, "VIOLATION")
@@ -264,7 +260,7 @@ def test_it(privacy_audit):
 
 
 @pytest.mark.training
-def test_a_failure_of_the_users_own_is_kept_and_the_verdict_is_shown(session: Session) -> None:
+def test_a_failure_of_the_users_own_is_kept_and_the_verdict_is_shown(session):
     result = session("""
 def test_own(privacy_audit):
     write(privacy_audit, "VIOLATION")
@@ -285,9 +281,7 @@ def test_own(privacy_audit):
         ("claimed_epsilon=-1", "claimed_epsilon=-1 must be*"),
     ],
 )
-def test_a_wrong_argument_of_the_marker_is_named(
-    session: Session, marker: str, message: str
-) -> None:
+def test_a_wrong_argument_of_the_marker_is_named(session, marker, message):
     result = session(f"""
 @pytest.mark.privacy_audit({marker})
 def test_it(privacy_audit):
@@ -298,7 +292,7 @@ def test_it(privacy_audit):
 
 
 @pytest.mark.training
-def test_the_closest_marker_wins_and_the_others_add_their_arguments(session: Session) -> None:
+def test_the_closest_marker_wins_and_the_others_add_their_arguments(session):
     session("""
 @pytest.mark.privacy_audit(claimed_epsilon=8.0, seed=3)
 class TestOf:
@@ -312,8 +306,8 @@ class TestOf:
 
 @pytest.mark.training
 def test_each_test_keeps_its_reports_and_those_of_an_earlier_session_do_not_count(
-    session: Session, pytester: pytest.Pytester
-) -> None:
+    session, pytester
+):
     source = """
 @pytest.mark.parametrize("path", ["a/b", "a:b"])
 def test_it(privacy_audit, path):
@@ -330,9 +324,7 @@ def test_it(privacy_audit, path):
 
 
 @pytest.mark.training
-def test_summary_and_junit_have_the_numbers_of_each_fit(
-    session: Session, pytester: pytest.Pytester
-) -> None:
+def test_summary_and_junit_have_the_numbers_of_each_fit(session, pytester):
     result = session(
         """
 def test_two(privacy_audit):
@@ -370,9 +362,7 @@ def test_one(privacy_audit):
 
 
 @pytest.mark.training
-def test_a_session_without_an_audit_loads_no_numpy_and_shows_no_section(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_session_without_an_audit_loads_no_numpy_and_shows_no_section(pytester):
     pytester.makepyfile("""
 import sys
 
@@ -395,9 +385,7 @@ def test_it():
 
 @pytest.mark.training
 @pytest.mark.heavy
-def test_workers_of_xdist_send_the_verdicts_of_their_trainings(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_xdist_send_the_verdicts_of_their_trainings(pytester, monkeypatch):
     # The session and its workers are processes that find what this one has on its path.
     monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{SUPPORT}")
     pytester.makepyfile(
@@ -423,7 +411,7 @@ def test_half(privacy_audit, tmp_path):
 
 
 @pytest.mark.training
-def test_the_entry_point_is_the_plugin() -> None:
+def test_the_entry_point_is_the_plugin():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"lightning_audit": PLUGIN}
 
@@ -431,8 +419,8 @@ def test_the_entry_point_is_the_plugin() -> None:
 @pytest.mark.training
 @pytest.mark.heavy
 def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
-    session: Session, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    session, pytester, monkeypatch
+):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     code = "from digits import Digits as Model, HalfNoise\n" + "\n".join(blocks(PAGE, "python"))
     pytester.makepyfile(code)
@@ -440,7 +428,7 @@ def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
 
 
 @pytest.mark.training
-def test_the_page_of_docs_has_every_option() -> None:
+def test_the_page_of_docs_has_every_option():
     table = re.findall(r"^\| `(--audit-[a-z-]+)", text_of(PAGE), re.MULTILINE)
     source = (REPOSITORY / "lightning_audit/pytest_plugin.py").read_text(encoding="utf-8")
     assert table == re.findall(r'"(--audit-[a-z-]+)",\n', source)

@@ -10,7 +10,7 @@ import pytest
 from lightning_audit import _validate
 
 
-def test_a_large_value_is_shown_by_its_ends_and_a_small_one_wholly() -> None:
+def test_a_large_value_is_shown_by_its_ends_and_a_small_one_wholly():
     assert _validate.shown(0.25) == "0.25"
     assert _validate.shown("fdp_cp") == "'fdp_cp'"
     assert _validate.shown([1, 2]) == "[1, 2]"
@@ -41,7 +41,7 @@ NOT_NUMBERS = [None, "1", True, math.nan, np.nan, [1.0], 1j]
         (_validate.positive_int, np.int64(7), 7),
     ],
 )
-def test_allowed_numbers_come_back_plain(check, value, expected) -> None:
+def test_allowed_numbers_come_back_plain(check, value, expected):
     result = check("x", value)
     assert result == expected
     assert type(result) is type(expected)
@@ -57,19 +57,19 @@ def test_allowed_numbers_come_back_plain(check, value, expected) -> None:
         (_validate.positive_int, [0, -1, 1.0, math.inf, *NOT_NUMBERS]),
     ],
 )
-def test_everything_else_is_refused(check, values) -> None:
+def test_everything_else_is_refused(check, values):
     for value in values:
         with pytest.raises(ValueError, match=f"^x={re.escape(repr(value))} must be "):
             check("x", value)
 
 
-def test_infinity_is_allowed_on_request() -> None:
+def test_infinity_is_allowed_on_request():
     assert _validate.positive("x", math.inf, finite=False) == math.inf
     with pytest.raises(ValueError, match=r"x=0 must be a number > 0\."):
         _validate.positive("x", 0, finite=False)
 
 
-def test_strings_are_taken_from_a_list() -> None:
+def test_strings_are_taken_from_a_list():
     assert _validate.one_of("mode", "b", ("a", "b")) == "b"
     with pytest.raises(ValueError, match=r"mode='c' must be one of \['a', 'b'\]; see the guide"):
         _validate.one_of("mode", "c", ("b", "a"), "see the guide")
@@ -85,7 +85,7 @@ def test_strings_are_taken_from_a_list() -> None:
         (_validate.positive_int, "a whole number >= 1"),
     ],
 )
-def test_error_says_name_value_allowed_and_advice(check, allowed) -> None:
+def test_error_says_name_value_allowed_and_advice(check, allowed):
     with pytest.raises(ValueError, match=f"^{re.escape(f'lr=-2 must be {allowed}; do this')}$"):
         check("lr", -2, "do this")
     with pytest.raises(ValueError, match=f"^{re.escape(f'lr=-2 must be {allowed}.')}$"):
@@ -93,6 +93,6 @@ def test_error_says_name_value_allowed_and_advice(check, allowed) -> None:
 
 
 @pytest.mark.parametrize("check", [_validate.positive, _validate.non_negative, _validate.rate])
-def test_a_whole_number_that_no_float_holds_is_no_number(check) -> None:
+def test_a_whole_number_that_no_float_holds_is_no_number(check):
     with pytest.raises(ValueError, match=r"x=10{10,}.*must be"):
         check("x", 10**400)

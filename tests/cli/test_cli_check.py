@@ -82,9 +82,7 @@ QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
 )
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
-def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(
-    name: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(name, trained, gate):
     text = trained(name)
     assert gate(text) == (EXIT_CODES[OUTCOMES[name]], "")
     assert AuditReport.from_json(text).to_json() + "\n" == text
@@ -92,9 +90,7 @@ def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(
 
 
 @pytest.mark.training
-def test_a_run_that_broke_off_keeps_the_violation_that_was_found(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_a_run_that_broke_off_keeps_the_violation_that_was_found(trained, gate):
     assert gate(with_(trained("half noise"), lambda data: data.update(complete=False)))[0] == 1
 
 
@@ -163,9 +159,7 @@ def _allowed_afterwards(data: Report) -> None:
         (_allowed_afterwards, "noise is violated, its numbers give allowed"),
     ],
 )
-def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(
-    change: Callable[[Report], Any], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(change, told, trained, gate):
     code, errors = gate(with_(trained("half noise"), change))
     assert code == 2
     assert "and contradicts itself:" in errors
@@ -222,17 +216,15 @@ def _rated_lower(data: Report) -> None:
     ],
 )
 def test_a_pass_that_its_own_numbers_do_not_give_is_refused_and_told_where(
-    change: Callable[[Report], Any], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+    change, told, trained, gate
+):
     code, errors = gate(with_(trained("claimed"), change))
     assert code == 2
     assert told in errors
 
 
 @pytest.mark.training
-def test_an_inconclusive_report_is_not_edited_to_pass(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_an_inconclusive_report_is_not_edited_to_pass(trained, gate):
     def change(data: Report) -> None:
         data["verdict"].update(outcome="PASS", pass_blockers=[])
         data.update(complete=True, pass_blockers=[])
@@ -300,23 +292,14 @@ ATTACKS: dict[str, tuple[str, Callable[[Report], Any], int, int]] = {
 
 @pytest.mark.training
 @pytest.mark.parametrize(("name", "change", "code", "with_budget"), ATTACKS.values(), ids=ATTACKS)
-def test_the_judge_finds_what_a_new_digest_hides(
-    name: str,
-    change: Callable[[Report], Any],
-    code: int,
-    with_budget: int,
-    trained: Callable[[str], str],
-    gate: Gate,
-) -> None:
+def test_the_judge_finds_what_a_new_digest_hides(name, change, code, with_budget, trained, gate):
     text = with_(trained(name), change)
     assert gate(text)[0] == code
     assert gate(text, "--max-epsilon", "50")[0] == with_budget
 
 
 @pytest.mark.training
-def test_without_a_new_digest_any_edit_ends_with_2(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_without_a_new_digest_any_edit_ends_with_2(trained, gate):
     for name, change, *_ in ATTACKS.values():
         data = json.loads(trained(name))
         change(data)
@@ -366,9 +349,7 @@ def test_without_a_new_digest_any_edit_ends_with_2(
         ),
     ],
 )
-def test_what_is_no_report_ends_with_a_message_and_no_traceback(
-    change: Callable[[str], str], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_what_is_no_report_ends_with_a_message_and_no_traceback(change, told, trained, gate):
     changed = change(trained("correct"))
     assert changed != trained("correct")
     code, errors = gate(changed)
@@ -420,9 +401,7 @@ def codes_of(text: str, every: int = 1) -> Iterator[tuple[int, str, tuple[str | 
     ],
 )
 @pytest.mark.heavy_one_in(6)
-def test_no_single_edit_makes_a_pass_of_what_is_none(
-    name: str, every: int, trained: Callable[[str], str]
-) -> None:
+def test_no_single_edit_makes_a_pass_of_what_is_none(name, every, trained):
     tried = 0
     for code, what, path in codes_of(trained(name), every):
         assert code != 0, (what, path)
@@ -444,9 +423,7 @@ def test_no_single_edit_makes_a_pass_of_what_is_none(
     ],
 )
 @pytest.mark.heavy_one_in(6)
-def test_a_pass_outlives_no_edit_of_what_it_rests_on(
-    name: str, every: int, trained: Callable[[str], str]
-) -> None:
+def test_a_pass_outlives_no_edit_of_what_it_rests_on(name, every, trained):
     checks = json.loads(trained(name))["checks"]
     for code, what, path in codes_of(trained(name), every):
         assert code in (0, 2), (what, path)
@@ -460,9 +437,7 @@ def test_a_pass_outlives_no_edit_of_what_it_rests_on(
 
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["correct", "half noise"])
-def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(
-    name: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(name, trained, gate):
     tried = list(edits(json.loads(trained(name))))
     for _, path, make in random.Random(1).sample(tried, 60):
         text = make()
@@ -472,7 +447,7 @@ def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(
 
 
 @pytest.mark.training
-def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained: Callable[[str], str]) -> None:
+def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained):
     text, rng = trained("half noise"), random.Random(0)
     for _ in range(400):
         at = rng.randrange(len(text))
@@ -508,8 +483,8 @@ def check(*arguments: str) -> int:
     ],
 )
 def test_a_pass_fails_if_it_became_worse_than_its_baseline(
-    tmp_path: Path, changes: dict[str, Any], options: tuple[str, ...], code: int, capsys: Streams
-) -> None:
+    tmp_path, changes, options, code, capsys
+):
     old, new = saved(tmp_path / "old"), saved(tmp_path / "new", claimed=None, **changes)
     assert check(new, "--baseline", old, *options) == code
     lines = capsys.readouterr().out.splitlines()
@@ -520,7 +495,7 @@ def test_a_pass_fails_if_it_became_worse_than_its_baseline(
         assert lines[-1] == f"nothing became worse since --baseline {old}"
 
 
-def test_a_newly_failed_check_is_named(tmp_path: Path, capsys: Streams) -> None:
+def test_a_newly_failed_check_is_named(tmp_path, capsys):
     old, new = saved(tmp_path / "old"), saved(tmp_path / "new", "VIOLATION")
     assert check(new, f"--baseline={old}", "--format=json") == 1
     (report,) = json.loads(capsys.readouterr().out)["reports"]
@@ -561,9 +536,7 @@ def _folder(path: Path) -> str:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("change", [_cut, _newer, _edited, _of_another, _absent, _folder])
-def test_a_baseline_that_cannot_be_read_never_passes(
-    tmp_path: Path, name: str, change: Any, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_that_cannot_be_read_never_passes(tmp_path, name, change, capsys, monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     old, new = saved(tmp_path / "old"), saved(tmp_path / "new")
     told = change(Path(old))
@@ -574,7 +547,7 @@ def test_a_baseline_that_cannot_be_read_never_passes(
     assert "Traceback" not in out
 
 
-def test_the_report_of_another_training_is_no_baseline(tmp_path: Path, capsys: Streams) -> None:
+def test_the_report_of_another_training_is_no_baseline(tmp_path, capsys):
     made = made_report()
     settings = {**made.settings, "delta": 1e-6}
     old = saved(tmp_path / "old", claimed=None, spent=None, delta=1e-6, settings=settings)
@@ -585,11 +558,11 @@ def test_the_report_of_another_training_is_no_baseline(tmp_path: Path, capsys: S
     assert first == (f"INCONCLUSIVE: --baseline {old} is the report of another training: {reason}")
 
 
-def test_a_violation_stays_one_if_its_baseline_is_unreadable(tmp_path: Path) -> None:
+def test_a_violation_stays_one_if_its_baseline_is_unreadable(tmp_path):
     assert check(saved(tmp_path, "VIOLATION"), "--baseline", str(tmp_path / "absent")) == 1
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: Streams) -> None:
+def test_options_that_do_not_go_together_are_refused(tmp_path, capsys):
     one, other = saved(tmp_path / "one"), saved(tmp_path / "other")
     assert check(one, other, "--baseline", one) == 2
     assert "--baseline is the report of one training, and 2 are given" in capsys.readouterr().err
@@ -598,7 +571,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: Str
 
 
 @pytest.mark.parametrize("limit", ["-1", "nan", "much"])
-def test_a_limit_that_is_no_number_is_a_usage_error(tmp_path: Path, limit: str) -> None:
+def test_a_limit_that_is_no_number_is_a_usage_error(tmp_path, limit):
     path = saved(tmp_path)
     with pytest.raises(SystemExit) as exit_:
         check(path, "--baseline", path, f"--max-regression={limit}")
@@ -615,7 +588,7 @@ def check_check_command_formats(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES_OF_CHECK_COMMAND_FORMATS)
-def test_one_report_gets_its_summary(tmp_path: Path, outcome: Outcome, capsys: Streams) -> None:
+def test_one_report_gets_its_summary(tmp_path, outcome, capsys):
     path = saved(tmp_path, outcome)
     assert check_check_command_formats(path) == EXIT_CODES[outcome]
     shown = capsys.readouterr()
@@ -623,9 +596,7 @@ def test_one_report_gets_its_summary(tmp_path: Path, outcome: Outcome, capsys: S
     assert shown == (capsys.readouterr().out, "")
 
 
-def test_reports_and_folders_are_shown_together_and_each_once(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_reports_and_folders_are_shown_together_and_each_once(tmp_path, capsys):
     first = saved(tmp_path / "runs" / "a" / "audit")
     saved(tmp_path / "runs" / "b" / "audit", "INCONCLUSIVE")
     other = saved(tmp_path / "other", "VIOLATION")
@@ -639,9 +610,7 @@ def test_reports_and_folders_are_shown_together_and_each_once(
     assert check_check_command_formats(tmp_path / "runs") == 2
 
 
-def test_a_folder_without_a_report_among_others_is_inconclusive(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_a_folder_without_a_report_among_others_is_inconclusive(tmp_path, capsys):
     path = saved(tmp_path / "a")
     (tmp_path / "empty").mkdir()
     assert check_check_command_formats(path, tmp_path / "empty", tmp_path / "absent.json") == 2
@@ -653,9 +622,7 @@ def test_a_folder_without_a_report_among_others_is_inconclusive(
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("outcome", OUTCOMES_OF_CHECK_COMMAND_FORMATS)
-def test_the_exit_code_is_the_same_in_every_format(
-    tmp_path: Path, name: str, outcome: Outcome, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exit_code_is_the_same_in_every_format(tmp_path, name, outcome, capsys, monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     path = saved(tmp_path / "a", outcome)
     other = saved(tmp_path / "b")
@@ -673,8 +640,8 @@ def test_the_exit_code_is_the_same_in_every_format(
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("several", [False, True])
 def test_what_cannot_be_read_never_passes_in_any_format(
-    tmp_path: Path, name: str, several: bool, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, name, several, capsys, monkeypatch
+):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     cut, newer = Path(saved(tmp_path / "cut")), Path(saved(tmp_path / "newer"))
     cut.write_text(cut.read_text()[:500])
@@ -688,9 +655,7 @@ def test_what_cannot_be_read_never_passes_in_any_format(
 
 
 @pytest.mark.parametrize("limit", ["2", "1"])
-def test_the_first_line_says_why_a_budget_is_exceeded(
-    tmp_path: Path, limit: str, capsys: Streams
-) -> None:
+def test_the_first_line_says_why_a_budget_is_exceeded(tmp_path, limit, capsys):
     path = saved(tmp_path)
     assert check_check_command_formats(path, "--max-epsilon", limit) == 1
     first = capsys.readouterr().out.splitlines()[0]
@@ -702,17 +667,13 @@ def test_the_first_line_says_why_a_budget_is_exceeded(
     assert (report["verdict"], report["outcome"]) == ("PASS", "VIOLATION")
 
 
-def test_a_step_summary_that_cannot_be_written_ends_with_2(
-    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_summary_that_cannot_be_written_ends_with_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     assert check_check_command_formats(saved(tmp_path / "a"), "--format=github") == 2
     assert "cannot write the step summary" in capsys.readouterr().err
 
 
-def test_a_hundred_reports_are_a_line_each_and_the_worst_verdict_is_the_exit_code(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_a_hundred_reports_are_a_line_each_and_the_worst_verdict_is_the_exit_code(tmp_path, capsys):
     for number, outcome in zip(
         range(100), itertools.cycle(OUTCOMES_OF_CHECK_COMMAND_FORMATS), strict=False
     ):
@@ -725,15 +686,13 @@ def diff(*arguments: str) -> int:
     return main.main(["diff", *arguments])
 
 
-def test_equal_reports_do_not_differ(tmp_path: Path, capsys: Streams) -> None:
+def test_equal_reports_do_not_differ(tmp_path, capsys):
     old = saved(tmp_path)
     assert diff(old, old) == 0
     assert capsys.readouterr().out == "the reports do not differ\n"
 
 
-def test_what_became_worse_is_first_and_each_difference_has_a_row(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_what_became_worse_is_first_and_each_difference_has_a_row(tmp_path, capsys):
     old = saved(tmp_path / "old", environment={"torch": "2.12"})
     new = saved(tmp_path / "new", "VIOLATION", spent=4.0, environment={"torch": "2.13"})
     assert diff(old, new) == 1
@@ -751,20 +710,20 @@ def test_what_became_worse_is_first_and_each_difference_has_a_row(
     assert diff(new, old) == 0
 
 
-def test_a_rise_within_the_limit_is_shown_and_accepted(tmp_path: Path, capsys: Streams) -> None:
+def test_a_rise_within_the_limit_is_shown_and_accepted(tmp_path, capsys):
     old, new = saved(tmp_path / "old"), saved(tmp_path / "new", spent=3.4)
     assert diff(old, new, "--max-regression", "0.5") == 0
     assert capsys.readouterr().out == "  epsilon_spent  3  ->  3.4\n"
 
 
-def test_an_epsilon_that_is_no_longer_known_is_inconclusive(tmp_path: Path) -> None:
+def test_an_epsilon_that_is_no_longer_known_is_inconclusive(tmp_path):
     old = saved(tmp_path / "old", claimed=None)
     assert diff(old, saved(tmp_path / "new", claimed=None, spent=None)) == 2
     assert diff(old, saved(tmp_path / "worse", claimed=None, spent=None, proved=2.0)) == 1
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, which: int, capsys: Streams) -> None:
+def test_a_report_that_cannot_be_read_is_named(tmp_path, which, capsys):
     paths = [saved(tmp_path / "old"), saved(tmp_path / "new")]
     Path(paths[which]).write_text("{")
     assert diff(*paths) == 2
@@ -773,9 +732,7 @@ def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, which: int, capsy
     assert f"{paths[which]}: the report is not complete JSON" in shown.err
 
 
-def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(tmp_path, capsys):
     path = saved(tmp_path, delta=1e-6)
     assert diff(path, path) == 2
     shown = capsys.readouterr().err
@@ -783,7 +740,7 @@ def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(
     assert "delta is 1e-06" in shown
 
 
-def test_reports_of_different_trainings_are_refused(tmp_path: Path, capsys: Streams) -> None:
+def test_reports_of_different_trainings_are_refused(tmp_path, capsys):
     made = made_report()
     settings = {**made.settings, "delta": 1e-6}
     old = saved(tmp_path / "old", claimed=None, spent=None, delta=1e-6, settings=settings)
@@ -818,16 +775,14 @@ INFINITE = float("inf")
         ),
     ],
 )
-def test_a_rise_of_an_epsilon_above_the_limit_is_found(
-    old: dict[str, Any], new: dict[str, Any], most: float, expected: list[tuple[str, str]]
-) -> None:
+def test_a_rise_of_an_epsilon_above_the_limit_is_found(old, new, most, expected):
     found = regressions(made_report(**old), made_report(**new), most)
     assert [outcome for outcome, _ in found] == [outcome for outcome, _ in expected]
     for (_, text), (_, start) in zip(found, expected, strict=True):
         assert text.startswith(start)
 
 
-def test_a_newly_failed_check_is_found_and_an_old_failure_is_not() -> None:
+def test_a_newly_failed_check_is_found_and_an_old_failure_is_not():
     texts = [text for _, text in regressions(made_report(), violated(), 0.0)]
     assert texts == ["newly failed: noise, and 1 that follows from it"]
     once = dataclasses.replace(violated(), checks=made_report("VIOLATION").checks)
@@ -839,9 +794,7 @@ def test_a_newly_failed_check_is_found_and_an_old_failure_is_not() -> None:
 @pytest.mark.parametrize(
     ("status", "fails"), [("allowed", True), ("undecided", True), ("warned", False), ("ok", False)]
 )
-def test_a_failure_that_is_allowed_is_a_failure_and_a_warning_is_none(
-    status: str, fails: bool
-) -> None:
+def test_a_failure_that_is_allowed_is_a_failure_and_a_warning_is_none(status, fails):
     assert (("sensitivity", "") in failed(with_status("sensitivity", status))) == fails
 
 
@@ -869,20 +822,18 @@ def of_tensors(*names: str) -> AuditReport:
         ),
     ],
 )
-def test_reports_of_different_trainings_are_not_compared(
-    old: AuditReport, new: AuditReport, told: str
-) -> None:
+def test_reports_of_different_trainings_are_not_compared(old, new, told):
     assert another_training(old, new) == told
     assert another_training(new, old)
     assert another_training(old, old) == another_training(new, new) == ""
 
 
-def test_another_noise_seed_or_number_of_steps_is_the_same_training() -> None:
+def test_another_noise_seed_or_number_of_steps_is_the_same_training():
     other = made_report(spent=5.0, steps=7, settings={"seed": 3, "claim": {"noise_multiplier": 2}})
     assert another_training(of_tensors("a"), other) == ""
 
 
-def test_a_report_of_many_trainings_is_no_baseline_of_one() -> None:
+def test_a_report_of_many_trainings_is_no_baseline_of_one():
     many, one = audited(n=50).to_report(), made_report()
     told = another_training(
         one, dataclasses.replace(many, delta=one.delta, optimizers=one.optimizers)
@@ -901,8 +852,8 @@ def saved_show_command(directory: Path, outcome: str = "PASS") -> str:
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
 def test_every_check_of_a_report_is_shown_and_the_exit_code_is_no_verdict(
-    tmp_path: Path, outcome: str, capsys: Streams
-) -> None:
+    tmp_path, outcome, capsys
+):
     path = saved_show_command(tmp_path / "a", outcome)
     assert main.main(["show", path]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -912,16 +863,14 @@ def test_every_check_of_a_report_is_shown_and_the_exit_code_is_no_verdict(
     assert lines[-1] == f"Report: {path}"
 
 
-def test_a_folder_shows_each_of_its_trainings(tmp_path: Path, capsys: Streams) -> None:
+def test_a_folder_shows_each_of_its_trainings(tmp_path, capsys):
     paths = [saved_show_command(tmp_path / name) for name in ("a", "b")]
     assert main.main(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("Report: ") for line in shown if "Report: " in line] == paths
 
 
-def test_what_cannot_be_read_is_named_after_the_others_with_exit_code_2(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_what_cannot_be_read_is_named_after_the_others_with_exit_code_2(tmp_path, capsys):
     path = saved_show_command(tmp_path / "a")
     cut = tmp_path / "cut.json"
     cut.write_text(Path(path).read_text()[:-200])

@@ -27,9 +27,7 @@ def report(tmp_path: Path) -> Path:
     return made_report().save(folder / "report.json")
 
 
-def test_markdown_and_html_are_written_under_the_name_of_the_training(
-    report: Path, tmp_path: Path, capsys: Streams
-) -> None:
+def test_markdown_and_html_are_written_under_the_name_of_the_training(report, tmp_path, capsys):
     for suffix, start in ((".md", "---\nprivacy:"), (".html", "<!doctype html>")):
         target = tmp_path / f"card{suffix}"
         assert main.main(["card", str(report), "-o", str(target)]) == 0
@@ -39,14 +37,12 @@ def test_markdown_and_html_are_written_under_the_name_of_the_training(
         assert "Privacy card: digits" in text
 
 
-def test_without_a_file_the_card_is_printed_and_a_directory_is_a_report(
-    report: Path, capsys: Streams
-) -> None:
+def test_without_a_file_the_card_is_printed_and_a_directory_is_a_report(report, capsys):
     assert main.main(["card", str(report.parent), "--name", "mine"]) == 0
     assert "# Privacy card: mine" in capsys.readouterr().out
 
 
-def test_a_violation_is_a_card_as_well(tmp_path: Path, capsys: Streams) -> None:
+def test_a_violation_is_a_card_as_well(tmp_path, capsys):
     path = made_report("VIOLATION").save(tmp_path / "report.json")
     facts = tmp_path / "card.yaml"
     facts.write_text("harm: low\n")
@@ -56,9 +52,7 @@ def test_a_violation_is_a_card_as_well(tmp_path: Path, capsys: Streams) -> None:
     assert "▢ low" in out
 
 
-def test_an_unknown_key_exits_with_2_and_names_the_nearest(
-    report: Path, tmp_path: Path, capsys: Streams
-) -> None:
+def test_an_unknown_key_exits_with_2_and_names_the_nearest(report, tmp_path, capsys):
     facts, target = tmp_path / "card.yaml", tmp_path / "card.md"
     facts.write_text("harms: low\n")
     assert main.main(["card", str(report), "--facts", str(facts), "-o", str(target)]) == 2
@@ -77,13 +71,8 @@ def test_an_unknown_key_exits_with_2_and_names_the_nearest(
     ],
 )
 def test_what_cannot_be_read_or_written_exits_with_2(
-    report: Path,
-    tmp_path: Path,
-    capsys: Streams,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
+    report, tmp_path, capsys, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert main.main(["card", *(a.format(report=report) for a in arguments)]) == 2
     assert message in capsys.readouterr().err
@@ -101,7 +90,7 @@ def report_report_command(*arguments: object) -> int:
     return main.main(["report", *map(str, arguments)])
 
 
-def test_a_report_gets_the_page_that_its_training_writes(tmp_path: Path, capsys: Streams) -> None:
+def test_a_report_gets_the_page_that_its_training_writes(tmp_path, capsys):
     path = saved(tmp_path / "digits" / "audit")
     written = write_page(made_report(), path.with_name("report.html")).read_bytes()
     path.with_name("report.html").unlink()
@@ -111,7 +100,7 @@ def test_a_report_gets_the_page_that_its_training_writes(tmp_path: Path, capsys:
     assert b"<title>PASS: digits" in written
 
 
-def test_a_page_goes_elsewhere_with_its_style_sheet(tmp_path: Path) -> None:
+def test_a_page_goes_elsewhere_with_its_style_sheet(tmp_path):
     path = saved(tmp_path / "a")
     assert report_report_command(path, "-o", tmp_path / "page.html", "--css", "beside") == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "page.html", "report.css"]
@@ -120,7 +109,7 @@ def test_a_page_goes_elsewhere_with_its_style_sheet(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path: Path, capsys: Streams) -> None:
+def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path, capsys):
     saved(tmp_path / "fine")
     saved(tmp_path / "half", "VIOLATION")
     assert report_report_command(tmp_path) == 0
@@ -134,9 +123,7 @@ def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path: Path, capsy
     assert len(list(out.glob("*.html"))) == 3
 
 
-def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(
-    tmp_path: Path, capsys: Streams
-) -> None:
+def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(tmp_path, capsys):
     saved(tmp_path / "fine")
     saved(tmp_path / "cut").write_text("{")
     assert report_report_command(tmp_path) == 2
@@ -146,7 +133,7 @@ def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(
     assert not (tmp_path / "cut" / "report.html").exists()
 
 
-def test_refusals_end_with_2(tmp_path: Path, capsys: Streams) -> None:
+def test_refusals_end_with_2(tmp_path, capsys):
     assert report_report_command(tmp_path / "none") == 2
     assert report_report_command(tmp_path) == 2
     assert "is a directory without a report.json" in capsys.readouterr().err
@@ -159,7 +146,7 @@ def test_refusals_end_with_2(tmp_path: Path, capsys: Streams) -> None:
 
 
 @pytest.mark.heavy
-def test_the_command_loads_no_torch(tmp_path: Path) -> None:
+def test_the_command_loads_no_torch(tmp_path):
     path = of_outcome("VIOLATION").save(tmp_path / "report.json")
     script = (
         "import sys\nfrom lightning_audit.report.page import write_page\n"

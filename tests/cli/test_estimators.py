@@ -71,7 +71,7 @@ def scores(tmp_path: Path) -> Scores:
 
 
 @pytest.mark.parametrize("method", BOUND_NAMES)
-def test_every_method_gives_the_librarys_own_number(scores: Scores, method: str) -> None:
+def test_every_method_gives_the_librarys_own_number(scores, method):
     path, inside, outside = scores
     at = () if method == "fdp_t" else ("--threshold", 0.75)
     told = answer(path, "--method", method, "--delta", 1e-5, *at)
@@ -81,7 +81,7 @@ def test_every_method_gives_the_librarys_own_number(scores: Scores, method: str)
     assert told["assumptions"] == list(expected.assumptions)
 
 
-def test_scores_are_split_unless_a_threshold_is_given(scores: Scores) -> None:
+def test_scores_are_split_unless_a_threshold_is_given(scores):
     path, inside, outside = scores
     told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
     assert told["threshold"] == "searched"
@@ -89,7 +89,7 @@ def test_scores_are_split_unless_a_threshold_is_given(scores: Scores) -> None:
     assert told["epsilon_lower"] == expected.epsilon_lower
 
 
-def test_the_help_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_every_method(capsys):
     with pytest.raises(SystemExit):
         main(["bound", "--help"])
     words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
@@ -98,8 +98,8 @@ def test_the_help_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("method", ONE_RUN_NAMES)
 def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assumes(
-    scores: Scores, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    scores, method, capsys
+):
     path, inside, outside = scores
     arguments = (path, "--method", method, "--delta", 1e-5)
     told = json.loads(printed(capsys, *arguments, "--json"))
@@ -115,9 +115,7 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert (guessed in text) == (expected.guesses is not None)
 
 
-def test_the_number_of_guesses_is_the_one_that_is_given(
-    scores: Scores, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_number_of_guesses_is_the_one_that_is_given(scores, capsys):
     path, inside, outside = scores
     arguments = (path, "--method", "one_run", "--delta", 1e-5, "--json", "--guesses")
     told, paid = (json.loads(printed(capsys, *arguments, n)) for n in (100, "100,300"))
@@ -145,8 +143,8 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     ],
 )
 def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_valid(
-    scores: Scores, choice: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    scores, choice, words, capsys
+):
     arguments = (scores[0], "--method", "eps_cp", "--delta", 1e-5, "--threshold", choice)
     text, told = printed(capsys, *arguments), answer(*arguments)
     assert words in text
@@ -157,7 +155,7 @@ def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_val
     assert rests_on_the_caller == (choice in ("0.75", "0,0.5,1"))
 
 
-def test_the_text_says_what_the_number_is(scores: Scores) -> None:
+def test_the_text_says_what_the_number_is(scores):
     path, inside, outside = scores
     arguments = ["--method", "fdp_pooled_cp", "--delta", "1e-5", "--threshold", "0.75"]
     done = subprocess.run([COMMAND, "bound", path, *arguments], capture_output=True, text=True)
@@ -184,7 +182,7 @@ def record(directory: Path) -> tuple[Path, np.ndarray, np.ndarray]:
     return directory / "observations.npz", coins[used], readings[used]
 
 
-def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path: Path) -> None:
+def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path):
     path, coins, readings = record(tmp_path)
     told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
     counts = ConfusionCounts.from_scores(readings[coins == 1], readings[coins == 0], 0.5)
@@ -193,7 +191,7 @@ def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path: Path) 
     assert told["n_in"] + told["n_out"] == 540
 
 
-def test_rates_are_told_when_asked_for(scores: Scores) -> None:
+def test_rates_are_told_when_asked_for(scores):
     path, inside, outside = scores
     arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
     told = answer(*arguments, "--roc")
@@ -206,7 +204,7 @@ def test_rates_are_told_when_asked_for(scores: Scores) -> None:
     assert f"TPR at FPR 0.1: {told['tpr_at_fpr_0.1']:.6g} observed, >= " in text
 
 
-def test_readings_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+def test_readings_that_are_not_finite_are_counted(tmp_path):
     path = tmp_path / "o.npz"
     readings = np.array([[1.5, np.nan], [0.5, 0.25]])
     np.savez(path, canaries=np.ones(2), coins=np.array([[1, 0], [1, 0]]), readings=readings)
@@ -234,9 +232,7 @@ def test_readings_that_are_not_finite_are_counted(tmp_path: Path) -> None:
         (("--method", "eps_cp", "--significance", "2"), r"significance=2.0 must be in (0, 1)"),
     ],
 )
-def test_wrong_arguments_name_themselves(
-    scores: Scores, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_arguments_name_themselves(scores, arguments, message):
     delta = () if "--delta" in arguments else ("--delta", "1e-5")
     done = run(scores[0], *arguments, *delta)
     assert (done.returncode, done.stdout) == (2, "")
@@ -255,9 +251,7 @@ def test_wrong_arguments_name_themselves(
         ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),
     ],
 )
-def test_files_without_scores_say_what_they_must_hold(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_files_without_scores_say_what_they_must_hold(tmp_path, arrays, message):
     np.savez(tmp_path / "s.npz", **arrays)
     done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
     assert done.returncode == 2
@@ -265,7 +259,7 @@ def test_files_without_scores_say_what_they_must_hold(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
-def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_files_that_are_no_archive_are_refused(tmp_path, content):
     path = tmp_path / "s.npz"
     if content is not None:
         path.write_bytes(content)
@@ -275,7 +269,7 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes | 
     assert "Traceback" not in done.stderr
 
 
-def test_a_single_array_is_refused_as_no_archive(tmp_path: Path) -> None:
+def test_a_single_array_is_refused_as_no_archive(tmp_path):
     np.save(tmp_path / "s.npy", np.ones(3))
     done = run(tmp_path / "s.npy", "--method", "eps_cp", "--delta", 1e-5)
     assert done.returncode == 2
@@ -283,21 +277,21 @@ def test_a_single_array_is_refused_as_no_archive(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores: Scores) -> None:
+def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores):
     path = scores[0]
     told = [answer(path, "--method", "katz", "--delta", delta) for delta in (0, 1e-5)]
     assert told[0] == told[1]
     assert told[0]["delta"] == 0
 
 
-def test_a_pickle_in_the_file_is_not_loaded(tmp_path: Path) -> None:
+def test_a_pickle_in_the_file_is_not_loaded(tmp_path):
     np.savez(tmp_path / "s.npz", scores_in=np.array([object()]), scores_out=np.ones(1))
     done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
     assert done.returncode == 2
     assert "scores_in holds Python objects, which are never loaded" in done.stderr
 
 
-def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path: Path, scores: Scores) -> None:
+def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path, scores):
     path, *_ = record(tmp_path)
     for given, of in ((path, "one step"), (scores[0], "attack")):
         arguments = (given, "--method", "fdp_cp", "--delta", 1e-5, "--threshold", 0.5)
@@ -341,7 +335,7 @@ def answer_epsilon_star_command(
         heavy=[(("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2))],
     ),
 )
-def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> None:
+def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method):
     told = answer_epsilon_star_command(
         capsys, npz, "--delta", 1e-3, "--permutations", 19, "--seed", 4, *options
     )
@@ -356,7 +350,7 @@ def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> Non
     assert "not a bound" in told["interpretation"]
 
 
-def test_a_table_gives_what_the_arrays_give(npz, tmp_path, capsys) -> None:
+def test_a_table_gives_what_the_arrays_give(npz, tmp_path, capsys):
     rows = [("population", x) for x in POPULATION] + [("train", x) for x in TRAIN]
     table = as_csv(tmp_path / "losses.csv", rows)
     options = ("--delta", 1e-3, "--permutations", 9)
@@ -365,7 +359,7 @@ def test_a_table_gives_what_the_arrays_give(npz, tmp_path, capsys) -> None:
     )
 
 
-def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, capsys) -> None:
+def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, capsys):
     assert main(["epsilon-star", npz, "--delta", "1e-3", "--permutations", "99"]) == 0
     text = capsys.readouterr().out
     value = epsilon_star(TRAIN, POPULATION, 1e-3, Empirical(clip=0.001)).value
@@ -390,7 +384,7 @@ SWAPPED = [("population" if side == "train" else "train", loss) for side, loss i
 )
 def test_a_value_that_one_loss_or_the_clip_decides_says_so(
     tmp_path, capsys, rows, clip, decided_by, words
-) -> None:
+):
     table = as_csv(tmp_path / "l.csv", rows)
     options = (table, "--delta", "0", "--permutations", "9", "--clip")
     assert main(["epsilon-star", *options, str(clip)]) == 0
@@ -404,7 +398,7 @@ def test_a_value_that_one_loss_or_the_clip_decides_says_so(
     assert (halved == told["value"]) == (decided_by == "one loss")
 
 
-def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, capsys) -> None:
+def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, capsys):
     options = (npz, "--delta", "0.01", "--permutations", "9", "--clip", "0.001")
     told = answer_epsilon_star_command(capsys, *options)
     assert (told["at_clip"], told["decided_by"]) == (False, None)
@@ -412,12 +406,12 @@ def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, capsys) -> 
     assert "decides" not in capsys.readouterr().out
 
 
-def test_a_fit_knows_no_limit_but_the_clip(npz, capsys) -> None:
+def test_a_fit_knows_no_limit_but_the_clip(npz, capsys):
     options = (npz, "--delta", 0, "--clip", 1e-6, "--components", 1, "--permutations", 3)
     assert answer_epsilon_star_command(capsys, *options)["decided_by"] == "clip"
 
 
-def test_infinity_is_written_as_json_can(npz, capsys) -> None:
+def test_infinity_is_written_as_json_can(npz, capsys):
     options = ("--delta", 0, "--clip", 0, "--components", 1, "--permutations", 3)
     assert answer_epsilon_star_command(capsys, npz, *options)["value"] == "inf"
 
@@ -440,7 +434,7 @@ def test_infinity_is_written_as_json_can(npz, capsys) -> None:
         ),
     ],
 )
-def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, message) -> None:
+def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, message):
     table = as_csv(tmp_path / "l.csv", rows, header)
     assert main(["epsilon-star", table, "--delta", "0.1"]) == 2
     error = capsys.readouterr().err.replace("); it must be", "; it must be")
@@ -454,20 +448,18 @@ def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, me
         (("--delta", "0.1", "--clip", "0.5"), "clip=0.5 must be in [0, 0.5)"),
     ],
 )
-def test_wrong_arguments_name_themselves_epsilon_star_command(
-    npz, capsys, options, message
-) -> None:
+def test_wrong_arguments_name_themselves_epsilon_star_command(npz, capsys, options, message):
     assert main(["epsilon-star", npz, *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_arrays_of_other_names_are_refused(tmp_path, capsys) -> None:
+def test_arrays_of_other_names_are_refused(tmp_path, capsys):
     np.savez(tmp_path / "s.npz", train=np.ones(3))
     assert main(["epsilon-star", str(tmp_path / "s.npz"), "--delta", "0.1"]) == 2
     assert "holds ['train']; it must be an .npz with" in capsys.readouterr().err
 
 
-def test_the_installed_command_has_it(npz) -> None:
+def test_the_installed_command_has_it(npz):
     command = [str(COMMAND), "epsilon-star", npz, "--delta", "1e-3", "--permutations", "9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -494,7 +486,7 @@ def answer_mcmc_command(capsys: pytest.CaptureFixture[str], *arguments: object) 
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_prints_the_librarys_own_posterior(tmp_path, capsys) -> None:
+def test_it_prints_the_librarys_own_posterior(tmp_path, capsys):
     told = answer_mcmc_command(capsys, written(tmp_path), "--significance", 0.2)
     posterior = attack_strength_posterior(attack_counts([25, 15, 6], 100, [4, 6, 20], 100), 0.01)
     assert told["epsilon_mean"] == posterior.epsilon.mean
@@ -504,7 +496,7 @@ def test_it_prints_the_librarys_own_posterior(tmp_path, capsys) -> None:
     assert "not a bound" in told["interpretation"]
 
 
-def test_the_options_outweigh_the_file(tmp_path, capsys) -> None:
+def test_the_options_outweigh_the_file(tmp_path, capsys):
     path = written(tmp_path, cluster=100)
     told = answer_mcmc_command(
         capsys, path, "--delta", 0.02, "--cluster", 50, "--epsilon-variance", 4,
@@ -522,7 +514,7 @@ def test_the_options_outweigh_the_file(tmp_path, capsys) -> None:
     assert (told["delta"], told["cluster"]) == (0.02, 50)
 
 
-def test_groups_are_pooled_before(tmp_path, capsys) -> None:
+def test_groups_are_pooled_before(tmp_path, capsys):
     told = answer_mcmc_command(capsys, written(tmp_path, groups=["a", "b", "a"]))
     pooled = attack_counts([31, 15], [200, 100], [24, 6], [200, 100])
     found = correlated_attack_posterior(pooled, 0.01, 100)
@@ -530,7 +522,7 @@ def test_groups_are_pooled_before(tmp_path, capsys) -> None:
     assert (told["attacks"], told["cluster"]) == (2, 100)
 
 
-def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
+def test_the_text_says_what_the_numbers_are(tmp_path, capsys):
     assert main(["mcmc", written(tmp_path, cluster=100)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("epsilon ")
@@ -564,13 +556,13 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
         ({}, ("--significance", "0"), "significance=0.0 must be in (0, 1)"),
     ],
 )
-def test_what_is_wrong_names_itself(tmp_path, capsys, changes, options, message) -> None:
+def test_what_is_wrong_names_itself(tmp_path, capsys, changes, options, message):
     assert main(["mcmc", written(tmp_path, **changes), *options]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, "", "[1, 2]", "{"])
-def test_files_that_are_no_object_are_refused(tmp_path, capsys, content) -> None:
+def test_files_that_are_no_object_are_refused(tmp_path, capsys, content):
     path = tmp_path / "counts.json"
     if content is not None:
         path.write_text(content)
@@ -587,7 +579,7 @@ def answer_power_command(capsys: pytest.CaptureFixture[str], *arguments: str) ->
     return json.loads(capsys.readouterr().out)
 
 
-def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
+def test_each_number_of_steps_is_the_first_with_the_power(capsys):
     told = answer_power_command(capsys, *CLAIM, "--canaries", "4", "--target", "0.9")
     tests = {test["name"]: test for test in told["tests"]}
     noise, shift = tests["audit: noise.canary"], tests["audit: sensitivity"]
@@ -609,7 +601,7 @@ def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
 
 
 @pytest.mark.heavy
-def test_too_small_a_noise_shows_soonest_in_the_noise(capsys) -> None:
+def test_too_small_a_noise_shows_soonest_in_the_noise(capsys):
     told = answer_power_command(
         capsys, "--claimed-epsilon", "1.27", "--true-epsilon", "1.57", "--delta", "1e-5"
     )
@@ -618,7 +610,7 @@ def test_too_small_a_noise_shows_soonest_in_the_noise(capsys) -> None:
     assert 15 * needed["audit: noise.canary"] < min(bounds)
 
 
-def test_what_cannot_be_told_is_said(capsys, monkeypatch) -> None:
+def test_what_cannot_be_told_is_said(capsys, monkeypatch):
     monkeypatch.setattr(estimators, "_LIMIT", 500)
     command = ("--claimed-epsilon", "1", "--true-epsilon", "1.1", "--delta", "1e-5")
     told = answer_power_command(capsys, *command, "--significance", "0.001")
@@ -627,7 +619,7 @@ def test_what_cannot_be_told_is_said(capsys, monkeypatch) -> None:
     assert capsys.readouterr().out.count("> 500") == 5
 
 
-def test_the_text_and_the_plot_are_written(tmp_path, capsys) -> None:
+def test_the_text_and_the_plot_are_written(tmp_path, capsys):
     path = tmp_path / "power.png"
     assert main(["power", *CLAIM, "--plot", str(path)]) == 0
     text = capsys.readouterr().out
@@ -650,6 +642,6 @@ def test_the_text_and_the_plot_are_written(tmp_path, capsys) -> None:
         (("--plot", "no/such/folder.png"), "plot='no/such/folder.png' must be a file in a folder"),
     ],
 )
-def test_wrong_arguments_name_themselves_power_command(capsys, arguments, message) -> None:
+def test_wrong_arguments_name_themselves_power_command(capsys, arguments, message):
     assert main(["power", *CLAIM, *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -38,11 +38,11 @@ from lightning_audit.cli.formats import (
     proved,
     severity_of,
 )
-from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, places_in
 
 
-def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted() -> None:
+def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted():
     every = of_every_outcome()
     assert [one.outcome for one in every] == ["PASS", "VIOLATION", "INCONCLUSIVE", "INCONCLUSIVE"]
     assert exit_code(every) == 1
@@ -60,15 +60,13 @@ def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted() -> None:
         ("VIOLATION", "INCONCLUSIVE", "VIOLATION"),
     ],
 )
-def test_a_remark_makes_an_outcome_worse_and_never_better(
-    verdict: Outcome, remark: Outcome, expected: Outcome
-) -> None:
+def test_a_remark_makes_an_outcome_worse_and_never_better(verdict, remark, expected):
     one = checked(made_report(verdict), "lit", Remark("max-epsilon", remark, "a sentence"))
     assert one.outcome == expected
     assert ("a sentence" in one.reasons) == (remark == expected)
 
 
-def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() -> None:
+def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none():
     assert checked(violated()).reasons == ["Too little noise is added (noise)"]
     assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
     assert unreadable().reasons == ["the report is not complete JSON"]
@@ -78,9 +76,7 @@ def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() 
     assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]
 
 
-def test_a_training_has_the_same_name_in_every_clone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_has_the_same_name_in_every_clone(tmp_path, monkeypatch):
     found = []
     for clone in ("one", "two/deeper"):
         root = tmp_path / clone
@@ -92,7 +88,7 @@ def test_a_training_has_the_same_name_in_every_clone(
     assert found[0][0] == ["runs/a", "runs/a/audit/report.json"]
 
 
-def test_names_of_different_reports_differ(tmp_path: Path) -> None:
+def test_names_of_different_reports_differ(tmp_path):
     outside = ["a/x/y/audit/report.json", "b/x/y/audit/report.json", "b/x/y/report.json"]
     paths = [str(tmp_path / path) for path in outside]
     names = [name for _, name, _ in named([*paths, "b/x.json", "b/x/report.json"])]
@@ -100,18 +96,18 @@ def test_names_of_different_reports_differ(tmp_path: Path) -> None:
     assert all(str(tmp_path) not in name for name in names)
 
 
-def test_known_epsilons_are_shown_in_three_digits() -> None:
+def test_known_epsilons_are_shown_in_three_digits():
     shown = epsilons(made_report(spent=3.14159))
     assert shown == "epsilon proved >= 1.5, spent 3.14, claimed 8"
     assert epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
 
 
-def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy() -> None:
+def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy():
     assert proved(made_report(proved=0.0)) == proved(made_report(proved=None)) == "-"
     assert proved(made_report(proved=1.5)) == number(1.5) == "1.5"
 
 
-def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> None:
+def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains():
     (found,) = findings_of(violated())
     assert (found.check, found.title) == ("noise", "Too little noise is added")
     assert [(p.name, p.file, p.line) for p in found.places] == [
@@ -123,23 +119,23 @@ def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> 
     assert found.fails
 
 
-def test_without_a_fault_a_finding_has_the_texts_of_its_check() -> None:
+def test_without_a_fault_a_finding_has_the_texts_of_its_check():
     (found,) = findings_of(with_status("sensitivity", "undecided"))
     known = REGISTRY["sensitivity"]
     assert (found.title, found.look_at) == (known.failed_title, known.look_at)
 
 
 @pytest.mark.parametrize("status", ["allowed", "warned"])
-def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status: str) -> None:
+def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status):
     (found,) = findings_of(with_status("sensitivity", status))
     assert not found.fails
 
 
-def test_a_pass_has_no_finding() -> None:
+def test_a_pass_has_no_finding():
     assert findings_of(made_report()) == []
 
 
-def test_the_severities_are_three_and_every_check_has_one() -> None:
+def test_the_severities_are_three_and_every_check_has_one():
     found = {name: severity_of(check) for name, check in REGISTRY.items()}
     assert set(found.values()) == set(SEVERITIES) == {"critical", "theoretical", "negligible"}
     assert {name for name, severity in found.items() if severity == "negligible"} == {
@@ -154,7 +150,7 @@ def test_the_severities_are_three_and_every_check_has_one() -> None:
     ("file", "line"),
     [("/etc/passwd", 3), ("../../x.py", 3), ("a/..\\b.py", 3), ("c:x.py", 3), ("a.py", 0), ("", 1)],
 )
-def test_a_place_outside_of_the_repository_is_no_location(file: str, line: int) -> None:
+def test_a_place_outside_of_the_repository_is_no_location(file, line):
     report: AuditReport = violated()
     fault = report.verdict.faults[0]
     place = dataclasses.replace(fault.place, code=(CodePlace(file, line, line, "f"),))
@@ -193,7 +189,7 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
 
 
 @pytest.mark.usefixtures("summary")
-def test_each_finding_is_annotated_at_its_place() -> None:
+def test_each_finding_is_annotated_at_its_place():
     found = commands(as_github(of_every_outcome()))
     assert [level for level, *_ in found] == ["error"] * 3
     _, where, message = found[0]
@@ -208,14 +204,14 @@ def test_each_finding_is_annotated_at_its_place() -> None:
 
 
 @pytest.mark.usefixtures("summary")
-def test_what_is_allowed_is_a_notice_and_a_pass_has_none() -> None:
+def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
     allowed = with_status("sensitivity", "allowed")
     ((level, *_),) = commands(as_github([checked(allowed), checked(made_report(), "fine")]))
     assert level == "notice"
 
 
 @pytest.mark.usefixtures("summary")
-def test_of_many_findings_ten_are_annotated_errors_first() -> None:
+def test_of_many_findings_ten_are_annotated_errors_first():
     allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
     found = commands(as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))]))
     assert len(found) == MOST == 10
@@ -224,12 +220,12 @@ def test_of_many_findings_ten_are_annotated_errors_first() -> None:
 
 
 @pytest.mark.usefixtures("summary")
-def test_the_lines_of_the_text_follow() -> None:
+def test_the_lines_of_the_text_follow():
     assert "x half   VIOLATION" in as_github(of_every_outcome())
 
 
 @pytest.mark.usefixtures("summary")
-def test_the_step_summary_is_the_markdown_and_is_appended(summary: Path) -> None:
+def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     summary.write_text("before\n", encoding="utf-8")
     as_github(of_every_outcome())
     expected = "before\n" + as_markdown(of_every_outcome()) + "\n"
@@ -237,25 +233,21 @@ def test_the_step_summary_is_the_markdown_and_is_appended(summary: Path) -> None
 
 
 @pytest.mark.usefixtures("summary")
-def test_outside_of_a_job_no_summary_is_written(
-    summary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_of_a_job_no_summary_is_written(summary, monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
     assert commands(as_github(of_every_outcome()))
     assert not summary.exists()
 
 
 @pytest.mark.usefixtures("summary")
-def test_a_summary_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     with pytest.raises(IsADirectoryError):
         as_github(of_every_outcome())
 
 
 @pytest.mark.usefixtures("summary")
-def test_foreign_text_begins_no_command() -> None:
+def test_foreign_text_begins_no_command():
     text = as_github(hostile())
     assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
     assert all("::" not in line[2:].split("::", 1)[0] for line in text.splitlines())
@@ -264,7 +256,7 @@ def test_foreign_text_begins_no_command() -> None:
     assert "##[" not in after
 
 
-def test_the_document_has_the_outcome_and_each_report_with_its_findings() -> None:
+def test_the_document_has_the_outcome_and_each_report_with_its_findings():
     data = json.loads(as_json_summary(of_every_outcome()))
     assert (data["format_version"], data["outcome"], data["exit_code"]) == (
         FORMAT_VERSION,
@@ -287,7 +279,7 @@ def test_the_document_has_the_outcome_and_each_report_with_its_findings() -> Non
     assert "epsilon_spent" not in cut
 
 
-def test_an_infinite_epsilon_and_foreign_text_are_valid_json() -> None:
+def test_an_infinite_epsilon_and_foreign_text_are_valid_json():
     one = of_every_outcome()[0]
     infinite = type(one)(one.path, one.training, one.place, made_report(spent=float("inf")))
 
@@ -308,7 +300,7 @@ def results(suite: Any, kind: type) -> dict[str, Any]:
     return {case.name: one for case in suite for one in case.result if isinstance(one, kind)}
 
 
-def test_each_training_is_a_suite_and_each_check_a_case() -> None:
+def test_each_training_is_a_suite_and_each_check_a_case():
     suites = read(of_every_outcome())
     assert list(suites) == ["fine", "half", "short", "cut"]
     fine = suites["fine"]
@@ -320,7 +312,7 @@ def test_each_training_is_a_suite_and_each_check_a_case() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_finding_fails_and_what_follows_from_it_is_skipped() -> None:
+def test_a_finding_fails_and_what_follows_from_it_is_skipped():
     half = read(of_every_outcome())["half"]
     assert (half.failures, half.errors) == (1, 0)
     (failure,) = results(half, Failure).values()
@@ -331,7 +323,7 @@ def test_a_finding_fails_and_what_follows_from_it_is_skipped() -> None:
     assert half.skipped == len(skipped)
 
 
-def test_inconclusive_and_unreadable_are_errors() -> None:
+def test_inconclusive_and_unreadable_are_errors():
     suites = read(of_every_outcome())
     for name, kind in (("short", "INCONCLUSIVE"), ("cut", "unreadable")):
         (error,) = results(suites[name], Error).values()
@@ -339,13 +331,13 @@ def test_inconclusive_and_unreadable_are_errors() -> None:
     assert results(suites["short"], Error)["verdict"].message == "the canary was taken out"
 
 
-def test_the_lines_of_a_refusal_are_message_and_text() -> None:
+def test_the_lines_of_a_refusal_are_message_and_text():
     (suite,) = read([unreadable("cut", "it contradicts itself:\n  steps is 7")]).values()
     (error,) = results(suite, Error).values()
     assert (error.message, error.text) == ("it contradicts itself:", "  steps is 7")
 
 
-def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:
+def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes():
     every = [checked(with_status("sensitivity", name), name) for name in ("undecided", "allowed")]
     undecided, allowed = read(every).values()
     assert (undecided.errors, undecided.failures) == (1, 0)
@@ -353,27 +345,27 @@ def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:
     assert sum("allowed: " in (case.system_out or "") for case in allowed) == 1
 
 
-def test_an_exceeded_budget_is_a_failure() -> None:
+def test_an_exceeded_budget_is_a_failure():
     remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
     (suite,) = read([checked(made_report(), "lit", remark)]).values()
     (failure,) = results(suite, Failure).values()
     assert (failure.type, failure.message) == ("max-epsilon", "epsilon spent 3")
 
 
-def test_sums_of_the_file_are_those_of_its_suites() -> None:
+def test_sums_of_the_file_are_those_of_its_suites():
     xml = JUnitXml.fromstring(as_junit(of_every_outcome()).encode())
     suites = list(xml)
     for name in ("tests", "failures", "errors", "skipped"):
         assert getattr(xml, name) == sum(getattr(suite, name) for suite in suites) > 0
 
 
-def test_foreign_text_is_escaped() -> None:
+def test_foreign_text_is_escaped():
     suites = list(JUnitXml.fromstring(as_junit(hostile()).encode()))
     assert len(suites) == 2
     assert "<script>alert(1)</script>" in suites[1].name
 
 
-def test_each_report_has_a_line_and_the_worst_is_named_last() -> None:
+def test_each_report_has_a_line_and_the_worst_is_named_last():
     assert as_lines(of_every_outcome()).splitlines() == [
         "  fine   PASS          epsilon proved >= 1.5, spent 3, claimed 8",
         "x half   VIOLATION     Too little noise is added (noise)",
@@ -384,13 +376,13 @@ def test_each_report_has_a_line_and_the_worst_is_named_last() -> None:
     ]
 
 
-def test_a_line_has_the_reason_of_the_gate() -> None:
+def test_a_line_has_the_reason_of_the_gate():
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
     lines = as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
     assert "--max-epsilon 2: epsilon spent 3" in lines.splitlines()[0]
 
 
-def test_text_of_a_report_makes_no_line_of_its_own() -> None:
+def test_text_of_a_report_makes_no_line_of_its_own():
     lines = as_lines(hostile())
     assert len(lines.splitlines()) == len(hostile()) + 2
     assert lines.replace("\n", "").isprintable()
@@ -416,7 +408,7 @@ def cells(text: str) -> list[list[str]]:
     return rows
 
 
-def test_the_worst_training_is_the_first_row_of_the_table() -> None:
+def test_the_worst_training_is_the_first_row_of_the_table():
     head, *rows = cells(as_markdown(of_every_outcome()))
     assert head[:3] == ["training", "verdict", "proved ≥"]
     assert [row[0] for row in rows] == ["half", "short", "cut", "fine"]
@@ -424,7 +416,7 @@ def test_the_worst_training_is_the_first_row_of_the_table() -> None:
     assert rows[2][2:] == ["-"] * 4
 
 
-def test_the_headline_has_outcome_number_and_reason() -> None:
+def test_the_headline_has_outcome_number_and_reason():
     first, second, *_ = as_markdown(of_every_outcome()).splitlines()
     assert first == MARKER
     reason = "Too little noise is added (noise)"
@@ -434,13 +426,13 @@ def test_the_headline_has_outcome_number_and_reason() -> None:
     assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
 
 
-def test_the_lines_of_a_refusal_are_one_paragraph() -> None:
+def test_the_lines_of_a_refusal_are_one_paragraph():
     text = as_markdown([unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")])
     assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
     assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
 
 
-def test_a_finding_has_severity_place_and_what_to_look_at() -> None:
+def test_a_finding_has_severity_place_and_what_to_look_at():
     text = as_markdown([checked(violated())])
     assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
     lists = [token.content for token in tokens(text) if token.type == "inline"]
@@ -449,7 +441,7 @@ def test_a_finding_has_severity_place_and_what_to_look_at() -> None:
     assert "**First seen:** after 8 of 100 steps" in lists
 
 
-def test_foreign_text_makes_no_tag_link_mention_or_cell() -> None:
+def test_foreign_text_makes_no_tag_link_mention_or_cell():
     text = as_markdown(hostile())
     found = tokens(text)
     html = " ".join(token.content for token in found if token.type.startswith("html_"))
@@ -461,7 +453,7 @@ def test_foreign_text_makes_no_tag_link_mention_or_cell() -> None:
     assert text.replace("\n", "").isprintable()
 
 
-def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_left_out() -> None:
+def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_left_out():
     report = violated()
     long = "🙂" * 10_000
     checks = tuple(dataclasses.replace(c, message=long) for c in report.checks)
@@ -497,7 +489,7 @@ def every_status() -> list[Checked]:
 
 @pytest.mark.skipif(not SCHEMA.exists(), reason=f"the schema of SARIF 2.1.0 is not at {SCHEMA}")
 @pytest.mark.parametrize("every", [of_every_outcome, hostile, every_status, list])
-def test_the_document_is_valid_against_the_schema(every: Any) -> None:
+def test_the_document_is_valid_against_the_schema(every):
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     validator = jsonschema.validators.validator_for(schema)(schema)
     data = json.loads(as_sarif(every()))
@@ -506,7 +498,7 @@ def test_the_document_is_valid_against_the_schema(every: Any) -> None:
     assert list(validator.iter_errors(data))
 
 
-def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> None:
+def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code():
     run = run_of(of_every_outcome())
     found = run["results"][0]
     assert (found["ruleId"], found["level"], found["kind"]) == ("noise", "error", "fail")
@@ -522,7 +514,7 @@ def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> No
     assert "security" in rule["properties"]["tags"]  # without it GitHub ignores the severity
 
 
-def test_every_location_is_relative_to_the_repository() -> None:
+def test_every_location_is_relative_to_the_repository():
     for result in results_sarif([*of_every_outcome(), *hostile()]):
         for location in (*result["locations"], *result["relatedLocations"]):
             artifact = location["physicalLocation"]["artifactLocation"]
@@ -530,7 +522,7 @@ def test_every_location_is_relative_to_the_repository() -> None:
             assert artifact["uriBaseId"] == "%SRCROOT%"
 
 
-def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() -> None:
+def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number():
     def prints(*every: Checked) -> list[str]:
         return [
             one["partialFingerprints"]["checkAndTraining/v1"] for one in results_sarif([*every])
@@ -562,14 +554,14 @@ def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() 
     ],
 )
 def test_the_severity_is_one_of_three_words_and_what_is_allowed_is_suppressed(
-    status: str, level: str, severity: str, suppressed: bool
-) -> None:
+    status, level, severity, suppressed
+):
     (found,) = results_sarif([checked(with_status("sensitivity", status))])
     assert (found["level"], found["properties"]["severity"]) == (level, severity)
     assert ("suppressions" in found) == suppressed
 
 
-def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run() -> None:
+def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run():
     run = run_of(of_every_outcome())
     by_rule = {result["ruleId"]: result for result in run["results"]}
     assert (by_rule["gate.verdict"]["kind"], by_rule["gate.verdict"]["level"]) == ("open", "none")
@@ -581,12 +573,12 @@ def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_ru
     assert run_of([checked(made_report())])["invocations"][0]["executionSuccessful"] is True
 
 
-def test_an_exceeded_budget_is_a_result_of_its_own() -> None:
+def test_an_exceeded_budget_is_a_result_of_its_own():
     remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
     (found,) = results_sarif([checked(made_report(), "lit", remark)])
     assert (found["ruleId"], found["message"]["text"]) == ("gate.max-epsilon", "epsilon spent 3")
     assert uri(found) == "lit/report.json"
 
 
-def test_a_pass_has_no_result() -> None:
+def test_a_pass_has_no_result():
     assert results_sarif([checked(made_report())]) == []

@@ -11,14 +11,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mutated_files as files
 import numpy as np
 import pytest
-from command_worker import Command
 from made_report import made_report
 from printed_report import as_text
 from report_edits import signed
@@ -57,7 +55,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
-def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_exit_code_is_that_of_the_verdict(tmp_path, outcome):
     path = saved(tmp_path, outcome)
     done = run("check", path)
     assert done.returncode == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}[outcome]
@@ -72,9 +70,7 @@ def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, outcome: Outcome) 
         ("nowhere/report.json", "nowhere/report.json"),
     ],
 )
-def test_a_truncated_or_absent_report_is_inconclusive_and_says_why_on_stderr(
-    tmp_path: Path, name: str, told: str
-) -> None:
+def test_a_truncated_or_absent_report_is_inconclusive_and_says_why_on_stderr(tmp_path, name, told):
     path = saved(tmp_path)
     path.write_text(path.read_text()[:200])
     done = run("check", tmp_path / name)
@@ -87,17 +83,13 @@ def check(path: Path, *arguments: str) -> int:
     return main.main(["check", str(path), *arguments])
 
 
-def test_a_directory_stands_for_the_report_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_stands_for_the_report_in_it(tmp_path, capsys):
     report = saved(tmp_path, "VIOLATION")
     assert check(tmp_path) == 1
     assert f"lightning-audit show {report}" in capsys.readouterr().out
 
 
-def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(tmp_path, capsys):
     assert check(tmp_path) == 2
     told = capsys.readouterr()
     assert told.out == ""
@@ -112,30 +104,24 @@ def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(
         ("3.5", 0, {"proved": None}),
     ],
 )
-def test_a_budget_is_kept_when_no_epsilon_exceeds_it(
-    tmp_path: Path, limit: str, code: int, changes: dict[str, Any]
-) -> None:
+def test_a_budget_is_kept_when_no_epsilon_exceeds_it(tmp_path, limit, code, changes):
     assert check(saved(tmp_path, **changes), "--max-epsilon", limit) == code
 
 
 @pytest.mark.parametrize(
     ("limit", "which"), [("2", "epsilon spent 3"), ("1", "epsilon proved 1.5, spent 3")]
 )
-def test_an_exceeded_budget_names_the_epsilon_that_exceeds_it(
-    tmp_path: Path, limit: str, which: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exceeded_budget_names_the_epsilon_that_exceeds_it(tmp_path, limit, which, capsys):
     check(saved(tmp_path), "--max-epsilon", limit)
     assert f"VIOLATION of --max-epsilon {limit}: {which}" in capsys.readouterr().out
 
 
-def test_the_budget_is_part_of_the_installed_command(tmp_path: Path) -> None:
+def test_the_budget_is_part_of_the_installed_command(tmp_path):
     assert run("check", saved(tmp_path), "--max-epsilon=2").returncode == 1
 
 
 @pytest.mark.parametrize("proved", [1.5, None])
-def test_an_unknown_spent_epsilon_is_inconclusive(
-    tmp_path: Path, proved: float | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_spent_epsilon_is_inconclusive(tmp_path, proved, capsys):
     path = saved(tmp_path, spent=None, proved=proved)
     assert check(path, "--max-epsilon", "100") == 2
     assert "INCONCLUSIVE: the report holds no epsilon" in capsys.readouterr().out
@@ -152,17 +138,13 @@ def test_an_unknown_spent_epsilon_is_inconclusive(
         ("PASS", float("inf"), "VIOLATION"),
     ],
 )
-def test_the_worse_of_verdict_and_budget_decides(
-    tmp_path: Path, outcome: Outcome, spent: float | None, expected: Outcome
-) -> None:
+def test_the_worse_of_verdict_and_budget_decides(tmp_path, outcome, spent, expected):
     path = saved(tmp_path, outcome, claimed=None, spent=spent)
     assert check(path, "--max-epsilon", "2") == EXIT_CODES[expected]
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "nan", "much"])
-def test_a_budget_that_is_no_positive_number_is_a_usage_error(
-    tmp_path: Path, limit: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_is_no_positive_number_is_a_usage_error(tmp_path, limit, capsys):
     path = saved(tmp_path)
     with pytest.raises(SystemExit) as exit_:
         check(path, f"--max-epsilon={limit}")
@@ -174,16 +156,14 @@ def test_a_budget_that_is_no_positive_number_is_a_usage_error(
 
 
 @pytest.mark.parametrize("arguments", [[], ["check"], ["audit"]])
-def test_a_command_without_its_parts_is_a_usage_error(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_without_its_parts_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         main.main(arguments)
     assert exit_.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_packages(capsys):
     with pytest.raises(SystemExit) as exit_:
         main.main(["--version"])
     assert exit_.value.code == 0
@@ -213,8 +193,8 @@ COUNTS = {"false_negatives": [2], "n_in": 9, "false_positives": [1], "n_out": 9,
 )
 @pytest.mark.one_in(3)
 def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opacus(
-    tmp_path: Path, arguments: str
-) -> None:
+    tmp_path, arguments
+):
     saved(tmp_path)
     (tmp_path / "counts.json").write_text(json.dumps(COUNTS))
     names = ("scores_in", "scores_out", "losses_train", "losses_population")
@@ -233,9 +213,7 @@ def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opa
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION"])
-def test_a_reader_that_has_enough_leaves_the_exit_code_alone(
-    tmp_path: Path, outcome: Outcome
-) -> None:
+def test_a_reader_that_has_enough_leaves_the_exit_code_alone(tmp_path, outcome):
     report = saved(tmp_path, outcome)
     reading, writing = os.pipe()
     os.close(reading)
@@ -260,11 +238,8 @@ def test_a_reader_that_has_enough_leaves_the_exit_code_alone(
     ],
 )
 def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
-    tmp_path: Path,
-    outcomes: tuple[Outcome, ...],
-    expected: Outcome,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path, outcomes, expected, capsys
+):
     paths = []
     for number, outcome in enumerate(outcomes, 1):
         folder = tmp_path / f"run-{number}" if number > 1 else tmp_path
@@ -280,7 +255,7 @@ def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
     assert check(paths[0]) == EXIT_CODES[outcomes[0]]  # by its own name it stands alone
 
 
-def test_the_budget_is_held_against_every_training(tmp_path: Path) -> None:
+def test_the_budget_is_held_against_every_training(tmp_path):
     saved(tmp_path, spent=1.9, proved=1.0)
     (tmp_path / "run-2").mkdir()
     saved(tmp_path / "run-2", spent=3.0)
@@ -288,7 +263,7 @@ def test_the_budget_is_held_against_every_training(tmp_path: Path) -> None:
     assert check(tmp_path, "--max-epsilon", "2") == 1
 
 
-def test_what_was_set_aside_counts_no_more(tmp_path: Path) -> None:
+def test_what_was_set_aside_counts_no_more(tmp_path):
     saved(tmp_path)
     for folder in (tmp_path / "previous-1", tmp_path / "run-2" / "previous-1"):
         folder.mkdir(parents=True)
@@ -298,9 +273,7 @@ def test_what_was_set_aside_counts_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["observations.bin", "observations-2.bin", "report.json"])
-def test_a_training_without_a_report_that_can_be_read_is_inconclusive(
-    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_without_a_report_that_can_be_read_is_inconclusive(tmp_path, left, capsys):
     saved(tmp_path)
     (tmp_path / "run-2").mkdir()
     (tmp_path / "run-2" / left).write_bytes(b"")
@@ -311,9 +284,7 @@ def test_a_training_without_a_report_that_can_be_read_is_inconclusive(
     assert f"{str(tmp_path / 'run-2')!r} {lack}" in told.err or left == "report.json"
 
 
-def test_a_folder_that_cannot_be_searched_is_inconclusive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_searched_is_inconclusive(tmp_path, monkeypatch, capsys):
     saved(tmp_path)
     closed = tmp_path / "closed"
     closed.mkdir()
@@ -369,9 +340,7 @@ KINDS = {"pipe": pipe, "device": endless, "socket": unix_socket, "directory": Pa
         ("r.json", ["check"]),
     ],
 )
-def test_what_is_no_regular_file_is_refused_at_once(
-    command: Command, tmp_path: Path, kind: str, name: str, arguments: list[str]
-) -> None:
+def test_what_is_no_regular_file_is_refused_at_once(command, tmp_path, kind, name, arguments):
     KINDS[kind](tmp_path / name)
     told = command(*arguments, tmp_path / name)
     assert told["code"] == 2
@@ -380,7 +349,7 @@ def test_what_is_no_regular_file_is_refused_at_once(
 
 
 @pytest.mark.parametrize(("limit", "code"), [("70", 0), ("69", 2)])
-def test_the_limit_is_of_all_values_that_are_read(tmp_path: Path, limit: str, code: int) -> None:
+def test_the_limit_is_of_all_values_that_are_read(tmp_path, limit, code):
     rng = np.random.default_rng(0)
     scores = {"scores_in": rng.normal(1, 1, 40), "scores_out": rng.normal(0, 1, 30)}
     np.savez(tmp_path / "s.npz", **scores, unread=np.zeros(1000))
@@ -403,9 +372,7 @@ def hostile_report() -> AuditReport:
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
-def test_nothing_that_a_report_says_acts_on_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_nothing_that_a_report_says_acts_on_the_terminal(tmp_path, capsys, command):
     path = hostile_report().save(tmp_path / "report.json")
     main.main([command, str(path)])
     out = capsys.readouterr().out
@@ -417,9 +384,7 @@ def test_nothing_that_a_report_says_acts_on_the_terminal(
     assert as_text(hostile_report()).replace("\n", "").isprintable()
 
 
-def test_a_contradiction_shows_nothing_of_the_file_that_acts_on_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contradiction_shows_nothing_of_the_file_that_acts_on_the_terminal(tmp_path, capsys):
     made = hostile_report()
     checks = tuple(dataclasses.replace(c, name=HOSTILE) for c in made.checks)
     path = dataclasses.replace(made, checks=checks).save(tmp_path / "report.json")
@@ -429,16 +394,14 @@ def test_a_contradiction_shows_nothing_of_the_file_that_acts_on_the_terminal(
     assert not any(line.startswith("PASS: forged") for line in err.splitlines())
 
 
-def test_text_of_a_report_is_drawn_as_it_stands(tmp_path: Path) -> None:
+def test_text_of_a_report_is_drawn_as_it_stands(tmp_path):
     """No formula (an unfinished one is an error), no escape, no label that is left out."""
     path = save_figure(hostile_report(), tmp_path / "report.svg")
     assert path.stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", ["scores_in", "header", "coins"])
-def test_names_and_messages_of_a_refused_file_are_escaped(
-    tmp_path: Path, name: str, capsys
-) -> None:
+def test_names_and_messages_of_a_refused_file_are_escaped(tmp_path, name, capsys):
     (tmp_path / "s.npz").write_bytes(files.archive({name: b"", HOSTILE.replace("\0", ""): b""}))
     main.main(["bound", str(tmp_path / "s.npz"), "--method=eps_cp", "--delta=1e-5"])
     (tmp_path / "s.csv").write_text(HOSTILE)
@@ -456,13 +419,13 @@ def test_names_and_messages_of_a_refused_file_are_escaped(
     assert str(refusal.value).isprintable()
 
 
-def test_a_path_that_is_no_utf8_is_read_again(tmp_path: Path) -> None:
+def test_a_path_that_is_no_utf8_is_read_again(tmp_path):
     made = AuditReport.from_json(json.dumps(files.report()))
     path = dataclasses.replace(made, settings={"\udcff": "a\udcff"}).save(tmp_path / "r.json")
     assert AuditReport.load(path).settings == {r"\udcff": r"a\udcff"}
 
 
-def test_text_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
+def test_text_that_the_output_cannot_hold_is_escaped(tmp_path):
     made = AuditReport.from_json(json.dumps(files.report()))
     path = dataclasses.replace(made, notes=("größer",)).save(tmp_path / "report.json")
     done = subprocess.run(
@@ -475,9 +438,7 @@ def test_text_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
     assert rb"Note: gr\xf6\xdfer" in done.stdout
 
 
-def test_a_fault_of_the_command_itself_is_no_violation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_the_command_itself_is_no_violation(tmp_path, monkeypatch, capsys):
     def broken(options: object) -> int:
         raise KeyError("\x1b[31m")
 
@@ -512,9 +473,7 @@ def written(directory: Path) -> Path:
     ],
     ids=str,
 )
-def test_a_record_whose_header_is_garbled_is_no_record(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_record_whose_header_is_garbled_is_no_record(tmp_path, changes):
     path = written(tmp_path)
     line, _, entries = path.read_bytes().partition(b"\n")
     text = json.dumps({**json.loads(line), **changes}).encode()
@@ -533,16 +492,14 @@ def test_a_record_whose_header_is_garbled_is_no_record(
         ("o.bin", read_observations),
     ],
 )
-def test_the_library_refuses_what_the_command_refuses(
-    tmp_path: Path, kind: str, name: str, read: Callable[[Path], Any]
-) -> None:
+def test_the_library_refuses_what_the_command_refuses(tmp_path, kind, name, read):
     KINDS[kind](tmp_path / name)
     with pytest.raises((ValueError, OSError), match=f"{kind}|No such"):
         read(tmp_path / name)
 
 
 @pytest.mark.parametrize("record", ["../secret.bin", "a/observations.bin", "\x1b.bin", "x.npz"])
-def test_a_record_that_a_report_names_is_beside_it(tmp_path: Path, record: str) -> None:
+def test_a_record_that_a_report_names_is_beside_it(tmp_path, record):
     (tmp_path / "report.json").write_text(signed({**files.report(), "record": record}))
     with pytest.raises(ScoresError, match=r"must be observations\.bin or observations-N\.bin"):
         CanaryScores.load(tmp_path)
@@ -558,7 +515,7 @@ def test_a_record_that_a_report_names_is_beside_it(tmp_path: Path, record: str) 
         (positive_int, "1", 1),
     ],
 )
-def test_numbers_at_the_ends_are_read(kind, text: str, value: float) -> None:
+def test_numbers_at_the_ends_are_read(kind, text, value):
     assert kind(text) == value
 
 
@@ -574,21 +531,21 @@ def test_numbers_at_the_ends_are_read(kind, text: str, value: float) -> None:
         (positive_int, "0", "'0' must be a whole number >= 1"),
     ],
 )
-def test_what_is_no_such_number_is_refused_with_what_is_allowed(kind, text: str, told: str) -> None:
+def test_what_is_no_such_number_is_refused_with_what_is_allowed(kind, text, told):
     with pytest.raises(argparse.ArgumentTypeError) as refusal:
         kind(text)
     assert told in str(refusal.value)
     assert len(str(refusal.value)) < 250
 
 
-def test_the_limit_of_what_is_read_is_the_readers_own_unless_another_is_given() -> None:
+def test_the_limit_of_what_is_read_is_the_readers_own_unless_another_is_given():
     parser = argparse.ArgumentParser()
     add_max_values(parser)
     assert parser.parse_args([]).max_values == MAX_VALUES
     assert parser.parse_args(["--max-values=5"]).max_values == 5
 
 
-def test_a_letter_that_the_output_lacks_is_written_escaped() -> None:
+def test_a_letter_that_the_output_lacks_is_written_escaped():
     written = io.BytesIO()
     stream = IgnoreBrokenPipe(io.TextIOWrapper(written, encoding="ascii"))
     stream.write("größer")
@@ -596,7 +553,7 @@ def test_a_letter_that_the_output_lacks_is_written_escaped() -> None:
     assert written.getvalue() == rb"gr\xf6\xdfer"
 
 
-def test_what_nobody_reads_is_dropped_and_writing_goes_on() -> None:
+def test_what_nobody_reads_is_dropped_and_writing_goes_on():
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -607,12 +564,12 @@ def test_what_nobody_reads_is_dropped_and_writing_goes_on() -> None:
         stream.flush()
 
 
-def test_a_refusal_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_one_line_on_standard_error(capsys):
     assert refused("one\ntwo\x1b") == 2
     assert capsys.readouterr() == ("", "lightning-audit: one\\ntwo\\x1b\n")
 
 
-def test_an_error_of_this_package_is_told_with_its_place() -> None:
+def test_an_error_of_this_package_is_told_with_its_place():
     try:
         json.loads("{")
     except ValueError as error:
@@ -621,7 +578,7 @@ def test_an_error_of_this_package_is_told_with_its_place() -> None:
     assert " of json.decoder)" in told
 
 
-def test_infinite_numbers_are_text_in_json_at_any_depth() -> None:
+def test_infinite_numbers_are_text_in_json_at_any_depth():
     fields = {"epsilon": math.inf, "null": {"median": -math.inf}, "interval": (0.5, math.inf)}
     assert json.loads(as_json(fields)) == {
         "epsilon": "inf",

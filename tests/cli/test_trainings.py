@@ -266,9 +266,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("own_path")
 @pytest.mark.training
-def test_what_can_be_audited_is_told_and_exits_with_0(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_can_be_audited_is_told_and_exits_with_0(file, capsys):
     assert main(["plan", f"{file}:build"]) == 0
     assert "can be audited: DPOptimizer, 6 tensors" in capsys.readouterr().out
     assert main(["plan", "--json", f"{file}:build"]) == 0
@@ -301,9 +299,7 @@ def planned(file: Path, name: str) -> tuple[int, list[str]]:
         ("plain", "cannot be audited: no private optimizer took a step", []),
     ],
 )
-def test_a_fault_exits_with_1_and_its_root_is_the_first_line(
-    file: Path, name: str, first: str, others: list[str]
-) -> None:
+def test_a_fault_exits_with_1_and_its_root_is_the_first_line(file, name, first, others):
     code, lines = planned(file, name)
     assert code == 1
     assert lines[0].startswith(first)
@@ -315,7 +311,7 @@ def test_a_fault_exits_with_1_and_its_root_is_the_first_line(
 @pytest.mark.usefixtures("own_path")
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["build", "ends_early"])
-def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
+def test_a_correct_training_exits_with_0(file, name):
     code, lines = planned(file, name)
     assert code == 0
     assert lines[0].startswith("can be audited: ")
@@ -325,9 +321,7 @@ def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
 
 @pytest.mark.usefixtures("own_path")
 @pytest.mark.training
-def test_a_file_that_raises_or_exits_is_no_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_raises_or_exits_is_no_plan(tmp_path, capsys):
     for code, told in (("import nowhere_at_all", "ModuleNotFoundError"), ("exit(0)", "SystemExit")):
         (tmp_path / "json.py").write_text(code)
         assert main(["plan", f"{tmp_path / 'json.py'}:build"]) == 2
@@ -338,7 +332,7 @@ def test_a_file_that_raises_or_exits_is_no_plan(
 
 @pytest.mark.usefixtures("own_path")
 @pytest.mark.training
-def test_what_is_refused_exits_with_1(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused_exits_with_1(file, capsys):
     assert main(["plan", f"{file}:refused"]) == 1
     assert capsys.readouterr().out.startswith("cannot be audited: ")
 
@@ -359,9 +353,7 @@ def test_what_is_refused_exits_with_1(file: Path, capsys: pytest.CaptureFixture[
         ("{file}:swapped", "it must return (trainer, model)"),
     ],
 )
-def test_what_is_no_training_exits_with_2_and_says_what_to_give(
-    file: Path, named: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_training_exits_with_2_and_says_what_to_give(file, named, told, capsys):
     assert main(["plan", named.format(file=file)]) == 2
     streams = capsys.readouterr()
     assert streams.out == ""
@@ -403,16 +395,12 @@ def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, 
         ((HEALTHY, CRASHED), 1),
     ],
 )
-def test_it_exits_with_zero_where_all_is_as_the_registry_says(
-    monkeypatch: pytest.MonkeyPatch, results: tuple[Result, ...], code: int
-) -> None:
+def test_it_exits_with_zero_where_all_is_as_the_registry_says(monkeypatch, results, code):
     given(monkeypatch, *results)
     assert main_of_cli.main(["selftest"]) == code
 
 
-def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(monkeypatch, capsys):
     asked = given(monkeypatch)
     assert main_of_cli.main(["selftest", "--fault", "half_noise", "--fault", "noisy"]) == 2
     assert asked == []
@@ -422,16 +410,14 @@ def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5"])
-def test_jobs_are_a_positive_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_a_positive_whole_number(jobs, capsys):
     with pytest.raises(SystemExit) as ended:
         main_of_cli.main(["selftest", f"--jobs={jobs}"])
     assert ended.value.code == 2
     assert "must be a whole number" in capsys.readouterr().err
 
 
-def test_an_interrupt_has_its_own_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_has_its_own_exit_code(monkeypatch, capsys):
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
@@ -440,9 +426,7 @@ def test_an_interrupt_has_its_own_exit_code(
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(monkeypatch, capsys):
     def refused(*arguments: Any, **more: Any) -> None:
         raise OSError("too many processes")
 
@@ -451,18 +435,14 @@ def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
     assert "no process can be started: too many processes" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_told_and_not_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_told_and_not_a_verdict(monkeypatch, capsys):
     monkeypatch.delattr("lightning_audit.testing.selftest_pool")
     monkeypatch.setitem(sys.modules, "lightning_audit.testing.selftest_pool", None)
     assert main_of_cli.main(["selftest"]) == 2
     assert "selftest cannot run" in capsys.readouterr().err
 
 
-def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(monkeypatch, capsys):
     def run_all(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
         told(FOUND)
         return FOUND, HEALTHY
@@ -479,9 +459,7 @@ def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
     assert told.err == "1/3 half_noise, Opacus: found\n"
 
 
-def test_json_holds_every_field_of_every_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_every_field_of_every_row(monkeypatch, capsys):
     given(monkeypatch, FOUND, CRASHED)
     assert main_of_cli.main(["selftest", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -494,7 +472,7 @@ def test_json_holds_every_field_of_every_row(
 
 
 @pytest.mark.heavy
-def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy() -> None:
+def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy():
     done = subprocess.run(
         [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--quick", "--jobs", "2"],
         capture_output=True,
@@ -529,7 +507,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read off /proc")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_whatever_ends_the_command_ends_its_trainings(name: str, tmp_path: Path) -> None:
+def test_whatever_ends_the_command_ends_its_trainings(name, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--jobs", "2"],
         stdout=subprocess.DEVNULL,

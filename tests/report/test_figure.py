@@ -7,7 +7,6 @@ import dataclasses
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib as mpl
@@ -121,7 +120,7 @@ def labels(drawn: Figure, panel: int) -> list[str]:
     ("text", "shown"),
     [("a_b", "a_b"), ("_hidden", " _hidden"), (r"$\frac{", r"\$\frac{"), ("a\x1bb", r"a\x1bb")],
 )
-def test_text_of_a_report_is_no_formula_no_escape_and_not_left_out(text: str, shown: str) -> None:
+def test_text_of_a_report_is_no_formula_no_escape_and_not_left_out(text, shown):
     assert plain(text) == shown
     drawn = blank_figure((2.0, 2.0))
     axes = drawn.subplots()
@@ -131,7 +130,7 @@ def test_text_of_a_report_is_no_formula_no_escape_and_not_left_out(text: str, sh
     drawn.canvas.draw()  # an unfinished formula would raise
 
 
-def test_zero_and_every_power_of_ten_have_a_place_of_their_own() -> None:
+def test_zero_and_every_power_of_ten_have_a_place_of_their_own():
     axes = blank_figure((4.0, 4.0)).subplots()
     plain_axes(axes)
     log_from_zero(axes, "x", 2e-5, 30.0)
@@ -142,7 +141,7 @@ def test_zero_and_every_power_of_ten_have_a_place_of_their_own() -> None:
     assert axes.get_yscale() == "linear"
 
 
-def test_each_series_is_the_logged_one_over_steps() -> None:
+def test_each_series_is_the_logged_one_over_steps():
     drawn = figure(report())
     steps = [29.0 * (i + 1) for i in range(5)]
     named = {"epsilon_lower": "proved, anytime", "epsilon_spent": "spent"}
@@ -155,12 +154,12 @@ def test_each_series_is_the_logged_one_over_steps() -> None:
     assert drawn.axes[1].get_ylabel() == "epsilon at delta 1e-05"
 
 
-def test_the_claim_is_a_horizontal_line_at_its_epsilon() -> None:
+def test_the_claim_is_a_horizontal_line_at_its_epsilon():
     claim = line(figure(report(claimed_epsilon=3.25)), 1, "claimed")
     assert list(claim.get_ydata()) == [3.25, 3.25]
 
 
-def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same() -> None:
+def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same():
     drawn = figure(report())
     widths = {item.get_label(): item.get_linewidth() for item in drawn.axes[1].lines}
     strongest = widths.pop("proved, anytime")
@@ -170,12 +169,12 @@ def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same() -> N
     assert len(looks) == len(drawn.axes[1].lines) == 11
 
 
-def test_a_bound_under_another_name_is_drawn_by_its_name() -> None:
+def test_a_bound_under_another_name_is_drawn_by_its_name():
     drawn = figure(report(epochs=({"step": 5.0, "epsilon_lower/newer": 0.3},)))
     assert list(line(drawn, 1, "newer").get_ydata()) == [0.3]
 
 
-def test_rows_that_lack_a_number_leave_a_gap_and_no_zero() -> None:
+def test_rows_that_lack_a_number_leave_a_gap_and_no_zero():
     some = (
         {"epoch": 0.0, "step": 10.0, "epsilon_spent": 0.5},
         {"epoch": 1.0, "step": 20.0, "epsilon_lower": 0.1, "epsilon_spent": math.inf},
@@ -186,7 +185,7 @@ def test_rows_that_lack_a_number_leave_a_gap_and_no_zero() -> None:
     np.testing.assert_array_equal(line(drawn, 1, "proved, anytime").get_data(), [[20], [0.1]])
 
 
-def test_reports_without_steps_are_drawn_over_epochs() -> None:
+def test_reports_without_steps_are_drawn_over_epochs():
     old = tuple({k: v for k, v in row.items() if k != "step"} for row in rows(3))
     drawn = figure(report(epochs=old))
     assert list(line(drawn, 1, "spent").get_xdata()) == [0, 1, 2]
@@ -195,7 +194,7 @@ def test_reports_without_steps_are_drawn_over_epochs() -> None:
     assert list(line(figure(report(epochs=bare)), 1, "spent").get_xdata()) == [0, 1]
 
 
-def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown() -> None:
+def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown():
     axes = figure(report(epochs=rows(5, scale=1e-3))).axes[1]
     assert axes.get_yscale() == "asinh"
     assert axes.get_ylim()[0] == 0.0
@@ -205,7 +204,7 @@ def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown() -> 
     assert (flat.get_yscale(), flat.get_ylim()[0]) == ("linear", 0.0)
 
 
-def test_epsilons_that_cannot_be_drawn_are_named() -> None:
+def test_epsilons_that_cannot_be_drawn_are_named():
     endless = figure(report(claimed_epsilon=math.inf, epsilon_spent=math.inf, epochs=()))
     title = endless.axes[1].get_title().replace("\n", " ")
     for words in ("no epoch was logged", "claimed epsilon is infinite", "spent is infinite"):
@@ -223,7 +222,7 @@ def pixels(drawn: Figure) -> np.ndarray:
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict.outcome)
 @pytest.mark.parametrize("complete", [True, False])
-def test_the_title_is_the_verdict(verdict: Verdict, complete: bool) -> None:
+def test_the_title_is_the_verdict(verdict, complete):
     title = figure(report(verdict=verdict, complete=complete)).get_suptitle()
     assert title.startswith(verdict.outcome)
     assert ("(mechanism)" in title) == (verdict.outcome == "VIOLATION")
@@ -259,7 +258,7 @@ def texts(drawn: Figure) -> list[Text]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_written_is_cut_off_or_runs_into_something_else(case: str) -> None:
+def test_nothing_written_is_cut_off_or_runs_into_something_else(case):
     drawn = figure(report(**CASES[case]))
     assert pixels(drawn).shape == (500, 1200, 4)
     written = {text: text.get_window_extent() for text in texts(drawn)}
@@ -271,13 +270,13 @@ def test_nothing_written_is_cut_off_or_runs_into_something_else(case: str) -> No
         assert met == [], text
 
 
-def test_a_report_that_was_saved_and_read_is_drawn_alike() -> None:
+def test_a_report_that_was_saved_and_read_is_drawn_alike():
     first = report(epsilon_spent=math.inf, verdict=VERDICTS[1])
     again = AuditReport.from_json(first.to_json())
     np.testing.assert_array_equal(pixels(figure(first)), pixels(figure(again)))
 
 
-def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable() -> None:
+def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable():
     usual = pixels(figure(report()))
     with mpl.rc_context():
         mpl.rcParams.update({"axes.facecolor": "black", "figure.facecolor": "black"})
@@ -290,7 +289,7 @@ def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable(
 
 
 @pytest.mark.heavy
-def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) -> None:
+def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path):
     (tmp_path / "report.json").write_text(report().to_json(), encoding="utf-8")
     script = (
         "import sys\n"
@@ -318,7 +317,7 @@ def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict.outcome)
-def test_a_png_of_the_whole_picture_is_written(verdict: Verdict, tmp_path: Path) -> None:
+def test_a_png_of_the_whole_picture_is_written(verdict, tmp_path):
     path = save_figure(report(verdict=verdict), tmp_path / "report.png")
     assert path == tmp_path / "report.png"
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -330,21 +329,19 @@ def test_a_png_of_the_whole_picture_is_written(verdict: Verdict, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("PDF", b"%PDF-")])
-def test_the_suffix_says_the_format(suffix: str, start: bytes, tmp_path: Path) -> None:
+def test_the_suffix_says_the_format(suffix, start, tmp_path):
     path = save_figure(report(), str(tmp_path / f"report.{suffix}"))
     assert path.read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize("name", ["report", "report.jpg"])
-def test_another_suffix_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+def test_another_suffix_is_refused_before_anything_is_written(name, tmp_path):
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg, \.pdf"):
         save_figure(report(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_while_rendering_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_rendering_leaves_the_old_file(tmp_path, monkeypatch):
     path = save_figure(report(), tmp_path / "report.png")
     old = path.read_bytes()
 
@@ -359,7 +356,7 @@ def test_an_error_while_rendering_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_new_picture_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_new_picture_replaces_the_old_one(tmp_path):
     path = save_figure(report(), tmp_path / "report.png")
     old = imread(path)
     save_figure(report(verdict=VERDICTS[1]), path)
@@ -367,16 +364,14 @@ def test_a_new_picture_replaces_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_without_matplotlib_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for draw in (lambda: plots.figure(report()), lambda: save_figure(report(), tmp_path / "a.png")):
         with pytest.raises(ImportError, match=r'pip install "lightning-audit\[report\]"'):
             draw()
 
 
-def test_curves_are_drawn_with_the_target() -> None:
+def test_curves_are_drawn_with_the_target():
     curve = PowerCurve("audit", [1.0, 10.0], [0.1, 0.9])
     (axes,) = power_figure([curve], 0.95, "noise").axes
     drawn, target = axes.get_lines()
@@ -400,7 +395,7 @@ def line_privacy_utility(figure, label: str) -> np.ndarray:
     return np.asarray(found.get_xydata())
 
 
-def test_the_front_is_drawn_and_beaten_models_lie_off_it() -> None:
+def test_the_front_is_drawn_and_beaten_models_lie_off_it():
     figure = privacy_utility_figure(MODELS, "accuracy")
     expected = [[0.2, 0.30], [0.3, 0.60], [2.5, 0.86], [7.1, 0.90]]
     assert line_privacy_utility(figure, "Pareto front").tolist() == expected
@@ -411,7 +406,7 @@ def test_the_front_is_drawn_and_beaten_models_lie_off_it() -> None:
     assert [text.get_text() for text in main.texts] == [model.name for model in MODELS]
 
 
-def test_each_group_has_its_densities_along_both_axes() -> None:
+def test_each_group_has_its_densities_along_both_axes():
     figure = privacy_utility_figure(MODELS)
     top, _, main, right = figure.axes
     # Three models give a curve, two are drawn one by one.
@@ -420,7 +415,7 @@ def test_each_group_has_its_densities_along_both_axes() -> None:
     assert right.get_ylim() == main.get_ylim()
 
 
-def test_one_model_is_drawn(tmp_path) -> None:
+def test_one_model_is_drawn(tmp_path):
     privacy_utility_figure([Model(1.0, 0.5)]).savefig(tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
@@ -433,12 +428,12 @@ def test_one_model_is_drawn(tmp_path) -> None:
         ([Model(1.0, 0.5, str(i)) for i in range(6)], "models have 6 groups, must have at most 5"),
     ],
 )
-def test_what_cannot_be_drawn_is_named(models, message) -> None:
+def test_what_cannot_be_drawn_is_named(models, message):
     with pytest.raises(ValueError, match=message):
         privacy_utility_figure(models)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch) -> None:
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -451,7 +446,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch) -> None:
         privacy_utility_figure(MODELS)
 
 
-def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason() -> None:
+def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason():
     curve, reason = claimed_curve(report(history=((2.0, 0.1, 5), (0.5, 0.1, 5))))
     assert curve is not None
     assert (curve.mu, reason) == (2.0, "")
@@ -459,7 +454,7 @@ def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason
     assert claimed_curve(report(history=((0.0, 0.1, 5),)))[0] is None
 
 
-def test_regions_have_the_rates_and_their_limits_and_need_trials_in_both_worlds() -> None:
+def test_regions_have_the_rates_and_their_limits_and_need_trials_in_both_worlds():
     unread = OperatingPoint(0.5, fn=0, tp=0, fp=1, tn=1)
     (region,) = rate_regions((HEALTHY, unread), 0.05)
     assert (region.fpr, region.fnr) == (0.305, 0.31)
@@ -469,7 +464,7 @@ def test_regions_have_the_rates_and_their_limits_and_need_trials_in_both_worlds(
 
 
 @pytest.mark.parametrize(("point", "forbidden"), [(HEALTHY, False), (BROKEN, True)])
-def test_a_region_is_forbidden_if_no_rates_in_it_fit_the_claim(point, forbidden) -> None:
+def test_a_region_is_forbidden_if_no_rates_in_it_fit_the_claim(point, forbidden):
     curve, _ = claimed_curve(report())
     (region,) = rate_regions((point,), 0.05)
     assert is_forbidden(region, curve) is forbidden
@@ -482,7 +477,7 @@ def boxes(drawn: Figure) -> list[Rectangle]:
     return [patch for patch in drawn.axes[0].patches if isinstance(patch, Rectangle)]
 
 
-def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise() -> None:
+def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise():
     x, y = line(figure(report()), 0, "claimed: 1-GDP").get_data()
     np.testing.assert_array_equal(y, GaussianTradeoff(1.0)(x))
     assert (x[0], x[-1]) == (0.0, 1.0)
@@ -491,7 +486,7 @@ def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise() -> None
 
 
 @pytest.mark.parametrize("significance", [0.05, 0.001])
-def test_a_region_is_four_clopper_pearson_limits_at_a_quarter_each(significance: float) -> None:
+def test_a_region_is_four_clopper_pearson_limits_at_a_quarter_each(significance):
     drawn = figure(report(settings={"bound_significance": significance}))
     (box,) = boxes(drawn)
     share = significance / 4
@@ -507,7 +502,7 @@ def test_a_region_is_four_clopper_pearson_limits_at_a_quarter_each(significance:
     np.testing.assert_array_equal(line(drawn, 0, label).get_data(), [[0.305], [0.31]])
 
 
-def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_colour() -> None:
+def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_colour():
     # Its point is below the curve, its region reaches over it.
     near = OperatingPoint(0.5, fn=29, tp=71, fp=29, tn=71)
     assert GaussianTradeoff(1.0)(0.29) > 0.29
@@ -524,12 +519,12 @@ def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_
     assert bad.get_marker() != good.get_marker()  # where there is no colour
 
 
-def test_guesses_that_are_wrong_far_too_often_are_forbidden_as_well() -> None:
+def test_guesses_that_are_wrong_far_too_often_are_forbidden_as_well():
     inverted = OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25)
     assert "measured, outside the claim" in labels(figure(report(operating_points=(inverted,))), 0)
 
 
-def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses() -> None:
+def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses():
     below, above = figure(report()).axes[0].collections
     curve = GaussianTradeoff(1.0)
     for alpha in (0.01, 0.3, 0.9):
@@ -539,7 +534,7 @@ def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses
         assert not above.get_paths()[0].contains_point((1 - alpha, 1 - curve(alpha) - 0.004))
 
 
-def test_rates_without_trials_are_not_measured() -> None:
+def test_rates_without_trials_are_not_measured():
     never_in = OperatingPoint(0.5, fn=0, tp=0, fp=3, tn=9)
     drawn = figure(report(operating_points=(never_in,)))
     assert boxes(drawn) == []
@@ -553,16 +548,14 @@ def test_rates_without_trials_are_not_measured() -> None:
         (((1.0, 0.01, 9), (0.0, 0.01, 1)), "a step has noise_multiplier 0"),
     ],
 )
-def test_where_no_curve_can_be_drawn_the_panel_says_so_and_accuses_nobody(
-    history: tuple[Any, ...], words: str
-) -> None:
+def test_where_no_curve_can_be_drawn_the_panel_says_so_and_accuses_nobody(history, words):
     drawn = figure(report(history=history, operating_points=(BROKEN,)))
     assert words in drawn.axes[0].get_title()
     assert labels(drawn, 0) == ["guessing", "measured, 95 % region"]
     assert len(drawn.axes[0].collections) == 0
 
 
-def test_rates_are_drawn_on_a_logarithm_down_to_zero_only_where_they_huddle_in_the_corner() -> None:
+def test_rates_are_drawn_on_a_logarithm_down_to_zero_only_where_they_huddle_in_the_corner():
     perfect = OperatingPoint(0.5, fn=0, tp=1000, fp=0, tn=1000)
     plain, narrow = figure(report()).axes[0], figure(report(operating_points=(perfect,))).axes[0]
     assert (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")

@@ -55,7 +55,7 @@ def report_of(audit: PrivacyAudit, *given: str) -> AuditReport:
     return AuditReport.from_json(made_report(settings=settings, settings_given=given).to_json())
 
 
-def test_the_defaults_are_those_of_the_audit() -> None:
+def test_the_defaults_are_those_of_the_audit():
     signature = inspect.signature(PrivacyAudit.__init__).parameters
     plain = PrivacyAudit(seed=1).config.settings()
     for name, value in DEFAULTS.items():
@@ -90,12 +90,12 @@ AUDITS = [
 
 
 @pytest.mark.parametrize(("given", "audit"), AUDITS)
-def test_the_call_makes_the_same_audit(given: tuple[str, ...], audit: PrivacyAudit) -> None:
+def test_the_call_makes_the_same_audit(given, audit):
     again = eval(compile(ast.parse(call(report_of(audit, *given)), mode="eval"), "", "eval"), NAMES)
     assert again.config.settings(ended=True) == audit.config.settings(ended=True)
 
 
-def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults() -> None:
+def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults():
     audit = PrivacyAudit(claimed_epsilon=8.0, bounds="all", seed=3)
     text = call(report_of(audit))
     assert "claimed_epsilon=8.0" in text
@@ -105,7 +105,7 @@ def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults() -> 
     assert len(canaries_of(None, 8)) == 8
 
 
-def test_settings_environment_and_cost_as_text() -> None:
+def test_settings_environment_and_cost_as_text():
     report = made_report(
         settings={"bounds": ["fdp_cp"], "on_violation": "raise"},
         environment={"torch": "2.13"},
@@ -117,7 +117,7 @@ def test_settings_environment_and_cost_as_text() -> None:
     assert cost(made_report()) == ""
 
 
-def test_the_call_over_many_trainings_has_the_settings_that_were_given() -> None:
+def test_the_call_over_many_trainings_has_the_settings_that_were_given():
     given = {"canary": "Crafted", "score": "default", "stop": "end", "seed": 3, "trainings": 60}
     audit = audited(n=60, significance=0.01)
     for settings, function, planned in (
@@ -141,7 +141,7 @@ def addresses(index: Path) -> list[str]:
     return [href for href in parsed.values("href") if not href.startswith("#")]
 
 
-def test_a_page_is_written_whole_and_replaces_a_link(tmp_path: Path) -> None:
+def test_a_page_is_written_whole_and_replaces_a_link(tmp_path):
     (tmp_path / "other").write_text("kept")
     page = tmp_path / "report.html"
     page.symlink_to(tmp_path / "other")
@@ -152,13 +152,13 @@ def test_a_page_is_written_whole_and_replaces_a_link(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "report.html"]
 
 
-def test_a_style_sheet_next_to_the_page(tmp_path: Path) -> None:
+def test_a_style_sheet_next_to_the_page(tmp_path):
     page = write_page(made_report(), tmp_path / "report.html", beside=True)
     assert (tmp_path / "report.css").read_text() == style_sheet()
     check_page(page.read_text(encoding="utf-8"))
 
 
-def test_pages_are_next_to_their_reports_and_the_index_links_them(tmp_path: Path) -> None:
+def test_pages_are_next_to_their_reports_and_the_index_links_them(tmp_path):
     odd = tmp_path / 'a "b" <c> #d'
     odd.mkdir()
     sources = [
@@ -171,7 +171,7 @@ def test_pages_are_next_to_their_reports_and_the_index_links_them(tmp_path: Path
     assert "not complete" in index.read_text(encoding="utf-8")
 
 
-def test_pages_in_one_folder_have_names_of_their_own(tmp_path: Path) -> None:
+def test_pages_in_one_folder_have_names_of_their_own(tmp_path):
     names = ["runs/a", "runs-a", "RUNS/A", "index", "../../etc/x", "ä" * 300, "."]
     sources = [Source(name, tmp_path / "x", made_report()) for name in names]
     index = write_pages(sources, tmp_path, "report.html", into=True)
@@ -188,7 +188,7 @@ def test_pages_in_one_folder_have_names_of_their_own(tmp_path: Path) -> None:
         ("/r.html", "training"),
     ],
 )
-def test_a_training_is_named_after_its_folder(path: str, name: str) -> None:
+def test_a_training_is_named_after_its_folder(path, name):
     assert training_of(Path(path)) == name
 
 
@@ -202,21 +202,21 @@ def sections(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_a_page_is_well_formed_and_below_100_kb(outcome: Outcome) -> None:
+def test_a_page_is_well_formed_and_below_100_kb(outcome):
     page = report_page(of_outcome(outcome), "digits")
     parsed = check_page(page)
     assert outcome in parsed.text
     assert len(page.encode()) < 100_000
 
 
-def test_a_page_has_every_section_that_its_report_has_numbers_for() -> None:
+def test_a_page_has_every_section_that_its_report_has_numbers_for():
     rest = ["epsilon", "step", "time", "noise", "examined", "method", "again"]
     assert sections(report_page(of_outcome("VIOLATION"), "x")) == ["finding", *rest]
     assert sections(report_page(of_outcome("INCONCLUSIVE"), "x")) == ["missing", *rest]
     assert sections(report_page(of_outcome("PASS"), "x")) == rest
 
 
-def test_the_page_of_an_old_report_leaves_out_what_it_lacks() -> None:
+def test_the_page_of_an_old_report_leaves_out_what_it_lacks():
     page = report_page(made_report(), "x")
     parsed = check_page(page)
     assert sections(page) == ["epsilon", "step", "examined", "method", "again"]
@@ -225,7 +225,7 @@ def test_the_page_of_an_old_report_leaves_out_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_a_report_from_its_file_gives_the_same_page(outcome: Outcome) -> None:
+def test_a_report_from_its_file_gives_the_same_page(outcome):
     report = of_outcome(outcome)
     again = AuditReport.from_json(report.to_json())
     assert report_page(again, "x") == report_page(report, "x")
@@ -233,7 +233,7 @@ def test_a_report_from_its_file_gives_the_same_page(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("text", [HOSTILE, LONG], ids=["markup", "300 letters"])
-def test_text_of_a_report_cannot_become_markup(text: str) -> None:
+def test_text_of_a_report_cannot_become_markup(text):
     page = report_page(hostile(text), text)
     parsed = check_page(page)
     assert "<script" not in page.lower()
@@ -243,7 +243,7 @@ def test_text_of_a_report_cannot_become_markup(text: str) -> None:
     page.encode("utf-8")
 
 
-def test_many_observations_and_tensors_stay_below_300_kb() -> None:
+def test_many_observations_and_tensors_stay_below_300_kb():
     point = dataclasses.replace(
         of_outcome("PASS").operating_points[0], fn=10_000, tp=40_000, fp=9_000, tn=41_000
     )
@@ -261,7 +261,7 @@ def test_many_observations_and_tensors_stay_below_300_kb() -> None:
     assert len(report_page(report, "x").encode()) < 300_000
 
 
-def test_nothing_is_said_by_color_alone() -> None:
+def test_nothing_is_said_by_color_alone():
     """Each status has a sign of its own shape, and a word; each bar has its name."""
     page = report_page(of_outcome("VIOLATION"), "x")
     for status, sign in (("violated", "✕"), ("ok", "✓"), ("not_run", "\N{EN DASH}")):
@@ -270,7 +270,7 @@ def test_nothing_is_said_by_color_alone() -> None:
     assert "Too little noise overall fails" in parsed.text
 
 
-def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion() -> None:
+def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion():
     css = style_sheet()
     for query in (
         "prefers-color-scheme:dark",
@@ -286,7 +286,7 @@ def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion() -
     assert style_of(report_page(made_report(), "x")) == css
 
 
-def test_every_css_variable_that_is_used_is_defined_for_light_and_dark() -> None:
+def test_every_css_variable_that_is_used_is_defined_for_light_and_dark():
     css = style_sheet()
     light, dark = (
         set(re.findall(r"(--[\w-]+):", part))
@@ -297,7 +297,7 @@ def test_every_css_variable_that_is_used_is_defined_for_light_and_dark() -> None
     assert light - dark == {"--mono"}
 
 
-def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style() -> None:
+def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style():
     page = report_page(of_outcome("PASS"), "x", css_beside=True)
     parsed = check_page(page)
     assert "style" not in parsed.tags
@@ -306,7 +306,7 @@ def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style() -> None:
     assert set(parsed.values("fill")) >= {"none", "#222"}
 
 
-def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none() -> None:
+def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none():
     rows = [
         IndexRow("fine", "fine/report.html", of_outcome("PASS")),
         IndexRow("cut", "", None, "the report is not complete JSON"),
@@ -323,14 +323,14 @@ def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none()
     assert "the report is not complete JSON" in parsed.text
 
 
-def test_an_index_of_hostile_names_is_text() -> None:
+def test_an_index_of_hostile_names_is_text():
     row = IndexRow(HOSTILE, "%22%3E/report.html", hostile(), HOSTILE)
     page = index_page([row, IndexRow(LONG, "", None, LONG)])
     check_page(page)
     assert "<script" not in page.lower()
 
 
-def test_the_templates_are_in_the_package() -> None:
+def test_the_templates_are_in_the_package():
     import lightning_audit
 
     folder = Path(lightning_audit.__file__).parent / "report" / "templates"

@@ -35,7 +35,7 @@ from lightning_audit.report.page_verdict import (
 )
 from lightning_audit.report.page_verdict import facts_of_trainings as facts_of_page_verdict
 from lightning_audit.report.text import NOT_TRIED, counted
-from lightning_audit.results.audit_report import AuditReport, CheckResult, Kind, LikelyFault, Place
+from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 from lightning_audit.results.report_details import CodePlace, Ended, ExaminationTold
 
 
@@ -43,7 +43,7 @@ def group(report: AuditReport, name: str) -> CheckGroup:
     return next(found for found in check_groups(report) if found.name == name)
 
 
-def test_the_six_topics_have_every_check_once() -> None:
+def test_the_six_topics_have_every_check_once():
     report = made_report()
     groups = check_groups(report)
     assert [found.name for found in groups] == list(QUESTIONS)
@@ -52,12 +52,12 @@ def test_the_six_topics_have_every_check_once() -> None:
     assert sorted(names) == sorted(check.name for check in report.checks)
 
 
-def test_signs_and_words_differ_by_status() -> None:
+def test_signs_and_words_differ_by_status():
     assert len({sign for sign, _ in STATUSES.values()}) == len(STATUSES)
     assert len({word for _, word in STATUSES.values()}) == len(STATUSES)
 
 
-def test_a_group_has_the_status_of_its_worst_check_and_counts_all() -> None:
+def test_a_group_has_the_status_of_its_worst_check_and_counts_all():
     noise = group(of_outcome("VIOLATION"), "Noise")
     assert (noise.status, noise.sign, noise.says) == ("violated", "✕", "2 of 11 fail")
     root, follower = noise.checks[:2]
@@ -77,18 +77,18 @@ def test_a_group_has_the_status_of_its_worst_check_and_counts_all() -> None:
         ("not_run", "1 not examined"),
     ],
 )
-def test_what_is_neither_fine_nor_failed_is_counted_in_words(status: str, says: str) -> None:
+def test_what_is_neither_fine_nor_failed_is_counted_in_words(status, says):
     found = group(with_status("reuse.lag", status), "Fresh randomness")
     assert says in found.says
     assert found.checks[0 if status != "not_run" else -1].name == "reuse.lag"
 
 
-def test_a_group_of_which_only_followers_fail_says_so() -> None:
+def test_a_group_of_which_only_followers_fail_says_so():
     report = with_status("reuse.lag", "violated", follows_from="noise")
     assert group(report, "Fresh randomness").says.endswith("explained by another")
 
 
-def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one() -> None:
+def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one():
     total = list(QUESTIONS)[-1]
     violated, fine = group(of_outcome("VIOLATION"), total), group(made_report(), total)
     assert violated.says == "2 of 2 fine, for the stated mechanism only"
@@ -96,7 +96,7 @@ def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one() -> None:
     assert fine.says == "2 of 2 fine"
 
 
-def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name() -> None:
+def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name():
     foreign = CheckResult("their.own", "mechanism", "violated", "seen", log_e_value=1.0, share=0.1)
     report = dataclasses.replace(made_report(), checks=(foreign,))
     (other,) = check_groups(report)
@@ -104,7 +104,7 @@ def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name() -> N
     assert heading(foreign, failed=True) == "their.own"
 
 
-def test_what_was_not_examined_is_grouped_by_its_reason() -> None:
+def test_what_was_not_examined_is_grouped_by_its_reason():
     message = "not tested: the noise is too small to read"
     report = with_status("noise.mean", "not_run", message=message)
     checks = tuple(
@@ -119,7 +119,7 @@ def test_what_was_not_examined_is_grouped_by_its_reason() -> None:
     assert "(actor)" in titles
 
 
-def test_the_level_of_an_alarm_is_that_of_the_checks_share() -> None:
+def test_the_level_of_an_alarm_is_that_of_the_checks_share():
     check = CheckResult("noise", "mechanism", "violated", "seen", "", math.log(1e9), 0.1)
     assert alarm_words(check, 1e-3) == "Evidence e = 10⁹; the alarm is at 10,000."
     assert alarm_words(check, 1e-9).endswith("the alarm is at 10¹⁰.")
@@ -127,7 +127,7 @@ def test_the_level_of_an_alarm_is_that_of_the_checks_share() -> None:
     assert alarm_words(plain, 1e-3) == "It was seen directly, without statistics."
 
 
-def test_the_facts_of_a_run_and_how_it_ended() -> None:
+def test_the_facts_of_a_run_and_how_it_ended():
     found = {name: (value, note) for name, value, note in facts(of_outcome("PASS"))}
     assert found == {
         "Steps audited": ("100", "of 400 planned"),
@@ -139,7 +139,7 @@ def test_the_facts_of_a_run_and_how_it_ended() -> None:
     }
 
 
-def test_a_report_of_a_running_training_says_so_and_an_ended_one_how() -> None:
+def test_a_report_of_a_running_training_says_so_and_an_ended_one_how():
     def training(**changes: object) -> tuple[str, str]:
         found = facts(dataclasses.replace(made_report(), **changes))
         return next(((value, note) for name, value, note in found if name == "Training"), ("", ""))
@@ -150,13 +150,13 @@ def test_a_report_of_a_running_training_says_so_and_an_ended_one_how() -> None:
     assert training() == ("", "")
 
 
-def test_several_optimizers_are_counted() -> None:
+def test_several_optimizers_are_counted():
     report = made_report()
     two = dataclasses.replace(report, optimizers=report.optimizers * 2)
     assert ("Private optimizers", "2", "") in facts(two)
 
 
-def test_the_claim_has_the_source_of_each_part() -> None:
+def test_the_claim_has_the_source_of_each_part():
     assert claim_rows(of_outcome("PASS")) == [
         ("noise multiplier", "1, 1.5 (optimizer)"),
         ("sampling", "poisson (loader)"),
@@ -164,7 +164,7 @@ def test_the_claim_has_the_source_of_each_part() -> None:
     assert claim_rows(made_report()) == []
 
 
-def test_circumstances_have_what_is_known() -> None:
+def test_circumstances_have_what_is_known():
     found = dict(circumstances(of_outcome("PASS")))
     assert found["module"] == "Digits"
     assert found["strategy"] == "DDP, 2 processes"
@@ -173,7 +173,7 @@ def test_circumstances_have_what_is_known() -> None:
     assert circumstances(made_report()) == []
 
 
-def test_examined_steps_count_from_one_and_many_are_cut() -> None:
+def test_examined_steps_count_from_one_and_many_are_cut():
     first, second = examinations(of_outcome("PASS"))
     assert first.startswith("Step 1, in 1.5 s: replay with one record changed and ")
     assert first.endswith("; nothing was found.")
@@ -183,7 +183,7 @@ def test_examined_steps_count_from_one_and_many_are_cut() -> None:
     assert (len(shown), shown[-1]) == (21, "30 more steps.")
 
 
-def test_code_is_shown_without_its_indent_and_not_without_source() -> None:
+def test_code_is_shown_without_its_indent_and_not_without_source():
     root = of_outcome("VIOLATION").verdict.faults[0]
     (shown,) = code_of(root)
     assert shown.lines == (
@@ -213,7 +213,7 @@ def of_outcome_trainings_words(outcome: str) -> AuditReport:
 
 
 @pytest.mark.parametrize("outcome", list(AUDITS))
-def test_a_page_counts_trainings_and_coins_and_no_step(outcome: str) -> None:
+def test_a_page_counts_trainings_and_coins_and_no_step(outcome):
     report = of_outcome_trainings_words(outcome)
     seen = report.trainings
     assert seen is not None
@@ -231,7 +231,7 @@ def test_a_page_counts_trainings_and_coins_and_no_step(outcome: str) -> None:
     assert not {"step", "time", "noise", "finding"} & set(parsed.ids)
 
 
-def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows() -> None:
+def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows():
     words = {
         "PASS": ("400 trainings do not refute 1-GDP.", "The attack saw at least mu"),
         "VIOLATION": ("200 trainings refute 1-GDP.", "Compare clipping, noise, sampling"),
@@ -245,7 +245,7 @@ def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows() -> None:
             assert report.verdict.advice[1:] in text
 
 
-def test_each_bound_has_its_method_and_what_it_is_valid_for() -> None:
+def test_each_bound_has_its_method_and_what_it_is_valid_for():
     report = of_outcome_trainings_words("VIOLATION")
     told = {(bound.name, bound.looks): bound_row(bound) for bound in report.bounds}
     assert {key: name for key, (name, _) in told.items()} == {
@@ -263,7 +263,7 @@ def test_each_bound_has_its_method_and_what_it_is_valid_for() -> None:
     assert "a bound of the literature" not in text
 
 
-def test_failures_and_the_refutation_are_facts() -> None:
+def test_failures_and_the_refutation_are_facts():
     report = of_outcome_trainings_words("VIOLATION")
     assert report.trainings is not None
     found = {
@@ -275,7 +275,7 @@ def test_failures_and_the_refutation_are_facts() -> None:
     }  # type: ignore[arg-type]
 
 
-def test_an_index_counts_trainings() -> None:
+def test_an_index_counts_trainings():
     text = check_page(
         index_page([IndexRow("many", "", of_outcome_trainings_words("INCONCLUSIVE"))])
     ).text
@@ -283,7 +283,7 @@ def test_an_index_counts_trainings() -> None:
     assert "0 steps" not in text
 
 
-def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_no_proof() -> None:
+def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_no_proof():
     report = made_report(settings={"claimed_epsilon": 8.0})
     expected = (
         "No fault was found: in 100 steps this training did what its claim of ε = 8 rests on."
@@ -295,7 +295,7 @@ def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_
     assert means.endswith("A pass is evidence, not a proof of privacy.")
 
 
-def test_a_pass_with_allowed_findings_names_them() -> None:
+def test_a_pass_with_allowed_findings_names_them():
     verdict = dataclasses.replace(
         made_report().verdict, allowed=("sampling.not_poisson",), holds="epsilon 4 holds"
     )
@@ -312,14 +312,14 @@ def test_a_pass_with_allowed_findings_names_them() -> None:
         ("accounting", "The claimed epsilon does not hold: "),
     ],
 )
-def test_a_violation_of_each_kind_starts_with_what_is_false(kind: Kind, start: str) -> None:
+def test_a_violation_of_each_kind_starts_with_what_is_false(kind, start):
     report = made_report("VIOLATION")
     report = made_report("VIOLATION", verdict=dataclasses.replace(report.verdict, kind=kind))
     assert verdict_sentence(report) == f"{start}half the noise."
     assert "accused with probability 0.001 at most" in verdict_meaning(report)
 
 
-def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence() -> None:
+def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence():
     known, words = next(iter(headlines().items()))
     fault = LikelyFault(known, "a sentence", "noise")
     assert headline_of(fault) == words
@@ -327,12 +327,12 @@ def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence
     assert headline_of(dataclasses.replace(fault, name="unheard_of")) == "a sentence"
 
 
-def test_every_headline_reads_in_the_middle_of_a_sentence() -> None:
+def test_every_headline_reads_in_the_middle_of_a_sentence():
     for words in headlines().values():
         assert inner(words)[1:] == words.rstrip(".")[1:]
 
 
-def test_the_root_has_its_evidence_its_code_and_what_it_explains() -> None:
+def test_the_root_has_its_evidence_its_code_and_what_it_explains():
     root = root_finding(of_outcome("VIOLATION"))
     assert root is not None
     assert root.headline == headlines()["noise_too_small"]
@@ -348,7 +348,7 @@ def test_the_root_has_its_evidence_its_code_and_what_it_explains() -> None:
     assert root_finding(of_outcome("PASS")) is None
 
 
-def test_a_deterministic_finding_was_seen_directly() -> None:
+def test_a_deterministic_finding_was_seen_directly():
     report = made_report("VIOLATION")
     fault = LikelyFault("plain", "an optimizer is not private", "no_dp", place=Place())
     checks = tuple(
@@ -361,7 +361,7 @@ def test_a_deterministic_finding_was_seen_directly() -> None:
     assert root.where == "Unknown."
 
 
-def test_alternatives_share_the_finding_and_further_findings_do_not() -> None:
+def test_alternatives_share_the_finding_and_further_findings_do_not():
     report = of_outcome("VIOLATION")
     root = report.verdict.faults[0]
     other = dataclasses.replace(root, name="unheard_of", sentence="Another reason")

@@ -135,13 +135,13 @@ def printed(kind: str, *arguments: Any, show: Any = print_report) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
-def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind: str) -> None:
+def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind):
     out = printed(kind, report(), "report.json")
     assert ("┃" in out) == (kind == "terminal")
     assert out.isascii() == (kind == "file")
 
 
-def test_everything_that_matters_is_shown(kind: str) -> None:
+def test_everything_that_matters_is_shown(kind):
     out = printed(kind, report(), "somewhere/report.json")
     shown = [
         *(check.name for check in CHECKS),
@@ -166,7 +166,7 @@ def test_everything_that_matters_is_shown(kind: str) -> None:
     assert [text for text in shown if text not in out] == []
 
 
-def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind: str) -> None:
+def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind):
     found = EpsilonBound("mu", 2.0, 1e-5, 0.284, 0.05, "confidence", "fixed", "single", ())
     out = " ".join(printed(kind, report(bounds=(found,))).split())
     assert "mu of a step: at least 0.284 with 95 % confidence, if signal and noise" in out
@@ -174,21 +174,19 @@ def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_check_names_are_whole_on_a_usual_terminal(
-    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_names_are_whole_on_a_usual_terminal(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = printed(kind, report())
     assert [check.name for check in CHECKS if check.name not in out] == []
 
 
-def test_what_every_check_saw_is_shown_in_words(kind: str) -> None:
+def test_what_every_check_saw_is_shown_in_words(kind):
     words = set(printed(kind, report()).split())
     for check in CHECKS:
         assert set(check.message.split()) <= words
 
 
-def test_what_an_inconclusive_audit_lacks_is_shown(kind: str) -> None:
+def test_what_an_inconclusive_audit_lacks_is_shown(kind):
     verdict = Verdict(
         "INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps", "a claim")
     )
@@ -197,19 +195,17 @@ def test_what_an_inconclusive_audit_lacks_is_shown(kind: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_a_long_path_is_not_broken(
-    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_is_not_broken(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     path = Path("/home/someone") / "a directory with spaces" / ("deep/" * 40) / "report.json"
     assert f"Report: {path}\n" in printed(kind, report(), path)
 
 
-def test_without_a_path_none_is_named(kind: str) -> None:
+def test_without_a_path_none_is_named(kind):
     assert "Report:" not in printed(kind, report())
 
 
-def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind: str) -> None:
+def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind):
     nothing = {"claimed_epsilon": None, "epsilon_spent": None, "epsilon_not_excluded": None}
     out = printed(kind, report(bounds=(), **nothing))
     assert "epsilon at delta 1e-05: unknown\n" in out
@@ -218,7 +214,7 @@ def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind: str) -> None
     )
 
 
-def test_a_report_without_checks_can_be_shown(kind: str) -> None:
+def test_a_report_without_checks_can_be_shown(kind):
     assert "VIOLATION (mechanism)" in printed(kind, report(checks=()))
 
 
@@ -227,7 +223,7 @@ MARKUP = ["[red]", "[/]", "[bold]x[/bold]", "[/tmp/a]", "[link=x]", "layers[0].w
 
 @pytest.mark.parametrize("text", MARKUP)
 @pytest.mark.parametrize("place", ["message", "summary", "fault", "advice", "note", "path"])
-def test_text_that_looks_like_markup_is_shown_as_it_is(kind: str, place: str, text: str) -> None:
+def test_text_that_looks_like_markup_is_shown_as_it_is(kind, place, text):
     changes: dict[str, Any] = {}
     if place == "message":
         changes["checks"] = (CheckResult("a", "mechanism", "ok", f"before {text} after"),)
@@ -241,7 +237,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(kind: str, place: str, te
 
 
 @pytest.mark.parametrize("place", ["message", "summary", "path"])
-def test_colons_around_a_word_do_not_turn_into_a_picture(kind: str, place: str) -> None:
+def test_colons_around_a_word_do_not_turn_into_a_picture(kind, place):
     changes: dict[str, Any] = {}
     if place == "message":
         changes["checks"] = (CheckResult("a", "mechanism", "ok", "epoch:new:5"),)
@@ -261,19 +257,17 @@ def test_colons_around_a_word_do_not_turn_into_a_picture(kind: str, place: str) 
         (5.0, "not_run", ""),
     ],
 )
-def test_evidence_is_the_e_value_as_a_power_of_ten(
-    log_e: float | None, status: Status, text: str
-) -> None:
+def test_evidence_is_the_e_value_as_a_power_of_ten(log_e, status, text):
     assert evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
 
 
-def test_columns_without_a_terminal_line_up() -> None:
+def test_columns_without_a_terminal_line_up():
     lines = printed("file", report()).split("Checks\n")[1].splitlines()[1 : len(CHECKS) + 1]
     starts = {line.index(check.message) for line, check in zip(lines, CHECKS, strict=True)}
     assert len(starts) == 1
 
 
-def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind: str) -> None:
+def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind):
     message = "coordinates differ by less than fresh noise"
     follows = CheckResult(
         "reuse.lag", "mechanism", "violated", message, follows_from="noise.witnesses"
@@ -294,13 +288,11 @@ def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind: str) 
         ({"claimed_epsilon": 8.0}, "claimed 8, spent"),
     ],
 )
-def test_an_epsilon_that_the_accountant_claims_says_so(
-    settings: dict[str, Any], claimed: str
-) -> None:
+def test_an_epsilon_that_the_accountant_claims_says_so(settings, claimed):
     assert claimed in printed("file", report(settings=settings))
 
 
-def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind: str) -> None:
+def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind):
     path = "runs/" + 40 * "deep/" + "report.json"
     out = printed(kind, report(), path, show=print_summary)
     first, second = out.splitlines()[:2]
@@ -312,7 +304,7 @@ def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind: str) -> N
     assert (out == f"\n{summary(report(), path)}\n") == (kind == "file")
 
 
-def test_names_in_wide_letters_keep_the_summary_within_its_columns() -> None:
+def test_names_in_wide_letters_keep_the_summary_within_its_columns():
     place = Place(("層.重み" * 20,), 12)
     root = dataclasses.replace(VERDICT.faults[0], place=place)
     verdict = dataclasses.replace(VERDICT, faults=(root,))
@@ -323,23 +315,23 @@ def test_names_in_wide_letters_keep_the_summary_within_its_columns() -> None:
 # --- Names and numbers of a report in a few characters.
 
 
-def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten() -> None:
+def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten():
     shown = [power_of_ten(power * math.log(10.0)) for power in (0.04, 3.96, 4.6, 9.97, 10.4, 11411)]
     assert shown == ["10^0", "10^4", "10^4.6", "10^10", "10^10", "10^11411"]
 
 
-def test_long_names_keep_their_ends() -> None:
+def test_long_names_keep_their_ends():
     name = "model.encoder.layers.11.attention.output.dense.weight"
     assert short_name(name) == "model.encoder...dense.weight"
     assert len(short_name(name)) == 28
     assert short_name("net.0.weight") == "net.0.weight"
 
 
-def test_a_check_of_another_release_is_shown_by_its_name() -> None:
+def test_a_check_of_another_release_is_shown_by_its_name():
     assert title_of("noise.of_tomorrow") == "noise.of_tomorrow"
 
 
-def test_the_counts_of_many_trainings_are_a_line() -> None:
+def test_the_counts_of_many_trainings_are_a_line():
     seen = audited(mu=0.3, n=60).seen
     assert counts_line(seen) == (
         f"trainings: 60 of 60 planned; coins: {seen.errors} of {seen.guesses} guessed wrong; error "
@@ -375,7 +367,7 @@ def changed(report: AuditReport, name: str, **fields: Any) -> AuditReport:
     return dataclasses.replace(report, checks=tuple(checks))
 
 
-def test_a_violation_says_what_is_wrong_where_and_what_to_do() -> None:
+def test_a_violation_says_what_is_wrong_where_and_what_to_do():
     report = changed(violation(), "reuse.pair", status="not_run", message="not tested: one tensor")
     assert summary(report, PATH).splitlines() == [
         "VIOLATION: too little noise is added",
@@ -395,7 +387,7 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do() -> None:
     ]
 
 
-def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover() -> None:
+def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
     made = made_report()
     made = dataclasses.replace(made, settings={**made.settings, "claimed_epsilon": 8.0})
     assert summary(made, PATH).splitlines() == [
@@ -411,7 +403,7 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover() -> Non
     ]
 
 
-def test_an_inconclusive_audit_says_what_is_missing() -> None:
+def test_an_inconclusive_audit_says_what_is_missing():
     lines = summary(made_report("INCONCLUSIVE"), PATH).splitlines()
     assert lines[:2] == [
         "INCONCLUSIVE: no check failed, but a PASS needs more than this run has shown",
@@ -421,7 +413,7 @@ def test_an_inconclusive_audit_says_what_is_missing() -> None:
     assert len(lines) == 11
 
 
-def test_of_many_missing_items_three_are_shown_and_the_others_counted() -> None:
+def test_of_many_missing_items_three_are_shown_and_the_others_counted():
     items = tuple(f"item {number} {'word ' * 40}" for number in range(7))
     made = made_report("INCONCLUSIVE")
     verdict = dataclasses.replace(made.verdict, pass_blockers=items)
@@ -430,7 +422,7 @@ def test_of_many_missing_items_three_are_shown_and_the_others_counted() -> None:
     assert "and 4 more" in shown
 
 
-def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy() -> None:
+def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy():
     long = LikelyFault(
         "one_of_another_package",
         "a fault " + "with many words " * 30,
@@ -466,9 +458,7 @@ FOREIGN = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(FOREIGN, FOREIGN, st.sampled_from(["PASS", "VIOLATION", "INCONCLUSIVE"]))
-def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(
-    text: str, name: str, outcome: Any
-) -> None:
+def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(text, name, outcome):
     code = (CodePlace(f"{name}.py", 3, 3, name),)
     fault = LikelyFault(name, text, "noise", text, place=Place((name,) * 9, 0, 0, name, code))
     further = dataclasses.replace(fault, finding="sensitivity")
@@ -488,13 +478,13 @@ def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(
         assert line.isprintable()
 
 
-def test_a_long_path_is_in_one_piece() -> None:
+def test_a_long_path_is_in_one_piece():
     path = "/home/someone/" + "deep/" * 60 + "report.json"
     assert summary(made_report(), path).endswith(f"\n  Report       lightning-audit show {path}")
     assert "Report" not in summary(made_report())
 
 
-def test_what_is_allowed_and_what_does_not_hold_with_it_is_said() -> None:
+def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
     made = made_report(epsilon_refuted_by=("accounting",), spent=9.0)
     verdict = dataclasses.replace(
         made.verdict, allowed=("accounting",), holds="the epsilon that holds is 9"
@@ -505,12 +495,12 @@ def test_what_is_allowed_and_what_does_not_hold_with_it_is_said() -> None:
     assert "claimed 8 (accountant, not known to hold), spent 9 (holds)" in lines[3]
 
 
-def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named() -> None:
+def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named():
     shown = summary(made_report(proved=0.0))
     assert "claimed 8 (accountant), spent 3, no bound proved, excluded > 4" in shown
 
 
-def test_an_undecided_finding_and_a_warning_are_named() -> None:
+def test_an_undecided_finding_and_a_warning_are_named():
     report = changed(made_report("INCONCLUSIVE"), "noise", status="undecided")
     report = changed(report, "noise.mean", status="warned")
     shown = summary(report)
@@ -521,7 +511,7 @@ def test_an_undecided_finding_and_a_warning_are_named() -> None:
     assert progress(report) == "unclear | eps>=1.5"
 
 
-def test_a_report_without_checks_says_so() -> None:
+def test_a_report_without_checks_says_so():
     report = made_report(checks=(), bounds=(), power={}, claimed=None, spent=None)
     report = dataclasses.replace(report, epsilon_not_excluded=None)
     shown = summary(report)
@@ -530,7 +520,7 @@ def test_a_report_without_checks_says_so() -> None:
     assert "Clipping -          Noise -" in shown
 
 
-def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> None:
+def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words():
     assert status_line(violation()) == (
         "VIOLATION (mechanism): too little noise is added (noise), first seen in step 2, "
         "examples/digits.py:90 HalfNoise.add_noise"
@@ -548,7 +538,7 @@ def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> 
         (0.3, 60, "INCONCLUSIVE: 60 trainings do not refute 1-GDP"),
     ],
 )
-def test_many_trainings_have_their_own_words(mu: float, n: int, told: str) -> None:
+def test_many_trainings_have_their_own_words(mu, n, told):
     text = summary(audited(mu=mu, n=n).to_report(), "report.json")
     lines = text.split("\n")
     assert lines[0] == told
@@ -583,9 +573,7 @@ def printed_terminal(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> st
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(monkeypatch):
     shown = printed_terminal(monkeypatch, Tty())
     assert "\x1b[1;31m" in shown
     assert "┃" in shown
@@ -602,7 +590,7 @@ def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Tty())
     path = "/home/someone/" + "deep/" * 40
     print_lines(path)
@@ -610,18 +598,18 @@ def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_table_without_headings_is_its_rows_with_numbers_to_the_right_on_request() -> None:
+def test_a_table_without_headings_is_its_rows_with_numbers_to_the_right_on_request():
     assert as_text(table(["", ""], [("a", "1"), ("bcd", "22")])) == "a    1\nbcd  22"
     shown = as_text(table(["x", "n"], [("a", "1"), ("b", "22")], right=["n"], widths=[3, 4]))
     assert shown == "x       n\na       1\nb      22"
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal() -> None:
+def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal():
     assert as_ascii("δ café \U0001f600") == "\\u03b4 caf\\xe9 \\U0001f600"
     assert with_signs("10^-2.5 <= 10^750 >= 10^") == "10⁻²·⁵ ≤ 10⁷⁵⁰ ≥ 10^"
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_control_characters_of_a_cell_are_shown() -> None:
+def test_control_characters_of_a_cell_are_shown():
     assert as_text(table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"

@@ -8,7 +8,6 @@ import math
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,24 +109,24 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
     return with_(report().to_json(), change)
 
 
-def test_what_is_read_is_what_was_written() -> None:
+def test_what_is_read_is_what_was_written():
     assert AuditReport.from_json(report().to_json()) == report()
 
 
 @pytest.mark.parametrize("version", [0, 1, SCHEMA_VERSION - 1, -3])
-def test_an_older_layout_says_to_train_again(version: int) -> None:
+def test_an_older_layout_says_to_train_again(version):
     text = edited(lambda data: data.update(schema_version=version))
     with pytest.raises(ReportError, match=rf"schema_version={version}, .* run the training again"):
         AuditReport.from_json(text)
 
 
 @pytest.mark.parametrize("version", [True, float(SCHEMA_VERSION), str(SCHEMA_VERSION), [4], None])
-def test_a_layout_that_is_no_whole_number_is_no_report(version: Any) -> None:
+def test_a_layout_that_is_no_whole_number_is_no_report(version):
     with pytest.raises(ReportError, match="no audit report: it has no schema_version"):
         AuditReport.from_json(edited(lambda data: data.update(schema_version=version)))
 
 
-def test_absent_numbers_come_back_as_none() -> None:
+def test_absent_numbers_come_back_as_none():
     bound = dataclasses.replace(report().bounds[0], epsilon_lower=None)
     empty = report(
         bounds=(bound,),
@@ -142,7 +141,7 @@ def test_absent_numbers_come_back_as_none() -> None:
     assert AuditReport.from_json(empty.to_json()) == empty
 
 
-def test_infinite_numbers_come_back_as_infinite() -> None:
+def test_infinite_numbers_come_back_as_infinite():
     bound = dataclasses.replace(report().bounds[0], epsilon_lower=math.inf)
     check = dataclasses.replace(report().checks[0], log_e_value=-math.inf)
     endless = report(
@@ -166,11 +165,11 @@ def test_infinite_numbers_come_back_as_infinite() -> None:
     ],
     ids=["mu_lower", "epochs", "power"],
 )
-def test_infinite_numbers_come_back_as_numbers_everywhere(changes: dict[str, Any]) -> None:
+def test_infinite_numbers_come_back_as_numbers_everywhere(changes):
     assert AuditReport.from_json(report(**changes).to_json()) == report(**changes)
 
 
-def test_numpy_scalars_are_written_as_plain_numbers() -> None:
+def test_numpy_scalars_are_written_as_plain_numbers():
     written = report(
         steps=np.int64(3), epsilon_spent=np.float64(2.5), settings={"a": np.bool_(True)}
     )
@@ -178,16 +177,16 @@ def test_numpy_scalars_are_written_as_plain_numbers() -> None:
     assert (read.steps, read.epsilon_spent, read.settings) == (3, 2.5, {"a": True})
 
 
-def test_nan_is_written_as_null_and_no_invalid_json() -> None:
+def test_nan_is_written_as_null_and_no_invalid_json():
     assert AuditReport.from_json(report(epsilon_spent=math.nan).to_json()).epsilon_spent is None
 
 
-def test_a_value_that_json_cannot_hold_is_an_error_that_names_it() -> None:
+def test_a_value_that_json_cannot_hold_is_an_error_that_names_it():
     with pytest.raises(TypeError, match=r"object cannot be written to a report"):
         report(settings={"module": object()}).to_json()
 
 
-def test_a_report_cut_anywhere_is_a_report_error() -> None:
+def test_a_report_cut_anywhere_is_a_report_error():
     text = report().to_json()
     for cut in range(len(text)):
         with pytest.raises(ReportError, match="not complete JSON"):
@@ -197,18 +196,18 @@ def test_a_report_cut_anywhere_is_a_report_error() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "[1, 2]", "3", "1.5", "null", "true", '"text"', "{}", '{"schema_version": null}']
 )
-def test_json_that_is_no_report_says_which_file_to_name(text: str) -> None:
+def test_json_that_is_no_report_says_which_file_to_name(text):
     with pytest.raises(ReportError, match=r"no audit report.*Name the report\.json"):
         AuditReport.from_json(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 50_000], ids=["huge number", "deep nesting"])
-def test_json_that_python_refuses_to_decode_is_a_report_error(text: str) -> None:
+def test_json_that_python_refuses_to_decode_is_a_report_error(text):
     with pytest.raises(ReportError):
         AuditReport.from_json(text)
 
 
-def test_a_newer_layout_says_to_upgrade() -> None:
+def test_a_newer_layout_says_to_upgrade():
     text = edited(lambda data: data.update(schema_version=SCHEMA_VERSION + 1, verdict="moved"))
     with pytest.raises(
         ReportError, match=rf"schema_version={SCHEMA_VERSION + 1}.* upgrade lightning-audit"
@@ -224,7 +223,7 @@ REQUIRED = [
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
+def test_a_missing_field_is_a_report_error_that_names_it(name):
     with pytest.raises(ReportError, match=rf"is missing or invalid.*{name}.*[Rr]un the training"):
         AuditReport.from_json(edited(lambda data: data.pop(name)))
 
@@ -259,7 +258,7 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
         lambda data: data.update(history=[["a", 0.1, 3]]),
     ],
 )
-def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_garbled_field_is_a_report_error(change):
     with pytest.raises(ReportError, match="is missing or invalid"):
         AuditReport.from_json(edited(change))
 
@@ -273,14 +272,12 @@ def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], An
     ],
     ids=["check status", "delta", "nan epsilon"],
 )
-def test_a_value_that_no_reader_can_use_is_a_report_error(
-    change: Callable[[dict[str, Any]], Any],
-) -> None:
+def test_a_value_that_no_reader_can_use_is_a_report_error(change):
     with pytest.raises(ReportError):
         AuditReport.from_json(edited(change))
 
 
-def test_a_saved_report_is_loaded_again(tmp_path: Path) -> None:
+def test_a_saved_report_is_loaded_again(tmp_path):
     path = tmp_path / "report.json"
     assert report().save(path) == path
     assert AuditReport.load(path) == report()
@@ -288,16 +285,14 @@ def test_a_saved_report_is_loaded_again(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_the_part_that_a_crash_left_does_not_disturb(tmp_path: Path) -> None:
+def test_the_part_that_a_crash_left_does_not_disturb(tmp_path):
     path = tmp_path / "report.json"
     (tmp_path / ".report.json.partial").write_text("x" * 100_000)
     report().save(path)
     assert AuditReport.load(path) == report()
 
 
-def test_the_old_report_stays_readable_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_report_stays_readable_until_the_new_one_is_whole(tmp_path, monkeypatch):
     path = tmp_path / "report.json"
     report(steps=1).save(path)
     seen = []
@@ -313,7 +308,7 @@ def test_the_old_report_stays_readable_until_the_new_one_is_whole(
     assert AuditReport.load(path).steps == 2
 
 
-def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path):
     path = tmp_path / "report.json"
     report(steps=1).save(path)
     with pytest.raises(TypeError):
@@ -322,9 +317,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "not text"])
-def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(tmp_path, kind):
     path = tmp_path / "report.json"
     if kind == "directory":
         path.mkdir()
@@ -334,7 +327,7 @@ def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(
         AuditReport.load(path)
 
 
-def test_epsilon_lower_is_the_largest_of_the_known_bounds() -> None:
+def test_epsilon_lower_is_the_largest_of_the_known_bounds():
     one = report().bounds[0]
     values = (0.5, None, 2.5, 1.0)
     bounds = tuple(dataclasses.replace(one, epsilon_lower=v) for v in values)
@@ -344,9 +337,7 @@ def test_epsilon_lower_is_the_largest_of_the_known_bounds() -> None:
 
 
 @pytest.mark.parametrize("error", [PrivacyViolation, InconclusiveAudit])
-def test_the_exceptions_carry_the_report_and_its_verdict_in_words(
-    error: type[PrivacyViolation],
-) -> None:
+def test_the_exceptions_carry_the_report_and_its_verdict_in_words(error):
     raised = error(report())
     assert raised.report == report()
     assert str(raised) == describe(VIOLATION)
@@ -354,7 +345,7 @@ def test_the_exceptions_carry_the_report_and_its_verdict_in_words(
 
 @pytest.mark.parametrize("there", [True, False], ids=["file", "nothing"])
 @pytest.mark.parametrize("name", [".report.json.partial", "report.json"])
-def test_a_report_is_written_through_no_link(tmp_path: Path, name: str, there: bool) -> None:
+def test_a_report_is_written_through_no_link(tmp_path, name, there):
     folder, target = tmp_path / "folder", tmp_path / "target"
     folder.mkdir()
     if there:
@@ -367,16 +358,16 @@ def test_a_report_is_written_through_no_link(tmp_path: Path, name: str, there: b
     assert not (folder / "report.json").is_symlink()
 
 
-def test_a_refusal_keeps_what_to_change_between_processes() -> None:
+def test_a_refusal_keeps_what_to_change_between_processes():
     again = pickle.loads(pickle.dumps(audit_report.UnauditableTraining("accumulate nothing")))
     assert str(again) == "accumulate nothing"
 
 
-def test_who_handles_wrong_arguments_does_not_swallow_a_refusal() -> None:
+def test_who_handles_wrong_arguments_does_not_swallow_a_refusal():
     assert not issubclass(audit_report.UnauditableTraining, ValueError | TypeError | RuntimeError)
 
 
-def test_counts_are_read_back_as_they_were_written() -> None:
+def test_counts_are_read_back_as_they_were_written():
     report = audited(n=50).to_report()
     seen = AuditReport.from_json(report.to_json()).trainings
     assert seen == report.trainings
@@ -384,19 +375,19 @@ def test_counts_are_read_back_as_they_were_written() -> None:
     assert json.loads(report.to_json())["trainings"] == dataclasses.asdict(seen)
 
 
-def test_a_report_of_one_training_has_none() -> None:
+def test_a_report_of_one_training_has_none():
     report = dataclasses.replace(audited(n=50).to_report(), trainings=None)
     assert AuditReport.from_json(report.to_json()).trainings is None
 
 
-def test_the_first_fault_gives_the_verdict_its_sentence() -> None:
+def test_the_first_fault_gives_the_verdict_its_sentence():
     assert VIOLATION.fault == FAULTS[0].sentence
     assert dataclasses.replace(VIOLATION, summary="longer").faults == FAULTS
     with pytest.raises(ValueError, match="fault='another' must be 'the noise is divided"):
         Verdict("VIOLATION", "mechanism", "", fault="another", faults=FAULTS)
 
 
-def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> None:
+def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not():
     second = dataclasses.replace(FAULTS[1], place=Place(("c.weight",), 3))
     told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
     assert "Also possible: no noise (`c.weight`, first seen in step 4)" in told
@@ -405,7 +396,7 @@ def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> No
     assert "Also possible: no noise\n" in told
 
 
-def test_long_places_and_tables_are_cut_to_five() -> None:
+def test_long_places_and_tables_are_cut_to_five():
     names = tuple(f"w{i}" for i in range(7))
     fault = LikelyFault("a", "b", "c", "", {"r": dict.fromkeys(names, 0.5)}, Place(names))
     told = describe(Verdict("VIOLATION", None, "s", faults=(fault,)))
@@ -413,13 +404,13 @@ def test_long_places_and_tables_are_cut_to_five() -> None:
     assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5, ...)")
 
 
-def test_the_exit_codes_are_those_of_the_documented_gate() -> None:
+def test_the_exit_codes_are_those_of_the_documented_gate():
     assert dict(EXIT_CODES) == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
     for outcome, code in EXIT_CODES.items():
         assert Verdict(outcome, None, "").exit_code == code
 
 
-def test_a_verdict_is_described_in_all_its_parts() -> None:
+def test_a_verdict_is_described_in_all_its_parts():
     assert describe(VIOLATION).splitlines() == [
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size",
@@ -443,7 +434,7 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
     ]
 
 
-def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() -> None:
+def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another():
     root = dataclasses.replace(FAULTS[1], consequences=("noise.shape", "reuse.lag"))
     further = LikelyFault(
         "not_poisson", "wrong sampling", "sampling.not_poisson", "the loader", {}, Place(step=3)
@@ -461,6 +452,6 @@ def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() 
     ]
 
 
-def test_a_pass_has_no_root() -> None:
+def test_a_pass_has_no_root():
     verdict = Verdict("PASS", None, "s")
     assert (verdict.root, verdict.further) == (None, ())

@@ -66,7 +66,7 @@ def detailed() -> AuditReport:
     return dataclasses.replace(report, verdict=verdict, **DETAILS)
 
 
-def test_every_detail_comes_back_as_it_was_written() -> None:
+def test_every_detail_comes_back_as_it_was_written():
     report = detailed()
     read = AuditReport.from_json(report.to_json())
     assert {name: getattr(read, name) for name in DETAILS} == DETAILS
@@ -74,7 +74,7 @@ def test_every_detail_comes_back_as_it_was_written() -> None:
     assert read.schema_version == 6
 
 
-def test_a_report_without_the_details_loads_with_their_defaults() -> None:
+def test_a_report_without_the_details_loads_with_their_defaults():
     def without(data: dict[str, Any]) -> None:
         for name in set(DETAILS) - {"operating_points"}:
             del data[name]
@@ -97,7 +97,7 @@ def test_a_report_without_the_details_loads_with_their_defaults() -> None:
     assert report.notes == empty.notes  # no field is unknown
 
 
-def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest() -> None:
+def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest():
     text = with_(detailed().to_json(), lambda data: data["run"].update(weather="rain"))
     assert "run.weather" in AuditReport.from_json(text).notes[-1]
 
@@ -115,16 +115,16 @@ def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest() -> 
         ("nowhere", []),
     ],
 )
-def test_places_are_read_from_text(text: str, places: list[str]) -> None:
+def test_places_are_read_from_text(text, places):
     assert [str(place) for place in places_in(text)] == places
 
 
-def test_the_json_has_places_and_no_text_of_them() -> None:
+def test_the_json_has_places_and_no_text_of_them():
     (fault,) = json.loads(detailed().to_json())["verdict"]["faults"]
     assert fault["place"]["code"] == [dataclasses.asdict(CODE)]
 
 
-def test_the_page_lists_every_detail_and_nothing_else() -> None:
+def test_the_page_lists_every_detail_and_nothing_else():
     section = (DOCS / "reports.md").read_text().partition("## report.json")[2].partition("\n## ")[0]
     rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
     listed = {name for row in rows for name in re.findall("`(.*?)`", row)}

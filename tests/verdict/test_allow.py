@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from lightning_audit import Allow, PrivacyAudit
@@ -24,19 +22,19 @@ WHY = "it sees no record"
         ("G.0", False),
     ],
 )
-def test_an_optimizer_is_named_by_place_class_or_prefix(optimizer: Any, expected: bool) -> None:
+def test_an_optimizer_is_named_by_place_class_or_prefix(optimizer, expected):
     allowed = Allow("no_dp", optimizer=optimizer, reason=WHY)
     assert allowed.is_of(1, "Adam", ["G.0.weight", "G.1.weight"]) == expected
 
 
-def test_a_prefix_is_whole_names_and_of_all_parameters() -> None:
+def test_a_prefix_is_whole_names_and_of_all_parameters():
     allowed = Allow("no_dp", optimizer="net", reason=WHY)
     assert not allowed.is_of(0, "SGD", ["network.weight"])
     assert not allowed.is_of(0, "SGD", ["net.weight", "head.weight"])
     assert not allowed.is_of(0, "SGD", [])
 
 
-def test_parameters_are_named_by_a_pattern() -> None:
+def test_parameters_are_named_by_a_pattern():
     allowed = [Allow("unaudited", parameters="average.*", reason=WHY)]
     assert covers(allowed, "average.weight")
     assert not covers(allowed, "net.average.weight")
@@ -59,35 +57,35 @@ def test_parameters_are_named_by_a_pattern() -> None:
         ),
     ],
 )
-def test_what_is_no_exemption_is_refused_in_words(given: dict[str, Any], told: str) -> None:
+def test_what_is_no_exemption_is_refused_in_words(given, told):
     with pytest.raises(ValueError, match="must") as raised:
         Allow(**given)
     assert told in str(raised.value)
 
 
-def test_a_finding_that_there_is_not_is_refused() -> None:
+def test_a_finding_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="allow holds 'no_noise'"):
         PrivacyAudit(allow=[Allow("no_noise", reason=WHY)])
 
 
-def test_without_a_scope_it_is_allowed_everywhere_and_keeps_its_reason() -> None:
+def test_without_a_scope_it_is_allowed_everywhere_and_keeps_its_reason():
     config = PrivacyAudit(allow=["accounting", Allow("sampling.rate", reason=WHY)]).config
     assert config.allow == ("accounting", "sampling.rate")
     assert [one.reason for one in config.exemptions] == [WHY]
 
 
 @pytest.mark.parametrize("finding", ["accounting", "sampling.not_poisson", "replay.clipping"])
-def test_a_finding_of_the_run_is_of_no_optimizer(finding: str) -> None:
+def test_a_finding_of_the_run_is_of_no_optimizer(finding):
     with pytest.raises(ValueError, match="leave optimizer out"):
         PrivacyAudit(allow=[Allow(finding, optimizer="G", reason=WHY)])
 
 
-def test_what_changes_unaudited_is_of_parameters() -> None:
+def test_what_changes_unaudited_is_of_parameters():
     with pytest.raises(ValueError, match="name the parameters"):
         PrivacyAudit(allow=[Allow("unaudited", optimizer="G", reason=WHY)])
 
 
 @pytest.mark.parametrize("allow", [5, None, {"no_dp": "why"}])
-def test_what_is_no_list_of_findings_is_refused(allow: Any) -> None:
+def test_what_is_no_list_of_findings_is_refused(allow):
     with pytest.raises(ValueError, match="must be a list of names"):
         PrivacyAudit(allow=allow)

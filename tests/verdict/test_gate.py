@@ -31,7 +31,7 @@ def named(data: Report, name: str) -> Report:
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
-def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome) -> None:
+def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome):
     assert told(lambda data: None, outcome) == []
 
 
@@ -92,7 +92,7 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
         (lambda r: r["settings"].update(significance=2), "significance=2.0 must be in (0, 1)"),
     ],
 )
-def test_what_cannot_be_in_a_pass_is_told(change: Change, sentence: str) -> None:
+def test_what_cannot_be_in_a_pass_is_told(change, sentence):
     assert any(sentence in line for line in told(change)), told(change)
 
 
@@ -111,23 +111,23 @@ def test_what_cannot_be_in_a_pass_is_told(change: Change, sentence: str) -> None
         (lambda r: named(r, "noise")["evidence"].update(violated_at_step="a"), "cannot be judged"),
     ],
 )
-def test_what_cannot_be_in_a_violation_is_told(change: Change, sentence: str) -> None:
+def test_what_cannot_be_in_a_violation_is_told(change, sentence):
     assert any(sentence in line for line in told(change, "VIOLATION")), told(change, "VIOLATION")
 
 
-def test_an_inconclusive_verdict_says_what_is_missing() -> None:
+def test_an_inconclusive_verdict_says_what_is_missing():
     found = told(lambda data: data["verdict"].update(pass_blockers=[]), "INCONCLUSIVE")
     assert found == ["pass_blockers of its verdict do not belong to INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize("beyond", [-0.01, 0.01])
-def test_a_check_is_ok_below_its_threshold_and_at_no_e_value_above(beyond: float) -> None:
+def test_a_check_is_ok_below_its_threshold_and_at_no_e_value_above(beyond):
     log_e = -math.log(NOISE.share * SIGNIFICANCE) + beyond
     sentences = told(lambda data: named(data, "noise").update(log_e_value=log_e))
     assert ("noise is ok, its numbers give violated" in sentences) == (beyond > 0)
 
 
-def test_the_last_bit_of_a_threshold_decides_nothing() -> None:
+def test_the_last_bit_of_a_threshold_decides_nothing():
     report = made_report("VIOLATION")
     noise = report.checks[0]
     threshold = -math.log(noise.share * SIGNIFICANCE)
@@ -137,7 +137,7 @@ def test_the_last_bit_of_a_threshold_decides_nothing() -> None:
         assert contradictions(read) == []
 
 
-def test_a_report_that_was_written_anew_so_that_all_fits_is_believed() -> None:
+def test_a_report_that_was_written_anew_so_that_all_fits_is_believed():
     """It is no signature."""
 
     def rewritten(data: Report) -> None:
@@ -163,14 +163,14 @@ def claiming(**claim: Any) -> dict[str, Any]:
     return {**made_report("PASS").settings, "claim": claim}
 
 
-def test_the_epsilon_of_a_history_is_composed_again() -> None:
+def test_the_epsilon_of_a_history_is_composed_again():
     assert composed_again(of_steps()) == SPENT
     assert contradiction_of_epsilon(of_steps()) == ""
     assert contradiction_of_epsilon(of_steps(1.004 * SPENT)) == ""  # another grid
 
 
 @pytest.mark.parametrize("times", [0.5, 0.98, 1.02, 2.0])
-def test_another_epsilon_than_the_history_composes_to_is_told(times: float) -> None:
+def test_another_epsilon_than_the_history_composes_to_is_told(times):
     report = of_steps(times * SPENT)
     assert contradictions(report) == []
     assert contradiction_of_epsilon(report).startswith(f"epsilon_spent is {times * SPENT}, its ")
@@ -179,17 +179,17 @@ def test_another_epsilon_than_the_history_composes_to_is_told(times: float) -> N
 @pytest.mark.parametrize(
     "history", [((1.1, 0.01, 100),), ((1.0, 0.02, 100),), ((1.0, 0.01, 50), (9.0, 0.01, 50))]
 )
-def test_an_edited_history_is_told(history: Any) -> None:
+def test_an_edited_history_is_told(history):
     assert "its history composes to" in contradiction_of_epsilon(of_steps(history=history))
 
 
 @pytest.mark.parametrize("phase", [(-1.0, 0.01, 100), (1.0, 1.5, 100), (1.0, 0.01, 0)])
-def test_a_history_that_is_none_is_told(phase: Any) -> None:
+def test_a_history_that_is_none_is_told(phase):
     told = contradiction_of_epsilon(of_steps(history=(phase,)))
     assert told.startswith("its history cannot be composed: ")
 
 
-def test_where_accountants_were_told_of_more_that_is_composed() -> None:
+def test_where_accountants_were_told_of_more_that_is_composed():
     more = ((1.0, 0.01, 300),)
     epsilon = composed_epsilon([Phase(*more[0])], 1e-5)
     assert contradiction_of_epsilon(of_steps(epsilon, composed=more)) == ""
@@ -198,7 +198,7 @@ def test_where_accountants_were_told_of_more_that_is_composed() -> None:
     assert contradiction_of_epsilon(of_steps(composed=((1.0, 0.01, 10),))) == ""
 
 
-def test_of_shuffled_batches_the_passes_are_composed() -> None:
+def test_of_shuffled_batches_the_passes_are_composed():
     passes, settings = ((1.0, 1.0, 2),), claiming(sampling="shuffled")
     epsilon = composed_epsilon([Phase(*passes[0])], 1e-5)
     assert composed_again(of_steps(epsilon, composed=passes, settings=settings)) == epsilon
@@ -206,11 +206,11 @@ def test_of_shuffled_batches_the_passes_are_composed() -> None:
     assert epsilon > SPENT
 
 
-def test_an_epsilon_of_almost_zero_is_not_resolved() -> None:
+def test_an_epsilon_of_almost_zero_is_not_resolved():
     assert contradiction_of_epsilon(of_steps(delta=0.5)) != ""
 
 
-def test_between_data_sets_with_a_record_replaced_epsilon_is_larger() -> None:
+def test_between_data_sets_with_a_record_replaced_epsilon_is_larger():
     larger = composed_again(of_steps(settings=claiming(adjacency="replace_one")))
     assert larger == composed_epsilon([Phase(*HISTORY[0])], 1e-5, "replace_one")
 
@@ -223,7 +223,7 @@ def test_between_data_sets_with_a_record_replaced_epsilon_is_larger() -> None:
         {"steps": 0},
     ],
 )
-def test_an_epsilon_that_is_not_known_is_none(changes: dict[str, Any]) -> None:
+def test_an_epsilon_that_is_not_known_is_none(changes):
     assert composed_again(of_steps(None, **changes)) is None
     assert contradiction_of_epsilon(of_steps(None, **changes)) == ""
     assert contradiction_of_epsilon(of_steps(1.0, **changes)) != ""

@@ -103,9 +103,7 @@ def innermost(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.training
-def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(tmp_path, capsys):
     report, logged = trained(tmp_path, Shuffled(), allow=NAME)
     assert first_line(report).startswith(
         f"PASS except {NAME} (allowed); the epsilon that holds is {HOLDS:.4g} at delta 1e-05"
@@ -133,7 +131,7 @@ def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(
 
 
 @pytest.mark.training
-def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(tmp_path: Path) -> None:
+def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(tmp_path):
     trained(tmp_path, Shuffled(), allow=NAME)
     path = str(tmp_path / "audit" / "report.json")
     assert main(["check", path]) == 0
@@ -142,7 +140,7 @@ def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(tmp_path: Path) -
 
 
 @pytest.mark.training
-def test_a_second_finding_is_named_beside_it(tmp_path: Path) -> None:
+def test_a_second_finding_is_named_beside_it(tmp_path):
     report, _ = trained(tmp_path, Shuffled(), allow=["accounting", NAME], claimed_epsilon=1.5)
     assert first_line(report).startswith(
         f"PASS except {NAME}, accounting (allowed); the epsilon that holds is {HOLDS:.4g} at"
@@ -153,7 +151,7 @@ def test_a_second_finding_is_named_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.training
-def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(tmp_path):
     report, logged = trained(tmp_path, Shuffled(), allow=NAME, claimed_epsilon=7.0)
     assert "claimed 7, spent 6.573 (holds)" in as_text(report)
     assert report.epochs[-1]["claimed_epsilon"] == 7.0
@@ -161,7 +159,7 @@ def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(tmp_path: Path) 
 
 
 @pytest.mark.training
-def test_of_steps_that_cost_more_than_is_claimed_the_cost_holds(tmp_path: Path) -> None:
+def test_of_steps_that_cost_more_than_is_claimed_the_cost_holds(tmp_path):
     module = PrivateModule(mlp(64), dataset=digits())
     report, _ = trained(tmp_path, module, allow="accounting", claimed_epsilon=1.5)
     assert report.epsilon_spent is not None
@@ -207,9 +205,7 @@ NOISE = [
         (Twice, ["ledger.records"], "ledger.records"),
     ],
 )
-def test_where_no_epsilon_holds_none_is_shown(
-    tmp_path: Path, module: Any, allow: list[str], named: str
-) -> None:
+def test_where_no_epsilon_holds_none_is_shown(tmp_path, module, allow, named):
     report, logged = trained(tmp_path, module(), allow=allow)
     assert report.verdict.outcome != "VIOLATION", report.verdict
     line = first_line(report)
@@ -222,7 +218,7 @@ def test_where_no_epsilon_holds_none_is_shown(
 
 
 @pytest.mark.training
-def test_an_exemption_is_named_with_what_the_epsilon_rests_on(tmp_path: Path) -> None:
+def test_an_exemption_is_named_with_what_the_epsilon_rests_on(tmp_path):
     module, planned = Gan(dataset=digits()), {"max_steps": 240, "max_epochs": -1}
     report, _ = trained(tmp_path, module, allow=[GENERATOR], planned=planned)
     told = f"that holds is {report.epsilon_spent:.4g} at delta 1e-05, if allowing no_dp of"
@@ -233,7 +229,7 @@ def test_an_exemption_is_named_with_what_the_epsilon_rests_on(tmp_path: Path) ->
 
 
 @pytest.mark.training
-def test_beside_a_violation_no_epsilon_holds(tmp_path: Path) -> None:
+def test_beside_a_violation_no_epsilon_holds(tmp_path):
     report, _ = trained(
         tmp_path, Shuffled(optimizer_class=HalfNoise), allow=NAME, on_violation="warn"
     )
@@ -243,7 +239,7 @@ def test_beside_a_violation_no_epsilon_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.training
-def test_nothing_is_named_where_nothing_is_found(tmp_path: Path) -> None:
+def test_nothing_is_named_where_nothing_is_found(tmp_path):
     module = PrivateModule(mlp(64), dataset=digits())
     report, logged = trained(tmp_path, module, allow=[NAME, "sampling.rate", "unaudited"])
     assert first_line(report).startswith("PASS: ")
@@ -262,7 +258,7 @@ def test_nothing_is_named_where_nothing_is_found(tmp_path: Path) -> None:
         {"verdict": {"holds": "the epsilon that holds is 1.877 at delta 1e-05"}},
     ],
 )
-def test_the_gate_takes_no_report_that_hides_it(tmp_path: Path, edit: dict[str, Any]) -> None:
+def test_the_gate_takes_no_report_that_hides_it(tmp_path, edit):
     report, _ = trained(tmp_path, Shuffled(), allow=NAME)
     if "verdict" in edit:
         edit = {"verdict": dataclasses.replace(report.verdict, **edit["verdict"])}
@@ -275,7 +271,7 @@ def check(name: str, status: str = "allowed", **evidence: Any) -> CheckResult:
 
 @pytest.mark.training
 @pytest.mark.parametrize("name", [name for name, known in REGISTRY.items() if not known.warns])
-def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name: str) -> None:
+def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name):
     now = held([check(name)], 2.0, 2.0, None)
     assert now.refuted_by == (name,)
     assert now.claimed is None
@@ -285,7 +281,7 @@ def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name: str
 
 
 @pytest.mark.training
-def test_two_findings_leave_what_both_leave() -> None:
+def test_two_findings_leave_what_both_leave():
     passes = check(NAME, epsilon_that_holds=6.5)
     assert held([passes], 2.0, 2.0, None).spent == 6.5
     assert held([passes, check("ledger.accountant")], 2.0, 2.0, None).spent == 6.5
@@ -301,7 +297,7 @@ def line(log: ExaminationLog, coupling: Coupling) -> str:
     return describe_examined([*log.results(0.05), coupling.result(log.off)])
 
 
-def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide() -> None:
+def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide():
     log, coupling = ExaminationLog(), Coupling()
     for step in (0, 5):
         answers = {
@@ -318,7 +314,7 @@ def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide() ->
     )
 
 
-def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> None:
+def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once():
     log, coupling = ExaminationLog(), Coupling()
     none = Answer(reason="no per-sample gradients are formed")
     log.take(0, {"replay.sensitivity": Answer(9), "replay.clipping": none, "replay.noise": none})
@@ -331,13 +327,13 @@ def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> Non
     )
 
 
-def test_weights_that_change_between_epochs_are_named() -> None:
+def test_weights_that_change_between_epochs_are_named():
     log = ExaminationLog(between_epochs=1)
     log.take(0, {"replay.release": Answer(2)})
     assert line(log, Coupling()).endswith("; what changes the weights between epochs")
 
 
-def test_where_nothing_was_examined_it_says_so() -> None:
+def test_where_nothing_was_examined_it_says_so():
     log = ExaminationLog(off="examinations=0")
     assert line(log, Coupling()) == (
         "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
@@ -360,7 +356,7 @@ def failed(before: AuditReport_of_audit_report | None) -> AuditReport_of_audit_r
 
 
 @pytest.mark.parametrize("outcome", ["PASS", "INCONCLUSIVE"])
-def test_what_had_passed_or_not_is_inconclusive(outcome: str) -> None:
+def test_what_had_passed_or_not_is_inconclusive(outcome):
     report = failed(made_report(outcome))
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.summary == f"the audit failed: {WHY}"
@@ -368,13 +364,13 @@ def test_what_had_passed_or_not_is_inconclusive(outcome: str) -> None:
     assert failed(report) == report
 
 
-def test_a_violation_that_was_found_before_stays() -> None:
+def test_a_violation_that_was_found_before_stays():
     report = failed(made_report("VIOLATION"))
     assert report.verdict == made_report("VIOLATION").verdict
     assert f"the audit failed: {WHY}" in report.notes
 
 
-def test_without_an_earlier_report_it_says_what_failed_and_no_more() -> None:
+def test_without_an_earlier_report_it_says_what_failed_and_no_more():
     report = failed(None)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.steps == 0
@@ -382,7 +378,7 @@ def test_without_an_earlier_report_it_says_what_failed_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
+def test_healthy_run_passes_and_says_what_it_would_have_seen(seed):
     verdict = verdict_of(simulate(60, seed=seed, data=0.1))
     assert (verdict.outcome, verdict.kind, verdict.pass_blockers) == ("PASS", None, ())
     assert verdict.summary == (
@@ -391,7 +387,7 @@ def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
     )
 
 
-def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed() -> None:
+def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed():
     verdict = verdict_of(simulate(12))
     assert verdict.outcome == "INCONCLUSIVE"
     told = [re.search(r"about (\d+) more steps", item) for item in verdict.pass_blockers]
@@ -403,9 +399,7 @@ def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed() -> N
 
 @pytest.mark.parametrize(("noise", "data"), [(1.0, 2.0), (0.5, 5.0), (1.0, 50.0)])
 @pytest.mark.parametrize("steps", [50, 300])
-def test_data_that_dominate_are_inconclusive_and_never_a_pass(
-    noise: float, data: float, steps: int
-) -> None:
+def test_data_that_dominate_are_inconclusive_and_never_a_pass(noise, data, steps):
     verdict = verdict_of(simulate(steps, noise=noise, data=data))
     assert verdict.outcome == "INCONCLUSIVE"
     assert any(
@@ -413,7 +407,7 @@ def test_data_that_dominate_are_inconclusive_and_never_a_pass(
     )
 
 
-def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy() -> None:
+def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy():
     verdict = verdict_of(simulate(400, sigma=0.5, noise=0.8, shift=0.8))
     assert verdict.outcome == "VIOLATION"
     assert "this loses no privacy by itself" in verdict.summary
@@ -421,7 +415,7 @@ def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_priv
     assert "loses no privacy" not in verdict_of(simulate(400, sigma=0.5, noise=0.8)).summary
 
 
-def test_allowed_finding_is_shown_and_does_not_fail() -> None:
+def test_allowed_finding_is_shown_and_does_not_fail():
     record = simulate(60, replaced=[3])
     assert verdict_of(record).outcome == "VIOLATION"
     assert verdict_of(record, allow=["gradient_replaced"]).outcome == "PASS"
@@ -429,33 +423,33 @@ def test_allowed_finding_is_shown_and_does_not_fail() -> None:
     assert (shown[0].name, shown[0].status) == ("gradient_replaced", "allowed")
 
 
-def test_allowing_one_finding_does_not_allow_another() -> None:
+def test_allowing_one_finding_does_not_allow_another():
     record = simulate(60, noise=0.5, replaced=[3])
     verdict = verdict_of(record, allow=["gradient_replaced"])
     assert verdict.outcome == "VIOLATION"
     assert verdict.fault.startswith("noise scale too small")
 
 
-def test_allowance_for_a_check_that_is_fine_changes_nothing() -> None:
+def test_allowance_for_a_check_that_is_fine_changes_nothing():
     checks = monitor_of(simulate(30)).results()
     assert acknowledge(checks, ["noise"]) == checks
 
 
-def test_violated_checks_come_first_and_those_not_run_last() -> None:
+def test_violated_checks_come_first_and_those_not_run_last():
     statuses = ("ok", "not_run", "allowed", "violated", "ok")
     checks = [CheckResult(str(i), "mechanism", s, "") for i, s in enumerate(statuses)]  # type: ignore[arg-type]
     ordered = [check.status for check in acknowledge(checks, ())]
     assert ordered == ["violated", "allowed", "ok", "ok", "not_run"]
 
 
-def test_mechanism_is_told_before_accounting() -> None:
+def test_mechanism_is_told_before_accounting():
     spent = CheckResult("accounting", "accounting", "violated", "it costs more")
     verdict = verdict_of(simulate(60, noise=0.5), others=[spent])
     assert verdict.kind == "mechanism"
     assert "accounting" in verdict.summary
 
 
-def test_accounting_alone_is_a_violation_of_its_kind() -> None:
+def test_accounting_alone_is_a_violation_of_its_kind():
     spent = CheckResult("accounting", "accounting", "violated", "it costs more", "stop earlier")
     verdict = verdict_of(simulate(60), others=[spent])
     assert (verdict.outcome, verdict.kind, verdict.advice) == (
@@ -465,24 +459,24 @@ def test_accounting_alone_is_a_violation_of_its_kind() -> None:
     )
 
 
-def test_violation_stands_whatever_is_missing() -> None:
+def test_violation_stands_whatever_is_missing():
     assert verdict_of(simulate(3, noise=0.01), pass_blockers=["all"]).outcome == "VIOLATION"
 
 
-def test_nothing_observed_is_inconclusive() -> None:
+def test_nothing_observed_is_inconclusive():
     verdict = judge([], None, None, Resolution())
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == ("no step of a private optimizer was observed",)
 
 
-def test_summary_of_a_violation_leads_with_what_was_measured() -> None:
+def test_summary_of_a_violation_leads_with_what_was_measured():
     record = simulate(60, noise=0.5)
     verdict = verdict_of(record)
     assert verdict.summary.startswith("noise: too little noise: in some tensor it is at most 0.")
     assert by_name(monitor_of(record))["noise"].message in verdict.summary
 
 
-def test_what_small_noise_makes_small_follows_from_it_and_is_no_further_finding() -> None:
+def test_what_small_noise_makes_small_follows_from_it_and_is_no_further_finding():
     record = simulate(60, noise=0.5)
     wrong = violated(monitor_of(record))
     assert {"noise", "noise.tensor", "reuse.broadcast"} <= wrong
@@ -495,7 +489,7 @@ def test_what_small_noise_makes_small_follows_from_it_and_is_no_further_finding(
     assert verdict_of(simulate(60, reuse="broadcast")).summary.startswith("reuse.")
 
 
-def test_the_root_has_the_step_at_which_its_finding_was_first_seen() -> None:
+def test_the_root_has_the_step_at_which_its_finding_was_first_seen():
     record = simulate(60, noise=0.5)
     root = verdict_of(record).root
     assert root is not None
@@ -503,7 +497,7 @@ def test_the_root_has_the_step_at_which_its_finding_was_first_seen() -> None:
     assert root.place.step == evidence["violated_at_step"] is not None
 
 
-def test_what_the_root_does_not_explain_is_a_further_finding() -> None:
+def test_what_the_root_does_not_explain_is_a_further_finding():
     others = [
         CheckResult("accounting", "accounting", "violated", "it costs more"),
         CheckResult("sampling.not_poisson", "accounting", "violated", "shuffled"),
@@ -514,7 +508,7 @@ def test_what_the_root_does_not_explain_is_a_further_finding() -> None:
     assert "(also: sampling.not_poisson, accounting)" in verdict.summary
 
 
-def test_the_verdict_is_of_the_kind_of_its_root() -> None:
+def test_the_verdict_is_of_the_kind_of_its_root():
     # No rule knows the first check, and rules that know theirs come before that.
     unknown = CheckResult("new.check", "mechanism", "violated", "it is odd")
     spent = CheckResult("accounting", "accounting", "violated", "it costs more")
@@ -523,7 +517,7 @@ def test_the_verdict_is_of_the_kind_of_its_root() -> None:
     assert verdict.kind == "mechanism"
 
 
-def test_where_to_look_is_said_once() -> None:
+def test_where_to_look_is_said_once():
     noise = verdict_of(simulate(60, noise=0.5))
     assert noise.root is not None
     assert noise.root.look_at
@@ -535,28 +529,28 @@ def test_where_to_look_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, -1.0, math.nan])
-def test_resolution_names_a_noise_outside_the_unit_interval(noise: float) -> None:
+def test_resolution_names_a_noise_outside_the_unit_interval(noise):
     with pytest.raises(ValueError, match=r"^noise="):
         Resolution(noise=noise)
 
 
 @pytest.mark.parametrize("sensitivity", [1.0, 0.5, math.nan])
-def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity: float) -> None:
+def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity):
     with pytest.raises(ValueError, match=r"^sensitivity="):
         Resolution(sensitivity=sensitivity)
 
 
-def test_dead_canary_is_inconclusive_with_its_reason() -> None:
+def test_dead_canary_is_inconclusive_with_its_reason():
     verdict = verdict_of(simulate(200, shift=0.0))
     assert verdict.outcome == "INCONCLUSIVE"
     assert any("the canaries' signal was not detected" in item for item in verdict.pass_blockers)
 
 
-def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
+def test_clipping_to_less_than_half_is_inconclusive_too():
     assert verdict_of(simulate(200, shift=0.3)).outcome == "INCONCLUSIVE"
 
 
-def test_the_signal_is_held_to_the_share_that_is_known_to_be_released() -> None:
+def test_the_signal_is_held_to_the_share_that_is_known_to_be_released():
     monitor = monitor_of(simulate(400, shift=0.3))
     seen = seen_of(monitor, {}, 1000.0)
     judged = [
@@ -567,13 +561,13 @@ def test_the_signal_is_held_to_the_share_that_is_known_to_be_released() -> None:
     assert [len(each) for each in found] == [1, 0]
 
 
-def test_what_else_is_missing_stands_in_the_way_of_a_pass() -> None:
+def test_what_else_is_missing_stands_in_the_way_of_a_pass():
     verdict = verdict_of(simulate(60), pass_blockers=["the training has not ended"])
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == ("the training has not ended",)
 
 
-def test_steps_without_noise_are_inconclusive_and_counted() -> None:
+def test_steps_without_noise_are_inconclusive_and_counted():
     made, entries = simulate(60)
     entries["noise_multiplier"][50:] = 0.0
     verdict = verdict_of((made, entries))
@@ -586,7 +580,7 @@ def test_steps_without_noise_are_inconclusive_and_counted() -> None:
 DEFAULT = Resolution()
 
 
-def test_power_rises_with_the_steps_and_reaches_its_target_where_it_says() -> None:
+def test_power_rises_with_the_steps_and_reaches_its_target_where_it_says():
     model = PowerModel(monitor_of(simulate(10)))
     reached = model.at(DEFAULT)["sensitivity"]
     assert reached.power < TARGET
@@ -596,7 +590,7 @@ def test_power_rises_with_the_steps_and_reaches_its_target_where_it_says() -> No
     assert model.sensitivity(2.0, reached.steps_needed - 1) < TARGET
 
 
-def test_healthy_run_can_see_the_default_resolution_and_says_what_it_cannot_exclude() -> None:
+def test_healthy_run_can_see_the_default_resolution_and_says_what_it_cannot_exclude():
     model = PowerModel(monitor_of(simulate(200)))
     assert min(power.power for power in model.at(DEFAULT).values()) >= TARGET
     ratio, shift = model.not_excluded()
@@ -606,26 +600,26 @@ def test_healthy_run_can_see_the_default_resolution_and_says_what_it_cannot_excl
     assert model.sensitivity(shift) >= TARGET
 
 
-def test_too_few_steps_exclude_nothing() -> None:
+def test_too_few_steps_exclude_nothing():
     assert PowerModel(monitor_of(simulate(1))).not_excluded()[0] < 0.6
     made, entries = simulate(2)
     entries["canaries"] = 0
     assert PowerModel(monitor_of((made, entries))).not_excluded()[1] == math.inf
 
 
-def test_data_that_dominate_leave_no_power_over_the_noise() -> None:
+def test_data_that_dominate_leave_no_power_over_the_noise():
     model = PowerModel(monitor_of(simulate(100, data=5.0)))
     assert model.noise(0.8) < 1e-6
     assert model.at(DEFAULT)["noise"].steps_needed >= 10**6
     assert model.not_excluded()[0] < 0.2
 
 
-def test_one_quiet_tensor_gives_power_although_the_others_are_loud() -> None:
+def test_one_quiet_tensor_gives_power_although_the_others_are_loud():
     model = PowerModel(monitor_of(simulate(200, data=[5.0, 5.0, 0.0])))
     assert model.noise(0.8) >= TARGET
 
 
-def test_canaries_at_every_fourth_step_need_four_times_the_steps() -> None:
+def test_canaries_at_every_fourth_step_need_four_times_the_steps():
     each = PowerModel(monitor_of(simulate(400))).at(DEFAULT)["sensitivity"].steps_needed
     fourth = PowerModel(monitor_of(simulate(400, every=4))).at(DEFAULT)["sensitivity"].steps_needed
     assert fourth == pytest.approx(4 * each, rel=0.25)
@@ -633,7 +627,7 @@ def test_canaries_at_every_fourth_step_need_four_times_the_steps() -> None:
 
 @pytest.mark.parametrize("noise", [0.8, 0.7])
 @pytest.mark.parametrize("steps", [4, 8])
-def test_power_over_the_noise_is_kept_by_the_checks(noise: float, steps: int) -> None:
+def test_power_over_the_noise_is_kept_by_the_checks(noise, steps):
     promised = PowerModel(monitor_of(simulate(steps))).noise(noise)
     runs = 60
     seen = np.mean(
@@ -643,7 +637,7 @@ def test_power_over_the_noise_is_kept_by_the_checks(noise: float, steps: int) ->
 
 
 @pytest.mark.parametrize("steps", staged(quick=[20], heavy=[60]))
-def test_power_over_the_shift_is_kept_by_the_checks(steps: int) -> None:
+def test_power_over_the_shift_is_kept_by_the_checks(steps):
     promised = PowerModel(monitor_of(simulate(steps, sigma=2.0))).sensitivity(2.0)
     runs = 40
     runs_seen = [
@@ -680,7 +674,7 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
 
 
 @pytest.mark.heavy
-def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud() -> None:
+def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud():
     promised = np.mean([PowerModel(half_loud(1.0, seed)).noise(0.8) for seed in range(3)])
     runs = 40
     seen = np.mean([bool(violated(half_loud(0.8, seed))) for seed in range(100, 100 + runs)])
@@ -688,7 +682,7 @@ def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud() -> No
     assert seen >= promised - 3 * math.sqrt(0.25 / runs)
 
 
-def test_coarser_resolution_passes_where_the_default_does_not() -> None:
+def test_coarser_resolution_passes_where_the_default_does_not():
     record = simulate(14)
     assert verdict_of(record).outcome == "INCONCLUSIVE"
     assert verdict_of(record, resolution=Resolution(0.5, 50.0)).outcome == "PASS"
@@ -711,7 +705,7 @@ def fault(finding: str, *consequences: str, optimizer: str = "") -> LikelyFault:
 # ------------------------------------------------------------------ what follows from what
 
 
-def test_a_violated_check_that_follows_from_a_finding_says_from_which() -> None:
+def test_a_violated_check_that_follows_from_a_finding_says_from_which():
     record = simulate(60, noise=0.5)
     checks = monitor_of(record).results()
     marked = mark_consequences(checks, verdict_of(record).faults)
@@ -722,7 +716,7 @@ def test_a_violated_check_that_follows_from_a_finding_says_from_which() -> None:
 
 
 @pytest.mark.parametrize("reuse", ["", "broadcast"])
-def test_a_finding_and_a_check_that_is_fine_follow_from_nothing(reuse: str) -> None:
+def test_a_finding_and_a_check_that_is_fine_follow_from_nothing(reuse):
     record = simulate(60, reuse=reuse) if reuse else simulate(60)
     faults = verdict_of(record).faults
     marked = mark_consequences(monitor_of(record).results(), faults)
@@ -730,17 +724,17 @@ def test_a_finding_and_a_check_that_is_fine_follow_from_nothing(reuse: str) -> N
     assert all(not c.follows_from for c in marked if c.status == "ok" or c.name in findings)
 
 
-def test_a_consequence_is_left_to_the_first_fault_that_explains_it() -> None:
+def test_a_consequence_is_left_to_the_first_fault_that_explains_it():
     given = [fault("noise", "epsilon", "reuse.lag"), fault("sensitivity", "epsilon")]
     assert [f.consequences for f in settled(given)] == [("epsilon", "reuse.lag"), ()]
 
 
-def test_a_finding_is_no_consequence() -> None:
+def test_a_finding_is_no_consequence():
     given = [fault("noise", "reuse.lag"), fault("reuse.lag", "noise.tensor")]
     assert [f.consequences for f in settled(given)] == [(), ("noise.tensor",)]
 
 
-def test_the_fault_of_one_optimizer_explains_no_check_of_another_one() -> None:
+def test_the_fault_of_one_optimizer_explains_no_check_of_another_one():
     first, second = OPTIMIZERS
     checks = [
         check_root("noise", first),
@@ -751,7 +745,7 @@ def test_the_fault_of_one_optimizer_explains_no_check_of_another_one() -> None:
     assert [c.follows_from for c in marked] == ["", "noise", ""]
 
 
-def test_the_fault_of_another_optimizer_is_a_further_finding() -> None:
+def test_the_fault_of_another_optimizer_is_a_further_finding():
     records = [simulate(60, noise=0.5), simulate(60, reuse="broadcast")]
     spent = CheckResult("accounting", "accounting", "violated", "it costs more")
     verdicts = [verdict_of(record, others=[spent]) for record in records]
@@ -782,7 +776,7 @@ def test_the_fault_of_another_optimizer_is_a_further_finding() -> None:
     ],
     ids=str,
 )
-def test_every_violated_check_is_a_finding_or_follows_from_one(record: dict[str, Any]) -> None:
+def test_every_violated_check_is_a_finding_or_follows_from_one(record):
     made = simulate(60, **record)
     wrong = violated(monitor_of(made))
     faults = verdict_of(made, others=[]).faults
@@ -799,7 +793,5 @@ def test_every_violated_check_is_a_finding_or_follows_from_one(record: dict[str,
         ({"first_step": 3, "violated_at_step": 7}, 3),
     ],
 )
-def test_the_step_is_the_one_that_the_evidence_has(
-    evidence: dict[str, Any], step: int | None
-) -> None:
+def test_the_step_is_the_one_that_the_evidence_has(evidence, step):
     assert first_seen(evidence) == step
