@@ -17,48 +17,34 @@ import mutated_files as files
 import numpy as np
 import pytest
 
-from lightning_audit.files import (
-    LONGEST_LINE,
-    MOST_BYTES,
-    JsonError,
-    as_type,
-    commit_of,
-    nearby,
-    open_regular,
-    read_json,
-    read_text,
-    remove_partials,
-    replacing,
-    text_lines,
-    visible,
-)
+from lightning_audit import files as reading
 from lightning_audit.record.scores import CanaryScores
 
 
 def lines_of(path: Path, most: int) -> list[str]:
-    with text_lines(path, most) as lines:
+    with reading.text_lines(path, most) as lines:
         return list(lines)
 
 
 def test_a_regular_file_is_read_also_through_a_link(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
-    with open_regular(tmp_path / "link") as file:
+    with reading.open_regular(tmp_path / "link") as file:
         assert file.read() == b"abc"
 
 
 def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="it is a pipe; name a regular file"):
-        open_regular(tmp_path / "pipe")
+        reading.open_regular(tmp_path / "pipe")
 
 
 def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path):
     path = tmp_path / "text"
     path.write_text("äb", encoding="utf-8")
-    assert read_text(path, 3) == "äb"
+    assert reading.read_text(path, 3) == "äb"
     with pytest.raises(ValueError, match="it has more than 2 bytes"):
-        read_text(path, 2)
+        reading.read_text(path, 2)
 
 
 def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path):
@@ -71,10 +57,10 @@ def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path):
 
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path):
     path = tmp_path / "line"
-    path.write_text("x" * LONGEST_LINE)
-    assert len(lines_of(path, 1)[0]) == LONGEST_LINE
-    path.write_text("head\n" + "x" * (LONGEST_LINE + 1))
-    with pytest.raises(ValueError, match=f"line 2 has more than {LONGEST_LINE} characters"):
+    path.write_text("x" * reading.LONGEST_LINE)
+    assert len(lines_of(path, 1)[0]) == reading.LONGEST_LINE
+    path.write_text("head\n" + "x" * (reading.LONGEST_LINE + 1))
+    with pytest.raises(ValueError, match=f"line 2 has more than {reading.LONGEST_LINE} characters"):
         lines_of(path, 1)
 
 
@@ -93,19 +79,24 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path):
         (r'"\ud83d"', "truncated|surrogate"),
         ("[" * 10**6, "nested too deep"),
         ('{"a": 1} {}', "trailing"),
-        ("x" * (MOST_BYTES + 1), "at most 33554432"),
+        ("x" * (reading.MOST_BYTES + 1), "at most 33554432"),
     ],
 )
 def test_what_is_no_json_is_refused(text, told):
-    with pytest.raises(JsonError, match=told):
-        read_json(text)
+    with pytest.raises(reading.JsonError, match=told):
+        reading.read_json(text)
 
 
 def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path):
     value = {"a": [1, -2.5, 1e308, None, True, "ä\x1b\U0001f511", {"b": {}}], "large": 10**39}
     text = json.dumps(value, ensure_ascii=False)
     (tmp_path / "v.json").write_text(text, encoding="utf-8")
-    assert read_json(text) == read_json(text.encode()) == read_json(tmp_path / "v.json") == value
+    assert (
+        reading.read_json(text)
+        == reading.read_json(text.encode())
+        == reading.read_json(tmp_path / "v.json")
+        == value
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +153,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_every_type_is_read_as_it_is_stated():
-    assert as_type(Outer, {**GOOD, "more": 1}) == Outer(
+    assert reading.as_type(Outer, {**GOOD, "more": 1}) == Outer(
         "n",
         3,
         True,
@@ -195,7 +186,7 @@ def test_every_type_is_read_as_it_is_stated():
 )
 def test_another_type_is_an_error_that_names_the_place(change, told):
     with pytest.raises(ValueError, match=told):
-        as_type(Outer, {**GOOD, **change}, "at")
+        reading.as_type(Outer, {**GOOD, **change}, "at")
 
 
 def test_what_is_nested_too_deep_for_its_reader_is_an_error():
@@ -203,7 +194,7 @@ def test_what_is_nested_too_deep_for_its_reader_is_an_error():
     for _ in range(10**5):
         deep = [deep]
     with pytest.raises(ValueError, match="nested too deep"):
-        as_type(Any, deep)
+        reading.as_type(Any, deep)
 
 
 def bomb(path: Path, values: int) -> None:
@@ -263,7 +254,7 @@ def test_a_list_of_members_that_is_long_is_refused(command, tmp_path):
 
 @pytest.mark.parametrize("text", ["", "plain", "größer \\ 0.1", "中 \U0001f511"])
 def test_text_that_can_be_seen_stays_as_it_is(text):
-    assert visible(text) == text
+    assert reading.visible(text) == text
 
 
 @pytest.mark.parametrize(
@@ -278,12 +269,12 @@ def test_text_that_can_be_seen_stays_as_it_is(text):
     ],
 )
 def test_what_acts_or_hides_is_escaped(text, shown):
-    assert visible(text) == shown
+    assert reading.visible(text) == shown
 
 
 def test_no_character_whatever_comes_through_unseen():
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert visible(everything).isprintable()
+    assert reading.visible(everything).isprintable()
 
 
 @pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
@@ -292,7 +283,7 @@ def test_a_path_begins_at_its_repository(mark, tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     (tmp_path / "repo" / mark).touch()
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(file)) == "src/model.py"
+    assert reading.nearby(str(file)) == "src/model.py"
 
 
 def test_without_a_repository_a_path_begins_at_the_working_directory_or_is_a_name(
@@ -300,10 +291,10 @@ def test_without_a_repository_a_path_begins_at_the_working_directory_or_is_a_nam
 ):
     file = tmp_path / "src" / "model.py"
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(file)) == "src/model.py"
+    assert reading.nearby(str(file)) == "src/model.py"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert nearby(str(file)) == "model.py"
+    assert reading.nearby(str(file)) == "model.py"
 
 
 def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
@@ -311,11 +302,11 @@ def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
     home.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(home / "src" / "model.py")) == "model.py"
+    assert reading.nearby(str(home / "src" / "model.py")) == "model.py"
     (tmp_path / ".git").touch()  # a repository of the whole machine
-    assert nearby(str(home / "src" / "model.py")) == "model.py"
+    assert reading.nearby(str(home / "src" / "model.py")) == "model.py"
     (home / ".git").touch()
-    assert nearby(str(home / "src" / "model.py")) == "src/model.py"
+    assert reading.nearby(str(home / "src" / "model.py")) == "src/model.py"
 
 
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
@@ -323,14 +314,14 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
     target.write_text("old")
 
     def broken_off() -> None:
-        with replacing(target) as file:
+        with reading.replacing(target) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         broken_off()
     assert target.read_text() == "old"
-    with replacing(target) as file:
+    with reading.replacing(target) as file:
         file.write(b"new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
@@ -338,7 +329,7 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
 
 
 def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
-    with replacing(tmp_path / "one"):
+    with reading.replacing(tmp_path / "one"):
         (tmp_path / "other").touch()
     assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
 
@@ -347,7 +338,7 @@ def test_only_what_was_left_half_written_is_removed(tmp_path):
     kept = [".report.json.partial", "x.0123456789abcdef.partial", ".a.0123456789abcdeg.partial"]
     for name in [*kept, ".report.json.0123456789abcdef.partial"]:
         (tmp_path / name).touch()
-    remove_partials(tmp_path)
+    reading.remove_partials(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -375,24 +366,24 @@ def repository(tmp_path: Path) -> Path:
 
 def test_the_commit_is_the_one_that_is_checked_out(repository):
     file, commit = str(repository / "src" / "model.py"), git(repository, "rev-parse", "HEAD")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
     git(repository, "pack-refs", "--all")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
     git(repository, "checkout", "-q", "--detach")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
 
 
 def test_a_worktree_has_its_own(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"
     git(tree, "commit", "-q", "--allow-empty", "-m", "second")
-    assert commit_of(str(tree / "src" / "model.py")) == git(tree, "rev-parse", "HEAD")
-    assert commit_of(str(tree / "src" / "model.py")) != git(repository, "rev-parse", "HEAD")
+    assert reading.commit_of(str(tree / "src" / "model.py")) == git(tree, "rev-parse", "HEAD")
+    assert reading.commit_of(str(tree / "src" / "model.py")) != git(repository, "rev-parse", "HEAD")
 
 
 def test_a_repository_without_a_commit_or_with_a_broken_head_has_none(tmp_path):
     git(tmp_path, "init", "-q")
-    assert commit_of(str(tmp_path / "a.py")) is None
+    assert reading.commit_of(str(tmp_path / "a.py")) is None
     for head in ("", "ref: refs/../../secret", "ref: elsewhere", "0" * 39, "\udcff"):
         (tmp_path / ".git" / "HEAD").write_bytes(head.encode("utf-8", "surrogateescape"))
-        assert commit_of(str(tmp_path / "a.py")) is None
+        assert reading.commit_of(str(tmp_path / "a.py")) is None

@@ -15,29 +15,8 @@ from markdown_it import MarkdownIt
 from places import REPOSITORY
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.cli.formats import (
-    FORMAT_VERSION,
-    MARKER,
-    MOST,
-    MOST_BYTES,
-    SEVERITIES,
-    Checked,
-    Remark,
-    as_github,
-    as_json_summary,
-    as_junit,
-    as_lines,
-    as_markdown,
-    as_sarif,
-    counts,
-    epsilons,
-    exit_code,
-    findings_of,
-    named,
-    number,
-    proved,
-    severity_of,
-)
+from lightning_audit.cli import formats
+from lightning_audit.cli.formats import Checked, Remark
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, places_in
 
@@ -45,10 +24,10 @@ from lightning_audit.results.report_details import CodePlace, places_in
 def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted():
     every = of_every_outcome()
     assert [one.outcome for one in every] == ["PASS", "VIOLATION", "INCONCLUSIVE", "INCONCLUSIVE"]
-    assert exit_code(every) == 1
-    assert exit_code(every[2:]) == exit_code([every[0], every[3]]) == 2
-    assert exit_code(every[:1]) == 0
-    assert counts(every) == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
+    assert formats.exit_code(every) == 1
+    assert formats.exit_code(every[2:]) == formats.exit_code([every[0], every[3]]) == 2
+    assert formats.exit_code(every[:1]) == 0
+    assert formats.counts(every) == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +62,7 @@ def test_a_training_has_the_same_name_in_every_clone(tmp_path, monkeypatch):
         (root / ".git").mkdir(parents=True)
         monkeypatch.chdir(tmp_path if clone == "one" else root)
         paths = [root / "runs" / name / "audit" / "report.json" for name in ("a", "b")]
-        found.append([rest for _, *rest in named(list(map(str, paths)))])
+        found.append([rest for _, *rest in formats.named(list(map(str, paths)))])
     assert found[0] == found[1]
     assert found[0][0] == ["runs/a", "runs/a/audit/report.json"]
 
@@ -91,24 +70,26 @@ def test_a_training_has_the_same_name_in_every_clone(tmp_path, monkeypatch):
 def test_names_of_different_reports_differ(tmp_path):
     outside = ["a/x/y/audit/report.json", "b/x/y/audit/report.json", "b/x/y/report.json"]
     paths = [str(tmp_path / path) for path in outside]
-    names = [name for _, name, _ in named([*paths, "b/x.json", "b/x/report.json"])]
+    names = [name for _, name, _ in formats.named([*paths, "b/x.json", "b/x/report.json"])]
     assert len(set(names)) == len(names) == 5
     assert all(str(tmp_path) not in name for name in names)
 
 
 def test_known_epsilons_are_shown_in_three_digits():
-    shown = epsilons(made_report(spent=3.14159))
+    shown = formats.epsilons(made_report(spent=3.14159))
     assert shown == "epsilon proved >= 1.5, spent 3.14, claimed 8"
-    assert epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
+    assert formats.epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
 
 
 def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy():
-    assert proved(made_report(proved=0.0)) == proved(made_report(proved=None)) == "-"
-    assert proved(made_report(proved=1.5)) == number(1.5) == "1.5"
+    assert (
+        formats.proved(made_report(proved=0.0)) == formats.proved(made_report(proved=None)) == "-"
+    )
+    assert formats.proved(made_report(proved=1.5)) == formats.number(1.5) == "1.5"
 
 
 def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains():
-    (found,) = findings_of(violated())
+    (found,) = formats.findings_of(violated())
     assert (found.check, found.title) == ("noise", "Too little noise is added")
     assert [(p.name, p.file, p.line) for p in found.places] == [
         ("Half.add_noise", "src/half.py", 41),
@@ -120,30 +101,32 @@ def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains():
 
 
 def test_without_a_fault_a_finding_has_the_texts_of_its_check():
-    (found,) = findings_of(with_status("sensitivity", "undecided"))
+    (found,) = formats.findings_of(with_status("sensitivity", "undecided"))
     known = REGISTRY["sensitivity"]
     assert (found.title, found.look_at) == (known.failed_title, known.look_at)
 
 
 @pytest.mark.parametrize("status", ["allowed", "warned"])
 def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status):
-    (found,) = findings_of(with_status("sensitivity", status))
+    (found,) = formats.findings_of(with_status("sensitivity", status))
     assert not found.fails
 
 
 def test_a_pass_has_no_finding():
-    assert findings_of(made_report()) == []
+    assert formats.findings_of(made_report()) == []
 
 
 def test_the_severities_are_three_and_every_check_has_one():
-    found = {name: severity_of(check) for name, check in REGISTRY.items()}
-    assert set(found.values()) == set(SEVERITIES) == {"critical", "theoretical", "negligible"}
+    found = {name: formats.severity_of(check) for name, check in REGISTRY.items()}
+    assert (
+        set(found.values()) == set(formats.SEVERITIES) == {"critical", "theoretical", "negligible"}
+    )
     assert {name for name, severity in found.items() if severity == "negligible"} == {
         name for name, check in REGISTRY.items() if check.warns
     }
     assert found["noise"] == found["epsilon"] == "critical"
     assert found["accounting"] == "theoretical"
-    assert severity_of(REGISTRY["noise"], "undecided") == "theoretical"
+    assert formats.severity_of(REGISTRY["noise"], "undecided") == "theoretical"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +139,7 @@ def test_a_place_outside_of_the_repository_is_no_location(file, line):
     place = dataclasses.replace(fault.place, code=(CodePlace(file, line, line, "f"),))
     faults = (dataclasses.replace(fault, place=place),)
     verdict = dataclasses.replace(report.verdict, faults=faults)
-    (found,) = findings_of(dataclasses.replace(report, verdict=verdict))
+    (found,) = formats.findings_of(dataclasses.replace(report, verdict=verdict))
     assert found.places == ()
 
 
@@ -190,7 +173,7 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
 
 @pytest.mark.usefixtures("summary")
 def test_each_finding_is_annotated_at_its_place():
-    found = commands(as_github(of_every_outcome()))
+    found = commands(formats.as_github(of_every_outcome()))
     assert [level for level, *_ in found] == ["error"] * 3
     _, where, message = found[0]
     assert where == {
@@ -206,36 +189,38 @@ def test_each_finding_is_annotated_at_its_place():
 @pytest.mark.usefixtures("summary")
 def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
     allowed = with_status("sensitivity", "allowed")
-    ((level, *_),) = commands(as_github([checked(allowed), checked(made_report(), "fine")]))
+    ((level, *_),) = commands(formats.as_github([checked(allowed), checked(made_report(), "fine")]))
     assert level == "notice"
 
 
 @pytest.mark.usefixtures("summary")
 def test_of_many_findings_ten_are_annotated_errors_first():
     allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
-    found = commands(as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))]))
-    assert len(found) == MOST == 10
+    found = commands(
+        formats.as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))])
+    )
+    assert len(found) == formats.MOST == 10
     assert {level for level, *_ in found} == {"error"}
     assert found[-1][2] == "7 more findings"
 
 
 @pytest.mark.usefixtures("summary")
 def test_the_lines_of_the_text_follow():
-    assert "x half   VIOLATION" in as_github(of_every_outcome())
+    assert "x half   VIOLATION" in formats.as_github(of_every_outcome())
 
 
 @pytest.mark.usefixtures("summary")
 def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     summary.write_text("before\n", encoding="utf-8")
-    as_github(of_every_outcome())
-    expected = "before\n" + as_markdown(of_every_outcome()) + "\n"
+    formats.as_github(of_every_outcome())
+    expected = "before\n" + formats.as_markdown(of_every_outcome()) + "\n"
     assert summary.read_text(encoding="utf-8") == expected
 
 
 @pytest.mark.usefixtures("summary")
 def test_outside_of_a_job_no_summary_is_written(summary, monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
-    assert commands(as_github(of_every_outcome()))
+    assert commands(formats.as_github(of_every_outcome()))
     assert not summary.exists()
 
 
@@ -243,12 +228,12 @@ def test_outside_of_a_job_no_summary_is_written(summary, monkeypatch):
 def test_a_summary_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     with pytest.raises(IsADirectoryError):
-        as_github(of_every_outcome())
+        formats.as_github(of_every_outcome())
 
 
 @pytest.mark.usefixtures("summary")
 def test_foreign_text_begins_no_command():
-    text = as_github(hostile())
+    text = formats.as_github(hostile())
     assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
     assert all("::" not in line[2:].split("::", 1)[0] for line in text.splitlines())
     after = "\n".join(line for line in text.splitlines() if not line.startswith("::"))
@@ -257,9 +242,9 @@ def test_foreign_text_begins_no_command():
 
 
 def test_the_document_has_the_outcome_and_each_report_with_its_findings():
-    data = json.loads(as_json_summary(of_every_outcome()))
+    data = json.loads(formats.as_json_summary(of_every_outcome()))
     assert (data["format_version"], data["outcome"], data["exit_code"]) == (
-        FORMAT_VERSION,
+        formats.FORMAT_VERSION,
         "VIOLATION",
         1,
     )
@@ -286,14 +271,14 @@ def test_an_infinite_epsilon_and_foreign_text_are_valid_json():
     def refuse(name: str) -> None:
         raise ValueError(name)
 
-    text = as_json_summary([infinite, *hostile()])
+    text = formats.as_json_summary([infinite, *hostile()])
     data = json.loads(text.encode(), parse_constant=refuse)
     assert data["reports"][0]["epsilon_spent"] == "inf"
 
 
 def read(every: list[Checked]) -> dict[str, Any]:
     """The suites as junitparser reads them, by name."""
-    return {suite.name: suite for suite in JUnitXml.fromstring(as_junit(every).encode())}
+    return {suite.name: suite for suite in JUnitXml.fromstring(formats.as_junit(every).encode())}
 
 
 def results(suite: Any, kind: type) -> dict[str, Any]:
@@ -353,20 +338,20 @@ def test_an_exceeded_budget_is_a_failure():
 
 
 def test_sums_of_the_file_are_those_of_its_suites():
-    xml = JUnitXml.fromstring(as_junit(of_every_outcome()).encode())
+    xml = JUnitXml.fromstring(formats.as_junit(of_every_outcome()).encode())
     suites = list(xml)
     for name in ("tests", "failures", "errors", "skipped"):
         assert getattr(xml, name) == sum(getattr(suite, name) for suite in suites) > 0
 
 
 def test_foreign_text_is_escaped():
-    suites = list(JUnitXml.fromstring(as_junit(hostile()).encode()))
+    suites = list(JUnitXml.fromstring(formats.as_junit(hostile()).encode()))
     assert len(suites) == 2
     assert "<script>alert(1)</script>" in suites[1].name
 
 
 def test_each_report_has_a_line_and_the_worst_is_named_last():
-    assert as_lines(of_every_outcome()).splitlines() == [
+    assert formats.as_lines(of_every_outcome()).splitlines() == [
         "  fine   PASS          epsilon proved >= 1.5, spent 3, claimed 8",
         "x half   VIOLATION     Too little noise is added (noise)",
         "? short  INCONCLUSIVE  the canary was taken out",
@@ -378,12 +363,12 @@ def test_each_report_has_a_line_and_the_worst_is_named_last():
 
 def test_a_line_has_the_reason_of_the_gate():
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    lines = as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
+    lines = formats.as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
     assert "--max-epsilon 2: epsilon spent 3" in lines.splitlines()[0]
 
 
 def test_text_of_a_report_makes_no_line_of_its_own():
-    lines = as_lines(hostile())
+    lines = formats.as_lines(hostile())
     assert len(lines.splitlines()) == len(hostile()) + 2
     assert lines.replace("\n", "").isprintable()
 
@@ -409,7 +394,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_the_worst_training_is_the_first_row_of_the_table():
-    head, *rows = cells(as_markdown(of_every_outcome()))
+    head, *rows = cells(formats.as_markdown(of_every_outcome()))
     assert head[:3] == ["training", "verdict", "proved ≥"]
     assert [row[0] for row in rows] == ["half", "short", "cut", "fine"]
     assert rows[0] == ["half", "❌ VIOLATION", "1.5", "3", "8", "100"]
@@ -417,23 +402,25 @@ def test_the_worst_training_is_the_first_row_of_the_table():
 
 
 def test_the_headline_has_outcome_number_and_reason():
-    first, second, *_ = as_markdown(of_every_outcome()).splitlines()
-    assert first == MARKER
+    first, second, *_ = formats.as_markdown(of_every_outcome()).splitlines()
+    assert first == formats.MARKER
     reason = "Too little noise is added (noise)"
     assert second == f"### ❌ Privacy audit: VIOLATION (1 of 4 trainings): {reason}"
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    second = as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
+    second = formats.as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
     assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
 
 
 def test_the_lines_of_a_refusal_are_one_paragraph():
-    text = as_markdown([unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")])
+    text = formats.as_markdown(
+        [unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")]
+    )
     assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
     assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
 
 
 def test_a_finding_has_severity_place_and_what_to_look_at():
-    text = as_markdown([checked(violated())])
+    text = formats.as_markdown([checked(violated())])
     assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
     lists = [token.content for token in tokens(text) if token.type == "inline"]
     assert "**Severity:** critical: the guarantee is void" in lists
@@ -442,10 +429,10 @@ def test_a_finding_has_severity_place_and_what_to_look_at():
 
 
 def test_foreign_text_makes_no_tag_link_mention_or_cell():
-    text = as_markdown(hostile())
+    text = formats.as_markdown(hostile())
     found = tokens(text)
     html = " ".join(token.content for token in found if token.type.startswith("html_"))
-    tags = {tag.split()[0] for tag in re.findall(r"<([^>]+)>", html.replace(MARKER, ""))}
+    tags = {tag.split()[0] for tag in re.findall(r"<([^>]+)>", html.replace(formats.MARKER, ""))}
     assert tags <= TAGS
     assert not {"link_open", "code_inline", "image", "fence"} & {token.type for token in found}
     assert "@" not in text
@@ -458,8 +445,8 @@ def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_lef
     long = "🙂" * 10_000
     checks = tuple(dataclasses.replace(c, message=long) for c in report.checks)
     every = [checked(dataclasses.replace(report, checks=checks), f"{i}") for i in range(700)]
-    text = as_markdown(every)
-    assert 0.9 * MOST_BYTES < len(text.encode()) < MOST_BYTES < 2**20
+    text = formats.as_markdown(every)
+    assert 0.9 * formats.MOST_BYTES < len(text.encode()) < formats.MOST_BYTES < 2**20
     shown = text.count("<details>")
     assert f"{700 - shown} more sections are left out." in text
     assert "200 more reports are left out." in text
@@ -470,7 +457,7 @@ SCHEMA = REPOSITORY.parent / "shared" / "reference" / "sarif-schema-2.1.0.json"
 
 
 def run_of(every: list[Checked]) -> dict[str, Any]:
-    (run,) = json.loads(as_sarif(every))["runs"]
+    (run,) = json.loads(formats.as_sarif(every))["runs"]
     return run
 
 
@@ -492,7 +479,7 @@ def every_status() -> list[Checked]:
 def test_the_document_is_valid_against_the_schema(every):
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     validator = jsonschema.validators.validator_for(schema)(schema)
-    data = json.loads(as_sarif(every()))
+    data = json.loads(formats.as_sarif(every()))
     assert [error.message for error in validator.iter_errors(data)] == []
     data["runs"][0]["results"] = [{"ruleId": 1}]
     assert list(validator.iter_errors(data))

@@ -10,17 +10,7 @@ from page_reports import tensors as tensors_of_page_reports
 from parsed_page import ParsedPage
 from scipy import special
 
-from lightning_audit.report.page_figures import (
-    TensorSection,
-    Timeline,
-    epsilons_by_step,
-    growth,
-    tensor_section,
-    tensors,
-    timeline,
-    tradeoff,
-    true_positives,
-)
+from lightning_audit.report import page_figures as figures
 from lightning_audit.report.page_parts import Scale
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CheckGrowth, TensorNoise
@@ -38,18 +28,18 @@ def test_the_growth_is_the_largest_share_times_e_value_so_far():
         }
     )
     expected = [(1, 5.0), (5, 9.0), (10, 12.0)]
-    assert [step for step, _ in growth(report)] == [step for step, _ in expected]
-    for (_, found), (_, log_e) in zip(growth(report), expected, strict=True):
+    assert [step for step, _ in figures.growth(report)] == [step for step, _ in expected]
+    for (_, found), (_, log_e) in zip(figures.growth(report), expected, strict=True):
         assert found == pytest.approx(log_e + math.log(share))
 
 
 def test_without_a_course_the_alarms_and_ends_of_epochs_count():
     report = made_report("VIOLATION", epochs=({"step": 100, "e_value": 1e9}, {"epoch": 1}))
-    assert growth(report) == [
+    assert figures.growth(report) == [
         (8, pytest.approx(math.log(1e3))),
         (100, pytest.approx(math.log(1e9))),
     ]
-    assert growth(made_report()) == []
+    assert figures.growth(made_report()) == []
 
 
 def test_a_metric_without_step_or_value_is_left_out():
@@ -59,19 +49,19 @@ def test_a_metric_without_step_or_value_is_left_out():
         {"step": 3},
         {"epsilon_spent": 1.0},
     )
-    assert epsilons_by_step(made_report(epochs=rows), "epsilon_spent") == [(1, 0.0)]
+    assert figures.epsilons_by_step(made_report(epochs=rows), "epsilon_spent") == [(1, 0.0)]
 
 
 def test_tensors_without_a_reading_are_left_out_and_others_name_their_optimizer():
     row = TensorNoise("w", 4, 4, 40, 1.0, 0.9, 1.1, False, "actor")
     unread = dataclasses.replace(row, ratio=None)
-    (found,) = tensors(made_report(tensors=(row, unread)))
+    (found,) = figures.tensors(made_report(tensors=(row, unread)))
     assert found.name == "actor: w"
-    assert len(tensors(of_outcome("PASS"))) == 6
+    assert len(figures.tensors(of_outcome("PASS"))) == 6
 
 
-def section(report: AuditReport) -> TensorSection:
-    found = tensor_section(report)
+def section(report: AuditReport) -> figures.TensorSection:
+    found = figures.tensor_section(report)
     assert found is not None
     return found
 
@@ -115,11 +105,11 @@ def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end():
 
 
 def test_a_report_without_tensors_has_no_section():
-    assert tensor_section(made_report()) is None
+    assert figures.tensor_section(made_report()) is None
 
 
-def drawn(report: AuditReport) -> Timeline:
-    found = timeline(report)
+def drawn(report: AuditReport) -> figures.Timeline:
+    found = figures.timeline(report)
     assert found is not None
     return found
 
@@ -180,8 +170,8 @@ def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own():
 
 
 def test_a_report_without_epochs_and_evidence_has_no_figure():
-    assert timeline(made_report()) is None
-    assert timeline(made_report(steps=0, epochs=epochs())) is None
+    assert figures.timeline(made_report()) is None
+    assert figures.timeline(made_report(steps=0, epochs=epochs())) is None
 
 
 def test_infinite_epsilons_are_left_out_of_the_curve():
@@ -201,12 +191,12 @@ def report(**changes: object) -> AuditReport:
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 4.0])
 def test_the_attack_at_one_percent_is_the_best_test_of_two_gaussians(mu):
-    assert true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
-    assert true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
+    assert figures.true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
+    assert figures.true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
 
 
 def test_the_words_have_mu_and_the_attack_claimed_and_measured():
-    claimed, measured = tradeoff(report()).words
+    claimed, measured = figures.tradeoff(report()).words
     assert claimed.startswith("Claimed: μ = 1 for one step")
     assert claimed.endswith("finds at most 9.2\xa0% of the present ones.")
     assert measured.startswith("Measured: μ is at least 0.8 with 95\xa0% confidence")
@@ -215,14 +205,17 @@ def test_the_words_have_mu_and_the_attack_claimed_and_measured():
 
 @pytest.mark.parametrize(("readings", "drawn"), [(29, False), (30, True)])
 def test_below_thirty_readings_there_is_no_figure(readings, drawn):
-    found = tradeoff(report(observations=readings))
+    found = figures.tradeoff(report(observations=readings))
     assert bool(found.picture) == drawn
     assert bool(found.rows) == drawn
     assert found.words
 
 
 def test_points_within_the_claim_are_dots_and_others_crosses():
-    within, outside = tradeoff(report()), tradeoff(report(operating_points=(OUTSIDE,)))
+    within, outside = (
+        figures.tradeoff(report()),
+        figures.tradeoff(report(operating_points=(OUTSIDE,))),
+    )
     assert within.says.startswith("All measured points are where the claim allows them")
     assert (within.outside, outside.outside) == (False, True)
     assert outside.says == "1 of 1 measured point lies where the claim allows none."
@@ -235,7 +228,7 @@ def test_points_within_the_claim_are_dots_and_others_crosses():
 
 
 def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
-    parsed = ParsedPage(tradeoff(report()).picture)
+    parsed = ParsedPage(figures.tradeoff(report()).picture)
     claim = next(
         value
         for (_, name, kind), (_, d, value) in zip(
@@ -252,7 +245,7 @@ def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
 
 
 def test_without_noise_nothing_is_claimed_and_the_points_are_drawn():
-    found = tradeoff(report(history=((0.0, 0.01, 100),)))
+    found = figures.tradeoff(report(history=((0.0, 0.01, 100),)))
     assert found.claim == "no claim: a step has noise_multiplier 0: it claims no privacy"
     assert found.says == "3 measured points; nothing is claimed that they could contradict."
     assert "forbid" not in ParsedPage(found.picture).values("class")
@@ -260,13 +253,13 @@ def test_without_noise_nothing_is_claimed_and_the_points_are_drawn():
 
 def test_correlated_noise_has_no_mu_of_a_step():
     settings = {**report().settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
-    (words,) = tradeoff(report(settings=settings)).words
+    (words,) = figures.tradeoff(report(settings=settings)).words
     assert "no μ and no ε of a step follow from it" in words
 
 
 def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet():
     point = dataclasses.replace(OUTSIDE, fn=22, tp=97, fp=27, tn=86)
     violation = dataclasses.replace(of_outcome("VIOLATION"), history=HISTORY)
-    says = tradeoff(dataclasses.replace(violation, operating_points=(point,))).says
+    says = figures.tradeoff(dataclasses.replace(violation, operating_points=(point,))).says
     assert says.startswith("1 of 1 measured point")
-    assert tradeoff(made_report()).says == ""
+    assert figures.tradeoff(made_report()).says == ""

@@ -11,41 +11,22 @@ from page_reports import CODE, of_outcome
 from parsed_page import check_page
 
 from lightning_audit.checks.check import QUESTIONS, headlines
+from lightning_audit.report import page_verdict as verdicts
 from lightning_audit.report.page import IndexRow, index_page, report_page
 from lightning_audit.report.page_parts import inner
 from lightning_audit.report.page_tables import method_table
-from lightning_audit.report.page_verdict import (
-    STATUSES,
-    CheckGroup,
-    alarm_words,
-    bound_row,
-    check_groups,
-    circumstances,
-    claim_rows,
-    code_of,
-    examinations,
-    facts,
-    further_findings,
-    heading,
-    headline_of,
-    not_examined,
-    root_finding,
-    verdict_meaning,
-    verdict_sentence,
-)
-from lightning_audit.report.page_verdict import facts_of_trainings as facts_of_page_verdict
 from lightning_audit.report.text import NOT_TRIED, counted
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 from lightning_audit.results.report_details import CodePlace, Ended, ExaminationTold
 
 
-def group(report: AuditReport, name: str) -> CheckGroup:
-    return next(found for found in check_groups(report) if found.name == name)
+def group(report: AuditReport, name: str) -> verdicts.CheckGroup:
+    return next(found for found in verdicts.check_groups(report) if found.name == name)
 
 
 def test_the_six_topics_have_every_check_once():
     report = made_report()
-    groups = check_groups(report)
+    groups = verdicts.check_groups(report)
     assert [found.name for found in groups] == list(QUESTIONS)
     assert [found.question for found in groups] == list(QUESTIONS.values())
     names = [check.name for found in groups for check in found.checks]
@@ -53,8 +34,8 @@ def test_the_six_topics_have_every_check_once():
 
 
 def test_signs_and_words_differ_by_status():
-    assert len({sign for sign, _ in STATUSES.values()}) == len(STATUSES)
-    assert len({word for _, word in STATUSES.values()}) == len(STATUSES)
+    assert len({sign for sign, _ in verdicts.STATUSES.values()}) == len(verdicts.STATUSES)
+    assert len({word for _, word in verdicts.STATUSES.values()}) == len(verdicts.STATUSES)
 
 
 def test_a_group_has_the_status_of_its_worst_check_and_counts_all():
@@ -99,9 +80,9 @@ def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one():
 def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name():
     foreign = CheckResult("their.own", "mechanism", "violated", "seen", log_e_value=1.0, share=0.1)
     report = dataclasses.replace(made_report(), checks=(foreign,))
-    (other,) = check_groups(report)
+    (other,) = verdicts.check_groups(report)
     assert (other.name, other.checks[0].title) == ("Other checks", "their.own")
-    assert heading(foreign, failed=True) == "their.own"
+    assert verdicts.heading(foreign, failed=True) == "their.own"
 
 
 def test_what_was_not_examined_is_grouped_by_its_reason():
@@ -113,7 +94,7 @@ def test_what_was_not_examined_is_grouped_by_its_reason():
         else c
         for c in report.checks
     )
-    ((titles, reason),) = not_examined(dataclasses.replace(report, checks=checks))
+    ((titles, reason),) = verdicts.not_examined(dataclasses.replace(report, checks=checks))
     assert reason == "The noise is too small to read."
     assert " and " in titles
     assert "(actor)" in titles
@@ -121,14 +102,14 @@ def test_what_was_not_examined_is_grouped_by_its_reason():
 
 def test_the_level_of_an_alarm_is_that_of_the_checks_share():
     check = CheckResult("noise", "mechanism", "violated", "seen", "", math.log(1e9), 0.1)
-    assert alarm_words(check, 1e-3) == "Evidence e = 10⁹; the alarm is at 10,000."
-    assert alarm_words(check, 1e-9).endswith("the alarm is at 10¹⁰.")
+    assert verdicts.alarm_words(check, 1e-3) == "Evidence e = 10⁹; the alarm is at 10,000."
+    assert verdicts.alarm_words(check, 1e-9).endswith("the alarm is at 10¹⁰.")
     plain = dataclasses.replace(check, log_e_value=None)
-    assert alarm_words(plain, 1e-3) == "It was seen directly, without statistics."
+    assert verdicts.alarm_words(plain, 1e-3) == "It was seen directly, without statistics."
 
 
 def test_the_facts_of_a_run_and_how_it_ended():
-    found = {name: (value, note) for name, value, note in facts(of_outcome("PASS"))}
+    found = {name: (value, note) for name, value, note in verdicts.facts(of_outcome("PASS"))}
     assert found == {
         "Steps audited": ("100", "of 400 planned"),
         "Canary readings": ("800", ""),
@@ -141,7 +122,7 @@ def test_the_facts_of_a_run_and_how_it_ended():
 
 def test_a_report_of_a_running_training_says_so_and_an_ended_one_how():
     def training(**changes: object) -> tuple[str, str]:
-        found = facts(dataclasses.replace(made_report(), **changes))
+        found = verdicts.facts(dataclasses.replace(made_report(), **changes))
         return next(((value, note) for name, value, note in found if name == "Training"), ("", ""))
 
     assert training(complete=False) == ("not ended", "when this was written")
@@ -153,39 +134,39 @@ def test_a_report_of_a_running_training_says_so_and_an_ended_one_how():
 def test_several_optimizers_are_counted():
     report = made_report()
     two = dataclasses.replace(report, optimizers=report.optimizers * 2)
-    assert ("Private optimizers", "2", "") in facts(two)
+    assert ("Private optimizers", "2", "") in verdicts.facts(two)
 
 
 def test_the_claim_has_the_source_of_each_part():
-    assert claim_rows(of_outcome("PASS")) == [
+    assert verdicts.claim_rows(of_outcome("PASS")) == [
         ("noise multiplier", "1, 1.5 (optimizer)"),
         ("sampling", "poisson (loader)"),
     ]
-    assert claim_rows(made_report()) == []
+    assert verdicts.claim_rows(made_report()) == []
 
 
 def test_circumstances_have_what_is_known():
-    found = dict(circumstances(of_outcome("PASS")))
+    found = dict(verdicts.circumstances(of_outcome("PASS")))
     assert found["module"] == "Digits"
     assert found["strategy"] == "DDP, 2 processes"
     assert found["duration"] == "12.5 s"
     assert "commit" not in found
-    assert circumstances(made_report()) == []
+    assert verdicts.circumstances(made_report()) == []
 
 
 def test_examined_steps_count_from_one_and_many_are_cut():
-    first, second = examinations(of_outcome("PASS"))
+    first, second = verdicts.examinations(of_outcome("PASS"))
     assert first.startswith("Step 1, in 1.5 s: replay with one record changed and ")
     assert first.endswith("; nothing was found.")
     assert second.startswith("Step 41, in 0.2 s: ")
     many = tuple(ExaminationTold(i, ("coupling",), (), 0.1) for i in range(50))
-    shown = examinations(made_report(examinations=many))
+    shown = verdicts.examinations(made_report(examinations=many))
     assert (len(shown), shown[-1]) == (21, "30 more steps.")
 
 
 def test_code_is_shown_without_its_indent_and_not_without_source():
     root = of_outcome("VIOLATION").verdict.faults[0]
-    (shown,) = code_of(root)
+    (shown,) = verdicts.code_of(root)
     assert shown.lines == (
         (41, "def add_noise(self) -> None:"),
         (42, "    self.sigma *= 0.5"),
@@ -193,7 +174,7 @@ def test_code_is_shown_without_its_indent_and_not_without_source():
     )
     long = dataclasses.replace(CODE[0], source="\n".join(f"line {i}" for i in range(50)))
     place = dataclasses.replace(root.place, code=(long, CodePlace("a.py", 1, 1, "f")))
-    (shown,) = code_of(dataclasses.replace(root, place=place))
+    (shown,) = verdicts.code_of(dataclasses.replace(root, place=place))
     assert len(shown.lines) == 12
 
 
@@ -247,7 +228,7 @@ def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows():
 
 def test_each_bound_has_its_method_and_what_it_is_valid_for():
     report = of_outcome_trainings_words("VIOLATION")
-    told = {(bound.name, bound.looks): bound_row(bound) for bound in report.bounds}
+    told = {(bound.name, bound.looks): verdicts.bound_row(bound) for bound in report.bounds}
     assert {key: name for key, (name, _) in told.items()} == {
         ("coins", "anytime"): "Proved at least",
         ("coins", "single"): "At the planned end",
@@ -267,11 +248,13 @@ def test_failures_and_the_refutation_are_facts():
     report = of_outcome_trainings_words("VIOLATION")
     assert report.trainings is not None
     found = {
-        name: (value, remark) for name, value, remark in facts_of_page_verdict(report.trainings)
+        name: (value, remark)
+        for name, value, remark in verdicts.facts_of_trainings(report.trainings)
     }
     assert found["Refuted"] == (f"after {report.trainings.refuted_after}", "trainings")
     assert "Refuted" not in {
-        name for name, *_ in facts_of_page_verdict(of_outcome_trainings_words("PASS").trainings)
+        name
+        for name, *_ in verdicts.facts_of_trainings(of_outcome_trainings_words("PASS").trainings)
     }  # type: ignore[arg-type]
 
 
@@ -288,8 +271,8 @@ def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_
     expected = (
         "No fault was found: in 100 steps this training did what its claim of ε = 8 rests on."
     )
-    assert verdict_sentence(report) == expected
-    means = verdict_meaning(report)
+    assert verdicts.verdict_sentence(report) == expected
+    means = verdicts.verdict_meaning(report)
     assert "noise of 0.8 times the stated (99\xa0%) and clipping at 2 times the norm" in means
     assert "(>99.99\xa0%)" in means
     assert means.endswith("A pass is evidence, not a proof of privacy.")
@@ -300,8 +283,10 @@ def test_a_pass_with_allowed_findings_names_them():
         made_report().verdict, allowed=("sampling.not_poisson",), holds="epsilon 4 holds"
     )
     report = made_report(verdict=verdict)
-    assert verdict_sentence(report).startswith("No further fault was found")
-    assert verdict_meaning(report).startswith("Allowed: sampling.not_poisson; epsilon 4 holds. ")
+    assert verdicts.verdict_sentence(report).startswith("No further fault was found")
+    assert verdicts.verdict_meaning(report).startswith(
+        "Allowed: sampling.not_poisson; epsilon 4 holds. "
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,16 +300,16 @@ def test_a_pass_with_allowed_findings_names_them():
 def test_a_violation_of_each_kind_starts_with_what_is_false(kind, start):
     report = made_report("VIOLATION")
     report = made_report("VIOLATION", verdict=dataclasses.replace(report.verdict, kind=kind))
-    assert verdict_sentence(report) == f"{start}half the noise."
-    assert "accused with probability 0.001 at most" in verdict_meaning(report)
+    assert verdicts.verdict_sentence(report) == f"{start}half the noise."
+    assert "accused with probability 0.001 at most" in verdicts.verdict_meaning(report)
 
 
 def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence():
     known, words = next(iter(headlines().items()))
     fault = LikelyFault(known, "a sentence", "noise")
-    assert headline_of(fault) == words
-    assert headline_of(dataclasses.replace(fault, headline="Own words")) == "Own words"
-    assert headline_of(dataclasses.replace(fault, name="unheard_of")) == "a sentence"
+    assert verdicts.headline_of(fault) == words
+    assert verdicts.headline_of(dataclasses.replace(fault, headline="Own words")) == "Own words"
+    assert verdicts.headline_of(dataclasses.replace(fault, name="unheard_of")) == "a sentence"
 
 
 def test_every_headline_reads_in_the_middle_of_a_sentence():
@@ -333,7 +318,7 @@ def test_every_headline_reads_in_the_middle_of_a_sentence():
 
 
 def test_the_root_has_its_evidence_its_code_and_what_it_explains():
-    root = root_finding(of_outcome("VIOLATION"))
+    root = verdicts.root_finding(of_outcome("VIOLATION"))
     assert root is not None
     assert root.headline == headlines()["noise_too_small"]
     assert "the alarm is at 11,000" in root.evidence
@@ -345,7 +330,7 @@ def test_the_root_has_its_evidence_its_code_and_what_it_explains():
         (41, "def add_noise(self) -> None:"),
     )
     assert root.follows == ("Some steps lack noise",)
-    assert root_finding(of_outcome("PASS")) is None
+    assert verdicts.root_finding(of_outcome("PASS")) is None
 
 
 def test_a_deterministic_finding_was_seen_directly():
@@ -355,7 +340,7 @@ def test_a_deterministic_finding_was_seen_directly():
         dataclasses.replace(c, status="violated") if c.name == "no_dp" else c for c in report.checks
     )
     verdict = dataclasses.replace(report.verdict, faults=(fault,), fault="")
-    root = root_finding(dataclasses.replace(report, verdict=verdict, checks=checks))
+    root = verdicts.root_finding(dataclasses.replace(report, verdict=verdict, checks=checks))
     assert root is not None
     assert "It was seen directly, without statistics." in root.evidence
     assert root.where == "Unknown."
@@ -368,8 +353,8 @@ def test_alternatives_share_the_finding_and_further_findings_do_not():
     apart = LikelyFault("apart", "Batches are shuffled", "sampling.not_poisson", "the loader")
     verdict = dataclasses.replace(report.verdict, faults=(root, other, apart), fault="")
     report = dataclasses.replace(report, verdict=verdict)
-    shown = root_finding(report)
+    shown = verdicts.root_finding(report)
     assert shown is not None
     assert shown.alternatives == ("another reason",)
-    (further,) = further_findings(report)
+    (further,) = verdicts.further_findings(report)
     assert (further.headline, further.look_at) == ("Batches are shuffled", "The loader.")

@@ -17,25 +17,7 @@ from many_trainings import audited
 from rich.cells import cell_len
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.report.text import (
-    MOST_LINES,
-    WIDTH,
-    as_ascii,
-    as_text,
-    counts_line,
-    evidence_of,
-    power_of_ten,
-    print_lines,
-    print_report,
-    print_summary,
-    progress,
-    short_name,
-    status_line,
-    summary,
-    table,
-    title_of,
-    with_signs,
-)
+from lightning_audit.report import text as texts
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
     AuditReport,
@@ -127,7 +109,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-def printed(kind: str, *arguments: Any, show: Any = print_report) -> str:
+def printed(kind: str, *arguments: Any, show: Any = texts.print_report) -> str:
     """What is printed, without colors."""
     with contextlib.redirect_stdout(Tty() if kind == "terminal" else io.StringIO()) as out:
         show(*arguments)
@@ -258,7 +240,7 @@ def test_colons_around_a_word_do_not_turn_into_a_picture(kind, place):
     ],
 )
 def test_evidence_is_the_e_value_as_a_power_of_ten(log_e, status, text):
-    assert evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
+    assert texts.evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
 
 
 def test_columns_without_a_terminal_line_up():
@@ -294,21 +276,21 @@ def test_an_epsilon_that_the_accountant_claims_says_so(settings, claimed):
 
 def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind):
     path = "runs/" + 40 * "deep/" + "report.json"
-    out = printed(kind, report(), path, show=print_summary)
+    out = printed(kind, report(), path, show=texts.print_summary)
     first, second = out.splitlines()[:2]
     assert first == ""
     assert second.startswith("✕ VIOLATION: the " if kind == "terminal" else "VIOLATION: the ")
     assert ("e-value 10¹⁰⁰" if kind == "terminal" else "e-value 10^100") in out
     assert ("proved ≥ 1.25" if kind == "terminal" else "proved >= 1.25") in out
     assert f"lightning-audit show {path}" in out
-    assert (out == f"\n{summary(report(), path)}\n") == (kind == "file")
+    assert (out == f"\n{texts.summary(report(), path)}\n") == (kind == "file")
 
 
 def test_names_in_wide_letters_keep_the_summary_within_its_columns():
     place = Place(("層.重み" * 20,), 12)
     root = dataclasses.replace(VERDICT.faults[0], place=place)
     verdict = dataclasses.replace(VERDICT, faults=(root,))
-    out = printed("terminal", report(verdict=verdict), show=print_summary)
+    out = printed("terminal", report(verdict=verdict), show=texts.print_summary)
     assert max(map(cell_len, out.splitlines())) <= 80
 
 
@@ -316,24 +298,26 @@ def test_names_in_wide_letters_keep_the_summary_within_its_columns():
 
 
 def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten():
-    shown = [power_of_ten(power * math.log(10.0)) for power in (0.04, 3.96, 4.6, 9.97, 10.4, 11411)]
+    shown = [
+        texts.power_of_ten(power * math.log(10.0)) for power in (0.04, 3.96, 4.6, 9.97, 10.4, 11411)
+    ]
     assert shown == ["10^0", "10^4", "10^4.6", "10^10", "10^10", "10^11411"]
 
 
 def test_long_names_keep_their_ends():
     name = "model.encoder.layers.11.attention.output.dense.weight"
-    assert short_name(name) == "model.encoder...dense.weight"
-    assert len(short_name(name)) == 28
-    assert short_name("net.0.weight") == "net.0.weight"
+    assert texts.short_name(name) == "model.encoder...dense.weight"
+    assert len(texts.short_name(name)) == 28
+    assert texts.short_name("net.0.weight") == "net.0.weight"
 
 
 def test_a_check_of_another_release_is_shown_by_its_name():
-    assert title_of("noise.of_tomorrow") == "noise.of_tomorrow"
+    assert texts.title_of("noise.of_tomorrow") == "noise.of_tomorrow"
 
 
 def test_the_counts_of_many_trainings_are_a_line():
     seen = audited(mu=0.3, n=60).seen
-    assert counts_line(seen) == (
+    assert texts.counts_line(seen) == (
         f"trainings: 60 of 60 planned; coins: {seen.errors} of {seen.guesses} guessed wrong; error "
         f"rate: at most {seen.error_upper:.3g} where 0.309 or more is claimed"
     )
@@ -369,7 +353,7 @@ def changed(report: AuditReport, name: str, **fields: Any) -> AuditReport:
 
 def test_a_violation_says_what_is_wrong_where_and_what_to_do():
     report = changed(violation(), "reuse.pair", status="not_run", message="not tested: one tensor")
-    assert summary(report, PATH).splitlines() == [
+    assert texts.summary(report, PATH).splitlines() == [
         "VIOLATION: too little noise is added",
         "  Seen         the noise is 0.49 to 0.51 times the stated (99 % interval)",
         "  Evidence     e-value 10^6.2, alarm at 10^4; first in step 2 of 100",
@@ -390,7 +374,7 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do():
 def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
     made = made_report()
     made = dataclasses.replace(made, settings={**made.settings, "claimed_epsilon": 8.0})
-    assert summary(made, PATH).splitlines() == [
+    assert texts.summary(made, PATH).splitlines() == [
         "PASS: no fault found in 100 steps",
         "  Code         no line is suspected of a fault; nothing to do",
         "  Epsilon      claimed 8, spent 3, proved >= 1.5, excluded > 4; delta 1e-05",
@@ -404,7 +388,7 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
 
 
 def test_an_inconclusive_audit_says_what_is_missing():
-    lines = summary(made_report("INCONCLUSIVE"), PATH).splitlines()
+    lines = texts.summary(made_report("INCONCLUSIVE"), PATH).splitlines()
     assert lines[:2] == [
         "INCONCLUSIVE: no check failed, but a PASS needs more than this run has shown",
         "  Code         no line is suspected of a fault",
@@ -417,7 +401,7 @@ def test_of_many_missing_items_three_are_shown_and_the_others_counted():
     items = tuple(f"item {number} {'word ' * 40}" for number in range(7))
     made = made_report("INCONCLUSIVE")
     verdict = dataclasses.replace(made.verdict, pass_blockers=items)
-    shown = summary(dataclasses.replace(made, verdict=verdict), PATH)
+    shown = texts.summary(dataclasses.replace(made, verdict=verdict), PATH)
     assert [f"item {number} " in shown for number in range(4)] == [True, True, True, False]
     assert "and 4 more" in shown
 
@@ -439,9 +423,9 @@ def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy():
     report = dataclasses.replace(report, verdict=verdict, epsilon_refuted_by=("accounting",))
     report = changed(report, "noise.mean", status="warned")
     report = changed(report, "coupling", status="not_run", message="not tested: no " + "x " * 80)
-    lines = summary(report, PATH).splitlines()
-    assert len(lines) == MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    lines = texts.summary(report, PATH).splitlines()
+    assert len(lines) == texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     labels = [line[2:15].strip() for line in lines[2:]]
     kept = ("Seen", "Evidence", "Code", "Look at", "Also", "Epsilon", "Not examined", "Report")
     assert set(kept) <= set(labels)
@@ -468,20 +452,22 @@ def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(text, n
     message = dict.fromkeys(("message", "advice"), text)
     checks = tuple(dataclasses.replace(c, **message) for c in made.checks)
     report = dataclasses.replace(made, verdict=verdict, checks=checks, notes=(text,))
-    lines = summary(report, "report.json").split("\n")
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    lines = texts.summary(report, "report.json").split("\n")
+    assert len(lines) <= texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     assert all(line.isascii() and line.isprintable() for line in lines)
     assert lines[0].startswith(f"{outcome}:")
     assert not any(line.startswith(("PASS", "VIOLATION")) for line in lines[1:])
-    for line in (status_line(report), progress(report)):
+    for line in (texts.status_line(report), texts.progress(report)):
         assert line.isprintable()
 
 
 def test_a_long_path_is_in_one_piece():
     path = "/home/someone/" + "deep/" * 60 + "report.json"
-    assert summary(made_report(), path).endswith(f"\n  Report       lightning-audit show {path}")
-    assert "Report" not in summary(made_report())
+    assert texts.summary(made_report(), path).endswith(
+        f"\n  Report       lightning-audit show {path}"
+    )
+    assert "Report" not in texts.summary(made_report())
 
 
 def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
@@ -489,45 +475,47 @@ def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
     verdict = dataclasses.replace(
         made.verdict, allowed=("accounting",), holds="the epsilon that holds is 9"
     )
-    lines = summary(dataclasses.replace(made, verdict=verdict)).splitlines()
+    lines = texts.summary(dataclasses.replace(made, verdict=verdict)).splitlines()
     assert lines[0] == "PASS except accounting (allowed): no other fault found in 100 steps"
     assert lines[2] == "  Allowed      the epsilon that holds is 9"
     assert "claimed 8 (accountant, not known to hold), spent 9 (holds)" in lines[3]
 
 
 def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named():
-    shown = summary(made_report(proved=0.0))
+    shown = texts.summary(made_report(proved=0.0))
     assert "claimed 8 (accountant), spent 3, no bound proved, excluded > 4" in shown
 
 
 def test_an_undecided_finding_and_a_warning_are_named():
     report = changed(made_report("INCONCLUSIVE"), "noise", status="undecided")
     report = changed(report, "noise.mean", status="warned")
-    shown = summary(report)
+    shown = texts.summary(report)
     for label, name in (("Unclear", "noise"), ("Warning", "noise.mean")):
         title = REGISTRY[name].failed_title
         assert f"  {label:<13}{title[0].lower()}{title[1:]} ({name})" in shown
     assert "Noise 10/11 ?" in shown
-    assert progress(report) == "unclear | eps>=1.5"
+    assert texts.progress(report) == "unclear | eps>=1.5"
 
 
 def test_a_report_without_checks_says_so():
     report = made_report(checks=(), bounds=(), power={}, claimed=None, spent=None)
     report = dataclasses.replace(report, epsilon_not_excluded=None)
-    shown = summary(report)
+    shown = texts.summary(report)
     assert "Epsilon      unknown; delta 1e-05" in shown
     assert "Not examined everything" in shown
     assert "Clipping -          Noise -" in shown
 
 
 def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words():
-    assert status_line(violation()) == (
+    assert texts.status_line(violation()) == (
         "VIOLATION (mechanism): too little noise is added (noise), first seen in step 2, "
         "examples/digits.py:90 HalfNoise.add_noise"
     )
-    assert progress(violation()) == "VIOLATION | noise"
-    assert progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
-    assert progress(made_report(proved=None)) == progress(made_report(proved=0.0)) == "ok"
+    assert texts.progress(violation()) == "VIOLATION | noise"
+    assert texts.progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
+    assert (
+        texts.progress(made_report(proved=None)) == texts.progress(made_report(proved=0.0)) == "ok"
+    )
 
 
 @pytest.mark.parametrize(
@@ -539,11 +527,11 @@ def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words():
     ],
 )
 def test_many_trainings_have_their_own_words(mu, n, told):
-    text = summary(audited(mu=mu, n=n).to_report(), "report.json")
+    text = texts.summary(audited(mu=mu, n=n).to_report(), "report.json")
     lines = text.split("\n")
     assert lines[0] == told
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) <= texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     assert "guessed wrong; error rate at most" in text
     assert not any(word in text for word in ("0 steps", "no line is suspected", "Not examined"))
 
@@ -568,7 +556,9 @@ def _no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
 def printed_terminal(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
     monkeypatch.setattr(sys, "stdout", stream)
     row = ("[red]noise[/red]", "VIOLATED", "e = 10^750 " * 10)
-    print_lines("a :smile: [b]", table(("check", "result", "evidence"), [row], title="é"))
+    texts.print_lines(
+        "a :smile: [b]", texts.table(("check", "result", "evidence"), [row], title="é")
+    )
     return stream.getvalue()
 
 
@@ -593,23 +583,25 @@ def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(monkeypatch):
 def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Tty())
     path = "/home/someone/" + "deep/" * 40
-    print_lines(path)
+    texts.print_lines(path)
     assert out.getvalue() == f"{path}\n"
 
 
 @pytest.mark.usefixtures("_no_wishes")
 def test_a_table_without_headings_is_its_rows_with_numbers_to_the_right_on_request():
-    assert as_text(table(["", ""], [("a", "1"), ("bcd", "22")])) == "a    1\nbcd  22"
-    shown = as_text(table(["x", "n"], [("a", "1"), ("b", "22")], right=["n"], widths=[3, 4]))
+    assert texts.as_text(texts.table(["", ""], [("a", "1"), ("bcd", "22")])) == "a    1\nbcd  22"
+    shown = texts.as_text(
+        texts.table(["x", "n"], [("a", "1"), ("b", "22")], right=["n"], widths=[3, 4])
+    )
     assert shown == "x       n\na       1\nb      22"
 
 
 @pytest.mark.usefixtures("_no_wishes")
 def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal():
-    assert as_ascii("δ café \U0001f600") == "\\u03b4 caf\\xe9 \\U0001f600"
-    assert with_signs("10^-2.5 <= 10^750 >= 10^") == "10⁻²·⁵ ≤ 10⁷⁵⁰ ≥ 10^"
+    assert texts.as_ascii("δ café \U0001f600") == "\\u03b4 caf\\xe9 \\U0001f600"
+    assert texts.with_signs("10^-2.5 <= 10^750 >= 10^") == "10⁻²·⁵ ≤ 10⁷⁵⁰ ≥ 10^"
 
 
 @pytest.mark.usefixtures("_no_wishes")
 def test_control_characters_of_a_cell_are_shown():
-    assert as_text(table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"
+    assert texts.as_text(texts.table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"
