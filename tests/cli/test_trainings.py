@@ -163,7 +163,7 @@ def test_a_store_of_another_training_is_refused(config, cli):
 def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_path, started):
     arguments = ("audit-training", config, "--train", "own_training.slow", "--trainings", "60")
     audit, store = started(*arguments), tmp_path / "store"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     # In this process, as a command takes seconds to start and the audit goes on.
     while not (before := done_in(store)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -469,7 +469,7 @@ def test_whatever_ends_the_command_ends_its_trainings(name, tmp_path, started):
     silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = started("selftest", "--jobs", "2", env=environment, **silent)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(workers := children(process.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(workers) == 3  # and the one that multiprocessing starts to tidy up

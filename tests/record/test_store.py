@@ -1,3 +1,5 @@
+"""What is kept of a run: verdicts of earlier segments, snapshots of its parts, and its record."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_audit.checks.check import REGISTRY, Check, Evidence
@@ -41,8 +43,6 @@ from lightning_audit.record.store import (
 )
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.sequential import PredictableCentre
-
-# --- Verdicts of checks that restart survive a resume; of their numbers powers of ten do.
 
 SIGNIFICANCE = 1e-3
 LEVEL = -math.log(NOISE_ENTRIES.share * SIGNIFICANCE)
@@ -232,14 +232,16 @@ def test_every_part_of_an_audit_can_be_kept():
     snapshot(WitnessReducer(Witnesses({0: np.arange(3), 1: np.arange(4)})))
 
 
-def test_foreign_objects_are_refused():
-    with pytest.raises(TypeError, match=r"numpy\.random.*Generator cannot be part of a snapshot"):
-        snapshot([np.random.default_rng(0)])
-
-
-def test_what_would_come_back_as_another_type_is_refused():
-    with pytest.raises(TypeError, match=r"collections\.Counter cannot be part of a snapshot"):
-        snapshot({"steps": Counter(a=1)})
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ([np.random.default_rng(0)], r"numpy\.random.*Generator"),
+        ({"steps": Counter(a=1)}, r"collections\.Counter"),
+    ],
+)
+def test_foreign_objects_and_what_would_come_back_as_another_type_are_refused(part, kind):
+    with pytest.raises(TypeError, match=f"{kind} cannot be part of a snapshot"):
+        snapshot(part)
 
 
 def test_a_class_that_no_resume_would_find_is_refused(monkeypatch):
@@ -252,16 +254,16 @@ def test_a_class_that_no_resume_would_find_is_refused(monkeypatch):
         snapshot([Local()])
 
 
-@pytest.mark.parametrize("name", ["os:system", "lightning_audit.nothing:A", "lightning_audit:b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os:system", "lightning_audit.nothing:A", "lightning_audit:b"),
+        "lightning_audit.record.store:Path",  # which the module only imports
+    ],
+)
 def test_classes_of_other_packages_or_versions_are_refused(name):
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         restore({"object": name, "state": {}})
-
-
-def test_a_class_that_a_module_only_imports_is_refused():
-    place = "lightning_audit.record.store:Path"
-    with pytest.raises(ValueError, match="resume with the version that wrote it"):
-        restore({"object": place, "state": {}})
 
 
 def test_data_that_are_no_snapshot_are_refused():
@@ -277,13 +279,12 @@ HEADER = RecordHeader(
 )
 
 
-def entries_store(count: int) -> np.ndarray:
+def entries_of(count: int) -> np.ndarray:
     """Entries in which every byte of every column has something to lose."""
     rng = np.random.default_rng(1)
     made = np.zeros(count, dtype=HEADER.dtype)
     for name in HEADER.dtype.names or ():
-        kind = HEADER.dtype[name].base.kind
-        shape = made[name].shape
+        kind, shape = HEADER.dtype[name].base.kind, made[name].shape
         made[name] = rng.standard_normal(shape) if kind == "f" else rng.integers(0, 200, shape)
     made["step"] = np.arange(count)
     made["canaries"] = INJECTED
@@ -291,11 +292,22 @@ def entries_store(count: int) -> np.ndarray:
     return made
 
 
-def written(directory: Path, count: int, *, archive: bool = False) -> Path:
-    store = ObservationStore(directory, HEADER)
-    for entry in entries_store(count):
+def closed(store: ObservationStore | None, entries: np.ndarray, *, archive: bool = False) -> None:
+    """Append entries to a store, and close it."""
+    assert store is not None
+    for entry in entries:
         store.append(entry)
     store.close(archive=archive)
+
+
+def bytes_of(path: Path) -> bytes:
+    """What the entries of a record hold."""
+    return read_observations(path)[1].tobytes()
+
+
+def written(directory: Path, count: int, run: str = "", *, archive: bool = False) -> Path:
+    """A record of so many entries."""
+    closed(ObservationStore(directory, HEADER, run), entries_of(count), archive=archive)
     return directory / RECORD_NAME
 
 
@@ -304,7 +316,7 @@ def test_what_is_read_is_what_was_appended(tmp_path, count):
     header, read = read_observations(written(tmp_path, count))
     assert header == HEADER
     assert read.dtype == HEADER.dtype
-    assert read.tobytes() == entries_store(count).tobytes()
+    assert read.tobytes() == entries_of(count).tobytes()
 
 
 def test_coins_that_are_not_fair_are_kept(tmp_path):
@@ -316,11 +328,9 @@ def test_coins_that_are_not_fair_are_kept(tmp_path):
 
 def test_a_record_without_canaries_can_be_read(tmp_path):
     header = dataclasses.replace(HEADER, canaries=())
-    store = ObservationStore(tmp_path, header)
-    store.append(np.zeros((), dtype=header.dtype))
-    store.close()
-    assert read_observations(tmp_path / RECORD_NAME)[0] == header
-    assert len(read_observations(tmp_path / RECORD_NAME)[1]) == 1
+    closed(ObservationStore(tmp_path, header), np.zeros(1, dtype=header.dtype))
+    read, entries = read_observations(tmp_path / RECORD_NAME)
+    assert (read, len(entries)) == (header, 1)
 
 
 def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path):
@@ -328,36 +338,30 @@ def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path):
     data, size = path.read_bytes(), HEADER.dtype.itemsize
     for cut in range(1, size + 1):
         path.write_bytes(data[:-cut])
-        assert read_observations(path)[1].tobytes() == entries_store(3)[:2].tobytes()
+        assert bytes_of(path) == entries_of(3)[:2].tobytes()
 
 
 def test_a_record_can_be_read_while_the_run_goes_on(tmp_path):
-    store = ObservationStore(tmp_path, HEADER)
-    path = tmp_path / RECORD_NAME
+    store, path = ObservationStore(tmp_path, HEADER), tmp_path / RECORD_NAME
     assert len(read_observations(path)[1]) == 0
-    for entry in entries_store(5):
+    for entry in entries_of(5):
         store.append(entry)
     store.flush()
-    assert read_observations(path)[1].tobytes() == entries_store(5).tobytes()
+    assert bytes_of(path) == entries_of(5).tobytes()
     store.close(archive=False)
+
+
+FORMAT = b'{"format": "lightning-audit observations"'
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\n",
-        b"step,epoch\n1,2\n",
-        b'{"format": "lightning-audit observations"',
+        *(b"", b"\n", b"step,epoch\n1,2\n", b"3\n", b"null\n", b'"text"\n', b"[1, 2]\n"),
+        b"\xff\xfe\x00binary\n\x00",
         b'{"format": "another", "version": 1}\n',
         b'{"version": 1}\n',
-        b"3\n",
-        b"null\n",
-        b'"text"\n',
-        b"[1, 2]\n",
-        b"\xff\xfe\x00binary\n\x00",
-        b'{"format": "lightning-audit observations", "version": 1}\n',
-        b'{"format": "lightning-audit observations", "version": "1"}\n',
+        *(FORMAT + end for end in (b"", b', "version": 1}\n', b', "version": "1"}\n')),
     ],
     ids=lambda content: repr(content[:12] + content[-12:]),
 )
@@ -366,6 +370,31 @@ def test_a_foreign_file_is_an_error_that_names_the_file_to_give(tmp_path, conten
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"foreign\.bin.* is no record .* observations\.bin"):
         read_observations(path)
+
+
+def test_a_record_whose_header_is_garbled_is_no_record(tmp_path):
+    path = written(tmp_path, 1)
+    line, _, entries = path.read_bytes().partition(b"\n")
+
+    @settings(max_examples=50)
+    @given(
+        st.sampled_from(["canaries", "tensors", "witnesses", "lags", "game", "version"]),
+        st.sampled_from([None, 1.5, {}, "ab"]),
+    )
+    @example("canaries", 1)
+    @example("tensors", [1])
+    @example("lags", 10**9)
+    @example("lags", -1)
+    @example("lags", True)
+    @example("game", ["step"])
+    @example("version", "1")
+    def one(name, value):
+        header = {**json.loads(line), name: value}
+        path.write_bytes(json.dumps(header).encode() + b"\n" + entries)
+        with pytest.raises(ValueError, match="is no record of lightning-audit"):
+            read_observations(path)
+
+    one()
 
 
 def test_a_header_cut_anywhere_is_an_error(tmp_path):
@@ -436,7 +465,7 @@ def test_the_archive_holds_the_same_columns(tmp_path):
     with np.load(tmp_path / ARCHIVE_NAME) as archive:
         assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
         for name in HEADER.dtype.names or ():
-            assert archive[name].tobytes() == entries_store(6)[name].tobytes()
+            assert archive[name].tobytes() == entries_of(6)[name].tobytes()
             assert archive[name].dtype == HEADER.dtype[name].base
         header = json.loads(str(archive["header"]))
     assert header == json.loads(json.dumps(dataclasses.asdict(HEADER)))
@@ -493,18 +522,14 @@ def test_a_run_after_a_killed_one_keeps_its_record(tmp_path):
     assert len(read_observations(path)[1]) == 0
 
 
-# ------------------------------------------------------------------ going on after a stop
+# --- Going on after a stop.
 
-
-ALL = entries_store(9)
+ALL = entries_of(9)
 
 
 def stopped(directory: Path, count: int, run: str = "mine") -> Path:
     """A record of the first entries of `ALL`."""
-    store = ObservationStore(directory, HEADER, run)
-    for entry in ALL[:count]:
-        store.append(entry)
-    store.close(archive=False)
+    closed(ObservationStore(directory, HEADER, run), ALL[:count])
     return directory / RECORD_NAME
 
 
@@ -515,11 +540,9 @@ def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path, kept):
     assert store is not None
     assert store.entries == kept
     store.flush()
-    assert read_observations(path)[1].tobytes() == ALL[:kept].tobytes()
-    for entry in ALL[kept:]:
-        store.append(entry)
+    assert bytes_of(path) == ALL[:kept].tobytes()
+    closed(store, ALL[kept:], archive=True)
     assert store.entries == 9
-    store.close()
     header, read = read_observations(path)
     assert header == HEADER
     assert read.tobytes() == ALL.tobytes()
@@ -528,24 +551,18 @@ def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path, kept):
 
 
 def test_a_run_goes_on_as_often_as_it_stops(tmp_path):
-    stopped(tmp_path, 0)
-    for count in range(5):
-        store = ObservationStore.resume(tmp_path, HEADER, "mine", count)
-        assert store is not None
-        store.append(ALL[count])
-        store.close(archive=False)
-    assert read_observations(tmp_path / RECORD_NAME)[1].tobytes() == ALL[:5].tobytes()
+    path = stopped(tmp_path, 0)
+    for n in range(5):
+        closed(ObservationStore.resume(tmp_path, HEADER, "mine", n), ALL[n : n + 1])
+    assert bytes_of(path) == ALL[:5].tobytes()
 
 
 def test_a_half_written_last_entry_is_written_over(tmp_path):
     path = stopped(tmp_path, 3)
     os.truncate(path, path.stat().st_size - 5)
     assert ObservationStore.resume(tmp_path, HEADER, "mine", 3) is None
-    store = ObservationStore.resume(tmp_path, HEADER, "mine", 2)
-    assert store is not None
-    store.append(ALL[2])
-    store.close(archive=False)
-    assert read_observations(path)[1].tobytes() == ALL[:3].tobytes()
+    closed(ObservationStore.resume(tmp_path, HEADER, "mine", 2), ALL[2:3])
+    assert bytes_of(path) == ALL[:3].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -585,9 +602,7 @@ def test_the_record_stays_where_its_run_may_go_on(tmp_path):
     moved = sorted(p.name for p in (tmp_path / "previous-1").iterdir())
     assert moved == sorted([REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME])
     assert set_aside(tmp_path, but_the_record=True) is None
-    store = ObservationStore.resume(tmp_path, HEADER, "mine", 3)
-    assert store is not None
-    store.close(archive=False)
+    closed(ObservationStore.resume(tmp_path, HEADER, "mine", 3), ALL[3:])
 
 
 def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path):
