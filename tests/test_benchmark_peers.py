@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 import numpy as np
 import pytest
-from places import REPOSITORY
+from benchmark_modules import benchmarks
 
 #: Those whose 25 digits take a second or two.
 QUICK = ("35+25 errors of 100+100, .975", "peer's README (0, 487, 512, 1), .05")
 
 
 @pytest.fixture
-def peers(monkeypatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    yield importlib.import_module("peers")
-    sys.modules.pop("peers", None)
-
-
-def no_environment(peers, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path / "environments")
-    monkeypatch.setattr(peers.sys, "executable", str(tmp_path / "no-python"))
+def peers():
+    with benchmarks() as load:
+        yield load("peers")
 
 
 @pytest.mark.heavy
@@ -44,11 +35,8 @@ def test_without_environments_our_half_runs_and_the_result_says_so(peers, monkey
     case = peers.cases()["35+25 errors of 100+100, .025"]
     monkeypatch.setattr(peers, "cases", lambda: {"one": case})
     results = peers.run(seeds=3, sizes=(40,))
-    for part, peer in (
-        ("quantile", "privacy-estimates"),
-        ("one run", "jax-privacy"),
-        ("bounds", "jax-privacy"),
-    ):
+    peer_of = {"quantile": "privacy-estimates", "one run": "jax-privacy", "bounds": "jax-privacy"}
+    for part, peer in peer_of.items():
         assert results[f"{part}: unavailable"].startswith(f"no environment of {peer}==")
     assert results["quantile: holds: quantile right to 1e-9"]
     assert results["bounds: epsilon 4, n 40: ours, CP, fixed"]["missed"] == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViol
 from lightning_audit.config import AuditConfig, describe_changes
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise, ScaledNoise
 from lightning_audit.verdict.judge import OutcomeSettings
-from lightning_audit.verdict.judge import Resolution as Resolution_of_judge
+
+pytestmark = [RESUMING, pytest.mark.training]
 
 
 def config(**arguments: Any) -> AuditConfig:
@@ -70,30 +70,28 @@ class NineTenths(ScaledNoise):
     factor = 0.9
 
 
+def interrupted(directory: Path, audit: PrivacyAudit, kept: int, **options: Any) -> dict[str, Any]:
+    """Train until the power is cut; what resumes the training at the checkpoint of a step."""
+    saved = directory / "saved"
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(directory, audit, saver(saved, epoch_end=False), StopAt(kept + 1), **options)
+    return {"ckpt": checkpoint_at(saved, kept)}
+
+
 def resumed(
     directory: Path, first: dict[str, Any], then: dict[str, Any], kept: int = 40, **options: Any
 ) -> AuditReport:
     """The report of a training that was saved with some arguments and went on with others."""
-    saved = directory / "saved"
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            directory,
-            PrivacyAudit(seed=3, on_violation="warn", **first),
-            saver(saved, epoch_end=False),
-            StopAt(kept + 1),
-            **options,
-        )
-    audit = PrivacyAudit(seed=3, on_violation="warn", **then)
-    train(directory, audit, ckpt=checkpoint_at(saved, kept), **options)
+    before, after = (PrivacyAudit(seed=3, on_violation="warn", **each) for each in (first, then))
+    train(directory, after, **interrupted(directory, before, kept, **options), **options)
     return report_in(directory)
 
 
-@RESUMING
-@pytest.mark.training
 def test_what_is_said_is_of_the_settings_that_differ():
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
+    other = dataclasses.replace(claim, max_grad_norm=2.0)
     before = PrivacyAudit(claim=claim, seed=1).config.settings()
-    after = PrivacyAudit(claim=replace(claim, max_grad_norm=2.0), seed=2).config.settings()
+    after = PrivacyAudit(claim=other, seed=2).config.settings()
     (said,) = describe_changes(before, after, 7)
     assert said.startswith("claim.max_grad_norm=1 until step 7, 2 from then on")
     assert describe_changes(before, before, 7) == []
@@ -112,11 +110,9 @@ def notes_of(report: AuditReport) -> str:
     return "\n".join(report.notes)
 
 
-# ------------------------------------------------------------------ significance
+# --- Significance.
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("first", "then"), staged(quick=[(0.5, 1e-60)], heavy=[(1e-60, 0.5), (0.5, 1e-3)])
 )
@@ -136,28 +132,19 @@ def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start
     assert f"significance={first:g} until step 40, {then:g} from then on" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(tmp_path):
-    report = resumed(
-        tmp_path, {"significance": 0.5}, {"significance": 1e-120}, optimizer_class=ClipAtTwice
-    )
+    loose, strict = {"significance": 0.5}, {"significance": 1e-120}
+    report = resumed(tmp_path, loose, strict, optimizer_class=ClipAtTwice)
     assert report.verdict.outcome != "VIOLATION"
     assert "no longer violated: sensitivity" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path):
-    saved = tmp_path / "saved"
     strict = PrivacyAudit(seed=3, significance=1e-250, on_violation="warn")
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            tmp_path, strict, saver(saved, epoch_end=False), StopAt(21), optimizer_class=HalfNoise
-        )
+    resume = interrupted(tmp_path, strict, 20, optimizer_class=HalfNoise)
     # The steps that follow are sound: what alarms is the past alone.
     with pytest.raises(PrivacyViolation, match="noise"):
-        train(tmp_path, PrivacyAudit(significance=1e-3), ckpt=checkpoint_at(saved, 20))
+        train(tmp_path, PrivacyAudit(significance=1e-3), **resume)
     report = report_in(tmp_path)
     (noise,) = (check for check in report.checks if check.name == "noise")
     # By the step that is said the evidence was there; never later than the checkpoint.
@@ -165,8 +152,6 @@ def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path
     assert "the step at which a test flagged is an upper bound" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_a_pass_under_another_significance_says_so(tmp_path):
     report = resumed(tmp_path, {"significance": 1e-200}, {"significance": 0.05})
     assert report.verdict.outcome == "PASS"
@@ -174,57 +159,37 @@ def test_a_pass_under_another_significance_says_so(tmp_path):
     assert "is valid only if it was chosen without looking at those steps" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(tmp_path):
-    report = resumed(
-        tmp_path,
-        {"significance": 0.5},
-        {"significance": 1e-290},
-        kept=10,
-        optimizer_class=ClipAtTwice,
-    )
+    loose, strict = {"significance": 0.5}, {"significance": 1e-290}
+    report = resumed(tmp_path, loose, strict, kept=10, optimizer_class=ClipAtTwice)
     assert report.observations > 40 * 8
     assert "canaries enter again" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_the_same_terms_are_not_remarked_upon(tmp_path):
     report = resumed(tmp_path, {"claimed_epsilon": 8.0}, {"claimed_epsilon": 8})
     assert "until step" not in notes_of(report)
 
 
-# ------------------------------------------------------------------ what sums can answer
+# --- What sums can answer.
+
+CLAIMED = {"claimed_epsilon": 50.0}
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("first", "then", "said", "outcome"),
     staged(
-        quick=[
-            (
-                {"claimed_epsilon": 50.0},
-                {"claimed_epsilon": 0.01},
-                "claimed_epsilon=50",
-                "VIOLATION",
-            )
-        ],
+        quick=[(CLAIMED, {"claimed_epsilon": 0.01}, "claimed_epsilon=50", "VIOLATION")],
         heavy=[
             (
-                {},
-                {"resolution": Resolution_of_judge(noise=0.97)},
-                "resolution.noise=0.8 until step 40, 0.97 from then on",
-                "INCONCLUSIVE",
+                *({}, {"resolution": Resolution(noise=0.97)}),
+                *("resolution.noise=0.8 until step 40, 0.97 from then on", "INCONCLUSIVE"),
             ),
-            ({"claimed_epsilon": 0.01}, {"claimed_epsilon": 50.0}, "claimed_epsilon=0.01", "PASS"),
+            ({"claimed_epsilon": 0.01}, CLAIMED, "claimed_epsilon=0.01", "PASS"),
             ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
             (
-                {"claimed_epsilon": 50.0},
-                {"claimed_epsilon": 50.0, "claim": PrivacyClaim(adjacency="replace_one")},
-                "adjacency=add_remove until step 40, replace_one from then on",
-                "PASS",
+                *(CLAIMED, {**CLAIMED, "claim": PrivacyClaim(adjacency="replace_one")}),
+                *("adjacency=add_remove until step 40, replace_one from then on", "PASS"),
             ),
             ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),
         ],
@@ -241,8 +206,6 @@ def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
     assert said in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path):
     # Canaries of norm 1 are blind to clipping faults, so that 40 of the steps saw none.
     report = resumed(tmp_path, {"oversize": 1.0}, {"oversize": 1000.0})
@@ -250,8 +213,6 @@ def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path):
     assert "oversize=1 until step 40, 1000 from then on" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
 def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(tmp_path):
     class Coupled(StepwiseModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -262,11 +223,9 @@ def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
     assert status(report, "coupling") == "violated"
 
 
-# ------------------------------------------------------------------ what sums cannot answer
+# --- What sums cannot answer.
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("then", "named"),
     [
@@ -294,8 +253,6 @@ def stated(claim: PrivacyClaim) -> dict[str, Any]:
     return {name: value for name, value in claim.to_dict().items() if value is not None}
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.heavy
 def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(tmp_path):
     right = PrivacyClaim(noise_multiplier=1.0, sample_rate=16 / 512)

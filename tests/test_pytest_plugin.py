@@ -18,6 +18,8 @@ from shown_code import blocks, text_of
 
 from lightning_audit.pytest_plugin import folder_name, section_lines, tally
 
+pytestmark = pytest.mark.training
+
 # --- A session of pytest within a test, with the plugin, whether it is installed or not.
 
 PLUGIN = "lightning_audit.pytest_plugin"
@@ -46,8 +48,6 @@ def write(audit, outcome="PASS", name="", **changes):
 """
 
 
-# --- The pytest plugin on real tests, of real trainings and of reports made without one.
-
 # --- The section of the summary has a line for each training, its reasons, and a tally.
 
 PASS = {"outcome": "PASS", "details": ["epsilon 1"], "report": "a"}
@@ -55,20 +55,15 @@ FAIL = {"outcome": "VIOLATION", "details": ["\x1b[2Kforged", "report: b"], "repo
 
 
 def test_each_training_has_its_lines_and_only_several_are_numbered():
-    lines = list(section_lines({"t::one": [PASS], "t::two": [PASS, FAIL]}))
-    assert [line for line, _ in lines] == [
-        "t::one  PASS",
-        "  epsilon 1",
-        "t::two (fit 1)  PASS",
-        "  epsilon 1",
-        "t::two (fit 2)  VIOLATION",
-        "  \\x1b[2Kforged",
-        "  report: b",
-    ]
-    assert [markup for _, markup in lines if markup] == [
-        {"green": True},
-        {"green": True},
-        {"red": True},
+    green, red = {"green": True}, {"red": True}
+    assert list(section_lines({"t::one": [PASS], "t::two": [PASS, FAIL]})) == [
+        ("t::one  PASS", green),
+        ("  epsilon 1", {}),
+        ("t::two (fit 1)  PASS", green),
+        ("  epsilon 1", {}),
+        ("t::two (fit 2)  VIOLATION", red),
+        ("  \\x1b[2Kforged", {}),
+        ("  report: b", {}),
     ]
 
 
@@ -125,7 +120,6 @@ def properties_in(junit: Path) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.training
 def test_a_training_with_half_the_noise_fails_its_test_at_the_users_line(session):
     result = session("""
 def test_half(privacy_audit, tmp_path):
@@ -149,7 +143,6 @@ def test_half(privacy_audit, tmp_path):
     assert "trainer.py" not in result.stdout.str().partition("privacy audits")[0]
 
 
-@pytest.mark.training
 def test_every_fit_of_a_test_is_judged_also_by_a_copy_of_the_callback(session):
     result = session("""
 import copy
@@ -172,7 +165,6 @@ def test_two(privacy_audit, tmp_path):
     assert "hidden" not in result.stdout.str()
 
 
-@pytest.mark.training
 def test_a_planted_fault_passes_a_test_that_expects_it_and_nothing_else_does(session):
     result = session("""
 pytestmark = pytest.mark.privacy_audit(expected="VIOLATION")
@@ -187,7 +179,6 @@ def test_correct(privacy_audit):
     result.stdout.fnmatch_lines(["expected='VIOLATION', and the audit says PASS"])
 
 
-@pytest.mark.training
 def test_a_test_that_audits_nothing_fails(session):
     result = session("""
 def test_nothing(privacy_audit):
@@ -200,7 +191,6 @@ def test_tried(privacy_audit, tmp_path):
     result.stdout.fnmatch_lines(["*no training was audited in this test*"] * 2)
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("outcome", "options", "marker", "failed"),
     [
@@ -228,7 +218,6 @@ def test_it(privacy_audit):
     result.assert_outcomes(failed=failed, passed=1 - failed)
 
 
-@pytest.mark.training
 def test_an_epsilon_that_is_not_known_fails_a_limit(session):
     result = session(
         """
@@ -241,14 +230,12 @@ def test_it(privacy_audit):
     result.stdout.fnmatch_lines(["INCONCLUSIVE: the report holds no epsilon to compare*"])
 
 
-@pytest.mark.training
 def test_a_limit_that_is_no_number_is_a_usage_error(session):
     result = session("", "--audit-max-epsilon=-1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
 
 
-@pytest.mark.training
 def test_an_edited_report_fails(session):
     result = session("""
 def test_it(privacy_audit):
@@ -259,7 +246,6 @@ def test_it(privacy_audit):
     result.assert_outcomes(failed=1)
 
 
-@pytest.mark.training
 def test_a_failure_of_the_users_own_is_kept_and_the_verdict_is_shown(session):
     result = session("""
 def test_own(privacy_audit):
@@ -270,7 +256,6 @@ def test_own(privacy_audit):
     result.stdout.fnmatch_lines(["E*assert 1 == 2", "test_inner.py::test_own  VIOLATION"])
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
@@ -291,7 +276,6 @@ def test_it(privacy_audit):
     result.stdout.fnmatch_lines([message])
 
 
-@pytest.mark.training
 def test_the_closest_marker_wins_and_the_others_add_their_arguments(session):
     session("""
 @pytest.mark.privacy_audit(claimed_epsilon=8.0, seed=3)
@@ -304,7 +288,6 @@ class TestOf:
 """).assert_outcomes(passed=1)
 
 
-@pytest.mark.training
 def test_each_test_keeps_its_reports_and_those_of_an_earlier_session_do_not_count(
     session, pytester
 ):
@@ -323,7 +306,6 @@ def test_it(privacy_audit, path):
     assert len(list((pytester.path / "kept").glob("*/report.json"))) == 2
 
 
-@pytest.mark.training
 def test_summary_and_junit_have_the_numbers_of_each_fit(session, pytester):
     result = session(
         """
@@ -361,7 +343,6 @@ def test_one(privacy_audit):
     assert two["privacy_audit.2.verdict"] == "PASS"
 
 
-@pytest.mark.training
 def test_a_session_without_an_audit_loads_no_numpy_and_shows_no_section(pytester):
     pytester.makepyfile("""
 import sys
@@ -383,7 +364,6 @@ def test_it():
     assert "privacy audits" not in done.stdout
 
 
-@pytest.mark.training
 @pytest.mark.heavy
 def test_workers_of_xdist_send_the_verdicts_of_their_trainings(pytester, monkeypatch):
     # The session and its workers are processes that find what this one has on its path.
@@ -410,13 +390,11 @@ def test_half(privacy_audit, tmp_path):
     result.stdout.fnmatch_lines(["2 audited trainings: 1 PASS, 1 VIOLATION"])
 
 
-@pytest.mark.training
 def test_the_entry_point_is_the_plugin():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"lightning_audit": PLUGIN}
 
 
-@pytest.mark.training
 @pytest.mark.heavy
 def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
     session, pytester, monkeypatch
@@ -427,7 +405,6 @@ def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
     pytester.runpytest_inprocess(*WITH_PLUGIN, "-Wignore").assert_outcomes(passed=2)
 
 
-@pytest.mark.training
 def test_the_page_of_docs_has_every_option():
     table = re.findall(r"^\| `(--audit-[a-z-]+)", text_of(PAGE), re.MULTILINE)
     source = (REPOSITORY / "lightning_audit/pytest_plugin.py").read_text(encoding="utf-8")

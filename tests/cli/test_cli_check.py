@@ -30,6 +30,7 @@ from lightning_audit.report.text import print_summary
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
 
+pytestmark = pytest.mark.training
 Report = dict[str, Any]
 _texts: dict[str, str] = {}
 
@@ -77,7 +78,6 @@ def code_of(text: str) -> int:
 QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", staged(QUICK, [name for name in TRAININGS if name not in QUICK]))
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
@@ -88,7 +88,6 @@ def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(name, trained, g
     assert {check["name"] for check in json.loads(text)["checks"]} <= set(REGISTRY)
 
 
-@pytest.mark.training
 def test_a_run_that_broke_off_keeps_the_violation_that_was_found(trained, gate):
     assert gate(with_(trained("half noise"), {"complete": False}))[0] == 1
 
@@ -121,7 +120,6 @@ def without_violated(data: Report) -> None:
 NOT_RUN = {"status": "not_run", "log_e_value": 0.0, "evidence/violated_at_step": None}
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
@@ -148,7 +146,6 @@ NOISE = "optimizers/0/power/noise"
 TWICE = {"epsilon_spent", "checks/accounting/evidence/epsilon_spent"}
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
@@ -179,7 +176,6 @@ def test_a_pass_that_its_own_numbers_do_not_give_is_refused_and_told_where(
     assert told in errors
 
 
-@pytest.mark.training
 def test_an_inconclusive_report_is_not_edited_to_pass(trained, gate):
     edit = {"verdict/outcome": "PASS", "verdict/pass_blockers": []}
     edited = with_(trained("broken off"), {**edit, "complete": True, "pass_blockers": []})
@@ -215,7 +211,6 @@ ATTACKS: dict[str, tuple[str, Change, int, int]] = {
 }
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(("name", "edit", "code", "with_budget"), ATTACKS.values(), ids=ATTACKS)
 def test_the_judge_finds_what_a_new_digest_hides(name, edit, code, with_budget, trained, gate):
     text = with_(trained(name), edit)
@@ -265,7 +260,6 @@ def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str
         assert not REGISTRY[check].always, check
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", staged(EDITED, [name for name in OUTCOMES if name not in EDITED]))
 @pytest.mark.heavy_one_in(6)
 def test_no_single_edit_makes_a_pass_of_what_is_none_nor_outlives_what_a_pass_rests_on(
@@ -281,7 +275,6 @@ def test_no_single_edit_makes_a_pass_of_what_is_none_nor_outlives_what_a_pass_re
     one()
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", staged(nightly=["correct", "half noise"]))
 def test_of_all_single_edits_none_does(name, trained):
     report = json.loads(trained(name))
@@ -289,7 +282,6 @@ def test_of_all_single_edits_none_does(name, trained):
         judge(report, OUTCOMES[name] == "PASS", edit)
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", ["correct", "half noise"])
 def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(name, trained, gate):
     tried = list(edits(json.loads(trained(name))))
@@ -300,7 +292,6 @@ def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(name, trai
         assert bool(errors) == (code == 2), path
 
 
-@pytest.mark.training
 def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained):
     text, anywhere = trained("half noise"), st.integers(0, len(trained("half noise")) - 1)
 
@@ -312,7 +303,6 @@ def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained):
     one()
 
 
-@pytest.mark.training
 def test_what_is_no_report_ends_with_a_message_and_no_traceback(trained, gate):
     report = json.loads(trained("correct"))
 
@@ -328,7 +318,6 @@ def test_what_is_no_report_ends_with_a_message_and_no_traceback(trained, gate):
     one()
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("edit", "told"),
     [

