@@ -31,7 +31,8 @@ def test_the_pruned_maximum_is_the_maximum_of_every_quantile(peers):
 
 @pytest.mark.heavy
 def test_without_environments_our_half_runs_and_the_result_says_so(peers, monkeypatch, tmp_path):
-    no_environment(peers, monkeypatch, tmp_path)
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path / "environments")
+    monkeypatch.setattr(peers.sys, "executable", str(tmp_path / "no-python"))
     case = peers.cases()["35+25 errors of 100+100, .025"]
     monkeypatch.setattr(peers, "cases", lambda: {"one": case})
     results = peers.run(seeds=3, sizes=(40,))

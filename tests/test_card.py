@@ -78,21 +78,15 @@ def test_each_question_of_a_correct_run_has_the_answer_no_fault_found():
 def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_confirmed():
     found = answers(violated())
     assert found["Noise"] == ("✕", "no: too little noise overall")
-    assert found["Total epsilon"] == (
-        "?",
-        "only for the stated noise and clipping, which did not run",
-    )
+    told = "only for the stated noise and clipping, which did not run"
+    assert found["Total epsilon"] == ("?", told)
     assert found["Clipping"] == ("✓", "no fault found")
 
 
 def test_a_failure_that_follows_is_not_named_as_a_fault():
+    follows = {"reuse.lag": {"status": "violated", "follows_from": "noise"}}
     report = violated()
-    checks = tuple(
-        dataclasses.replace(check, status="violated", follows_from="noise")
-        if check.name == "reuse.lag"
-        else check
-        for check in report.checks
-    )
+    checks = tuple(dataclasses.replace(c, **follows.get(c.name, {})) for c in report.checks)
     found = answers(dataclasses.replace(report, checks=checks))
     assert found["Fresh randomness"] == ("✕", "no: it follows from the fault that was found")
 
@@ -354,7 +348,7 @@ def test_a_refuted_claim_and_what_is_not_stated_are_shown():
     assert read.text.count("not stated") == len(cards.FACTS) - 1
 
 
-def test_foreign_text_is_shown_as_it_is_card_page():
+def test_foreign_text_is_shown_on_the_page_as_it_is():
     report = hostile()[0].report
     assert report is not None
     facts = dict.fromkeys(cards.FACTS, "<script>alert(1)</script>")
@@ -366,23 +360,18 @@ def test_foreign_text_is_shown_as_it_is_card_page():
 
 # --- The privacy block and section in huggingface_hub's own model card.
 
-FACTS_OF_MODEL_CARD = {
-    "product": "weights",
-    "harm": HOSTILE,
-    "curator": "us",
-    "justification": "a budget",
-}
+STATEMENTS = {"product": "weights", "harm": HOSTILE, "curator": "us", "justification": "a budget"}
 
 
 def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path):
     report = made_report(environment={"lightning-audit": "9.9"})
-    data = ModelCardData(license="mit", privacy=cards.privacy_block(report, FACTS_OF_MODEL_CARD))
-    section = cards.privacy_section(report, FACTS_OF_MODEL_CARD, "digits")
+    data = ModelCardData(license="mit", privacy=cards.privacy_block(report, STATEMENTS))
+    section = cards.privacy_section(report, STATEMENTS, "digits")
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n# digits\n\n{section}")
     card.save(tmp_path / "README.md")
     read = ModelCard.load(tmp_path / "README.md")
     assert read.data.license == "mit"
-    assert read.data.privacy == cards.privacy_block(report, FACTS_OF_MODEL_CARD)
+    assert read.data.privacy == cards.privacy_block(report, STATEMENTS)
     assert read.data.privacy["audited_by"] == "lightning-audit 9.9"
     assert read.text.strip().endswith(section.strip())
 
@@ -410,7 +399,7 @@ def test_an_infinite_epsilon_is_text_that_yaml_keeps():
 
 
 def test_the_registrys_entry_has_known_parts_and_statements_in_their_places():
-    entry = cards.registry_entry(made_report(), FACTS_OF_MODEL_CARD)["deployment"]
+    entry = cards.registry_entry(made_report(), STATEMENTS)["deployment"]
     assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 1e-5}
     assert entry["product"]["data_curators"] == "us"
     assert entry["implementation"]["justification"] == "a budget"

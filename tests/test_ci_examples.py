@@ -44,17 +44,12 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     (step,) = action["runs"]["steps"]
     given = {name: one["default"] for name, one in action["inputs"].items()}
     given |= {name.replace("_", "-"): value for name, value in inputs.items()}
+    files = {"GITHUB_OUTPUT": directory / "output", "GITHUB_STEP_SUMMARY": directory / "summary"}
     variables = {
         name: given[value.removeprefix("${{ inputs.").removesuffix(" }}")]
         for name, value in step["env"].items()
     }
-    return run(
-        step["run"],
-        directory,
-        **variables,
-        GITHUB_OUTPUT=str(directory / "output"),
-        GITHUB_STEP_SUMMARY=str(directory / "summary"),
-    )
+    return run(step["run"], directory, **variables, **{k: str(v) for k, v in files.items()})
 
 
 @pytest.mark.parametrize(

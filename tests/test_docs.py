@@ -15,20 +15,8 @@ from stages import staged
 
 from lightning_audit.cli.main import _parser
 
-PAGES = [
-    *sorted((DOCS / "estimators").glob("*.md")),
-    *(
-        DOCS / f"{name}.md"
-        for name in (
-            "attacks",
-            "challenge-points",
-            "gan",
-            "many-trainings",
-            "many-trainings-statistics",
-            "plan",
-        )
-    ),
-]
+MORE = ["attacks", "challenge-points", "gan", "many-trainings", "many-trainings-statistics", "plan"]
+PAGES = [*sorted((DOCS / "estimators").glob("*.md")), *(DOCS / f"{name}.md" for name in MORE)]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()

@@ -1,3 +1,5 @@
+"""Tables of a page: the epsilons on one axis, and the method behind each number."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -32,47 +34,41 @@ def test_nothing_is_bounded_by_an_infinite_epsilon():
 def test_the_epsilons_are_on_one_axis_with_the_claim_as_its_line():
     found = rows(made_report(claimed=8.0, spent=4.0, proved=2.0))
     assert list(found) == ["Claimed", "Spent", "Proved at least", "Not excluded up to"]
+
+    def percent(name: str, after: str) -> float:
+        return float(found[name].bar.split(after)[-1].split("%")[0])
+
     widths = [float(row.bar.split('width="')[2].split("%")[0]) for row in found.values()]
     np.testing.assert_allclose(np.array(widths[:3]) / widths[0], [1.0, 0.5, 0.25], rtol=1e-3)
-    line = float(found["Spent"].bar.split('class="claim dash" x1="')[1].split("%")[0])
-    assert line == pytest.approx(widths[0])
+    assert percent("Spent", 'class="claim dash" x1="') == pytest.approx(widths[0])
     # What is not excluded starts where what is proved ends.
-    assert float(found["Not excluded up to"].bar.split('class="b open" x="')[1].split("%")[0]) == (
-        pytest.approx(widths[2])
-    )
+    assert percent("Not excluded up to", 'class="b open" x="') == pytest.approx(widths[2])
 
 
-@pytest.mark.parametrize("proved", [0.0, None])
-def test_a_bound_of_zero_is_no_sign_of_privacy(proved):
-    found = rows(made_report(proved=proved))
-    if proved is None:
-        assert "Proved at least" not in found
-    else:
-        row = found["Proved at least"]
-        assert row.value == "\N{EN DASH}"
-        assert "0 is no sign of privacy" in row.means
+def test_a_bound_of_zero_is_no_sign_of_privacy():
+    assert "Proved at least" not in rows(made_report(proved=None))
+    row = rows(made_report(proved=0.0))["Proved at least"]
+    assert row.value == "\N{EN DASH}"
+    assert "0 is no sign of privacy" in row.means
 
 
 def test_the_sure_words_of_a_claim():
     means = rows(made_report(claimed=1.0, settings={"claimed_epsilon": 1.0}))["Claimed"].means
-    assert means.startswith(
-        "The promise: no one who starts at 50:50 becomes more than 73\xa0% sure"
-    )
+    told = "The promise: no one who starts at 50:50 becomes more than 73\xa0% sure"
+    assert means.startswith(told)
     assert "finds at most 2.7\xa0% of the present ones" in means
 
 
-def test_the_spent_epsilon_of_a_violated_mechanism_is_drawn_and_said_as_refuted():
-    row = rows(of_outcome("VIOLATION"))["Spent"]
+def test_the_spent_epsilon_of_a_violated_mechanism_is_refuted_and_the_bound_of_one_look_shown():
+    violation, fine = of_outcome("VIOLATION"), of_outcome("PASS")
+    row = rows(violation)["Spent"]
     assert "the true cost is another one" in row.means
     assert row.kind == "spent refuted"
-    section = epsilon_section(of_outcome("VIOLATION"))
-    assert section.note.endswith("that they are below the claim is no evidence for it.")
-    assert epsilon_section(of_outcome("PASS")).note == ""
-
-
-def test_the_bound_of_one_look_is_shown_where_a_mechanism_is_violated():
-    assert rows(of_outcome("VIOLATION"))["At least, if constant"].value == "2.1"
-    assert "At least, if constant" not in rows(of_outcome("PASS"))
+    note = epsilon_section(violation).note
+    assert note.endswith("that they are below the claim is no evidence for it.")
+    assert epsilon_section(fine).note == ""
+    assert rows(violation)["At least, if constant"].value == "2.1"
+    assert "At least, if constant" not in rows(fine)
 
 
 def test_what_is_far_from_excluded_leaves_the_picture():
@@ -95,15 +91,13 @@ def test_a_claim_that_an_allowed_finding_refutes_is_not_known_to_hold():
 
 
 def test_without_any_epsilon_the_section_says_so():
-    report = dataclasses.replace(
-        made_report(claimed=None, spent=None, proved=None), epsilon_not_excluded=None
-    )
+    report = made_report(claimed=None, spent=None, proved=None, epsilon_not_excluded=None)
     section = epsilon_section(report)
     assert (section.rows, section.claimed) == ((), False)
     assert section.note.startswith("No epsilon is claimed")
     settings = {**report.settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
-    correlated = epsilon_section(dataclasses.replace(report, settings=settings))
-    assert correlated.note.startswith("No epsilon is computed for noise that is correlated")
+    note = epsilon_section(dataclasses.replace(report, settings=settings)).note
+    assert note.startswith("No epsilon is computed for noise that is correlated")
 
 
 def test_every_number_has_its_method_level_and_assumptions():

@@ -1,3 +1,5 @@
+"""What a page says of the verdict, its checks and the run, and of an audit over many trainings."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -50,23 +52,19 @@ def test_a_group_has_the_status_of_its_worst_check_and_counts_all():
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "says", "more"),
     [
-        ("warned", "1 warning"),
-        ("undecided", "1 undecided"),
-        ("allowed", "1 allowed"),
-        ("not_run", "1 not examined"),
+        ("warned", "1 warning", {}),
+        ("undecided", "1 undecided", {}),
+        ("allowed", "1 allowed", {}),
+        ("not_run", "1 not examined", {}),
+        ("violated", "explained by another", {"follows_from": "noise"}),
     ],
 )
-def test_what_is_neither_fine_nor_failed_is_counted_in_words(status, says):
-    found = group(with_status("reuse.lag", status), "Fresh randomness")
+def test_what_is_neither_fine_nor_failed_by_itself_is_counted_in_words(status, says, more):
+    found = group(with_status("reuse.lag", status, **more), "Fresh randomness")
     assert says in found.says
     assert found.checks[0 if status != "not_run" else -1].name == "reuse.lag"
-
-
-def test_a_group_of_which_only_followers_fail_says_so():
-    report = with_status("reuse.lag", "violated", follows_from="noise")
-    assert group(report, "Fresh randomness").says.endswith("explained by another")
 
 
 def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one():
@@ -86,14 +84,10 @@ def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name():
 
 
 def test_what_was_not_examined_is_grouped_by_its_reason():
-    message = "not tested: the noise is too small to read"
-    report = with_status("noise.mean", "not_run", message=message)
-    checks = tuple(
-        dataclasses.replace(c, status="not_run", message=message, optimizer="actor")
-        if c.name == "noise.excess"
-        else c
-        for c in report.checks
-    )
+    skipped = {"status": "not_run", "message": "not tested: the noise is too small to read"}
+    of = {"noise.mean": skipped, "noise.excess": {**skipped, "optimizer": "actor"}}
+    report = made_report()
+    checks = tuple(dataclasses.replace(c, **of.get(c.name, {})) for c in report.checks)
     ((titles, reason),) = verdicts.not_examined(dataclasses.replace(report, checks=checks))
     assert reason == "The noise is too small to read."
     assert " and " in titles
@@ -120,21 +114,18 @@ def test_the_facts_of_a_run_and_how_it_ended():
     }
 
 
-def test_a_report_of_a_running_training_says_so_and_an_ended_one_how():
-    def training(**changes: object) -> tuple[str, str]:
-        found = verdicts.facts(dataclasses.replace(made_report(), **changes))
-        return next(((value, note) for name, value, note in found if name == "Training"), ("", ""))
-
-    assert training(complete=False) == ("not ended", "when this was written")
-    assert training(ended=Ended(3, "violation")) == ("stopped by the violation", "")
-    assert training(ended=Ended(3, "by\x1bmagic")) == ("by\\x1bmagic", "")
-    assert training() == ("", "")
-
-
-def test_several_optimizers_are_counted():
-    report = made_report()
-    two = dataclasses.replace(report, optimizers=report.optimizers * 2)
-    assert ("Private optimizers", "2", "") in verdicts.facts(two)
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"complete": False}, ("Training", "not ended", "when this was written")),
+        ({"ended": Ended(3, "violation")}, ("Training", "stopped by the violation", "")),
+        ({"ended": Ended(3, "by\x1bmagic")}, ("Training", "by\\x1bmagic", "")),
+        ({"optimizers": made_report().optimizers * 2}, ("Private optimizers", "2", "")),
+    ],
+)
+def test_a_running_training_an_end_and_several_optimizers_are_facts(changes, row):
+    assert row in verdicts.facts(dataclasses.replace(made_report(), **changes))
+    assert row[0] not in {name for name, *_ in verdicts.facts(made_report())}
 
 
 def test_the_claim_has_the_source_of_each_part():
@@ -186,7 +177,7 @@ AUDITS = {"PASS": (1.0, 400), "VIOLATION": (2.5, 200), "INCONCLUSIVE": (0.3, 60)
 ADVICE = "number of steps of a training"
 
 
-def of_outcome_trainings_words(outcome: str) -> AuditReport:
+def of_many(outcome: str) -> AuditReport:
     mu, n = AUDITS[outcome]
     report = audited(mu=mu, n=n).to_report({"trainings": n, "seed": 1}, seconds=2.5)
     assert report.verdict.outcome == outcome
@@ -195,7 +186,7 @@ def of_outcome_trainings_words(outcome: str) -> AuditReport:
 
 @pytest.mark.parametrize("outcome", list(AUDITS))
 def test_a_page_counts_trainings_and_coins_and_no_step(outcome):
-    report = of_outcome_trainings_words(outcome)
+    report = of_many(outcome)
     seen = report.trainings
     assert seen is not None
     parsed = check_page(report_page(report, "many"))
@@ -212,22 +203,23 @@ def test_a_page_counts_trainings_and_coins_and_no_step(outcome):
     assert not {"step", "time", "noise", "finding"} & set(parsed.ids)
 
 
-def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows():
-    words = {
-        "PASS": ("400 trainings do not refute 1-GDP.", "The attack saw at least mu"),
-        "VIOLATION": ("200 trainings refute 1-GDP.", "Compare clipping, noise, sampling"),
-        "INCONCLUSIVE": ("60 trainings do not refute 1-GDP.", "What a pass still needs"),
-    }
-    for outcome, found in words.items():
-        report = of_outcome_trainings_words(outcome)
-        text = check_page(report_page(report, "many")).text
-        assert all(part.lower() in text.lower() for part in found)
-        if outcome == "INCONCLUSIVE":
-            assert report.verdict.advice[1:] in text
+@pytest.mark.parametrize(
+    ("outcome", "found"),
+    [
+        ("PASS", ("400 trainings do not refute 1-GDP.", "The attack saw at least mu")),
+        ("VIOLATION", ("200 trainings refute 1-GDP.", "Compare clipping, noise, sampling")),
+        ("INCONCLUSIVE", ("60 trainings do not refute 1-GDP.", "What a pass still needs")),
+    ],
+)
+def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows(outcome, found):
+    report = of_many(outcome)
+    text = check_page(report_page(report, "many")).text
+    assert all(part.lower() in text.lower() for part in found)
+    assert outcome != "INCONCLUSIVE" or report.verdict.advice[1:] in text
 
 
 def test_each_bound_has_its_method_and_what_it_is_valid_for():
-    report = of_outcome_trainings_words("VIOLATION")
+    report = of_many("VIOLATION")
     told = {(bound.name, bound.looks): verdicts.bound_row(bound) for bound in report.bounds}
     assert {key: name for key, (name, _) in told.items()} == {
         ("coins", "anytime"): "Proved at least",
@@ -245,23 +237,16 @@ def test_each_bound_has_its_method_and_what_it_is_valid_for():
 
 
 def test_failures_and_the_refutation_are_facts():
-    report = of_outcome_trainings_words("VIOLATION")
-    assert report.trainings is not None
-    found = {
-        name: (value, remark)
-        for name, value, remark in verdicts.facts_of_trainings(report.trainings)
-    }
-    assert found["Refuted"] == (f"after {report.trainings.refuted_after}", "trainings")
-    assert "Refuted" not in {
-        name
-        for name, *_ in verdicts.facts_of_trainings(of_outcome_trainings_words("PASS").trainings)
-    }  # type: ignore[arg-type]
+    seen, fine = (of_many(outcome).trainings for outcome in ("VIOLATION", "PASS"))
+    assert seen is not None
+    assert fine is not None
+    found = {name: told for name, *told in verdicts.facts_of_trainings(seen)}
+    assert found["Refuted"] == [f"after {seen.refuted_after}", "trainings"]
+    assert "Refuted" not in {name for name, *_ in verdicts.facts_of_trainings(fine)}
 
 
 def test_an_index_counts_trainings():
-    text = check_page(
-        index_page([IndexRow("many", "", of_outcome_trainings_words("INCONCLUSIVE"))])
-    ).text
+    text = check_page(index_page([IndexRow("many", "", of_many("INCONCLUSIVE"))])).text
     assert "60 trainings" in text
     assert "0 steps" not in text
 
@@ -279,14 +264,11 @@ def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_
 
 
 def test_a_pass_with_allowed_findings_names_them():
-    verdict = dataclasses.replace(
-        made_report().verdict, allowed=("sampling.not_poisson",), holds="epsilon 4 holds"
-    )
-    report = made_report(verdict=verdict)
+    allowed = {"allowed": ("sampling.not_poisson",), "holds": "epsilon 4 holds"}
+    report = made_report(verdict=dataclasses.replace(made_report().verdict, **allowed))
     assert verdicts.verdict_sentence(report).startswith("No further fault was found")
-    assert verdicts.verdict_meaning(report).startswith(
-        "Allowed: sampling.not_poisson; epsilon 4 holds. "
-    )
+    told = "Allowed: sampling.not_poisson; epsilon 4 holds. "
+    assert verdicts.verdict_meaning(report).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +280,8 @@ def test_a_pass_with_allowed_findings_names_them():
     ],
 )
 def test_a_violation_of_each_kind_starts_with_what_is_false(kind, start):
-    report = made_report("VIOLATION")
-    report = made_report("VIOLATION", verdict=dataclasses.replace(report.verdict, kind=kind))
+    verdict = dataclasses.replace(made_report("VIOLATION").verdict, kind=kind)
+    report = made_report("VIOLATION", verdict=verdict)
     assert verdicts.verdict_sentence(report) == f"{start}half the noise."
     assert "accused with probability 0.001 at most" in verdicts.verdict_meaning(report)
 
@@ -324,23 +306,17 @@ def test_the_root_has_its_evidence_its_code_and_what_it_explains():
     assert "the alarm is at 11,000" in root.evidence
     assert root.where == f"After 8 steps, see {CODE[0]}."
     (code,) = root.code
-    assert (code.file, code.line, code.lines[0]) == (
-        "src/half.py",
-        41,
-        (41, "def add_noise(self) -> None:"),
-    )
+    first = (41, "def add_noise(self) -> None:")
+    assert (code.file, code.line, code.lines[0]) == ("src/half.py", 41, first)
     assert root.follows == ("Some steps lack noise",)
     assert verdicts.root_finding(of_outcome("PASS")) is None
 
 
 def test_a_deterministic_finding_was_seen_directly():
-    report = made_report("VIOLATION")
+    report = with_status("no_dp", "violated")
     fault = LikelyFault("plain", "an optimizer is not private", "no_dp", place=Place())
-    checks = tuple(
-        dataclasses.replace(c, status="violated") if c.name == "no_dp" else c for c in report.checks
-    )
-    verdict = dataclasses.replace(report.verdict, faults=(fault,), fault="")
-    root = verdicts.root_finding(dataclasses.replace(report, verdict=verdict, checks=checks))
+    verdict = dataclasses.replace(made_report("VIOLATION").verdict, faults=(fault,), fault="")
+    root = verdicts.root_finding(dataclasses.replace(report, verdict=verdict))
     assert root is not None
     assert "It was seen directly, without statistics." in root.evidence
     assert root.where == "Unknown."
