@@ -1,3 +1,5 @@
+"""Formats of the gate: GitHub, JSON, JUnit, lines, Markdown and SARIF say the same."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -107,12 +109,9 @@ def test_without_a_fault_a_finding_has_the_texts_of_its_check():
 
 
 @pytest.mark.parametrize("status", ["allowed", "warned"])
-def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status):
+def test_what_is_allowed_or_a_warning_does_not_fail_and_a_pass_has_no_finding(status):
     (found,) = formats.findings_of(with_status("sensitivity", status))
     assert not found.fails
-
-
-def test_a_pass_has_no_finding():
     assert formats.findings_of(made_report()) == []
 
 
@@ -171,18 +170,17 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-def test_each_finding_is_annotated_at_its_place():
-    found = commands(formats.as_github(of_every_outcome()))
+def test_each_finding_is_annotated_at_its_place_and_the_lines_of_the_text_follow():
+    text = formats.as_github(of_every_outcome())
+    found = commands(text)
     assert [level for level, *_ in found] == ["error"] * 3
     _, where, message = found[0]
-    assert where == {
-        "title": "Too little noise is added (half)",
-        "file": "src/half.py",
-        "line": "41",
-    }
+    title = "Too little noise is added (half)"
+    assert where == {"title": title, "file": "src/half.py", "line": "41"}
     assert message.startswith("noise, critical: ")
     assert found[1][1]["title"] == "Privacy audit of short: INCONCLUSIVE"
     assert found[2][2] == "the report is not complete JSON"
+    assert "x half   VIOLATION" in text
 
 
 def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
@@ -201,10 +199,6 @@ def test_of_many_findings_ten_are_annotated_errors_first():
     assert found[-1][2] == "7 more findings"
 
 
-def test_the_lines_of_the_text_follow():
-    assert "x half   VIOLATION" in formats.as_github(of_every_outcome())
-
-
 def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     summary.write_text("before\n", encoding="utf-8")
     formats.as_github(of_every_outcome())
@@ -212,13 +206,12 @@ def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     assert summary.read_text(encoding="utf-8") == expected
 
 
-def test_outside_of_a_job_no_summary_is_written(summary, monkeypatch):
+def test_outside_of_a_job_no_summary_is_written_and_one_that_cannot_be_is_an_error(
+    tmp_path, summary, monkeypatch
+):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
     assert commands(formats.as_github(of_every_outcome()))
     assert not summary.exists()
-
-
-def test_a_summary_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     with pytest.raises(IsADirectoryError):
         formats.as_github(of_every_outcome())
@@ -235,21 +228,15 @@ def test_foreign_text_begins_no_command():
 
 def test_the_document_has_the_outcome_and_each_report_with_its_findings():
     data = json.loads(formats.as_json_summary(of_every_outcome()))
-    assert (data["format_version"], data["outcome"], data["exit_code"]) == (
-        formats.FORMAT_VERSION,
-        "VIOLATION",
-        1,
-    )
+    assert data["format_version"] == formats.FORMAT_VERSION
+    assert (data["outcome"], data["exit_code"]) == ("VIOLATION", 1)
     assert data["counts"] == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
     fine, half, short, cut = data["reports"]
     assert [one["exit_code"] for one in data["reports"]] == [0, 1, 2, 2]
     assert (fine["epsilon_lower"], fine["epsilon_spent"], fine["findings"]) == (1.5, 3.0, [])
     (found,) = half["findings"]
-    assert (found["check"], found["severity"], found["explains"]) == (
-        "noise",
-        "critical",
-        ["noise.step"],
-    )
+    assert (found["check"], found["severity"]) == ("noise", "critical")
+    assert found["explains"] == ["noise.step"]
     assert found["code"][0] == {"name": "Half.add_noise", "file": "src/half.py", "line": 41}
     assert short["reasons"] == ["the canary was taken out"]
     assert cut["gate"][0]["rule"] == "unreadable"
@@ -449,7 +436,7 @@ def run_of(every: list[Checked]) -> dict[str, Any]:
     return run
 
 
-def results_sarif(every: list[Checked]) -> list[dict[str, Any]]:
+def results_of(every: list[Checked]) -> list[dict[str, Any]]:
     return list(run_of(every)["results"])
 
 
@@ -489,7 +476,7 @@ def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code():
 
 
 def test_every_location_is_relative_to_the_repository():
-    for result in results_sarif([*of_every_outcome(), *hostile()]):
+    for result in results_of([*of_every_outcome(), *hostile()]):
         for location in (*result["locations"], *result["relatedLocations"]):
             artifact = location["physicalLocation"]["artifactLocation"]
             assert not artifact["uri"].startswith(("/", "file:", ".."))
@@ -498,18 +485,14 @@ def test_every_location_is_relative_to_the_repository():
 
 def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number():
     def prints(*every: Checked) -> list[str]:
-        return [
-            one["partialFingerprints"]["checkAndTraining/v1"] for one in results_sarif([*every])
-        ]
+        results = results_of([*every])
+        return [one["partialFingerprints"]["checkAndTraining/v1"] for one in results]
 
     first = violated()
     fault = first.verdict.faults[0]
-    moved = dataclasses.replace(
-        fault.place, code=places_in("Half.add_noise at src/half.py:99"), step=3
-    )
-    verdict = dataclasses.replace(
-        first.verdict, faults=(dataclasses.replace(fault, place=moved),), fault=""
-    )
+    code = places_in("Half.add_noise at src/half.py:99")
+    moved = dataclasses.replace(fault, place=dataclasses.replace(fault.place, code=code, step=3))
+    verdict = dataclasses.replace(first.verdict, faults=(moved,), fault="")
     checks = tuple(dataclasses.replace(c, message="7 of 9") for c in first.checks)
     later = dataclasses.replace(first, verdict=verdict, checks=checks, steps=7, created="later")
     assert prints(checked(first)) == prints(checked(later))
@@ -530,7 +513,7 @@ def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number():
 def test_the_severity_is_one_of_three_words_and_what_is_allowed_is_suppressed(
     status, level, severity, suppressed
 ):
-    (found,) = results_sarif([checked(with_status("sensitivity", status))])
+    (found,) = results_of([checked(with_status("sensitivity", status))])
     assert (found["level"], found["properties"]["severity"]) == (level, severity)
     assert ("suppressions" in found) == suppressed
 
@@ -547,12 +530,9 @@ def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_ru
     assert run_of([checked(made_report())])["invocations"][0]["executionSuccessful"] is True
 
 
-def test_an_exceeded_budget_is_a_result_of_its_own():
+def test_an_exceeded_budget_is_a_result_of_its_own_and_a_pass_has_none():
     remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
-    (found,) = results_sarif([checked(made_report(), "lit", remark)])
+    (found,) = results_of([checked(made_report(), "lit", remark)])
     assert (found["ruleId"], found["message"]["text"]) == ("gate.max-epsilon", "epsilon spent 3")
     assert uri(found) == "lit/report.json"
-
-
-def test_a_pass_has_no_result():
-    assert results_sarif([checked(made_report())]) == []
+    assert results_of([checked(made_report())]) == []

@@ -1,3 +1,5 @@
+"""Directories of reports: one claim at a time, trainings below, and what is set aside."""
+
 from __future__ import annotations
 
 import errno
@@ -25,7 +27,7 @@ from lightning_audit.record.report_directory import (
 )
 
 
-def test_a_directory_is_one_claims_at_a_time(tmp_path):
+def test_a_directory_is_one_claims_at_a_time_and_a_claim_that_is_forgotten_is_let_go(tmp_path):
     base = tmp_path / "a" / "b"
     first, second, third = (claim(base) for _ in range(3))
     places = [lock.directory for lock in (first, second, third)]
@@ -36,14 +38,10 @@ def test_a_directory_is_one_claims_at_a_time(tmp_path):
     assert claim(base).directory == base / "run-2"
     first.release()
     first.release()
-    assert claim(base).directory == base
-
-
-def test_a_claim_that_is_forgotten_is_let_go(tmp_path):
-    claim(tmp_path)
-    lock = claim(tmp_path)
-    assert lock.directory == tmp_path
-    assert lock_of(tmp_path) is None
+    claim(base)
+    last = claim(base)
+    assert last.directory == base
+    assert lock_of(base) is None
 
 
 HOLDS = """
@@ -188,15 +186,8 @@ sys.stdin.readline()
 
 def test_processes_that_claim_at_once_have_a_directory_each(tmp_path):
     base = tmp_path / "audit"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMS, str(base)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(6)
-    ]
+    command, pipe = [sys.executable, "-c", CLAIMS, str(base)], subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)]
     for process in started:
         assert process.stdin
         process.stdin.write("go\n")
@@ -221,21 +212,13 @@ def found(folder: Path) -> set[str]:
 
 
 def test_every_training_in_a_folder_is_found_but_for_what_was_set_aside(tmp_path):
-    training(tmp_path)
-    training(tmp_path / "run-2")
-    training(tmp_path / "run-2" / "previous-1")
-    training(tmp_path / "previous-12")
-    training(tmp_path / "lightning_logs" / "version_0" / "deep", "observations.bin")
+    for folder in ("", "run-2", "run-2/previous-1", "previous-12", "previous-x"):
+        training(tmp_path / folder)
+    deep = "lightning_logs/version_0/deep"
+    training(tmp_path / deep, "observations.bin")
     training(tmp_path / "second", "observations-2.bin")
     training(tmp_path / "not one", "other.json", "observations.npz")
-    training(tmp_path / "previous-x")
-    assert found(tmp_path) == {
-        ".",
-        "run-2",
-        "lightning_logs/version_0/deep",
-        "second",
-        "previous-x",
-    }
+    assert found(tmp_path) == {".", "run-2", deep, "second", "previous-x"}
     assert found(tmp_path / "previous-12") == {"."}  # asked for by its name
 
 

@@ -1,3 +1,5 @@
+"""Figures of a page: the evidence and epsilons over the steps, the tensors, the trade-off."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,19 +20,16 @@ from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 
 def test_the_growth_is_the_largest_share_times_e_value_so_far():
-    share = 0.1
-    threshold = -math.log(share * 1e-3)
-    report = made_report(
-        tests={
-            "noise": CheckGrowth(threshold, ((0, 5.0), (4, 9.0))),
-            "noise.step": CheckGrowth(threshold, ((2, 4.0), (9, 12.0))),
-            "noise.excess": CheckGrowth(threshold, ((1, 50.0),)),  # only warns
-        }
-    )
+    threshold = -math.log(0.1 * 1e-3)
+    courses = {
+        "noise": ((0, 5.0), (4, 9.0)),
+        "noise.step": ((2, 4.0), (9, 12.0)),
+        "noise.excess": ((1, 50.0),),  # only warns
+    }
+    tests = {name: CheckGrowth(threshold, rows) for name, rows in courses.items()}
     expected = [(1, 5.0), (5, 9.0), (10, 12.0)]
-    assert [step for step, _ in figures.growth(report)] == [step for step, _ in expected]
-    for (_, found), (_, log_e) in zip(figures.growth(report), expected, strict=True):
-        assert found == pytest.approx(log_e + math.log(share))
+    found = figures.growth(made_report(tests=tests))
+    assert found == [(step, pytest.approx(log_e + math.log(0.1))) for step, log_e in expected]
 
 
 def test_without_a_course_the_alarms_and_ends_of_epochs_count():
@@ -139,15 +138,10 @@ def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_pictur
 
 
 def test_a_training_that_stops_at_its_alarm_says_so():
-    report = made_report("VIOLATION")
-    report = dataclasses.replace(
-        report,
-        steps=8,
-        epochs=({"epoch": 0, "step": 8, "e_value": 1e5},),
-        settings={**report.settings, "on_violation": "raise"},
-    )
-    words = texts(report)
-    assert "first alarm after 8 steps, training stopped" in words
+    epochs = ({"epoch": 0, "step": 8, "e_value": 1e5},)
+    settings = {**made_report().settings, "on_violation": "raise"}
+    report = made_report("VIOLATION", steps=8, epochs=epochs, settings=settings)
+    assert "first alarm after 8 steps, training stopped" in texts(report)
     found = drawn(report)
     assert "holds the evidence at alarms and at the ends of epochs only" in found.says
     assert "Epsilon was computed 1 time only" in found.says
@@ -228,14 +222,9 @@ def test_points_within_the_claim_are_dots_and_others_crosses():
 
 
 def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
-    parsed = ParsedPage(figures.tradeoff(report()).picture)
-    claim = next(
-        value
-        for (_, name, kind), (_, d, value) in zip(
-            parsed.attributes, parsed.attributes[1:], strict=False
-        )
-        if (name, kind, d) == ("class", "claim", "d")
-    )
+    rows = ParsedPage(figures.tradeoff(report()).picture).attributes
+    claimed = [after for row, after in zip(rows, rows[1:], strict=False) if row[2] == "claim"]
+    (claim,) = [value for _, name, value in claimed if name == "d"]
     points = [tuple(map(float, pair.split())) for pair in claim[1:].split("L")]
     x, y = Scale(50.0, 386.0, 0.0, 1.0), Scale(350.0, 14.0, 0.0, 1.0)
     curve = GaussianTradeoff(1.0)

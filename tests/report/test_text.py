@@ -1,3 +1,5 @@
+"""A report as text: whole, in 15 lines of 80 columns, in a line; signs only on a terminal."""
+
 from __future__ import annotations
 
 import contextlib
@@ -31,48 +33,35 @@ from lightning_audit.results.report_details import CodePlace
 
 Status = Literal["ok", "violated", "allowed", "not_run"]
 
+SAW = "the noise is about a half of what is claimed, over all tensors that were read"
 CHECKS = (
     CheckResult(
-        "noise.witnesses",
-        "mechanism",
-        "violated",
-        "the noise is about a half of what is claimed, over all tensors that were read",
-        "look at add_noise",
-        log_e_value=100 * math.log(10),
-        share=0.3,
+        *("noise.witnesses", "mechanism", "violated", SAW, "look at add_noise"),
+        *(100 * math.log(10), 0.3),
     ),
     CheckResult("gradient_replaced", "mechanism", "ok", "the gradient read is the one used"),
     CheckResult("sampling.poisson", "accounting", "allowed", "batches have a fixed size"),
     CheckResult("reuse.broadcast", "mechanism", "not_run", "too few coordinates"),
     CheckResult("accountant.history", "accounting", "ok", "as many entries as steps", "", 0.0),
 )
-VERDICT = Verdict(
-    "VIOLATION",
-    "mechanism",
-    "the noise is smaller than claimed",
-    advice="look at scale_grad, and run again",
-    faults=(
-        LikelyFault(
-            "noise_divided_by_batch",
-            "the noise is divided by the batch size twice",
-            "noise.witnesses",
-            "where the noise is added",
-            {"sd_ratio": 0.0163},
-            Place(("fc[0].bias",), 12),
-        ),
-        LikelyFault("no_noise", "no noise", "noise.witnesses"),
-    ),
+DIVIDED = LikelyFault(
+    *("noise_divided_by_batch", "the noise is divided by the batch size twice"),
+    *("noise.witnesses", "where the noise is added", {"sd_ratio": 0.0163}),
+    Place(("fc[0].bias",), 12),
 )
+VERDICT = Verdict(
+    *("VIOLATION", "mechanism", "the noise is smaller than claimed"),
+    advice="look at scale_grad, and run again",
+    faults=(DIVIDED, LikelyFault("no_noise", "no noise", "noise.witnesses")),
+)
+LIMITS = ("confidence", "fixed", "anytime", ("flat clipping",))
 
 
 def report(**changes: Any) -> AuditReport:
-    bound = EpsilonBound(
-        "mu", 1.25, 1e-5, 0.25, 0.05, "confidence", "fixed", "anytime", ("flat clipping",)
-    )
     fields: dict[str, Any] = {
         "verdict": VERDICT,
         "checks": CHECKS,
-        "bounds": (bound,),
+        "bounds": (EpsilonBound("mu", 1.25, 1e-5, 0.25, 0.05, *LIMITS),),
         "claimed_epsilon": 8.0,
         "epsilon_spent": 3.5,
         "epsilon_not_excluded": 4.0,
@@ -121,6 +110,8 @@ def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind):
     out = printed(kind, report(), "report.json")
     assert ("┃" in out) == (kind == "terminal")
     assert out.isascii() == (kind == "file")
+    assert "Report:" not in printed(kind, report())
+    assert "VIOLATION (mechanism)" in printed(kind, report(checks=()))
 
 
 def test_everything_that_matters_is_shown(kind):
@@ -156,22 +147,17 @@ def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind):
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_check_names_are_whole_on_a_usual_terminal(kind, columns, monkeypatch):
+def test_names_and_words_of_every_check_are_whole_on_a_usual_terminal(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = printed(kind, report())
     assert [check.name for check in CHECKS if check.name not in out] == []
-
-
-def test_what_every_check_saw_is_shown_in_words(kind):
-    words = set(printed(kind, report()).split())
     for check in CHECKS:
-        assert set(check.message.split()) <= words
+        assert set(check.message.split()) <= set(out.split())
 
 
 def test_what_an_inconclusive_audit_lacks_is_shown(kind):
-    verdict = Verdict(
-        "INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps", "a claim")
-    )
+    lacks = ("400 more steps", "a claim")
+    verdict = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=lacks)
     out = printed(kind, report(verdict=verdict))
     assert "Missing: 400 more steps\nMissing: a claim" in out
 
@@ -183,24 +169,17 @@ def test_a_long_path_is_not_broken(kind, columns, monkeypatch):
     assert f"Report: {path}\n" in printed(kind, report(), path)
 
 
-def test_without_a_path_none_is_named(kind):
-    assert "Report:" not in printed(kind, report())
-
-
-def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind):
-    nothing = {"claimed_epsilon": None, "epsilon_spent": None, "epsilon_not_excluded": None}
-    out = printed(kind, report(bounds=(), **nothing))
-    assert "epsilon at delta 1e-05: unknown\n" in out
-    assert "epsilon at delta 1e-05: spent inf (composed from the steps)\n" in printed(
-        kind, report(bounds=(), **{**nothing, "epsilon_spent": math.inf})
-    )
-
-
-def test_a_report_without_checks_can_be_shown(kind):
-    assert "VIOLATION (mechanism)" in printed(kind, report(checks=()))
+@pytest.mark.parametrize(
+    ("spent", "told"), [(None, "unknown"), (math.inf, "spent inf (composed from the steps)")]
+)
+def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind, spent, told):
+    unknown = dict.fromkeys(("claimed_epsilon", "epsilon_not_excluded"))
+    out = printed(kind, report(bounds=(), epsilon_spent=spent, **unknown))
+    assert f"epsilon at delta 1e-05: {told}\n" in out
 
 
 MARKUP = ["[red]", "[/]", "[bold]x[/bold]", "[/tmp/a]", "[link=x]", "layers[0].weight", "\\[x]"]
+MARKUP += ["epoch:new:5"]  # no picture
 
 
 @pytest.mark.parametrize("text", MARKUP)
@@ -216,17 +195,6 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(kind, place, text):
         changes["verdict"] = Verdict("PASS", None, **fields)
     path = f"before {text} after" if place == "path" else None
     assert f"before {text} after" in printed(kind, report(**changes), path)
-
-
-@pytest.mark.parametrize("place", ["message", "summary", "path"])
-def test_colons_around_a_word_do_not_turn_into_a_picture(kind, place):
-    changes: dict[str, Any] = {}
-    if place == "message":
-        changes["checks"] = (CheckResult("a", "mechanism", "ok", "epoch:new:5"),)
-    elif place == "summary":
-        changes["verdict"] = Verdict("PASS", None, "epoch:new:5")
-    path = "/runs/epoch:new:5/report.json" if place == "path" else None
-    assert "epoch:new:5" in printed(kind, report(**changes), path)
 
 
 @pytest.mark.parametrize(
@@ -251,10 +219,9 @@ def test_columns_without_a_terminal_line_up():
 
 def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind):
     message = "coordinates differ by less than fresh noise"
-    follows = CheckResult(
-        "reuse.lag", "mechanism", "violated", message, follows_from="noise.witnesses"
-    )
-    root = dataclasses.replace(VERDICT.faults[0], consequences=("reuse.lag",))
+    follows = CheckResult("reuse.lag", "mechanism", "violated", message)
+    follows = dataclasses.replace(follows, follows_from="noise.witnesses")
+    root = dataclasses.replace(DIVIDED, consequences=("reuse.lag",))
     verdict = dataclasses.replace(VERDICT, faults=(root,))
     out = printed(kind, report(checks=(*CHECKS, follows), verdict=verdict))
     assert out.strip().startswith("VIOLATION (mechanism): the noise is smaller than claimed")
@@ -287,8 +254,7 @@ def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind):
 
 
 def test_names_in_wide_letters_keep_the_summary_within_its_columns():
-    place = Place(("層.重み" * 20,), 12)
-    root = dataclasses.replace(VERDICT.faults[0], place=place)
+    root = dataclasses.replace(DIVIDED, place=Place(("層.重み" * 20,), 12))
     verdict = dataclasses.replace(VERDICT, faults=(root,))
     out = printed("terminal", report(verdict=verdict), show=texts.print_summary)
     assert max(map(cell_len, out.splitlines())) <= 80
@@ -304,14 +270,11 @@ def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten():
     assert shown == ["10^0", "10^4", "10^4.6", "10^10", "10^10", "10^11411"]
 
 
-def test_long_names_keep_their_ends():
+def test_long_names_keep_their_ends_and_a_check_of_another_release_is_shown_by_its_name():
     name = "model.encoder.layers.11.attention.output.dense.weight"
     assert texts.short_name(name) == "model.encoder...dense.weight"
     assert len(texts.short_name(name)) == 28
     assert texts.short_name("net.0.weight") == "net.0.weight"
-
-
-def test_a_check_of_another_release_is_shown_by_its_name():
     assert texts.title_of("noise.of_tomorrow") == "noise.of_tomorrow"
 
 
@@ -472,9 +435,8 @@ def test_a_long_path_is_in_one_piece():
 
 def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
     made = made_report(epsilon_refuted_by=("accounting",), spent=9.0)
-    verdict = dataclasses.replace(
-        made.verdict, allowed=("accounting",), holds="the epsilon that holds is 9"
-    )
+    allowed = {"allowed": ("accounting",), "holds": "the epsilon that holds is 9"}
+    verdict = dataclasses.replace(made.verdict, **allowed)
     lines = texts.summary(dataclasses.replace(made, verdict=verdict)).splitlines()
     assert lines[0] == "PASS except accounting (allowed): no other fault found in 100 steps"
     assert lines[2] == "  Allowed      the epsilon that holds is 9"
@@ -498,9 +460,8 @@ def test_an_undecided_finding_and_a_warning_are_named():
 
 
 def test_a_report_without_checks_says_so():
-    report = made_report(checks=(), bounds=(), power={}, claimed=None, spent=None)
-    report = dataclasses.replace(report, epsilon_not_excluded=None)
-    shown = texts.summary(report)
+    unknown = {"claimed": None, "spent": None, "epsilon_not_excluded": None}
+    shown = texts.summary(made_report(checks=(), bounds=(), power={}, **unknown))
     assert "Epsilon      unknown; delta 1e-05" in shown
     assert "Not examined everything" in shown
     assert "Clipping -          Noise -" in shown
