@@ -184,13 +184,12 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path):
-    path = written(
-        tmp_path,
+def test_every_scalar_is_text_a_list_becomes_one_and_tags_of_python_run_nothing(tmp_path):
+    text = (
         "review: 2027-01-01\nother_releases: no\nrecipients: [a, b]\nharm: |\n  two\n  lines\n"
-        "product: é\x20\u202e\nthreats:\n",
+        "product: é\x20\u202e\nthreats:\n"
     )
-    assert cards.read_facts(path) == {
+    assert cards.read_facts(written(tmp_path, text)) == {
         "product": "é \\u202e",
         "recipients": "a; b",
         "other_releases": "no",
@@ -198,15 +197,20 @@ def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path):
         "review": "2027-01-01",
     }
     assert cards.read_facts(written(tmp_path, "")) == {}
+    path = written(tmp_path, "product: !!python/object/apply:os.system ['touch made']\n")
+    assert cards.read_facts(path) == {"product": "touch made"}
 
 
-def test_an_unknown_key_is_named_with_the_nearest(tmp_path):
-    path = written(tmp_path, "recipents: x\n7: y\nproduct: z\n")
+def test_an_unknown_key_is_named_with_the_nearest_and_what_is_no_file_by_its_path(tmp_path):
     with pytest.raises(cards.BadFacts) as error:
-        cards.read_facts(path)
+        cards.read_facts(written(tmp_path, "recipents: x\n7: y\nproduct: z\n"))
     assert "'recipents': did you mean 'recipients'?" in str(error.value)
     assert "'7': allowed: actors, collection, " in str(error.value)
     assert "'product':" not in str(error.value)
+    with pytest.raises(cards.BadFacts, match=r"cannot read the facts .*none\.yaml"):
+        cards.read_facts(tmp_path / "none.yaml")
+    with pytest.raises(cards.BadFacts, match="it is a directory"):
+        cards.read_facts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -228,18 +232,6 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path):
 def test_what_is_no_mapping_of_texts_is_refused(tmp_path, text, message):
     with pytest.raises(cards.BadFacts, match=message):
         cards.read_facts(written(tmp_path, text))
-
-
-def test_tags_of_python_are_text_and_run_nothing(tmp_path):
-    path = written(tmp_path, "product: !!python/object/apply:os.system ['touch made']\n")
-    assert cards.read_facts(path) == {"product": "touch made"}
-
-
-def test_an_absent_file_is_refused(tmp_path):
-    with pytest.raises(cards.BadFacts, match=r"cannot read the facts .*none\.yaml"):
-        cards.read_facts(tmp_path / "none.yaml")
-    with pytest.raises(cards.BadFacts, match="it is a directory"):
-        cards.read_facts(tmp_path)
 
 
 def test_the_page_of_docs_lists_every_key_and_its_example_is_read(tmp_path):
@@ -333,17 +325,13 @@ class Read(HTMLParser):
         self.text += data
 
 
-def test_the_page_loads_nothing_and_its_names_are_unique():
-    read = Read(cards.as_page(made_report(), {}, "digits"))
+def test_the_page_loads_nothing_has_unique_names_and_shows_what_is_refuted_or_not_stated():
+    read = Read(cards.as_page(violated(), {"harm": "low"}, "digits"))
     assert not {"script", "link", "img", "iframe"} & set(read.tags)
     assert not {"src", "style", "onclick"} & {name for name, _ in read.attributes}
     ids = [value for name, value in read.attributes if name == "id"]
     assert len(ids) == len(set(ids)) > 5
     assert read.tags.count("h1") == 1
-
-
-def test_a_refuted_claim_and_what_is_not_stated_are_shown():
-    read = Read(cards.as_page(violated(), {"harm": "low"}, "digits"))
     assert "claimed and refuted" in read.text
     assert read.text.count("not stated") == len(cards.FACTS) - 1
 
@@ -376,38 +364,29 @@ def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path):
     assert read.text.strip().endswith(section.strip())
 
 
-def test_the_card_that_the_command_writes_is_a_model_card():
-    card = ModelCard(cards.as_markdown(violated(), {}, "digits"), ignore_metadata_errors=False)
-    assert card.data.privacy["guarantee"] == "claimed and refuted"
-    assert card.data.privacy["finding"] == "noise"
-    assert card.text.strip().startswith("# Privacy card: digits")
-
-
 def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run():
-    assert "epsilon_spent" not in cards.privacy_block(violated())
-    assert cards.privacy_block(made_report())["epsilon_spent"] == 3.0
     report = violated()
     accounting = dataclasses.replace(report.verdict, kind="accounting")
-    assert (
-        cards.privacy_block(dataclasses.replace(report, verdict=accounting))["epsilon_spent"] == 3.0
-    )
+    for made, spent in (
+        (report, None),
+        (made_report(), 3.0),
+        (dataclasses.replace(report, verdict=accounting), 3.0),
+        (made_report(spent=float("inf")), "inf"),
+    ):
+        block = yaml.safe_load(yaml.safe_dump(cards.privacy_block(made)))
+        assert block.get("epsilon_spent") == spent
+    text = cards.as_markdown(report, {}, "digits")
+    block = ModelCard(text, ignore_metadata_errors=False).data.privacy
+    assert (block["guarantee"], block["finding"]) == ("claimed and refuted", "noise")
 
 
-def test_an_infinite_epsilon_is_text_that_yaml_keeps():
-    block = cards.privacy_block(made_report(spent=float("inf")))
-    assert yaml.safe_load(yaml.safe_dump(block))["epsilon_spent"] == "inf"
-
-
-def test_the_registrys_entry_has_known_parts_and_statements_in_their_places():
+def test_the_registrys_entry_has_known_parts_and_statements_and_no_refuted_claim():
     entry = cards.registry_entry(made_report(), STATEMENTS)["deployment"]
     assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 1e-5}
     assert entry["product"]["data_curators"] == "us"
     assert entry["implementation"]["justification"] == "a budget"
     assert "epsilon 3 at delta 1e-05" in entry["accounting"]["composition"]
     assert HOSTILE not in str(entry)
-
-
-def test_a_refuted_claim_is_no_parameter_of_the_registrys_entry():
     entry = cards.registry_entry(violated(), {})["deployment"]
     assert "privacy_parameters" not in entry["privacy_loss"]
     assert "claimed and refuted" in entry["privacy_loss"]["privacy_parameters_description"]

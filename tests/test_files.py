@@ -26,14 +26,11 @@ def lines_of(path: Path, most: int) -> list[str]:
         return list(lines)
 
 
-def test_a_regular_file_is_read_also_through_a_link(tmp_path):
+def test_a_regular_file_is_read_also_through_a_link_and_a_pipe_refused_without_waiting(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
     with reading.open_regular(tmp_path / "link") as file:
         assert file.read() == b"abc"
-
-
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="it is a pipe; name a regular file"):
         reading.open_regular(tmp_path / "pipe")
@@ -306,7 +303,7 @@ def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
     assert reading.nearby(file) == "src/model.py"
 
 
-def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
+def test_a_file_takes_its_place_when_it_is_whole_with_the_permissions_of_any_new_file(tmp_path):
     target = tmp_path / "file"
     target.write_text("old")
 
@@ -323,12 +320,8 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path):
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_file_has_the_permissions_of_any_new_file(tmp_path):
-    with reading.replacing(tmp_path / "one"):
-        (tmp_path / "other").touch()
-    assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
+    (tmp_path / "other").touch()
+    assert target.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_only_what_was_left_half_written_is_removed(tmp_path):

@@ -219,30 +219,22 @@ def test_it(privacy_audit):
         result.stdout.fnmatch_lines(["INCONCLUSIVE: the report holds no epsilon to compare*"])
 
 
-def test_a_limit_that_is_no_number_is_a_usage_error(session):
-    result = session("", "--audit-max-epsilon=-1")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
-
-
-def test_an_edited_report_fails(session):
+def test_an_edited_report_and_a_failure_of_the_users_own_fail_and_the_verdict_is_shown(session):
     result = session("""
-def test_it(privacy_audit):
+def test_edited(privacy_audit):
     write(privacy_audit, "VIOLATION")
     path = privacy_audit.report_dir / "report.json"
     path.write_text(path.read_text().replace("VIOLATION", "PASS"))
-""")
-    result.assert_outcomes(failed=1)
 
-
-def test_a_failure_of_the_users_own_is_kept_and_the_verdict_is_shown(session):
-    result = session("""
 def test_own(privacy_audit):
     write(privacy_audit, "VIOLATION")
     assert 1 == 2
 """)
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["E*assert 1 == 2", "test_inner.py::test_own  VIOLATION"])
+    wrong = session("", "--audit-max-epsilon=-1")
+    assert wrong.ret == pytest.ExitCode.USAGE_ERROR
+    wrong.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
 
 
 @pytest.mark.parametrize(

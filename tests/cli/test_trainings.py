@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -443,21 +444,23 @@ def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy(started):
     assert last.startswith("2 of 2 faults found and named; 0 of 1 healthy runs accused; ")
 
 
+def fields_of(pid: int) -> list[str]:
+    """The state of a process, the process that started it, and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def children(parent: int) -> list[int]:
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended in between
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended in between
+            state, started_by, *_ = fields_of(int(path.name))
+            found += [int(path.name)] * (int(started_by) == parent and state != "Z")
     return found
 
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return fields_of(pid)[0] != "Z"
     except OSError:
         return False
 
@@ -588,18 +591,10 @@ def make_model() -> nn.Module:
 values = np.eye(2), np.arange(2)
 """
 BASE = {"train": "own.train", "dataset": "own.dataset", "claim": {"epsilon": 1.0, "delta": 1e-5}}
-MANY = {
-    "class_path": "lightning_audit.many.DPSGDMany",
-    "init_args": {
-        "model": "own.make_model",
-        "noise_multiplier": 1.0,
-        "max_grad_norm": 1.0,
-        "sample_rate": 1.0,
-        "expected_batch_size": 4,
-        "steps": 2,
-        "learning_rate": 0.5,
-    },
-}
+ROOM = "lightning_audit.many"
+SETTINGS = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1.0, "steps": 2}
+SETTINGS |= {"model": "own.make_model", "expected_batch_size": 4, "learning_rate": 0.5}
+MANY = {"class_path": f"{ROOM}.DPSGDMany", "init_args": SETTINGS}
 
 
 def made(class_path: str, **init_args: Any) -> dict[str, Any]:
@@ -627,9 +622,9 @@ def test_a_file_gives_the_arguments_of_the_audit_and_options_replace_its_values(
     given = read(
         {
             "claim": {"noise_multiplier": 2, "sample_rate": 1.0, "steps": 3, "delta": 1e-5},
-            "canary": made("lightning_audit.many.Crafted", length=2),
+            "canary": made(f"{ROOM}.Crafted", length=2),
             "score": "own.score",
-            "engine": made("lightning_audit.many.LocalProcesses", workers=2),
+            "engine": made(f"{ROOM}.LocalProcesses", workers=2),
             "trainings": 30,
             "stop": "end",
         },
@@ -660,7 +655,7 @@ def test_a_data_set_is_returned_by_a_function_or_is_a_value(read, stated, record
 
 
 def test_a_training_of_many_models_is_made_from_its_settings(read):
-    given = read({"train": MANY, "engine": made("lightning_audit.many.ThisProcess")})
+    given = read({"train": MANY, "engine": made(f"{ROOM}.ThisProcess")})
     assert len(given["train"].many([given["dataset"]] * 2, [1, 2])) == 2
     assert given["engine"] == ThisProcess()
 
@@ -668,10 +663,9 @@ def test_a_training_of_many_models_is_made_from_its_settings(read):
 def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
     import cloudpickle
 
-    read({"engine": made("lightning_audit.many.LocalProcesses")})
+    read({"engine": made(f"{ROOM}.LocalProcesses")})
     assert "own" not in cloudpickle.list_registry_pickle_by_value()
-    executor = made("lightning_audit.many.FromExecutor", executor="a cluster")
-    read({"engine": executor})
+    read({"engine": made(f"{ROOM}.FromExecutor", executor="a cluster")})
     assert "own" in cloudpickle.list_registry_pickle_by_value()
     cloudpickle.unregister_pickle_by_value(sys.modules["own"])
 
@@ -682,8 +676,8 @@ def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
         ({"trainngs": 3}, "unknown key 'trainngs'"),
         ({"claim": {"noise": 3}}, "claim: unknown key 'noise'"),
         (
-            {"canary": made("lightning_audit.many.Crafted", lenght=1)},
-            "canary: lightning_audit.many.Crafted: unknown key 'lenght'",
+            {"canary": made(f"{ROOM}.Crafted", lenght=1)},
+            f"canary: {ROOM}.Crafted: unknown key 'len",
         ),
         ({"dataset": made("own.records", cont=1)}, "dataset: unknown key 'cont'"),
         ({"trainings": "x"}, "trainings: must be int, not 'x'"),
@@ -702,10 +696,7 @@ def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
         ({"train": made("own.fails")}, "RuntimeError: no disk"),
         ({"train": {**MANY, "init_args": {}}}, "train: the following arguments are required: "),
         ({"engine": "fast"}, "engine: must be an import path, such as my_module.name, not 'fast'"),
-        (
-            {"engine": made("lightning_audit.many.Fast")},
-            "lightning_audit.many.Fast: module 'lightning_audit.many' has no attribute 'Fast'",
-        ),
+        ({"engine": made(f"{ROOM}.Fast")}, f"{ROOM}.Fast: module '{ROOM}' has no attribute 'Fast'"),
         ({"claim": {"delta": 3.0}}, "delta=3.0 must be in (0, 1)"),
         ({"claim": {}}, "PrivacyClaim() claims nothing; give at least one of epsilon"),
         ({"claim": 4}, "claim: must have keys such as noise_multiplier, or epsilon"),

@@ -1,25 +1,25 @@
+"""Pages of docs are those that their builders make of the registry and of results."""
+
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+from pathlib import Path
 
+import checks_page
+import disclosure_page
+import faults_page
 import numpy as np
 import pytest
 import readme_rows
-from checks_page import PAGE, markdown
+import shares_table
 from checks_table import table
-from disclosure_page import PAGE as DISCLOSURE_PAGE
-from disclosure_page import markdown as markdown_of_disclosure_page
-from faults_page import PAGE as FAULTS_PAGE
-from faults_page import markdown as markdown_of_faults_page
 from literature import CHOICES, EACH, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
 from readme_rows import PARTS, README, REPOSITORY, costs, made, shown, topics
 from selftest_page import PAGE as SELFTEST_PAGE
 from selftest_page import Compared, needed_by
 from selftest_page import markdown as markdown_of_selftest_page
-from shares_table import PAGE as SHARES_PAGE
-from shares_table import shown as shown_of_shares_table
-from shares_table import table as table_of_shares_table
 
 from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check, share, shares
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
@@ -31,12 +31,23 @@ from lightning_audit.testing.selftest import planned
 from lightning_audit.testing.selftest_pool import Result
 
 
-def test_docs_page_is_made_of_the_registry():
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "run `python docs/build/checks_page.py`"
+@pytest.mark.parametrize(
+    ("page", "markdown", "part"),
+    [
+        (checks_page.PAGE, checks_page.markdown, str),
+        (disclosure_page.PAGE, disclosure_page.markdown, str),
+        (faults_page.PAGE, faults_page.markdown, str),
+        (shares_table.PAGE, shares_table.table, shares_table.shown),
+    ],
+    ids=lambda value: getattr(value, "stem", None),
+)
+def test_a_page_is_made_of_the_registry(page, markdown, part):
+    told = f"run `python docs/build/{Path(inspect.getfile(markdown)).name}`"
+    assert part(page.read_text(encoding="utf-8")) == checks_page.markdown(), told
 
 
 def test_each_check_has_a_row_below_its_topic():
-    _, *sections, findings = markdown().split("\n## ")
+    _, *sections, findings = checks_page.markdown().split("\n## ")
     assert findings.startswith("All findings\n")
     assert [section.split("\n")[0] for section in sections] == list(QUESTIONS)
     for check in REGISTRY.values():
@@ -48,14 +59,14 @@ def test_each_check_has_a_row_below_its_topic():
 
 def test_a_check_of_another_package_has_a_row_of_its_own(monkeypatch):
     monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
-    *_, others, findings = markdown().split("\n## ")
+    *_, others, findings = checks_page.markdown().split("\n## ")
     assert others.startswith("Other packages\n")
     assert "| `made.up` | made.up | made.up | nothing that exists |  |\n" in others
     assert "| `made.up` | nothing that exists |\n" in findings
 
 
 def test_the_docs_page_ends_with_the_table_of_the_registry():
-    text = PAGE.read_text(encoding="utf-8")
+    text = checks_page.PAGE.read_text(encoding="utf-8")
     assert text.endswith(f"\n\n{table()}"), "run `python docs/build/checks_page.py`"
 
 
@@ -64,30 +75,18 @@ def test_a_check_that_is_added_has_a_row(monkeypatch):
     assert "| `made.up` | nothing that exists |\n" in table()
 
 
-def test_the_page_is_made_of_the_registry():
-    assert DISCLOSURE_PAGE.read_text(encoding="utf-8") == markdown_of_disclosure_page(), (
-        "run `python docs/build/disclosure_page.py`"
-    )
-
-
 def test_a_private_check_that_is_added_has_a_row(monkeypatch):
     added = Check("made.up", "nothing", weight=100, private=True, fine="fine", public=("rate",))
     monkeypatch.setitem(REGISTRY, "made.up", added)
-    assert "| `made.up` | `log_e_value`: coarse | `rate` |\n" in markdown_of_disclosure_page()
+    assert "| `made.up` | `log_e_value`: coarse | `rate` |\n" in disclosure_page.markdown()
 
 
 def test_every_field_of_a_report_has_a_row():
     names = {field.name for field in dataclasses.fields(AuditReport)}
     named = {"record", "other_records", "complete", "schema_version"}  # names and constants
     assert [
-        name for name in sorted(names - named) if f"`{name}`" not in markdown_of_disclosure_page()
+        name for name in sorted(names - named) if f"`{name}`" not in disclosure_page.markdown()
     ] == []
-
-
-def test_docs_page_is_made_of_the_registry_faults_page():
-    assert FAULTS_PAGE.read_text(encoding="utf-8") == markdown_of_faults_page(), (
-        "run `python docs/build/faults_page.py`"
-    )
 
 
 HEADER = RecordHeader(("Dirac", "Spread"), ("weight",), (4,), 2)
@@ -233,15 +232,8 @@ def test_every_run_of_the_benchmarks_is_shown():
 
 NEEDED = {"fdp_cp": {"fixed": 10, "maximum": 5}, "katz": {"fixed": None, "maximum": 7}}
 FOUND = Compared(
-    "fault",
-    "half_noise",
-    "Opacus",
-    "found",
-    20,
-    outcome="VIOLATION",
-    finding="noise",
-    named=True,
-    flagged_at=3,
+    *("fault", "half_noise", "Opacus", "found", 20),
+    **{"outcome": "VIOLATION", "finding": "noise", "named": True, "flagged_at": 3},
     needed=NEEDED,
 )
 HEALTHY = Compared("healthy", "healthy", "Opacus", "not accused", 100, needed=NEEDED)
@@ -272,15 +264,8 @@ def test_the_docs_page_has_every_row_that_is_trained():
         )
 
 
-def test_the_shares_that_the_page_shows_are_those_of_the_registry():
-    text = SHARES_PAGE.read_text(encoding="utf-8")
-    assert shown_of_shares_table(text) == table_of_shares_table(), (
-        "run `python docs/build/shares_table.py`"
-    )
-
-
 def test_the_table_has_every_share_once():
-    rows = [line.strip("| \n").split(" | ") for line in table_of_shares_table().splitlines()[2:]]
+    rows = [line.strip("| \n").split(" | ") for line in shares_table.table().splitlines()[2:]]
     named = [name for _, names in rows for name in names.split(", ")]
     assert sorted(named) == sorted(f"`{name}`" for name in (*shares(), *shares(warns=True)))
     told = math.fsum(float(share) * (names.count(",") + 1) for share, names in rows[:-1])
@@ -289,4 +274,4 @@ def test_the_table_has_every_share_once():
 
 def test_a_check_that_is_added_has_its_share_in_the_table(monkeypatch):
     monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing", weight=7))
-    assert f"| {share(REGISTRY['made.up']):.3g} | `made.up` |\n" in table_of_shares_table()
+    assert f"| {share(REGISTRY['made.up']):.3g} | `made.up` |\n" in shares_table.table()

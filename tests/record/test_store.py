@@ -86,19 +86,16 @@ def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(m
         EarlierSegments().load(state, 40)
 
 
-def test_of_what_was_not_found_a_power_of_ten_is_left():
+def test_of_what_was_not_found_a_power_of_ten_is_left_and_no_number_below_it():
     after = resumed(entries(5.0, quietest=0.5))
     (found,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
     assert (found.status, found.log_e_value) == ("ok", pytest.approx(2 * math.log(10.0)))
     assert "quietest" not in found.evidence
-
-
-def test_the_same_state_whatever_the_numbers_below_a_power_of_ten():
-    states = [
+    one, other = (
         EarlierSegments().state([[entries(log_e, quietest=q)]], [SIGNIFICANCE])
         for log_e, q in ((2.5, 0.1), (4.5, 0.7))
-    ]
-    assert states[0] == states[1]
+    )
+    assert one == other
 
 
 def test_a_check_of_releases_is_in_no_state():
@@ -221,13 +218,9 @@ def test_objects_go_on_where_they_stopped():
     np.testing.assert_array_equal(back.value, centre.value)
 
 
-def test_frozen_dataclasses_come_back_equal():
+def test_every_part_of_an_audit_can_be_kept_and_its_header_comes_back_equal():
     header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
     assert restore(snapshot(header)) == header
-
-
-def test_every_part_of_an_audit_can_be_kept():
-    header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
     snapshot(AuditMonitor(header, 1e-3))
     snapshot(WitnessReducer(Witnesses({0: np.arange(3), 1: np.arange(4)})))
 
@@ -437,6 +430,16 @@ def test_opening_a_record_leaves_no_report_of_another_run_in_place(tmp_path):
     assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "a pass"
 
 
+def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path):
+    (tmp_path / "previous-1").mkdir()
+    paths = [tmp_path / "previous-1" / REPORT_NAME, tmp_path / REPORT_NAME]
+    for path in paths:
+        path.write_text(str(path))
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    assert paths[0].read_text() == str(paths[0])
+    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == str(paths[1])
+
+
 def test_set_aside_moves_its_own_files_only(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert set_aside(tmp_path) is None
@@ -445,19 +448,6 @@ def test_set_aside_moves_its_own_files_only(tmp_path):
     assert set_aside(tmp_path) == tmp_path / "previous-1"
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "previous-1"]
-
-
-def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path):
-    (tmp_path / "previous-1").mkdir()
-    (tmp_path / "previous-1" / REPORT_NAME).write_text("old")
-    (tmp_path / REPORT_NAME).write_text("new")
-    assert set_aside(tmp_path) == tmp_path / "previous-2"
-    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "old"
-    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == "new"
-
-
-def test_a_directory_that_does_not_exist_is_made(tmp_path):
-    assert len(read_observations(written(tmp_path / "a" / "b", 2))[1]) == 2
 
 
 def test_the_archive_holds_the_same_columns(tmp_path):
@@ -473,10 +463,12 @@ def test_the_archive_holds_the_same_columns(tmp_path):
 
 
 def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path):
-    store = ObservationStore(tmp_path, HEADER)
+    folder = tmp_path / "a" / "b"  # which is made
+    store = ObservationStore(folder, HEADER)
     store.close(archive=False)
     store.close()
-    assert not (tmp_path / ARCHIVE_NAME).exists()
+    assert len(read_observations(folder / RECORD_NAME)[1]) == 0
+    assert not (folder / ARCHIVE_NAME).exists()
 
 
 KILLED = """

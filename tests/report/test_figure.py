@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import subprocess
 import sys
@@ -114,8 +113,8 @@ def test_zero_and_every_power_of_ten_have_a_place_of_their_own():
     assert axes.get_yscale() == "linear"
 
 
-def test_each_series_is_the_logged_one_over_steps():
-    drawn = plots.figure(report())
+def test_each_series_is_the_logged_one_over_steps_and_the_claim_a_line_at_its_epsilon():
+    drawn = plots.figure(report(claimed_epsilon=3.25))
     steps = [29.0 * (i + 1) for i in range(5)]
     named = {"epsilon_lower": "proved, anytime", "epsilon_spent": "spent"}
     named |= {f"epsilon_lower/{name}": plots._METHOD_STYLES[name][0] for name in LITERATURE}
@@ -125,11 +124,9 @@ def test_each_series_is_the_logged_one_over_steps():
         assert list(y) == [row[key] for row in rows(5)]
     assert drawn.axes[1].get_xlabel() == "step"
     assert drawn.axes[1].get_ylabel() == "epsilon at delta 1e-05"
-
-
-def test_the_claim_is_a_horizontal_line_at_its_epsilon():
-    claim = line(plots.figure(report(claimed_epsilon=3.25)), 1, "claimed")
-    assert list(claim.get_ydata()) == [3.25, 3.25]
+    assert list(line(drawn, 1, "claimed").get_ydata()) == [3.25, 3.25]
+    newer = plots.figure(report(epochs=({"step": 5.0, "epsilon_lower/newer": 0.3},)))
+    assert list(line(newer, 1, "newer").get_ydata()) == [0.3]
 
 
 def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same():
@@ -140,11 +137,6 @@ def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same():
     # Told apart without colour, by marker and dashes.
     looks = {(item.get_marker(), item.get_linestyle()) for item in drawn.axes[1].lines}
     assert len(looks) == len(drawn.axes[1].lines) == 11
-
-
-def test_a_bound_under_another_name_is_drawn_by_its_name():
-    drawn = plots.figure(report(epochs=({"step": 5.0, "epsilon_lower/newer": 0.3},)))
-    assert list(line(drawn, 1, "newer").get_ydata()) == [0.3]
 
 
 def test_rows_that_lack_a_number_leave_a_gap_and_no_zero():
@@ -313,8 +305,13 @@ def test_another_suffix_is_refused_before_anything_is_written(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_while_rendering_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_new_picture_replaces_the_old_one_and_an_error_while_rendering_does_not(
+    tmp_path, monkeypatch
+):
     path = plots.save_figure(report(), tmp_path / "report.png")
+    first = imread(path)
+    plots.save_figure(report(verdict=VERDICTS[1]), path)
+    assert not np.array_equal(imread(path), first)
     old = path.read_bytes()
 
     def half(self: Figure, target: BinaryIO, **options: Any) -> None:
@@ -323,16 +320,8 @@ def test_an_error_while_rendering_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(KeyboardInterrupt):
-        plots.save_figure(dataclasses.replace(report(), verdict=VERDICTS[1]), path)
+        plots.save_figure(report(), path)
     assert path.read_bytes() == old
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_new_picture_replaces_the_old_one(tmp_path):
-    path = plots.save_figure(report(), tmp_path / "report.png")
-    old = imread(path)
-    plots.save_figure(report(verdict=VERDICTS[1]), path)
-    assert not np.array_equal(imread(path), old)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -482,27 +471,27 @@ def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_
     assert bad.get_marker() != good.get_marker()  # where there is no colour
 
 
-def test_guesses_that_are_wrong_far_too_often_are_forbidden_as_well():
-    inverted = OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25)
-    drawn = plots.figure(report(operating_points=(inverted,)))
-    assert "measured, outside the claim" in labels(drawn, 0)
+@pytest.mark.parametrize(
+    ("point", "says"),
+    [
+        (OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25), "measured, outside the claim"),
+        (OperatingPoint(0.5, fn=0, tp=0, fp=3, tn=9), ""),
+    ],
+    ids=["wrong far too often", "no trials"],
+)
+def test_inverted_guesses_are_forbidden_as_well_and_rates_without_trials_not_measured(point, says):
+    drawn = plots.figure(report(operating_points=(point,)))
+    assert (says in labels(drawn, 0)) == bool(boxes(drawn)) == bool(says)
+    assert ("no error rates were measured" in drawn.axes[0].get_title()) == (not says)
 
 
 def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses():
-    below, above = plots.figure(report()).axes[0].collections
-    curve = GaussianTradeoff(1.0)
+    (below, above), curve = plots.figure(report()).axes[0].collections, GaussianTradeoff(1.0)
     for alpha in (0.01, 0.3, 0.9):
-        assert below.get_paths()[0].contains_point((alpha, curve(alpha) - 0.004))
-        assert not below.get_paths()[0].contains_point((alpha, curve(alpha) + 0.004))
-        assert above.get_paths()[0].contains_point((1 - alpha, 1 - curve(alpha) + 0.004))
-        assert not above.get_paths()[0].contains_point((1 - alpha, 1 - curve(alpha) - 0.004))
-
-
-def test_rates_without_trials_are_not_measured():
-    never_in = OperatingPoint(0.5, fn=0, tp=0, fp=3, tn=9)
-    drawn = plots.figure(report(operating_points=(never_in,)))
-    assert boxes(drawn) == []
-    assert "no error rates were measured" in drawn.axes[0].get_title()
+        for end, inside in ((-0.004, True), (0.004, False)):
+            beta = curve(alpha) + end
+            assert below.get_paths()[0].contains_point((alpha, beta)) == inside
+            assert above.get_paths()[0].contains_point((1 - alpha, 1 - beta)) == inside
 
 
 @pytest.mark.parametrize(

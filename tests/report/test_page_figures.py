@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -223,7 +224,7 @@ def test_points_within_the_claim_are_dots_and_others_crosses():
 
 def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
     rows = ParsedPage(figures.tradeoff(report()).picture).attributes
-    claimed = [after for row, after in zip(rows, rows[1:], strict=False) if row[2] == "claim"]
+    claimed = [after for row, after in itertools.pairwise(rows) if row[2] == "claim"]
     (claim,) = [value for _, name, value in claimed if name == "d"]
     points = [tuple(map(float, pair.split())) for pair in claim[1:].split("L")]
     x, y = Scale(50.0, 386.0, 0.0, 1.0), Scale(350.0, 14.0, 0.0, 1.0)
