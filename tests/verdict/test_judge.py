@@ -32,23 +32,8 @@ from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place, describe
 from lightning_audit.testing.faulty import HalfNoise
+from lightning_audit.verdict import judge as judging
 from lightning_audit.verdict.gate import contradictions
-from lightning_audit.verdict.judge import (
-    TARGET,
-    OutcomeSettings,
-    PowerModel,
-    Resolution,
-    acknowledge,
-    blockers_of_optimizer,
-    describe_examined,
-    failed_report,
-    held,
-    judge,
-    mark_consequences,
-    seen_of,
-    settled,
-    worst,
-)
 
 pytestmark = pytest.mark.training
 NAME = "sampling.not_poisson"
@@ -277,7 +262,7 @@ def check(name: str, status: str = "allowed", **evidence: Any) -> CheckResult:
 
 @pytest.mark.parametrize("name", [name for name, known in REGISTRY.items() if not known.warns])
 def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name):
-    now = held([check(name)], 2.0, 2.0, None)
+    now = judging.held([check(name)], 2.0, 2.0, None)
     assert (now.refuted_by, now.claimed, now.claim_holds) == ((name,), None, False)
     assert now.spent == (2.0 if name in ("accounting", "ledger.accountant") else None)
 
@@ -291,14 +276,14 @@ def test_two_findings_leave_what_both_leave():
         ([passes, wrong], None),
         ([wrong], 2.0),
     ):
-        assert held(checks, 2.0, 2.0, None).spent == spent
+        assert judging.held(checks, 2.0, 2.0, None).spent == spent
 
 
 # --- The first line of a pass names what was examined, and what was not with its reason.
 
 
 def line(log: ExaminationLog, coupling: Coupling) -> str:
-    return describe_examined([*log.results(0.05), coupling.result(log.off)])
+    return judging.describe_examined([*log.results(0.05), coupling.result(log.off)])
 
 
 def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide():
@@ -337,7 +322,7 @@ def test_weights_that_change_between_epochs_and_that_nothing_was_examined_are_sa
     assert line(log, Coupling()).endswith("; what changes the weights between epochs")
     told = "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
     assert line(ExaminationLog(off="examinations=0"), Coupling()) == f"{told}(examinations=0)"
-    assert describe_examined([]) == ""
+    assert judging.describe_examined([]) == ""
 
 
 # --- A report of a training whose audit failed never passes, and the gate reads it.
@@ -347,7 +332,7 @@ WHY = "MemoryError in run.evaluation.build_report"
 
 def failed(before: AuditReport | None) -> AuditReport:
     settings = AuditReport.from_json(made_report().to_json()).settings
-    report = failed_report(before, OutcomeSettings.of(settings), settings, WHY)
+    report = judging.failed_report(before, judging.OutcomeSettings.of(settings), settings, WHY)
     report = AuditReport.from_json(report.to_json())
     assert contradictions(report) == []
     return report
@@ -428,19 +413,19 @@ def test_allowed_finding_is_shown_and_does_not_fail_and_allows_no_other():
     record, allow = simulate(60, replaced=[3]), ["gradient_replaced"]
     assert verdict_of(record).outcome == "VIOLATION"
     assert verdict_of(record, allow=allow).outcome == "PASS"
-    shown = acknowledge(monitor_of(record).results(), allow)
+    shown = judging.acknowledge(monitor_of(record).results(), allow)
     assert (shown[0].name, shown[0].status) == ("gradient_replaced", "allowed")
     verdict = verdict_of(simulate(60, noise=0.5, replaced=[3]), allow=allow)
     assert verdict.outcome == "VIOLATION"
     assert verdict.fault.startswith("noise scale too small")
     checks = monitor_of(simulate(30)).results()
-    assert acknowledge(checks, ["noise"]) == checks
+    assert judging.acknowledge(checks, ["noise"]) == checks
 
 
 def test_violated_checks_come_first_and_those_not_run_last():
     statuses = ("ok", "not_run", "allowed", "violated", "ok")
     checks = [CheckResult(str(i), "mechanism", s, "") for i, s in enumerate(statuses)]  # type: ignore[arg-type]
-    ordered = [check.status for check in acknowledge(checks, ())]
+    ordered = [check.status for check in judging.acknowledge(checks, ())]
     assert ordered == ["violated", "allowed", "ok", "ok", "not_run"]
 
 
@@ -458,7 +443,7 @@ def test_what_is_missing_stands_in_the_way_of_a_pass_and_of_no_violation():
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == ("the training has not ended",)
     assert verdict_of(simulate(3, noise=0.01), pass_blockers=["all"]).outcome == "VIOLATION"
-    verdict = judge([], None, None, Resolution())
+    verdict = judging.judge([], None, None, judging.Resolution())
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == ("no step of a private optimizer was observed",)
 
@@ -514,55 +499,61 @@ def test_where_to_look_is_said_once():
 )
 def test_resolution_names_a_noise_or_sensitivity_on_the_wrong_side_of_one(name, value):
     with pytest.raises(ValueError, match=f"^{name}="):
-        Resolution(**{name: value})
+        judging.Resolution(**{name: value})
 
 
 def test_the_signal_is_held_to_the_share_that_is_known_to_be_released():
-    seen = seen_of(monitor_of(simulate(400, shift=0.3)), {}, 1000.0)
+    seen = judging.seen_of(monitor_of(simulate(400, shift=0.3)), {}, 1000.0)
     for share, found in ((1.0, 1), (0.3, 0)):
-        told = blockers_of_optimizer(dataclasses.replace(seen, released=share), Resolution())
+        told = judging.blockers_of_optimizer(
+            dataclasses.replace(seen, released=share), judging.Resolution()
+        )
         assert sum("the canaries' signal was not detected" in item for item in told) == found
 
 
-DEFAULT = Resolution()
+DEFAULT = judging.Resolution()
 
 
 def test_power_rises_with_the_steps_and_reaches_its_target_where_it_says():
-    model = PowerModel(monitor_of(simulate(10)))
+    model = judging.PowerModel(monitor_of(simulate(10)))
     reached = model.at(DEFAULT)["sensitivity"]
-    assert reached.power < TARGET
+    assert reached.power < judging.TARGET
     powers = [model.sensitivity(2.0, steps) for steps in (10, 20, 40, 80)]
     assert powers == sorted(powers)
-    assert model.sensitivity(2.0, reached.steps_needed) >= TARGET
-    assert model.sensitivity(2.0, reached.steps_needed - 1) < TARGET
+    assert model.sensitivity(2.0, reached.steps_needed) >= judging.TARGET
+    assert model.sensitivity(2.0, reached.steps_needed - 1) < judging.TARGET
 
 
 def test_healthy_run_can_see_the_default_resolution_and_says_what_it_cannot_exclude():
-    model = PowerModel(monitor_of(simulate(200)))
-    assert min(power.power for power in model.at(DEFAULT).values()) >= TARGET
+    model = judging.PowerModel(monitor_of(simulate(200)))
+    assert min(power.power for power in model.at(DEFAULT).values()) >= judging.TARGET
     ratio, shift = model.not_excluded()
     assert 0.8 < ratio < 1 < shift < 2
-    assert model.noise(ratio) >= TARGET
-    assert model.sensitivity(shift) >= TARGET
+    assert model.noise(ratio) >= judging.TARGET
+    assert model.sensitivity(shift) >= judging.TARGET
     # Too few steps exclude nothing.
-    assert PowerModel(monitor_of(simulate(1))).not_excluded()[0] < 0.6
+    assert judging.PowerModel(monitor_of(simulate(1))).not_excluded()[0] < 0.6
     made, entries = simulate(2)
     entries["canaries"] = 0
-    assert PowerModel(monitor_of((made, entries))).not_excluded()[1] == math.inf
+    assert judging.PowerModel(monitor_of((made, entries))).not_excluded()[1] == math.inf
 
 
 def test_data_that_dominate_leave_no_power_over_the_noise_unless_one_tensor_is_quiet():
-    model = PowerModel(monitor_of(simulate(100, data=5.0)))
+    model = judging.PowerModel(monitor_of(simulate(100, data=5.0)))
     assert model.noise(0.8) < 1e-6
     assert model.at(DEFAULT)["noise"].steps_needed >= 10**6
     assert model.not_excluded()[0] < 0.2
-    quiet = PowerModel(monitor_of(simulate(200, data=[5.0, 5.0, 0.0])))
-    assert quiet.noise(0.8) >= TARGET
+    quiet = judging.PowerModel(monitor_of(simulate(200, data=[5.0, 5.0, 0.0])))
+    assert quiet.noise(0.8) >= judging.TARGET
 
 
 def test_canaries_at_every_fourth_step_need_four_times_the_steps():
-    each = PowerModel(monitor_of(simulate(400))).at(DEFAULT)["sensitivity"].steps_needed
-    fourth = PowerModel(monitor_of(simulate(400, every=4))).at(DEFAULT)["sensitivity"].steps_needed
+    each = judging.PowerModel(monitor_of(simulate(400))).at(DEFAULT)["sensitivity"].steps_needed
+    fourth = (
+        judging.PowerModel(monitor_of(simulate(400, every=4)))
+        .at(DEFAULT)["sensitivity"]
+        .steps_needed
+    )
     assert fourth == pytest.approx(4 * each, rel=0.25)
 
 
@@ -575,14 +566,14 @@ def held_to(promised: float, runs: list[set[str]]) -> None:
 @pytest.mark.parametrize("noise", [0.8, 0.7])
 @pytest.mark.parametrize("steps", [4, 8])
 def test_power_over_the_noise_is_kept_by_the_checks(noise, steps):
-    promised = PowerModel(monitor_of(simulate(steps))).noise(noise)
+    promised = judging.PowerModel(monitor_of(simulate(steps))).noise(noise)
     runs = [violated(monitor_of(simulate(steps, seed=s, noise=noise))) for s in range(60)]
     held_to(promised, runs)
 
 
 @pytest.mark.parametrize("steps", staged(quick=[20], heavy=[60]))
 def test_power_over_the_shift_is_kept_by_the_checks(steps):
-    promised = PowerModel(monitor_of(simulate(steps, sigma=2.0))).sensitivity(2.0)
+    promised = judging.PowerModel(monitor_of(simulate(steps, sigma=2.0))).sensitivity(2.0)
     runs = [monitor_of(simulate(steps, seed=s, sigma=2.0, shift=2.0)) for s in range(40)]
     held_to(promised, [violated(run) & {"sensitivity"} for run in runs])
 
@@ -609,7 +600,7 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
 
 @pytest.mark.heavy
 def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud():
-    promised = np.mean([PowerModel(half_loud(1.0, seed)).noise(0.8) for seed in range(3)])
+    promised = np.mean([judging.PowerModel(half_loud(1.0, seed)).noise(0.8) for seed in range(3)])
     assert promised > 0.9
     held_to(promised, [violated(half_loud(0.8, seed)) for seed in range(100, 140)])
 
@@ -617,7 +608,7 @@ def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud():
 def test_coarser_resolution_passes_where_the_default_does_not():
     record = simulate(14)
     assert verdict_of(record).outcome == "INCONCLUSIVE"
-    assert verdict_of(record, resolution=Resolution(0.5, 50.0)).outcome == "PASS"
+    assert verdict_of(record, resolution=judging.Resolution(0.5, 50.0)).outcome == "PASS"
 
 
 OPTIMIZERS = ("optimizer 1 (a)", "optimizer 2 (b)")
@@ -634,7 +625,7 @@ def fault(finding: str, *consequences: str, optimizer: str = "") -> LikelyFault:
 def test_a_violated_check_that_follows_from_a_finding_says_from_which():
     record = simulate(60, noise=0.5)
     checks = monitor_of(record).results()
-    marked = mark_consequences(checks, verdict_of(record).faults)
+    marked = judging.mark_consequences(checks, verdict_of(record).faults)
     followed = {check.name: check.follows_from for check in marked if check.follows_from}
     assert followed == dict.fromkeys(violated(monitor_of(record)) - {"noise"}, "noise")
     unmarked = [dataclasses.replace(check, follows_from="") for check in marked]
@@ -645,16 +636,16 @@ def test_a_violated_check_that_follows_from_a_finding_says_from_which():
 def test_a_finding_and_a_check_that_is_fine_follow_from_nothing(reuse):
     record = simulate(60, reuse=reuse) if reuse else simulate(60)
     faults = verdict_of(record).faults
-    marked = mark_consequences(monitor_of(record).results(), faults)
+    marked = judging.mark_consequences(monitor_of(record).results(), faults)
     findings = {fault.finding for fault in faults}
     assert all(not c.follows_from for c in marked if c.status == "ok" or c.name in findings)
 
 
 def test_a_consequence_is_left_to_the_first_fault_that_explains_it_and_a_finding_is_none():
     given = [fault("noise", "epsilon", "reuse.lag"), fault("sensitivity", "epsilon")]
-    assert [f.consequences for f in settled(given)] == [("epsilon", "reuse.lag"), ()]
+    assert [f.consequences for f in judging.settled(given)] == [("epsilon", "reuse.lag"), ()]
     given = [fault("noise", "reuse.lag"), fault("reuse.lag", "noise.tensor")]
-    assert [f.consequences for f in settled(given)] == [(), ("noise.tensor",)]
+    assert [f.consequences for f in judging.settled(given)] == [(), ("noise.tensor",)]
 
 
 def test_the_fault_of_one_optimizer_explains_no_check_of_another_one():
@@ -663,14 +654,14 @@ def test_the_fault_of_one_optimizer_explains_no_check_of_another_one():
         CheckResult(name, "mechanism", "violated", "seen", optimizer=optimizer)
         for name, optimizer in (("noise", first), ("reuse.lag", first), ("reuse.lag", second))
     ]
-    marked = mark_consequences(checks, [fault("noise", "reuse.lag", optimizer=first)])
+    marked = judging.mark_consequences(checks, [fault("noise", "reuse.lag", optimizer=first)])
     assert [c.follows_from for c in marked] == ["", "noise", ""]
 
 
 def test_the_fault_of_another_optimizer_is_a_further_finding():
     records = [simulate(60, noise=0.5), simulate(60, reuse="broadcast")]
     verdicts = [verdict_of(record, others=[SPENT]) for record in records]
-    verdict = worst(verdicts, OPTIMIZERS, [], broken=OPTIMIZERS)
+    verdict = judging.worst(verdicts, OPTIMIZERS, [], broken=OPTIMIZERS)
     found = [(f.finding, f.place.optimizer) for f in (verdict.root, *verdict.further) if f]
     # What is of the run stands once, and is no optimizer's.
     first, second = OPTIMIZERS
