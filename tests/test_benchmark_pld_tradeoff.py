@@ -28,14 +28,14 @@ def step(sigma: float, q: float, grid: float, **options):
     # Reference errors at points that are not printed; the largest over all alpha are a little more.
     [(0.33, 1e-3, 1.2e-7), (3.0, 1e-3, 9.6e-9), (1.0, 1e-4, 4.5e-10)],
 )
-def test_gaussian_curve_is_met_from_the_safe_side(mu: float, grid: float, error: float) -> None:
+def test_gaussian_curve_is_met_from_the_safe_side(mu, grid, error):
     f = tradeoff_from_pld(step(1 / mu, 1.0, grid))
     short = GaussianTradeoff(mu)(ALPHAS) - f(ALPHAS)
     assert short.min() >= -3e-16
     assert error / 2 <= short.max() <= 1.8 * error
 
 
-def test_subsampled_step_is_met_from_the_safe_side() -> None:
+def test_subsampled_step_is_met_from_the_safe_side():
     f = tradeoff_from_pld(step(0.3**0.5, 0.25, 1e-4))
     short = SubsampledGaussianTradeoff(0.3**0.5, 0.25)(ALPHAS) - f(ALPHAS)
     assert short.min() >= -3e-16
@@ -48,7 +48,7 @@ def test_subsampled_step_is_met_from_the_safe_side() -> None:
     ("grid", "beta"),
     [(1e-3, 0.8866), (1e-4, 0.8905), pytest.param(3e-5, 0.8905, marks=pytest.mark.heavy)],
 )
-def test_finer_grids_raise_the_curve_of_many_steps_to_its_limit(grid: float, beta: float) -> None:
+def test_finer_grids_raise_the_curve_of_many_steps_to_its_limit(grid, beta):
     f = tradeoff_from_pld(step(1.0, 0.001, grid).self_compose(100_000))
     assert f(0.05) == pytest.approx(beta, abs=6e-5)
 
@@ -63,7 +63,7 @@ def test_finer_grids_raise_the_curve_of_many_steps_to_its_limit(grid: float, bet
     ],
     ids=["composed", "full batches", "laplace", "response, sparse"],
 )
-def test_privacy_curve_is_that_of_the_distribution(loss) -> None:
+def test_privacy_curve_is_that_of_the_distribution(loss):
     f = tradeoff_from_pld(loss)
     for epsilon in (0.0, 0.3, 1.0, 2.5, 6.0):
         assert f.delta_at(epsilon) == pytest.approx(loss.get_delta_for_epsilon(epsilon), abs=1e-12)
@@ -76,7 +76,7 @@ def test_privacy_curve_is_that_of_the_distribution(loss) -> None:
     assert f(beta[inner]) == pytest.approx(ALPHAS[inner], rel=1e-6, abs=1e-9)
 
 
-def test_infinite_loss_is_kept() -> None:
+def test_infinite_loss_is_kept():
     loss = privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
         {0: 0.9}, 0.1, 1e-3
     )
@@ -85,6 +85,6 @@ def test_infinite_loss_is_kept() -> None:
     assert f.epsilon_at(0.05) == np.inf
 
 
-def test_an_optimistic_estimate_is_refused() -> None:
+def test_an_optimistic_estimate_is_refused():
     with pytest.raises(ValueError, match="pessimistic_estimate=False must be True"):
         tradeoff_from_pld(step(1.0, 0.5, 1e-2, pessimistic_estimate=False))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import sys
-
 import pytest
-import torch
+from benchmark_modules import benchmarks
 from page_reports import of_outcome
-from places import REPOSITORY
 from stages import staged
 
 pytestmark = [
@@ -21,41 +16,17 @@ pytestmark = [
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-
-    def load(name):
-        return importlib.import_module(name)
-
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_audit")]
-    levels, threads = [logger.level for logger in loggers], torch.get_num_threads()
-    yield load
-    # What `support.quiet` sets, which hid warnings from later tests of the same process.
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-    torch.set_num_threads(threads)
-    for name in (
-        "support",
-        "detection",
-        "healthy",
-        "transformer",
-        "drift",
-        "late_faults",
-        "black_box",
-        "many_trainings",
-        "many_at_once",
-        "step_crossings",
-        "names",
-    ):
-        sys.modules.pop(name, None)
+def load():
+    with benchmarks() as load:
+        yield load
 
 
 @pytest.mark.parametrize(("least", "trainings"), staged(heavy=[(3, 3)], nightly=[(18, 20)]))
 @pytest.mark.parametrize(("factor", "limits"), [(0.8255, (20, 150)), (0.5, (5, 15))])
 def test_too_small_a_noise_is_flagged_in_nearly_all_trainings(
-    benchmark, factor, limits, least, trainings
+    load, factor, limits, least, trainings
 ):
-    detection = benchmark("detection")
+    detection = load("detection")
     assert detection.LIMITS[factor] == limits
     detection.quiet()
     found = [detection.steps_to_flag(factor, limits[1], seed) for seed in range(trainings)]
@@ -68,47 +39,47 @@ def test_too_small_a_noise_is_flagged_in_nearly_all_trainings(
     staged(heavy=[range(6)], nightly=[range(6, 40)]),
     ids=lambda part: f"{part.start} to {part.stop}",
 )
-def test_no_correct_training_alarms(benchmark, part):
+def test_no_correct_training_alarms(load, part):
     """The first of the 200 trainings of `make bench`."""
-    healthy = benchmark("healthy")
+    healthy = load("healthy")
     healthy.quiet()
     outcomes = [healthy.outcome(number, steps=40) for number in part]
     assert [summary for outcome, summary, _ in outcomes if outcome == "VIOLATION"] == []
     assert [name for *_, warned in outcomes for name in warned] == []
 
 
-def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(benchmark):
-    late = benchmark("late_faults")
+def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(load):
+    late = load("late_faults")
     assert all(late.steps_to_flag(8000, 0.0, seed) == 1 for seed in range(3))
     assert all(late.steps_to_flag(8000, 0.8, seed) <= 60 for seed in range(3))
 
 
 @pytest.mark.parametrize("width", staged(heavy=[64], nightly=[304]))
-def test_a_million_parameters_are_audited(benchmark, width):
-    results = benchmark("transformer").run(width)
+def test_a_million_parameters_are_audited(load, width):
+    results = load("transformer").run(width)
     assert results["parameters"] >= 1_000_000 or width < 304
     assert results["correct"] in ("PASS", "INCONCLUSIVE")
     assert results["half noise"].startswith("VIOLATION: noise scale too small")
 
 
 @pytest.mark.parametrize("seeds", staged(heavy=[1], nightly=[3]))
-def test_the_audited_model_is_the_unaudited_one(benchmark, seeds):
-    drift = benchmark("drift")
+def test_the_audited_model_is_the_unaudited_one(load, seeds):
+    drift = load("drift")
     results = drift.run(seeds, nets={"smooth net": drift.NETS["smooth net"]})
     assert results[f"smooth net, SGD, audited: largest of {seeds}"] <= 1e-6
     assert results[f"smooth net, Adam, audited: largest of {seeds}"] <= 1e-6
 
 
-def test_black_box_audits_need_about_as_many_outputs_as_stated(benchmark):
-    black_box = benchmark("black_box")
+def test_black_box_audits_need_about_as_many_outputs_as_stated(load):
+    black_box = load("black_box")
     for name in black_box.MECHANISMS:
         needed = sorted(black_box.outputs_needed(name, 0.5, seed) for seed in range(9))
         assert 150 < needed[4] < 700
         assert needed[-1] < 2000
 
 
-def test_the_first_name_of_a_fault_is_the_registrys(benchmark):
-    names = benchmark("names")
+def test_the_first_name_of_a_fault_is_the_registrys(load):
+    names = load("names")
     names.quiet()
     rows = names.rows(["small"], ["half_noise", "clip_after_average"])
     assert {row.configuration for row in rows} == {"small MLP", "small conv net"}
@@ -119,35 +90,35 @@ def test_the_first_name_of_a_fault_is_the_registrys(benchmark):
     assert "| small MLP | `half_noise` | 2 of 2 | 1, 1 |  |" in page
 
 
-def test_another_name_and_none_are_counted_as_wrong(benchmark):
-    names = benchmark("names")
+def test_another_name_and_none_are_counted_as_wrong(load):
+    names = load("names")
     (row,) = names.rows(["small MLP"], ["half_noise"])
     one = names.Named(row, ("noise_too_small", "no_noise", ""), (1, 2, 60))
     assert names.cells(one)[2:] == ("1 of 3", "1, 2, 60", "`no_noise`, `nothing found`")
 
 
 @pytest.mark.heavy
-def test_a_step_runs_through_few_files_of_the_package(benchmark):
-    crossings = benchmark("step_crossings").run()
+def test_a_step_runs_through_few_files_of_the_package(load):
+    crossings = load("step_crossings").run()
     assert 0 < crossings["files, mean"] <= 23
     assert 0 < crossings["crossings, mean"] <= 220
     assert 0 < crossings["crossings, median"] <= 125
 
 
 @pytest.mark.nightly
-def test_the_memory_of_a_worker_stays_flat_over_many_trainings(benchmark):
-    results = benchmark("many_trainings").run(trainings=60)
+def test_the_memory_of_a_worker_stays_flat_over_many_trainings(load):
+    results = load("many_trainings").run(trainings=60)
     assert results["failed"] == 0
     assert results["worker, MiB more in the second half of the trainings"] <= 10
 
 
 @pytest.mark.nightly
-def test_many_models_are_trained_at_once_without_failures(benchmark):
-    results = benchmark("many_at_once").run(trainings=40, mlps=8)
+def test_many_models_are_trained_at_once_without_failures(load):
+    results = load("many_at_once").run(trainings=40, mlps=8)
     assert results["failed"] == 0
 
 
-def test_the_page_of_a_large_report_is_small(benchmark, tmp_path):
-    page = benchmark("report_page")
+def test_the_page_of_a_large_report_is_small(load, tmp_path):
+    page = load("report_page")
     _, size = page.seconds_of(page.large(of_outcome("VIOLATION")), tmp_path, repeats=1)
     assert size < 300_000

@@ -17,21 +17,7 @@ from markdown_it import MarkdownIt
 from places import DOCS
 from shown_code import blocks, run, text_of
 
-from lightning_audit.card import (
-    FACTS,
-    NOT_STATED,
-    STATED,
-    BadFacts,
-    as_markdown,
-    as_page,
-    body,
-    mechanism,
-    privacy_block,
-    privacy_card,
-    privacy_section,
-    read_facts,
-    registry_entry,
-)
+from lightning_audit import card as cards
 from lightning_audit.checks.check import QUESTIONS, REGISTRY
 from lightning_audit.files import visible
 from lightning_audit.results.audit_report import AuditReport
@@ -41,11 +27,11 @@ from lightning_audit.results.report_details import ClaimedValue, ExaminationTold
 
 
 def guarantee(report: AuditReport) -> str:
-    return privacy_card(report, {}, "t").rows["guarantee"][0].title
+    return cards.privacy_card(report, {}, "t").rows["guarantee"][0].title
 
 
 def answers(report: AuditReport) -> dict[str, tuple[str, str]]:
-    found = privacy_card(report, {}, "t").answers
+    found = cards.privacy_card(report, {}, "t").answers
     topics = {question: topic for topic, question in QUESTIONS.items()}
     return {topics[a.question]: (a.sign, a.answer) for a in found if a.question in topics}
 
@@ -59,23 +45,25 @@ def with_topic(report: AuditReport, topic: str, status: Any) -> AuditReport:
     return dataclasses.replace(report, checks=checks)
 
 
-def test_the_guarantee_has_the_standing_that_the_verdict_gives_it() -> None:
+def test_the_guarantee_has_the_standing_that_the_verdict_gives_it():
     assert guarantee(made_report()) == "Guarantee, claimed, and no fault was found"
     assert guarantee(violated()) == "Guarantee, claimed and refuted"
     assert guarantee(made_report("INCONCLUSIVE")) == "Guarantee, claimed and not confirmed"
 
 
-def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee() -> None:
+def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee():
     report = made_report(epsilon_refuted_by=("sampling.not_poisson",))
     verdict = dataclasses.replace(report.verdict, allowed=("sampling.not_poisson",))
-    row = privacy_card(dataclasses.replace(report, verdict=verdict), {}, "t").rows["guarantee"][0]
+    row = cards.privacy_card(dataclasses.replace(report, verdict=verdict), {}, "t").rows[
+        "guarantee"
+    ][0]
     assert row.title.endswith("except sampling.not_poisson, which the owner accepts")
     assert row.text.endswith("not known to hold with sampling.not_poisson")
 
 
-def test_no_epsilon_is_made_up() -> None:
+def test_no_epsilon_is_made_up():
     report = made_report(claimed=None, spent=None, proved=None, epsilon_not_excluded=None)
-    card = privacy_card(report, {}, "t")
+    card = cards.privacy_card(report, {}, "t")
     assert card.rows["guarantee"][0].text == "no epsilon is claimed"
     assert {r.title: r.text for r in card.rows["guarantee"]}["Accounting"] == (
         "epsilon of the steps is unknown"
@@ -83,49 +71,43 @@ def test_no_epsilon_is_made_up() -> None:
     assert card.epsilons == ("Measured: no leak is proved by 800 readings.",)
 
 
-def test_each_question_of_a_correct_run_has_the_answer_no_fault_found() -> None:
+def test_each_question_of_a_correct_run_has_the_answer_no_fault_found():
     assert answers(made_report()) == dict.fromkeys(QUESTIONS, ("✓", "no fault found"))
 
 
-def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_confirmed() -> None:
+def test_a_violated_run_names_the_fault_and_no_question_that_rests_on_it_is_confirmed():
     found = answers(violated())
     assert found["Noise"] == ("✕", "no: too little noise overall")
-    assert found["Total epsilon"] == (
-        "?",
-        "only for the stated noise and clipping, which did not run",
-    )
+    told = "only for the stated noise and clipping, which did not run"
+    assert found["Total epsilon"] == ("?", told)
     assert found["Clipping"] == ("✓", "no fault found")
 
 
-def test_a_failure_that_follows_is_not_named_as_a_fault() -> None:
+def test_a_failure_that_follows_is_not_named_as_a_fault():
+    follows = {"reuse.lag": {"status": "violated", "follows_from": "noise"}}
     report = violated()
-    checks = tuple(
-        dataclasses.replace(check, status="violated", follows_from="noise")
-        if check.name == "reuse.lag"
-        else check
-        for check in report.checks
-    )
+    checks = tuple(dataclasses.replace(c, **follows.get(c.name, {})) for c in report.checks)
     found = answers(dataclasses.replace(report, checks=checks))
     assert found["Fresh randomness"] == ("✕", "no: it follows from the fault that was found")
 
 
 @pytest.mark.parametrize("topic", list(QUESTIONS))
-def test_a_group_of_which_nothing_ran_is_not_examined(topic: str) -> None:
+def test_a_group_of_which_nothing_ran_is_not_examined(topic):
     found = answers(with_topic(made_report(), topic, "not_run"))
     assert found.pop(topic)[1] == "not examined"
     assert set(found.values()) == {("✓", "no fault found")}
-    card = privacy_card(with_topic(made_report(), topic, "not_run"), {}, "t")
+    card = cards.privacy_card(with_topic(made_report(), topic, "not_run"), {}, "t")
     assert any(line.startswith("Not examined: ") for line in card.not_examined)
 
 
 @pytest.mark.parametrize(("status", "word"), [("undecided", "undecided"), ("allowed", "accepted")])
-def test_what_is_undecided_or_accepted_is_named(status: str, word: str) -> None:
+def test_what_is_undecided_or_accepted_is_named(status, word):
     report = with_status("sampling.not_poisson", status)
     assert answers(report)["Sampling and bookkeeping"][1].startswith(f"{word}: ")
 
 
-def test_power_is_stated_with_the_size_of_the_fault() -> None:
-    card = privacy_card(made_report(), {}, "t")
+def test_power_is_stated_with_the_size_of_the_fault():
+    card = cards.privacy_card(made_report(), {}, "t")
     by_question = {a.question: a.certainty for a in card.answers}
     assert by_question[QUESTIONS["Noise"]].endswith(
         "0.8 times the noise would be seen with 99\xa0%"
@@ -133,19 +115,19 @@ def test_power_is_stated_with_the_size_of_the_fault() -> None:
     assert "2 times the clipping norm" in by_question[QUESTIONS["Clipping"]]
 
 
-def test_statements_are_marked_and_missing_ones_are_not_stated() -> None:
-    card = privacy_card(made_report(), {"harm": "low"}, "t")
+def test_statements_are_marked_and_missing_ones_are_not_stated():
+    card = cards.privacy_card(made_report(), {"harm": "low"}, "t")
     stated = {row.title: row for rows in card.rows.values() for row in rows if row.stated}
-    assert [row.title for row in stated.values()] == [fact.title for fact in FACTS.values()]
-    harm = stated.pop(FACTS["harm"].title)
+    assert [row.title for row in stated.values()] == [fact.title for fact in cards.FACTS.values()]
+    harm = stated.pop(cards.FACTS["harm"].title)
     assert (harm.text, harm.known) == ("low", True)
-    assert {(row.text, row.known) for row in stated.values()} == {(NOT_STATED, False)}
+    assert {(row.text, row.known) for row in stated.values()} == {(cards.NOT_STATED, False)}
 
 
-def test_the_mechanism_is_that_of_the_claim_or_of_the_history() -> None:
+def test_the_mechanism_is_that_of_the_claim_or_of_the_history():
     history = ((1.5, 0.01, 60), (1.0, 0.01, 40))
     words = "DP-SGD: Gaussian noise of {} times the clipping norm{}, Poisson sampling at rate {}"
-    assert mechanism(made_report(history=history)) == (
+    assert cards.mechanism(made_report(history=history)) == (
         f"{words.format('1.5 and 1', '', '0.01')}, 100 steps"
     )
     claim = {
@@ -153,19 +135,19 @@ def test_the_mechanism_is_that_of_the_claim_or_of_the_history() -> None:
         "max_grad_norm": ClaimedValue(1.2, "user"),
         "sample_rate": ClaimedValue(0.02, "accountant"),
     }
-    assert mechanism(made_report(claim=claim, history=history)) == (
+    assert cards.mechanism(made_report(claim=claim, history=history)) == (
         f"{words.format('1 and 0.5', ' 1.2', '0.02')}, 100 steps"
     )
-    assert "at the stated rate" in mechanism(made_report(history=((1.0, None, 100),)))
+    assert "at the stated rate" in cards.mechanism(made_report(history=((1.0, None, 100),)))
 
 
-def test_the_claims_adjacency_and_the_examinations_are_shown() -> None:
+def test_the_claims_adjacency_and_the_examinations_are_shown():
     report = made_report(
         settings={**made_report().settings, "claim": {"adjacency": "replace_one"}},
         examinations=(ExaminationTold(0, ("coupling",), (), 1.0),),
         complete=False,
     )
-    rows = {r.title: r.text for r in privacy_card(report, {}, "t").rows["guarantee"]}
+    rows = {r.title: r.text for r in cards.privacy_card(report, {}, "t").rows["guarantee"]}
     assert rows["Neighboring data sets"] == "one record is replaced by another"
     assert rows["Audit"].endswith("1 step run again without a record, the training had not ended")
 
@@ -178,19 +160,17 @@ def test_the_claims_adjacency_and_the_examinations_are_shown() -> None:
         (0.3, 60, "claimed and not confirmed", ("?", "not confirmed")),
     ],
 )
-def test_many_trainings_have_their_own_words(
-    mu: float, n: int, standing: str, answer: tuple[str, str]
-) -> None:
+def test_many_trainings_have_their_own_words(mu, n, standing, answer):
     report = audited(mu=mu, n=n).to_report()
     assert guarantee(report) == f"Guarantee, {standing}"
-    card = privacy_card(report, {}, "t")
+    card = cards.privacy_card(report, {}, "t")
     assert [(a.sign, a.answer) for a in card.answers] == [answer]
     rows = {row.title: row.text for row in card.rows["guarantee"]}
     assert rows["Mechanism"] == "1-GDP"
     assert rows["Audit"].startswith(f"trainings: {n} of {n} planned; coins: ")
-    text = privacy_section(report).replace("number of steps of a training", "")
+    text = cards.privacy_section(report).replace("number of steps of a training", "")
     assert not any(word in text for word in ("step", "reading", "Other checks"))
-    block = privacy_block(report)
+    block = cards.privacy_block(report)
     assert (block["trainings"], block["guarantee"]) == (n, standing)
     assert "steps" not in block
 
@@ -204,29 +184,33 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_scalar_is_text_and_a_list_becomes_one(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
+def test_every_scalar_is_text_a_list_becomes_one_and_tags_of_python_run_nothing(tmp_path):
+    text = (
         "review: 2027-01-01\nother_releases: no\nrecipients: [a, b]\nharm: |\n  two\n  lines\n"
-        "product: é\x20\u202e\nthreats:\n",
+        "product: é\x20\u202e\nthreats:\n"
     )
-    assert read_facts(path) == {
+    assert cards.read_facts(written(tmp_path, text)) == {
         "product": "é \\u202e",
         "recipients": "a; b",
         "other_releases": "no",
         "harm": "two lines",
         "review": "2027-01-01",
     }
-    assert read_facts(written(tmp_path, "")) == {}
+    assert cards.read_facts(written(tmp_path, "")) == {}
+    path = written(tmp_path, "product: !!python/object/apply:os.system ['touch made']\n")
+    assert cards.read_facts(path) == {"product": "touch made"}
 
 
-def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
-    path = written(tmp_path, "recipents: x\n7: y\nproduct: z\n")
-    with pytest.raises(BadFacts) as error:
-        read_facts(path)
+def test_an_unknown_key_is_named_with_the_nearest_and_what_is_no_file_by_its_path(tmp_path):
+    with pytest.raises(cards.BadFacts) as error:
+        cards.read_facts(written(tmp_path, "recipents: x\n7: y\nproduct: z\n"))
     assert "'recipents': did you mean 'recipients'?" in str(error.value)
     assert "'7': allowed: actors, collection, " in str(error.value)
     assert "'product':" not in str(error.value)
+    with pytest.raises(cards.BadFacts, match=r"cannot read the facts .*none\.yaml"):
+        cards.read_facts(tmp_path / "none.yaml")
+    with pytest.raises(cards.BadFacts, match="it is a directory"):
+        cards.read_facts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -245,31 +229,20 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_is_no_mapping_of_texts_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(BadFacts, match=message):
-        read_facts(written(tmp_path, text))
+def test_what_is_no_mapping_of_texts_is_refused(tmp_path, text, message):
+    with pytest.raises(cards.BadFacts, match=message):
+        cards.read_facts(written(tmp_path, text))
 
 
-def test_tags_of_python_are_text_and_run_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path, "product: !!python/object/apply:os.system ['touch made']\n")
-    assert read_facts(path) == {"product": "touch made"}
-
-
-def test_an_absent_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadFacts, match=r"cannot read the facts .*none\.yaml"):
-        read_facts(tmp_path / "none.yaml")
-    with pytest.raises(BadFacts, match="it is a directory"):
-        read_facts(tmp_path)
-
-
-def test_the_page_of_docs_lists_every_key_and_its_example_is_read(tmp_path: Path) -> None:
+def test_the_page_of_docs_lists_every_key_and_its_example_is_read(tmp_path):
     page = DOCS / "privacy-card.md"
     rows = [line for line in text_of(page).splitlines() if line.startswith("| `")]
     assert rows == [
-        f"| `{key}` | {fact.title} | {', '.join(fact.asked_by)} |" for key, fact in FACTS.items()
+        f"| `{key}` | {fact.title} | {', '.join(fact.asked_by)} |"
+        for key, fact in cards.FACTS.items()
     ]
     (example,) = blocks(page, "yaml")
-    assert len(read_facts(written(tmp_path, example))) == len(example.splitlines())
+    assert len(cards.read_facts(written(tmp_path, example))) == len(example.splitlines())
 
 
 # --- The card as Markdown: YAML that a model card reads, and text that stays text.
@@ -281,26 +254,30 @@ def parts(text: str) -> tuple[dict[str, object], str]:
     return yaml.safe_load(front), rest
 
 
-def test_the_start_is_yaml_with_the_key_privacy() -> None:
-    front, rest = parts(as_markdown(made_report(), {"harm": "low"}, "digits"))
+def test_the_start_is_yaml_with_the_key_privacy():
+    front, rest = parts(cards.as_markdown(made_report(), {"harm": "low"}, "digits"))
     assert list(front) == ["privacy"]
     assert front["privacy"]["epsilon_claimed"] == 8.0
     assert rest.startswith("\n# Privacy card: digits\n")
 
 
-def test_all_sections_and_tables_are_there_for_a_reader() -> None:
-    html = MarkdownIt().enable("table").render(body(privacy_card(violated(), {}, "t"), level=2))
+def test_all_sections_and_tables_are_there_for_a_reader():
+    html = (
+        MarkdownIt()
+        .enable("table")
+        .render(cards.body(cards.privacy_card(violated(), {}, "t"), level=2))
+    )
     assert html.count("<table>") == 4
-    assert html.count("<em>not stated</em>") == len(FACTS)
+    assert html.count("<em>not stated</em>") == len(cards.FACTS)
     assert "Guarantee, claimed and refuted" in html
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "x" * 300, "a | b", "```\n---\n", "- x: {{ y }}"])
-def test_foreign_text_is_shown_as_it_is(text: str) -> None:
+def test_foreign_text_is_shown_as_it_is(text):
     report = hostile()[0].report
     assert report is not None
-    facts = dict.fromkeys(FACTS, visible(" ".join(text.split())))  # as they are read
-    front, rest = parts(as_markdown(report, facts, text))
+    facts = dict.fromkeys(cards.FACTS, visible(" ".join(text.split())))  # as they are read
+    front, rest = parts(cards.as_markdown(report, facts, text))
     assert front["privacy"]["stated_by_the_owner"] == facts
     page = MarkdownIt("commonmark", {"html": True}).enable("table")
     kinds = {t.type for token in page.parse(rest) for t in (token, *(token.children or ()))}
@@ -309,20 +286,22 @@ def test_foreign_text_is_shown_as_it_is(text: str) -> None:
     assert all(row.count(" | ") == 2 for row in rows)
 
 
-def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact() -> None:
+def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact():
     facts = {"product": "weights ``` of a net", "curator": "us"}
     (fence,) = [
         token
-        for token in MarkdownIt().parse(as_markdown(made_report(), facts, "t"))
+        for token in MarkdownIt().parse(cards.as_markdown(made_report(), facts, "t"))
         if token.type == "fence"
     ]
     entry = yaml.safe_load(fence.content)
     assert entry["deployment"]["product"]["description"] == "weights ``` of a net"
 
 
-def test_what_the_owner_states_is_marked() -> None:
-    text = body(privacy_card(made_report(), {"harm": "low", "unit": "a person"}, "t"), level=2)
-    assert text.count(f"| {STATED} ") == 2
+def test_what_the_owner_states_is_marked():
+    text = cards.body(
+        cards.privacy_card(made_report(), {"harm": "low", "unit": "a person"}, "t"), level=2
+    )
+    assert text.count(f"| {cards.STATED} ") == 2
 
 
 # --- The card as a page: one file without script, in which foreign text stays text.
@@ -346,91 +325,75 @@ class Read(HTMLParser):
         self.text += data
 
 
-def test_the_page_loads_nothing_and_its_names_are_unique() -> None:
-    read = Read(as_page(made_report(), {}, "digits"))
+def test_the_page_loads_nothing_has_unique_names_and_shows_what_is_refuted_or_not_stated():
+    read = Read(cards.as_page(violated(), {"harm": "low"}, "digits"))
     assert not {"script", "link", "img", "iframe"} & set(read.tags)
     assert not {"src", "style", "onclick"} & {name for name, _ in read.attributes}
     ids = [value for name, value in read.attributes if name == "id"]
     assert len(ids) == len(set(ids)) > 5
     assert read.tags.count("h1") == 1
-
-
-def test_a_refuted_claim_and_what_is_not_stated_are_shown() -> None:
-    read = Read(as_page(violated(), {"harm": "low"}, "digits"))
     assert "claimed and refuted" in read.text
-    assert read.text.count("not stated") == len(FACTS) - 1
+    assert read.text.count("not stated") == len(cards.FACTS) - 1
 
 
-def test_foreign_text_is_shown_as_it_is_card_page() -> None:
+def test_foreign_text_is_shown_on_the_page_as_it_is():
     report = hostile()[0].report
     assert report is not None
-    facts = dict.fromkeys(FACTS, "<script>alert(1)</script>")
-    read = Read(as_page(report, facts, HOSTILE))
+    facts = dict.fromkeys(cards.FACTS, "<script>alert(1)</script>")
+    read = Read(cards.as_page(report, facts, HOSTILE))
     assert "script" not in read.tags
-    assert read.text.count("<script>alert(1)</script>") >= len(FACTS)
+    assert read.text.count("<script>alert(1)</script>") >= len(cards.FACTS)
     assert "\x1b" not in read.text
 
 
 # --- The privacy block and section in huggingface_hub's own model card.
 
-FACTS_OF_MODEL_CARD = {
-    "product": "weights",
-    "harm": HOSTILE,
-    "curator": "us",
-    "justification": "a budget",
-}
+STATEMENTS = {"product": "weights", "harm": HOSTILE, "curator": "us", "justification": "a budget"}
 
 
-def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path: Path) -> None:
+def test_a_model_card_holds_block_and_section_and_gives_them_back(tmp_path):
     report = made_report(environment={"lightning-audit": "9.9"})
-    data = ModelCardData(license="mit", privacy=privacy_block(report, FACTS_OF_MODEL_CARD))
-    section = privacy_section(report, FACTS_OF_MODEL_CARD, "digits")
+    data = ModelCardData(license="mit", privacy=cards.privacy_block(report, STATEMENTS))
+    section = cards.privacy_section(report, STATEMENTS, "digits")
     card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n# digits\n\n{section}")
     card.save(tmp_path / "README.md")
     read = ModelCard.load(tmp_path / "README.md")
     assert read.data.license == "mit"
-    assert read.data.privacy == privacy_block(report, FACTS_OF_MODEL_CARD)
+    assert read.data.privacy == cards.privacy_block(report, STATEMENTS)
     assert read.data.privacy["audited_by"] == "lightning-audit 9.9"
     assert read.text.strip().endswith(section.strip())
 
 
-def test_the_card_that_the_command_writes_is_a_model_card() -> None:
-    card = ModelCard(as_markdown(violated(), {}, "digits"), ignore_metadata_errors=False)
-    assert card.data.privacy["guarantee"] == "claimed and refuted"
-    assert card.data.privacy["finding"] == "noise"
-    assert card.text.strip().startswith("# Privacy card: digits")
-
-
-def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run() -> None:
-    assert "epsilon_spent" not in privacy_block(violated())
-    assert privacy_block(made_report())["epsilon_spent"] == 3.0
+def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run():
     report = violated()
     accounting = dataclasses.replace(report.verdict, kind="accounting")
-    assert privacy_block(dataclasses.replace(report, verdict=accounting))["epsilon_spent"] == 3.0
+    for made, spent in (
+        (report, None),
+        (made_report(), 3.0),
+        (dataclasses.replace(report, verdict=accounting), 3.0),
+        (made_report(spent=float("inf")), "inf"),
+    ):
+        block = yaml.safe_load(yaml.safe_dump(cards.privacy_block(made)))
+        assert block.get("epsilon_spent") == spent
+    text = cards.as_markdown(report, {}, "digits")
+    block = ModelCard(text, ignore_metadata_errors=False).data.privacy
+    assert (block["guarantee"], block["finding"]) == ("claimed and refuted", "noise")
 
 
-def test_an_infinite_epsilon_is_text_that_yaml_keeps() -> None:
-    block = privacy_block(made_report(spent=float("inf")))
-    assert yaml.safe_load(yaml.safe_dump(block))["epsilon_spent"] == "inf"
-
-
-def test_the_registrys_entry_has_known_parts_and_statements_in_their_places() -> None:
-    entry = registry_entry(made_report(), FACTS_OF_MODEL_CARD)["deployment"]
+def test_the_registrys_entry_has_known_parts_and_statements_and_no_refuted_claim():
+    entry = cards.registry_entry(made_report(), STATEMENTS)["deployment"]
     assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 1e-5}
     assert entry["product"]["data_curators"] == "us"
     assert entry["implementation"]["justification"] == "a budget"
     assert "epsilon 3 at delta 1e-05" in entry["accounting"]["composition"]
     assert HOSTILE not in str(entry)
-
-
-def test_a_refuted_claim_is_no_parameter_of_the_registrys_entry() -> None:
-    entry = registry_entry(violated(), {})["deployment"]
+    entry = cards.registry_entry(violated(), {})["deployment"]
     assert "privacy_parameters" not in entry["privacy_loss"]
     assert "claimed and refuted" in entry["privacy_loss"]["privacy_parameters_description"]
     assert "accounting" not in entry
 
 
-def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path: Path, monkeypatch) -> None:
+def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "privacy-card.md", "python")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "audit").mkdir()

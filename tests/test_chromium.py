@@ -24,14 +24,14 @@ def program(folder: Path, name: str, script: str = "") -> str:
     return str(path)
 
 
-def test_the_first_browser_of_the_path_is_taken(folder: Path, capsys) -> None:
+def test_the_first_browser_of_the_path_is_taken(folder, capsys):
     for name in reversed(chromium.NAMES):
         path = program(folder, name)
         assert chromium.main() == 0
         assert capsys.readouterr().out == f"{path}\n"
 
 
-def test_root_installs_debians_package(folder: Path, monkeypatch, capfd) -> None:
+def test_root_installs_debians_package(folder, monkeypatch, capfd):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     script = (
         "import pathlib, sys\nprint(*sys.argv[1:])\n"
@@ -48,9 +48,7 @@ def test_root_installs_debians_package(folder: Path, monkeypatch, capfd) -> None
 
 
 @pytest.mark.parametrize(("user", "tools"), [(1000, ["apt-get"]), (0, []), (0, ["apt-get"])])
-def test_without_a_browser_the_line_to_run_is_shown(
-    folder: Path, monkeypatch, capfd, user: int, tools: list[str]
-) -> None:
+def test_without_a_browser_the_line_to_run_is_shown(folder, monkeypatch, capfd, user, tools):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     for name in tools:
         program(folder, name, "raise SystemExit(100)")

@@ -44,17 +44,12 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     (step,) = action["runs"]["steps"]
     given = {name: one["default"] for name, one in action["inputs"].items()}
     given |= {name.replace("_", "-"): value for name, value in inputs.items()}
+    files = {"GITHUB_OUTPUT": directory / "output", "GITHUB_STEP_SUMMARY": directory / "summary"}
     variables = {
         name: given[value.removeprefix("${{ inputs.").removesuffix(" }}")]
         for name, value in step["env"].items()
     }
-    return run(
-        step["run"],
-        directory,
-        **variables,
-        GITHUB_OUTPUT=str(directory / "output"),
-        GITHUB_STEP_SUMMARY=str(directory / "summary"),
-    )
+    return run(step["run"], directory, **variables, **{k: str(v) for k, v in files.items()})
 
 
 @pytest.mark.parametrize(
@@ -65,9 +60,7 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     ],
     ids=["GitHub", "GitLab"],
 )
-def test_a_file_fits_the_schema_of_its_service(
-    path: Path, options: list[str], tmp_path: Path
-) -> None:
+def test_a_file_fits_the_schema_of_its_service(path, options, tmp_path):
     command = [sys.executable, "-m", "check_jsonschema", *options]
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
@@ -78,9 +71,7 @@ def test_a_file_fits_the_schema_of_its_service(
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_the_action_ends_with_the_verdict_and_leaves_its_files(
-    tmp_path: Path, outcome: Outcome
-) -> None:
+def test_the_action_ends_with_the_verdict_and_leaves_its_files(tmp_path, outcome):
     for name, each in (("a b", outcome), ("c", "PASS")):
         (tmp_path / name).mkdir()
         made_report(each).save(tmp_path / name / "report.json")
@@ -93,7 +84,7 @@ def test_the_action_ends_with_the_verdict_and_leaves_its_files(
     assert len(list(JUnitXml.fromfile(str(tmp_path / "privacy-audit.xml")))) == 2
 
 
-def test_the_action_passes_its_limits_on_and_runs_no_input_as_a_command(tmp_path: Path) -> None:
+def test_the_action_passes_its_limits_on_and_runs_no_input_as_a_command(tmp_path):
     path = made_report().save(tmp_path / "report.json")
     assert run_action(tmp_path, reports="report.json", max_epsilon="2").returncode == 1
     assert run_action(tmp_path, reports="report.json", baseline=str(path)).returncode == 0
@@ -103,9 +94,7 @@ def test_the_action_passes_its_limits_on_and_runs_no_input_as_a_command(tmp_path
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(
-    tmp_path: Path, outcome: Outcome
-) -> None:
+def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(tmp_path, outcome):
     (tmp_path / "audit").mkdir()
     made_report(outcome).save(tmp_path / "audit" / "report.json")
     job = yaml_of(JOB)["privacy-audit"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,15 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViol
 from lightning_audit.config import AuditConfig, describe_changes
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise, ScaledNoise
 from lightning_audit.verdict.judge import OutcomeSettings
-from lightning_audit.verdict.judge import Resolution as Resolution_of_judge
+
+pytestmark = [RESUMING, pytest.mark.training]
 
 
 def config(**arguments: Any) -> AuditConfig:
     return PrivacyAudit(seed=3, **arguments).config
 
 
-def test_settings_in_a_report_give_again_what_the_outcome_rests_on() -> None:
+def test_settings_in_a_report_give_again_what_the_outcome_rests_on():
     asked = config(
         claimed_epsilon=3.0, delta=1e-6, resolution=Resolution(0.5, 4.0), allow=["noise"]
     )
@@ -39,13 +39,13 @@ def test_settings_in_a_report_give_again_what_the_outcome_rests_on() -> None:
     assert written["seed"] == 3
 
 
-def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> None:
+def test_adjacency_and_private_size_are_the_claims_and_usual_without_one():
     assert (config().adjacency, config().private_size) == ("add_remove", False)
     assert config(claim=PrivacyClaim(adjacency="replace_one")).adjacency == "replace_one"
     assert config(claim=PrivacyClaim(private_dataset_size=True)).private_size
 
 
-def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name() -> None:
+def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name():
     names = {field.name for field in dataclasses.fields(AuditConfig)}
     # A drawn seed is no argument; see `test_privacy_audit_seed.py`. `given` lists arguments.
     assert names - {"drawn_seed", "given"} == set(config(on_violation="stop").settings())
@@ -55,7 +55,7 @@ def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_na
     assert names - arguments == {"exemptions", "drawn_seed", "given"}
 
 
-def test_a_changed_copy_is_checked_anew() -> None:
+def test_a_changed_copy_is_checked_anew():
     assert dataclasses.replace(config(), significance=1e-4).significance == 1e-4
     with pytest.raises(ValueError, match="significance=2 must be in"):
         dataclasses.replace(config(), significance=2)
@@ -70,34 +70,28 @@ class NineTenths(ScaledNoise):
     factor = 0.9
 
 
-def resumed(
-    directory: Path,
-    first: dict[str, Any],
-    then: dict[str, Any],
-    kept: int = 40,
-    **options: Any,
-) -> AuditReport:
-    """The report of a training that was saved with some arguments and went on with others."""
+def interrupted(directory: Path, audit: PrivacyAudit, kept: int, **options: Any) -> dict[str, Any]:
+    """Train until the power is cut; what resumes the training at the checkpoint of a step."""
     saved = directory / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            directory,
-            PrivacyAudit(seed=3, on_violation="warn", **first),
-            saver(saved, epoch_end=False),
-            StopAt(kept + 1),
-            **options,
-        )
-    audit = PrivacyAudit(seed=3, on_violation="warn", **then)
-    train(directory, audit, ckpt=checkpoint_at(saved, kept), **options)
+        train(directory, audit, saver(saved, epoch_end=False), StopAt(kept + 1), **options)
+    return {"ckpt": checkpoint_at(saved, kept)}
+
+
+def resumed(
+    directory: Path, first: dict[str, Any], then: dict[str, Any], kept: int = 40, **options: Any
+) -> AuditReport:
+    """The report of a training that was saved with some arguments and went on with others."""
+    before, after = (PrivacyAudit(seed=3, on_violation="warn", **each) for each in (first, then))
+    train(directory, after, **interrupted(directory, before, kept, **options), **options)
     return report_in(directory)
 
 
-@RESUMING
-@pytest.mark.training
-def test_what_is_said_is_of_the_settings_that_differ() -> None:
+def test_what_is_said_is_of_the_settings_that_differ():
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
+    other = dataclasses.replace(claim, max_grad_norm=2.0)
     before = PrivacyAudit(claim=claim, seed=1).config.settings()
-    after = PrivacyAudit(claim=replace(claim, max_grad_norm=2.0), seed=2).config.settings()
+    after = PrivacyAudit(claim=other, seed=2).config.settings()
     (said,) = describe_changes(before, after, 7)
     assert said.startswith("claim.max_grad_norm=1 until step 7, 2 from then on")
     assert describe_changes(before, before, 7) == []
@@ -116,17 +110,15 @@ def notes_of(report: AuditReport) -> str:
     return "\n".join(report.notes)
 
 
-# ------------------------------------------------------------------ significance
+# --- Significance.
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("first", "then"), staged(quick=[(0.5, 1e-60)], heavy=[(1e-60, 0.5), (0.5, 1e-3)])
 )
 def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start(
-    tmp_path: Path, first: float, then: float
-) -> None:
+    tmp_path, first, then
+):
     options = {"optimizer_class": NineTenths}
     whole = tmp_path / "whole"
     train(whole, PrivacyAudit(seed=3, on_violation="warn", significance=then), **options)
@@ -140,37 +132,19 @@ def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start
     assert f"significance={first:g} until step 40, {then:g} from then on" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(
-    tmp_path: Path,
-) -> None:
-    report = resumed(
-        tmp_path,
-        {"significance": 0.5},
-        {"significance": 1e-120},
-        optimizer_class=ClipAtTwice,
-    )
+def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(tmp_path):
+    loose, strict = {"significance": 0.5}, {"significance": 1e-120}
+    report = resumed(tmp_path, loose, strict, optimizer_class=ClipAtTwice)
     assert report.verdict.outcome != "VIOLATION"
     assert "no longer violated: sensitivity" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
+def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path):
     strict = PrivacyAudit(seed=3, significance=1e-250, on_violation="warn")
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(
-            tmp_path,
-            strict,
-            saver(saved, epoch_end=False),
-            StopAt(21),
-            optimizer_class=HalfNoise,
-        )
+    resume = interrupted(tmp_path, strict, 20, optimizer_class=HalfNoise)
     # The steps that follow are sound: what alarms is the past alone.
     with pytest.raises(PrivacyViolation, match="noise"):
-        train(tmp_path, PrivacyAudit(significance=1e-3), ckpt=checkpoint_at(saved, 20))
+        train(tmp_path, PrivacyAudit(significance=1e-3), **resume)
     report = report_in(tmp_path)
     (noise,) = (check for check in report.checks if check.name == "noise")
     # By the step that is said the evidence was there; never later than the checkpoint.
@@ -178,76 +152,52 @@ def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path
     assert "the step at which a test flagged is an upper bound" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_a_pass_under_another_significance_says_so(tmp_path: Path) -> None:
+def test_a_pass_under_another_significance_says_so(tmp_path):
     report = resumed(tmp_path, {"significance": 1e-200}, {"significance": 0.05})
     assert report.verdict.outcome == "PASS"
     assert "significance=1e-200 until step 40, 0.05 from then on" in notes_of(report)
     assert "is valid only if it was chosen without looking at those steps" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(
-    tmp_path: Path,
-) -> None:
-    report = resumed(
-        tmp_path,
-        {"significance": 0.5},
-        {"significance": 1e-290},
-        kept=10,
-        optimizer_class=ClipAtTwice,
-    )
+def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(tmp_path):
+    loose, strict = {"significance": 0.5}, {"significance": 1e-290}
+    report = resumed(tmp_path, loose, strict, kept=10, optimizer_class=ClipAtTwice)
     assert report.observations > 40 * 8
     assert "canaries enter again" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
+def test_the_same_terms_are_not_remarked_upon(tmp_path):
     report = resumed(tmp_path, {"claimed_epsilon": 8.0}, {"claimed_epsilon": 8})
     assert "until step" not in notes_of(report)
 
 
-# ------------------------------------------------------------------ what sums can answer
+# --- What sums can answer.
+
+CLAIMED = {"claimed_epsilon": 50.0}
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("first", "then", "said", "outcome"),
     staged(
-        quick=[
-            (
-                {"claimed_epsilon": 50.0},
-                {"claimed_epsilon": 0.01},
-                "claimed_epsilon=50",
-                "VIOLATION",
-            ),
-        ],
+        quick=[(CLAIMED, {"claimed_epsilon": 0.01}, "claimed_epsilon=50", "VIOLATION")],
         heavy=[
             (
-                {},
-                {"resolution": Resolution_of_judge(noise=0.97)},
-                "resolution.noise=0.8 until step 40, 0.97 from then on",
-                "INCONCLUSIVE",
+                *({}, {"resolution": Resolution(noise=0.97)}),
+                *("resolution.noise=0.8 until step 40, 0.97 from then on", "INCONCLUSIVE"),
             ),
-            ({"claimed_epsilon": 0.01}, {"claimed_epsilon": 50.0}, "claimed_epsilon=0.01", "PASS"),
+            ({"claimed_epsilon": 0.01}, CLAIMED, "claimed_epsilon=0.01", "PASS"),
             ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
             (
-                {"claimed_epsilon": 50.0},
-                {"claimed_epsilon": 50.0, "claim": PrivacyClaim(adjacency="replace_one")},
-                "adjacency=add_remove until step 40, replace_one from then on",
-                "PASS",
+                *(CLAIMED, {**CLAIMED, "claim": PrivacyClaim(adjacency="replace_one")}),
+                *("adjacency=add_remove until step 40, replace_one from then on", "PASS"),
             ),
             ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),
         ],
     ),
 )
 def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
-    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], said: str, outcome: str
-) -> None:
+    tmp_path, first, then, said, outcome
+):
     whole = tmp_path / "whole"
     train(whole, PrivacyAudit(seed=3, on_violation="warn", **then))
     report = resumed(tmp_path / "resumed", first, then)
@@ -256,39 +206,26 @@ def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
     assert said in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path: Path) -> None:
+def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path):
     # Canaries of norm 1 are blind to clipping faults, so that 40 of the steps saw none.
     report = resumed(tmp_path, {"oversize": 1.0}, {"oversize": 1000.0})
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert "oversize=1 until step 40, 1000 from then on" in notes_of(report)
 
 
-@RESUMING
-@pytest.mark.training
-def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(tmp_path):
     class Coupled(StepwiseModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
             return functional.cross_entropy(self.net(x - x.mean(0)), y)
 
-    report = resumed(
-        tmp_path,
-        {"examinations": 1},
-        {"examinations": 0},
-        module=Coupled,
-    )
+    report = resumed(tmp_path, {"examinations": 1}, {"examinations": 0}, module=Coupled)
     assert status(report, "coupling") == "violated"
 
 
-# ------------------------------------------------------------------ what sums cannot answer
+# --- What sums cannot answer.
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("then", "named"),
     [
@@ -298,9 +235,7 @@ def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
         ({"sample_rate": 0.5}, r"claim.sample_rate=0.5 .* checkpoint's is 0.00390625"),
     ],
 )
-def test_another_mechanism_than_the_steps_were_read_against_is_refused(
-    tmp_path: Path, then: dict[str, Any], named: str
-) -> None:
+def test_another_mechanism_than_the_steps_were_read_against_is_refused(tmp_path, then, named):
     trainer = trainer_for(tmp_path, PrivacyAudit(claim=CLAIM), max_steps=8)
     trainer.fit(HandWritten())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -318,12 +253,8 @@ def stated(claim: PrivacyClaim) -> dict[str, Any]:
     return {name: value for name, value in claim.to_dict().items() if value is not None}
 
 
-@RESUMING
-@pytest.mark.training
 @pytest.mark.heavy
-def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(
-    tmp_path: Path,
-) -> None:
+def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(tmp_path):
     right = PrivacyClaim(noise_multiplier=1.0, sample_rate=16 / 512)
     report = resumed(tmp_path / "right", {}, {"claim": right})
     assert report.verdict.outcome == "PASS"

@@ -15,20 +15,8 @@ from stages import staged
 
 from lightning_audit.cli.main import _parser
 
-PAGES = [
-    *sorted((DOCS / "estimators").glob("*.md")),
-    *(
-        DOCS / f"{name}.md"
-        for name in (
-            "attacks",
-            "challenge-points",
-            "gan",
-            "many-trainings",
-            "many-trainings-statistics",
-            "plan",
-        )
-    ),
-]
+MORE = ["attacks", "challenge-points", "gan", "many-trainings", "many-trainings-statistics", "plan"]
+PAGES = [*sorted((DOCS / "estimators").glob("*.md")), *(DOCS / f"{name}.md" for name in MORE)]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()
@@ -38,7 +26,7 @@ FIGURES = [
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_there_are_pages_and_figures() -> None:
+def test_there_are_pages_and_figures():
     assert PAGES
     assert FIGURES
 
@@ -52,7 +40,7 @@ SLOW = ("mcmc-dp-est", "black-box", "gan")
     [pytest.param(page, marks=[pytest.mark.heavy] if page.stem in SLOW else []) for page in PAGES],
     ids=lambda page: page.stem,
 )
-def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch) -> None:
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = blocks(page, "python")
     assert code
@@ -62,7 +50,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("page", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_exist(page) -> None:
+def test_the_commands_of_a_page_exist(page):
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     for line in lines:
         if line.startswith("lightning-audit "):
@@ -70,7 +58,7 @@ def test_the_commands_of_a_page_exist(page) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_images_of_a_page_are_there_and_small(page) -> None:
+def test_the_images_of_a_page_are_there_and_small(page):
     images = re.findall(r"!\[.*?\]\((.*?)\)", text_of(page))
     assert images or page.parent == DOCS
     for name in images:
@@ -82,7 +70,7 @@ def test_the_images_of_a_page_are_there_and_small(page) -> None:
 
 @pytest.mark.parametrize("size", staged(heavy=["--quick"], nightly=["--whole"]))
 @pytest.mark.parametrize("script", FIGURES, ids=lambda script: script.stem)
-def test_a_figure_can_be_made(script, size, tmp_path) -> None:
+def test_a_figure_can_be_made(script, size, tmp_path):
     quick = [size] if size == "--quick" else []
     done = subprocess.run(
         [sys.executable, script, *quick, "--out", tmp_path], capture_output=True, text=True
@@ -93,7 +81,7 @@ def test_a_figure_can_be_made(script, size, tmp_path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_training_of_several_processes_passes(tmp_path) -> None:
+def test_the_training_of_several_processes_passes(tmp_path):
     (code,) = blocks(DOCS / "ddp.md", "python")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
     done = subprocess.run(

@@ -16,53 +16,35 @@ from typing import Any, Literal
 import mutated_files as files
 import numpy as np
 import pytest
-from command_worker import Command
 
-from lightning_audit.files import (
-    LONGEST_LINE,
-    MOST_BYTES,
-    JsonError,
-    as_type,
-    commit_of,
-    nearby,
-    open_regular,
-    read_json,
-    read_text,
-    remove_partials,
-    replacing,
-    text_lines,
-    visible,
-)
+from lightning_audit import files as reading
 from lightning_audit.record.scores import CanaryScores
 
 
 def lines_of(path: Path, most: int) -> list[str]:
-    with text_lines(path, most) as lines:
+    with reading.text_lines(path, most) as lines:
         return list(lines)
 
 
-def test_a_regular_file_is_read_also_through_a_link(tmp_path: Path) -> None:
+def test_a_regular_file_is_read_also_through_a_link_and_a_pipe_refused_without_waiting(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
-    with open_regular(tmp_path / "link") as file:
+    with reading.open_regular(tmp_path / "link") as file:
         assert file.read() == b"abc"
-
-
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="it is a pipe; name a regular file"):
-        open_regular(tmp_path / "pipe")
+        reading.open_regular(tmp_path / "pipe")
 
 
-def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path: Path) -> None:
+def test_a_text_may_have_as_many_bytes_as_are_allowed_and_no_more(tmp_path):
     path = tmp_path / "text"
     path.write_text("äb", encoding="utf-8")
-    assert read_text(path, 3) == "äb"
+    assert reading.read_text(path, 3) == "äb"
     with pytest.raises(ValueError, match="it has more than 2 bytes"):
-        read_text(path, 2)
+        reading.read_text(path, 2)
 
 
-def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path: Path) -> None:
+def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"\xef\xbb\xbfhead\r\none\ntwo")
     assert lines_of(path, 2) == ["head\r\n", "one\n", "two"]
@@ -70,12 +52,12 @@ def test_lines_are_those_of_the_file_without_its_byte_order_mark(tmp_path: Path)
         lines_of(path, 1)
 
 
-def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path):
     path = tmp_path / "line"
-    path.write_text("x" * LONGEST_LINE)
-    assert len(lines_of(path, 1)[0]) == LONGEST_LINE
-    path.write_text("head\n" + "x" * (LONGEST_LINE + 1))
-    with pytest.raises(ValueError, match=f"line 2 has more than {LONGEST_LINE} characters"):
+    path.write_text("x" * reading.LONGEST_LINE)
+    assert len(lines_of(path, 1)[0]) == reading.LONGEST_LINE
+    path.write_text("head\n" + "x" * (reading.LONGEST_LINE + 1))
+    with pytest.raises(ValueError, match=f"line 2 has more than {reading.LONGEST_LINE} characters"):
         lines_of(path, 1)
 
 
@@ -94,19 +76,24 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         (r'"\ud83d"', "truncated|surrogate"),
         ("[" * 10**6, "nested too deep"),
         ('{"a": 1} {}', "trailing"),
-        ("x" * (MOST_BYTES + 1), "at most 33554432"),
+        ("x" * (reading.MOST_BYTES + 1), "at most 33554432"),
     ],
 )
-def test_what_is_no_json_is_refused(text: str | bytes, told: str) -> None:
-    with pytest.raises(JsonError, match=told):
-        read_json(text)
+def test_what_is_no_json_is_refused(text, told):
+    with pytest.raises(reading.JsonError, match=told):
+        reading.read_json(text)
 
 
-def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path: Path) -> None:
+def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path):
     value = {"a": [1, -2.5, 1e308, None, True, "ä\x1b\U0001f511", {"b": {}}], "large": 10**39}
     text = json.dumps(value, ensure_ascii=False)
     (tmp_path / "v.json").write_text(text, encoding="utf-8")
-    assert read_json(text) == read_json(text.encode()) == read_json(tmp_path / "v.json") == value
+    assert (
+        reading.read_json(text)
+        == reading.read_json(text.encode())
+        == reading.read_json(tmp_path / "v.json")
+        == value
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,9 +107,7 @@ def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path: Path) -> 
     ids=["lists", "fields", "bytes", "objects"],
 )
 @pytest.mark.heavy
-def test_json_that_would_fill_the_memory_is_refused(
-    command: Command, tmp_path: Path, text: str
-) -> None:
+def test_json_that_would_fill_the_memory_is_refused(command, tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     for name in ("mcmc", "check"):
         told = command(name, tmp_path / "c.json")
@@ -164,8 +149,8 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_every_type_is_read_as_it_is_stated() -> None:
-    assert as_type(Outer, {**GOOD, "more": 1}) == Outer(
+def test_every_type_is_read_as_it_is_stated():
+    assert reading.as_type(Outer, {**GOOD, "more": 1}) == Outer(
         "n",
         3,
         True,
@@ -196,17 +181,17 @@ def test_every_type_is_read_as_it_is_stated() -> None:
         ({"sizes": {"a": None}}, "sizes.*: Expected `float`, got `null`"),
     ],
 )
-def test_another_type_is_an_error_that_names_the_place(change: dict[str, Any], told: str) -> None:
+def test_another_type_is_an_error_that_names_the_place(change, told):
     with pytest.raises(ValueError, match=told):
-        as_type(Outer, {**GOOD, **change}, "at")
+        reading.as_type(Outer, {**GOOD, **change}, "at")
 
 
-def test_what_is_nested_too_deep_for_its_reader_is_an_error() -> None:
+def test_what_is_nested_too_deep_for_its_reader_is_an_error():
     deep: Any = []
     for _ in range(10**5):
         deep = [deep]
     with pytest.raises(ValueError, match="nested too deep"):
-        as_type(Any, deep)
+        reading.as_type(Any, deep)
 
 
 def bomb(path: Path, values: int) -> None:
@@ -220,9 +205,7 @@ def bomb(path: Path, values: int) -> None:
         archive.writestr("scores_out.npy", files.npy(np.ones(3)))
 
 
-def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
-    command: Command, tmp_path: Path
-) -> None:
+def test_an_array_beyond_the_limit_is_refused_before_it_is_read(command, tmp_path):
     bomb(tmp_path / "s.npz", 150_000_000)
     assert (tmp_path / "s.npz").stat().st_size < 200_000
     told = command("bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5")
@@ -232,7 +215,7 @@ def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
     assert told["gigabytes"] < 0.5
 
 
-def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
     members = {name: files.npy(np.arange(3.0)) for name in ("scores_in", "scores_out")}
     pickled = files.npy(np.array([object()]))
     (tmp_path / "s.npz").write_bytes(
@@ -241,9 +224,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
     assert len(CanaryScores.from_npz(tmp_path / "s.npz").in_scores) == 3
 
 
-def test_a_size_that_the_archive_cannot_hold_takes_no_memory(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_size_that_the_archive_cannot_hold_takes_no_memory(command, tmp_path):
     """Shape and declared size agree: 90 million floats in a member of a kilobyte."""
     plain = files.npy(np.arange(100.0))
     data = files.with_header(plain, shape=(90_000_000,))
@@ -259,7 +240,7 @@ def test_a_size_that_the_archive_cannot_hold_takes_no_memory(
     assert told["gigabytes"] < 0.5
 
 
-def test_a_list_of_members_that_is_long_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_list_of_members_that_is_long_is_refused(command, tmp_path):
     with zipfile.ZipFile(tmp_path / "s.npz", "w") as archive:
         for i in range(25_000):
             archive.writestr(f"{i}.npy", b"")
@@ -268,14 +249,10 @@ def test_a_list_of_members_that_is_long_is_refused(command: Command, tmp_path: P
     assert "its list of members takes" in told["err"]
 
 
-@pytest.mark.parametrize("text", ["", "plain", "größer \\ 0.1", "中 \U0001f511"])
-def test_text_that_can_be_seen_stays_as_it_is(text: str) -> None:
-    assert visible(text) == text
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
+        *((text, text) for text in ("", "plain", "größer \\ 0.1", "中 \U0001f511")),
         ("a\nb\t", r"a\nb\t"),
         ("\x1b[2K\rPASS", r"\x1b[2K\rPASS"),
         ("\x9b31m", r"\x9b31m"),
@@ -284,81 +261,74 @@ def test_text_that_can_be_seen_stays_as_it_is(text: str) -> None:
         ("back\\slash\0", r"back\slash\x00"),
     ],
 )
-def test_what_acts_or_hides_is_escaped(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_what_acts_or_hides_is_escaped_and_what_can_be_seen_stays_as_it_is(text, shown):
+    assert reading.visible(text) == shown
 
 
-def test_no_character_whatever_comes_through_unseen() -> None:
+def test_no_character_whatever_comes_through_unseen():
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert visible(everything).isprintable()
+    assert reading.visible(everything).isprintable()
 
 
 @pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
-def test_a_path_begins_at_its_repository(
-    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_begins_at_its_repository(mark, tmp_path, monkeypatch):
     file = tmp_path / "repo" / "src" / "model.py"
     file.parent.mkdir(parents=True)
     (tmp_path / "repo" / mark).touch()
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(file)) == "src/model.py"
+    assert reading.nearby(str(file)) == "src/model.py"
 
 
 def test_without_a_repository_a_path_begins_at_the_working_directory_or_is_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     file = tmp_path / "src" / "model.py"
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(file)) == "src/model.py"
+    assert reading.nearby(str(file)) == "src/model.py"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert nearby(str(file)) == "model.py"
+    assert reading.nearby(str(file)) == "model.py"
 
 
-def test_a_path_never_holds_the_name_of_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
     home = tmp_path / "home" / "alice"
     home.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    assert nearby(str(home / "src" / "model.py")) == "model.py"
+    file = str(home / "src" / "model.py")
+    assert reading.nearby(file) == "model.py"
     (tmp_path / ".git").touch()  # a repository of the whole machine
-    assert nearby(str(home / "src" / "model.py")) == "model.py"
+    assert reading.nearby(file) == "model.py"
     (home / ".git").touch()
-    assert nearby(str(home / "src" / "model.py")) == "src/model.py"
+    assert reading.nearby(file) == "src/model.py"
 
 
-def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_takes_its_place_when_it_is_whole_with_the_permissions_of_any_new_file(tmp_path):
     target = tmp_path / "file"
     target.write_text("old")
 
     def broken_off() -> None:
-        with replacing(target) as file:
+        with reading.replacing(target) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         broken_off()
     assert target.read_text() == "old"
-    with replacing(target) as file:
+    with reading.replacing(target) as file:
         file.write(b"new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
+    (tmp_path / "other").touch()
+    assert target.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    with replacing(tmp_path / "one"):
-        (tmp_path / "other").touch()
-    assert (tmp_path / "one").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
-def test_only_what_was_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_only_what_was_left_half_written_is_removed(tmp_path):
     kept = [".report.json.partial", "x.0123456789abcdef.partial", ".a.0123456789abcdeg.partial"]
     for name in [*kept, ".report.json.0123456789abcdef.partial"]:
         (tmp_path / name).touch()
-    remove_partials(tmp_path)
+    reading.remove_partials(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -384,26 +354,26 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commit_is_the_one_that_is_checked_out(repository: Path) -> None:
+def test_the_commit_is_the_one_that_is_checked_out(repository):
     file, commit = str(repository / "src" / "model.py"), git(repository, "rev-parse", "HEAD")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
     git(repository, "pack-refs", "--all")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
     git(repository, "checkout", "-q", "--detach")
-    assert commit_of(file) == commit
+    assert reading.commit_of(file) == commit
 
 
-def test_a_worktree_has_its_own(repository: Path, tmp_path: Path) -> None:
+def test_a_worktree_has_its_own(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"
     git(tree, "commit", "-q", "--allow-empty", "-m", "second")
-    assert commit_of(str(tree / "src" / "model.py")) == git(tree, "rev-parse", "HEAD")
-    assert commit_of(str(tree / "src" / "model.py")) != git(repository, "rev-parse", "HEAD")
+    assert reading.commit_of(str(tree / "src" / "model.py")) == git(tree, "rev-parse", "HEAD")
+    assert reading.commit_of(str(tree / "src" / "model.py")) != git(repository, "rev-parse", "HEAD")
 
 
-def test_a_repository_without_a_commit_or_with_a_broken_head_has_none(tmp_path: Path) -> None:
+def test_a_repository_without_a_commit_or_with_a_broken_head_has_none(tmp_path):
     git(tmp_path, "init", "-q")
-    assert commit_of(str(tmp_path / "a.py")) is None
+    assert reading.commit_of(str(tmp_path / "a.py")) is None
     for head in ("", "ref: refs/../../secret", "ref: elsewhere", "0" * 39, "\udcff"):
         (tmp_path / ".git" / "HEAD").write_bytes(head.encode("utf-8", "surrogateescape"))
-        assert commit_of(str(tmp_path / "a.py")) is None
+        assert reading.commit_of(str(tmp_path / "a.py")) is None

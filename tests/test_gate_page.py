@@ -54,9 +54,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("command", "shown"), BLOCKS, ids=[command for command, _ in BLOCKS])
-def test_an_output_of_the_page_is_that_of_the_command(
-    command: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_of_the_page_is_that_of_the_command(command, shown, capsys):
     command, _, first = command.partition(" | head -n ")
     main.main(shlex.split(command)[1:])
     printed = capsys.readouterr()
@@ -69,9 +67,7 @@ def test_an_output_of_the_page_is_that_of_the_command(
     assert "\n".join(line.rstrip() for line in lines) == shown.rstrip("\n")
 
 
-def test_the_page_shows_outputs_and_has_every_option_format_and_severity(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_page_shows_outputs_and_has_every_option_format_and_severity(capsys):
     assert len(BLOCKS) >= 5
     with pytest.raises(SystemExit):
         main.main(["check", "--help"])
@@ -82,7 +78,7 @@ def test_the_page_shows_outputs_and_has_every_option_format_and_severity(
     assert all(f"| {name} | {meaning} |" in PAGE for name, meaning in SEVERITIES.items())
 
 
-def test_the_files_that_the_page_links_to_exist() -> None:
+def test_the_files_that_the_page_links_to_exist():
     links = re.findall(r"\]\(([^)#]+)\)", PAGE)
     assert len(links) >= 3
     assert all((DOCS / link).resolve().exists() for link in links)

@@ -28,7 +28,7 @@ def dense(direction: Direction) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_norm_and_product_are_those_of_the_dense_vectors(seed: int) -> None:
+def test_norm_and_product_are_those_of_the_dense_vectors(seed):
     rng = np.random.default_rng(seed)
     one, other = direction(rng), direction(rng)
     assert one.norm() == pytest.approx(np.linalg.norm(dense(one)))
@@ -36,11 +36,11 @@ def test_norm_and_product_are_those_of_the_dense_vectors(seed: int) -> None:
     assert one.dot(other) == pytest.approx(other.dot(one))
 
 
-def test_a_tensor_of_no_dimension_has_one_coordinate() -> None:
+def test_a_tensor_of_no_dimension_has_one_coordinate():
     assert [slot.numel for slot in LAYOUT] == [12, 5, 1]
 
 
-def test_parts_are_found_by_their_tensor_with_the_number_of_their_direction() -> None:
+def test_parts_are_found_by_their_tensor_with_the_number_of_their_direction():
     rng = np.random.default_rng(1)
     directions = [direction(rng) for _ in range(5)]
     found = by_tensor(directions)

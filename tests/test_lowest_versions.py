@@ -31,7 +31,7 @@ def _pins() -> dict[str, str]:
     return dict(line.split("==") for line in lines)
 
 
-def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
+def test_the_lowest_versions_are_the_bounds_of_the_project():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     stated = [*project["dependencies"]]
@@ -45,7 +45,7 @@ def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
 
 
 @pytest.mark.heavy
-def test_a_training_and_the_commands_work_with_the_lowest_versions(tmp_path) -> None:
+def test_a_training_and_the_commands_work_with_the_lowest_versions(tmp_path):
     done = subprocess.run(
         [environment("lowest") / "bin" / "python", "-c", _SMOKE, str(tmp_path)],
         cwd=REPOSITORY,

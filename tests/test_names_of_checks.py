@@ -32,12 +32,12 @@ def strings(source: str) -> Iterator[str]:
             yield text
 
 
-def test_strings_are_found_but_for_docstrings_and_names_of_faults() -> None:
+def test_strings_are_found_but_for_docstrings_and_names_of_faults():
     source = '"""a"""\nx = ["b", f(named="c"), FaultRule("d", "e")]\n'
     assert sorted(strings(source)) == ["b", "e"]
 
 
-def test_a_name_of_a_check_is_a_string_in_one_module_alone() -> None:
+def test_a_name_of_a_check_is_a_string_in_one_module_alone():
     places: dict[str, set[Path]] = {}
     for path in FILES:
         for text in strings(path.read_text(encoding="utf-8")):

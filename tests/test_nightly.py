@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +24,7 @@ def nightly(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_the_page_names_the_commit_and_every_part_and_what_failed(nightly: ModuleType) -> None:
+def test_the_page_names_the_commit_and_every_part_and_what_failed(nightly):
     fine = nightly.Part("tests", True, "12 passed in 3.00s", 3.0)
     wrong = nightly.Part("benchmark `healthy`", False, "1 of 200 healthy trainings accused", 240.0)
     page = nightly.markdown([fine, fine], "abc", "2026-11-22")
@@ -37,9 +36,7 @@ def test_the_page_names_the_commit_and_every_part_and_what_failed(nightly: Modul
     assert "A small run" not in page
 
 
-def test_a_part_that_runs_again_leaves_the_others_what_they_were(
-    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_part_that_runs_again_leaves_the_others_what_they_were(nightly, monkeypatch, tmp_path):
     runs = {"commit": "1111111aaa", "passed": False}
 
     def part(name: str) -> Any:
@@ -66,9 +63,7 @@ def test_a_part_that_runs_again_leaves_the_others_what_they_were(
     assert rows.count("**failed**") == len(nightly.PARTS) - 2
 
 
-def test_every_benchmark_of_the_whole_run_is_there_and_has_a_small_size(
-    nightly: ModuleType,
-) -> None:
+def test_every_benchmark_of_the_whole_run_is_there_and_has_a_small_size(nightly):
     source = (REPOSITORY / "benchmarks" / "run.py").read_text(encoding="utf-8")
     for name in nightly.BENCHMARKS:
         assert (REPOSITORY / "benchmarks" / f"{name}.py").is_file()
@@ -76,15 +71,15 @@ def test_every_benchmark_of_the_whole_run_is_there_and_has_a_small_size(
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_fewer_runs_are_allowed_no_more_than_what_is_as_rare_as_in_the_whole(rate: float) -> None:
+def test_fewer_runs_are_allowed_no_more_than_what_is_as_rare_as_in_the_whole(rate):
     assert most_failures(20_000, 0.05, 20_000) == 1092  # 1,000 and three times 30.8
     few = most_failures(1000, rate, 20_000)
     assert 3.0 <= (few - 1000 * rate) / (1000 * rate * (1 - rate)) ** 0.5 < 3.4
 
 
 def test_a_benchmark_that_ends_without_results_does_not_show_those_of_before(
-    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    nightly, monkeypatch, tmp_path
+):
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
     kept = results / "healthy.json"

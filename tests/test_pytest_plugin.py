@@ -18,6 +18,8 @@ from shown_code import blocks, text_of
 
 from lightning_audit.pytest_plugin import folder_name, section_lines, tally
 
+pytestmark = pytest.mark.training
+
 # --- A session of pytest within a test, with the plugin, whether it is installed or not.
 
 PLUGIN = "lightning_audit.pytest_plugin"
@@ -46,33 +48,26 @@ def write(audit, outcome="PASS", name="", **changes):
 """
 
 
-# --- The pytest plugin on real tests, of real trainings and of reports made without one.
-
 # --- The section of the summary has a line for each training, its reasons, and a tally.
 
 PASS = {"outcome": "PASS", "details": ["epsilon 1"], "report": "a"}
 FAIL = {"outcome": "VIOLATION", "details": ["\x1b[2Kforged", "report: b"], "report": "b"}
 
 
-def test_each_training_has_its_lines_and_only_several_are_numbered() -> None:
-    lines = list(section_lines({"t::one": [PASS], "t::two": [PASS, FAIL]}))
-    assert [line for line, _ in lines] == [
-        "t::one  PASS",
-        "  epsilon 1",
-        "t::two (fit 1)  PASS",
-        "  epsilon 1",
-        "t::two (fit 2)  VIOLATION",
-        "  \\x1b[2Kforged",
-        "  report: b",
-    ]
-    assert [markup for _, markup in lines if markup] == [
-        {"green": True},
-        {"green": True},
-        {"red": True},
+def test_each_training_has_its_lines_and_only_several_are_numbered():
+    green, red = {"green": True}, {"red": True}
+    assert list(section_lines({"t::one": [PASS], "t::two": [PASS, FAIL]})) == [
+        ("t::one  PASS", green),
+        ("  epsilon 1", {}),
+        ("t::two (fit 1)  PASS", green),
+        ("  epsilon 1", {}),
+        ("t::two (fit 2)  VIOLATION", red),
+        ("  \\x1b[2Kforged", {}),
+        ("  report: b", {}),
     ]
 
 
-def test_the_tally_counts_trainings_by_verdict() -> None:
+def test_the_tally_counts_trainings_by_verdict():
     assert tally({"a": [PASS]}) == "1 audited training: 1 PASS"
     assert tally({"a": [PASS], "b": [PASS, FAIL]}) == "3 audited trainings: 2 PASS, 1 VIOLATION"
 
@@ -84,7 +79,7 @@ def test_the_tally_counts_trainings_by_verdict() -> None:
     "nodeid",
     ["tests/test_a.py::TestB::test_c[1-a/b]", "x" * 4000, "..", "-", "é\ud800/../..", "con::[\\]"],
 )
-def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid: str) -> None:
+def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid):
     name = folder_name(nodeid)
     assert len(name) <= 100
     assert name.isascii()
@@ -92,7 +87,7 @@ def test_the_folder_of_a_test_is_one_folder_that_any_file_system_takes(nodeid: s
     assert name[0] not in ".~"
 
 
-def test_folders_of_different_tests_differ_and_show_the_tests_name() -> None:
+def test_folders_of_different_tests_differ_and_show_the_tests_name():
     names = [folder_name(f"test_a.py::test[{case}]") for case in ("a/b", "a:b", "a-b")]
     assert len(set(names)) == 3
     assert all(name.startswith("test_a.py-test-a-b-") for name in names)
@@ -125,8 +120,7 @@ def properties_in(junit: Path) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.training
-def test_a_training_with_half_the_noise_fails_its_test_at_the_users_line(session: Session) -> None:
+def test_a_training_with_half_the_noise_fails_its_test_at_the_users_line(session):
     result = session("""
 def test_half(privacy_audit, tmp_path):
     fit(privacy_audit, half(), 40, tmp_path)
@@ -149,8 +143,7 @@ def test_half(privacy_audit, tmp_path):
     assert "trainer.py" not in result.stdout.str().partition("privacy audits")[0]
 
 
-@pytest.mark.training
-def test_every_fit_of_a_test_is_judged_also_by_a_copy_of_the_callback(session: Session) -> None:
+def test_every_fit_of_a_test_is_judged_also_by_a_copy_of_the_callback(session):
     result = session("""
 import copy
 
@@ -172,10 +165,7 @@ def test_two(privacy_audit, tmp_path):
     assert "hidden" not in result.stdout.str()
 
 
-@pytest.mark.training
-def test_a_planted_fault_passes_a_test_that_expects_it_and_nothing_else_does(
-    session: Session,
-) -> None:
+def test_a_planted_fault_passes_a_test_that_expects_it_and_nothing_else_does(session):
     result = session("""
 pytestmark = pytest.mark.privacy_audit(expected="VIOLATION")
 
@@ -189,8 +179,7 @@ def test_correct(privacy_audit):
     result.stdout.fnmatch_lines(["expected='VIOLATION', and the audit says PASS"])
 
 
-@pytest.mark.training
-def test_a_test_that_audits_nothing_fails(session: Session) -> None:
+def test_a_test_that_audits_nothing_fails(session):
     result = session("""
 def test_nothing(privacy_audit):
     pass
@@ -202,79 +191,52 @@ def test_tried(privacy_audit, tmp_path):
     result.stdout.fnmatch_lines(["*no training was audited in this test*"] * 2)
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
-    ("outcome", "options", "marker", "failed"),
+    ("written", "options", "marker", "failed"),
     [
-        ("PASS", (), "", 0),
-        ("VIOLATION", (), "", 1),
-        ("INCONCLUSIVE", (), "", 0),
-        ("INCONCLUSIVE", ("--audit-on-inconclusive=raise",), "", 1),
-        ("INCONCLUSIVE", (), "on_inconclusive='raise'", 1),
-        ("INCONCLUSIVE", ("--audit-on-inconclusive=raise",), "on_inconclusive='warn'", 0),
-        ("INCONCLUSIVE", (), "expected='PASS'", 1),
-        ("PASS", ("--audit-max-epsilon=3.5",), "", 0),
-        ("PASS", ("--audit-max-epsilon=2.5",), "", 1),
-        ("INCONCLUSIVE", ("--audit-max-epsilon=2.5",), "", 1),
+        ("'PASS'", (), "", 0),
+        ("'VIOLATION'", (), "", 1),
+        ("'INCONCLUSIVE'", (), "", 0),
+        ("'INCONCLUSIVE'", ("--audit-on-inconclusive=raise",), "", 1),
+        ("'INCONCLUSIVE'", (), "on_inconclusive='raise'", 1),
+        ("'INCONCLUSIVE'", ("--audit-on-inconclusive=raise",), "on_inconclusive='warn'", 0),
+        ("'INCONCLUSIVE'", (), "expected='PASS'", 1),
+        ("'PASS'", ("--audit-max-epsilon=3.5",), "", 0),
+        ("'PASS'", ("--audit-max-epsilon=2.5",), "", 1),
+        ("'INCONCLUSIVE'", ("--audit-max-epsilon=2.5",), "", 1),
+        ("spent=None, proved=None", ("--audit-max-epsilon=3",), "", 1),
     ],
 )
-def test_the_verdict_and_the_options_decide(
-    session: Session, outcome: str, options: tuple[str, ...], marker: str, failed: int
-) -> None:
-    result = session(
-        f"""
+def test_the_verdict_and_the_options_decide(session, written, options, marker, failed):
+    source = f"""
 @pytest.mark.privacy_audit({marker})
 def test_it(privacy_audit):
-    write(privacy_audit, {outcome!r})
-""",
-        *options,
-    )
+    write(privacy_audit, {written})
+"""
+    result = session(source, *options)
     result.assert_outcomes(failed=failed, passed=1 - failed)
+    if "spent" in written:
+        result.stdout.fnmatch_lines(["INCONCLUSIVE: the report holds no epsilon to compare*"])
 
 
-@pytest.mark.training
-def test_an_epsilon_that_is_not_known_fails_a_limit(session: Session) -> None:
-    result = session(
-        """
-def test_it(privacy_audit):
-    write(privacy_audit, spent=None, proved=None)
-""",
-        "--audit-max-epsilon=3",
-    )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["INCONCLUSIVE: the report holds no epsilon to compare*"])
-
-
-@pytest.mark.training
-def test_a_limit_that_is_no_number_is_a_usage_error(session: Session) -> None:
-    result = session("", "--audit-max-epsilon=-1")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
-
-
-@pytest.mark.training
-def test_an_edited_report_fails(session: Session) -> None:
+def test_an_edited_report_and_a_failure_of_the_users_own_fail_and_the_verdict_is_shown(session):
     result = session("""
-def test_it(privacy_audit):
+def test_edited(privacy_audit):
     write(privacy_audit, "VIOLATION")
     path = privacy_audit.report_dir / "report.json"
     path.write_text(path.read_text().replace("VIOLATION", "PASS"))
-""")
-    result.assert_outcomes(failed=1)
 
-
-@pytest.mark.training
-def test_a_failure_of_the_users_own_is_kept_and_the_verdict_is_shown(session: Session) -> None:
-    result = session("""
 def test_own(privacy_audit):
     write(privacy_audit, "VIOLATION")
     assert 1 == 2
 """)
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["E*assert 1 == 2", "test_inner.py::test_own  VIOLATION"])
+    wrong = session("", "--audit-max-epsilon=-1")
+    assert wrong.ret == pytest.ExitCode.USAGE_ERROR
+    wrong.stderr.fnmatch_lines(["*'-1' must be a number > 0*"])
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
@@ -285,9 +247,7 @@ def test_own(privacy_audit):
         ("claimed_epsilon=-1", "claimed_epsilon=-1 must be*"),
     ],
 )
-def test_a_wrong_argument_of_the_marker_is_named(
-    session: Session, marker: str, message: str
-) -> None:
+def test_a_wrong_argument_of_the_marker_is_named(session, marker, message):
     result = session(f"""
 @pytest.mark.privacy_audit({marker})
 def test_it(privacy_audit):
@@ -297,8 +257,7 @@ def test_it(privacy_audit):
     result.stdout.fnmatch_lines([message])
 
 
-@pytest.mark.training
-def test_the_closest_marker_wins_and_the_others_add_their_arguments(session: Session) -> None:
+def test_the_closest_marker_wins_and_the_others_add_their_arguments(session):
     session("""
 @pytest.mark.privacy_audit(claimed_epsilon=8.0, seed=3)
 class TestOf:
@@ -310,10 +269,9 @@ class TestOf:
 """).assert_outcomes(passed=1)
 
 
-@pytest.mark.training
 def test_each_test_keeps_its_reports_and_those_of_an_earlier_session_do_not_count(
-    session: Session, pytester: pytest.Pytester
-) -> None:
+    session, pytester
+):
     source = """
 @pytest.mark.parametrize("path", ["a/b", "a:b"])
 def test_it(privacy_audit, path):
@@ -329,10 +287,7 @@ def test_it(privacy_audit, path):
     assert len(list((pytester.path / "kept").glob("*/report.json"))) == 2
 
 
-@pytest.mark.training
-def test_summary_and_junit_have_the_numbers_of_each_fit(
-    session: Session, pytester: pytest.Pytester
-) -> None:
+def test_summary_and_junit_have_the_numbers_of_each_fit(session, pytester):
     result = session(
         """
 def test_two(privacy_audit):
@@ -354,25 +309,17 @@ def test_one(privacy_audit):
         ]
     )
     properties = properties_in(pytester.path / "out.xml")
-    assert properties["test_one"] | {"privacy_audit.report": ""} == {
-        "privacy_audit.verdict": "PASS",
-        "privacy_audit.report": "",
-        "privacy_audit.epsilon_proved": "1.5",
-        "privacy_audit.epsilon_spent": "3",
-        "privacy_audit.claimed_epsilon": "8",
-        "privacy_audit.delta": "1e-05",
-        "privacy_audit.steps": "100",
-    }
+    one = {"verdict": "PASS", "epsilon_proved": "1.5", "epsilon_spent": "3", "report": ""}
+    one |= {"claimed_epsilon": "8", "delta": "1e-05", "steps": "100"}
+    found = properties["test_one"] | {"privacy_audit.report": ""}
+    assert found == {f"privacy_audit.{name}": value for name, value in one.items()}
     two = properties["test_two"]
     assert two["privacy_audit.verdict"] == "VIOLATION"
     assert two["privacy_audit.finding"] == "noise"
     assert two["privacy_audit.2.verdict"] == "PASS"
 
 
-@pytest.mark.training
-def test_a_session_without_an_audit_loads_no_numpy_and_shows_no_section(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_session_without_an_audit_loads_no_numpy_and_shows_no_section(pytester):
     pytester.makepyfile("""
 import sys
 
@@ -393,11 +340,8 @@ def test_it():
     assert "privacy audits" not in done.stdout
 
 
-@pytest.mark.training
 @pytest.mark.heavy
-def test_workers_of_xdist_send_the_verdicts_of_their_trainings(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_xdist_send_the_verdicts_of_their_trainings(pytester, monkeypatch):
     # The session and its workers are processes that find what this one has on its path.
     monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{SUPPORT}")
     pytester.makepyfile(
@@ -422,25 +366,22 @@ def test_half(privacy_audit, tmp_path):
     result.stdout.fnmatch_lines(["2 audited trainings: 1 PASS, 1 VIOLATION"])
 
 
-@pytest.mark.training
-def test_the_entry_point_is_the_plugin() -> None:
+def test_the_entry_point_is_the_plugin():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"lightning_audit": PLUGIN}
 
 
-@pytest.mark.training
 @pytest.mark.heavy
 def test_the_page_of_docs_shows_a_test_that_passes_and_one_that_notices_a_fault(
-    session: Session, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    session, pytester, monkeypatch
+):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     code = "from digits import Digits as Model, HalfNoise\n" + "\n".join(blocks(PAGE, "python"))
     pytester.makepyfile(code)
     pytester.runpytest_inprocess(*WITH_PLUGIN, "-Wignore").assert_outcomes(passed=2)
 
 
-@pytest.mark.training
-def test_the_page_of_docs_has_every_option() -> None:
+def test_the_page_of_docs_has_every_option():
     table = re.findall(r"^\| `(--audit-[a-z-]+)", text_of(PAGE), re.MULTILINE)
     source = (REPOSITORY / "lightning_audit/pytest_plugin.py").read_text(encoding="utf-8")
     assert table == re.findall(r'"(--audit-[a-z-]+)",\n', source)

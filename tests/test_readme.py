@@ -34,16 +34,16 @@ def digits():
     yield from example("digits")
 
 
-def test_readme_has_at_most_two_hundred_lines() -> None:
+def test_readme_has_at_most_two_hundred_lines():
     assert len(TEXT.splitlines()) <= 200
 
 
-def test_readme_is_read_by_the_linter_of_english_which_finds_nothing(capsys) -> None:
+def test_readme_is_read_by_the_linter_of_english_which_finds_nothing(capsys):
     assert "README.md" in PLACES
     assert english.main([str(README)]) == 0, capsys.readouterr().out
 
 
-def test_readme_has_these_blocks_and_each_is_run_or_compared_below() -> None:
+def test_readme_has_these_blocks_and_each_is_run_or_compared_below():
     languages = re.findall(r"^```(\w+)\n", TEXT, flags=re.MULTILINE)
     assert languages == ["python", "text", "console", "console", "console"]
 

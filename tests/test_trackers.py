@@ -26,7 +26,7 @@ def case(tmp_path: Path) -> Case:
     return run
 
 
-def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case: Case) -> None:
+def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case):
     found = case("all")
     ((row,),) = found["epochs"]
     assert found["figures"] == 1
@@ -47,12 +47,12 @@ def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case: Case)
     assert set(_EPSILONS) < set(found["rows"][0].split(","))
 
 
-def test_without_them_a_training_imports_no_tracker_and_draws_nothing(case: Case) -> None:
+def test_without_them_a_training_imports_no_tracker_and_draws_nothing(case):
     assert case("unused") == []
 
 
 @pytest.mark.nightly
-def test_two_fits_of_one_run_keep_both_reports(case: Case) -> None:
+def test_two_fits_of_one_run_keep_both_reports(case):
     found = case("two fits")
     assert found["figures"] == 2
     mlflow, wandb = found["mlflow"], found["wandb"]
@@ -66,7 +66,7 @@ def test_two_fits_of_one_run_keep_both_reports(case: Case) -> None:
 
 
 @pytest.mark.nightly
-def test_two_optimizers_have_one_report_and_one_value_of_each_metric(case: Case) -> None:
+def test_two_optimizers_have_one_report_and_one_value_of_each_metric(case):
     found = case("two optimizers")
     ((row,),) = found["epochs"]
     assert found["figures"] == 1

@@ -97,20 +97,18 @@ every_view = pytest.mark.parametrize(
 
 
 @every_view
-def test_axe_finds_nothing(observed, name: str, width: int, scheme: str) -> None:
+def test_axe_finds_nothing(observed, name, width, scheme):
     assert observed(name, width, scheme).axe == []
 
 
 @every_view
-def test_a_page_says_nothing_on_the_console_and_loads_nothing(
-    observed, name: str, width: int, scheme: str
-) -> None:
+def test_a_page_says_nothing_on_the_console_and_loads_nothing(observed, name, width, scheme):
     found = observed(name, width, scheme)
     assert (found.complaints, found.requests) == ([], [])
 
 
 @every_view
-def test_a_page_does_not_scroll_sideways(observed, name: str, width: int, scheme: str) -> None:
+def test_a_page_does_not_scroll_sideways(observed, name, width, scheme):
     found = observed(name, width, scheme)
     assert found.sideways == {"scrolls": 0, "hides": 0}
     if width == max(WIDTHS) and name not in LONGEST:
@@ -118,7 +116,7 @@ def test_a_page_does_not_scroll_sideways(observed, name: str, width: int, scheme
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_dark_where_the_reader_wants_it(pages: Path, browser: Any, name: str) -> None:
+def test_a_page_is_dark_where_the_reader_wants_it(pages, browser, name):
     shown = Shown(browser, pages / f"{name}.html", scheme="dark")
     assert shown.brightness() < 60
     shown.look(1280, "light")
@@ -127,9 +125,7 @@ def test_a_page_is_dark_where_the_reader_wants_it(pages: Path, browser: Any, nam
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_groups_are_closed_open_by_keyboard_and_print_opens_all(
-    pages: Path, browser: Any, name: str
-) -> None:
+def test_groups_are_closed_open_by_keyboard_and_print_opens_all(pages, browser, name):
     shown = Shown(browser, pages / f"{name}.html")
     closed = shown.visible_groups("screen")
     assert len(closed) >= 6
@@ -142,7 +138,7 @@ def test_groups_are_closed_open_by_keyboard_and_print_opens_all(
     shown.close()
 
 
-def test_markup_in_names_is_shown_as_text(pages: Path, browser: Any) -> None:
+def test_markup_in_names_is_shown_as_text(pages, browser):
     for name in sorted(LONGEST):
         shown = Shown(browser, pages / f"{name}.html")
         shown.open_all()
@@ -153,7 +149,7 @@ def test_markup_in_names_is_shown_as_text(pages: Path, browser: Any) -> None:
         shown.close()
 
 
-def test_a_style_sheet_next_to_the_page_is_all_that_it_loads(pages: Path, browser: Any) -> None:
+def test_a_style_sheet_next_to_the_page_is_all_that_it_loads(pages, browser):
     shown = Shown(browser, pages / "beside" / "report.html", scheme="dark")
     assert [Path(address).name for address in shown.requests] == ["report.css"]
     assert shown.complaints == []
@@ -161,7 +157,7 @@ def test_a_style_sheet_next_to_the_page_is_all_that_it_loads(pages: Path, browse
     shown.close()
 
 
-def test_the_index_leads_to_every_page(pages: Path, browser: Any) -> None:
+def test_the_index_leads_to_every_page(pages, browser):
     shown = Shown(browser, pages / "index.html")
     links = shown.page.locator("ul.trainings a, .trainings a")
     addresses = {links.nth(i).get_attribute("href") for i in range(links.count())}
@@ -169,7 +165,7 @@ def test_the_index_leads_to_every_page(pages: Path, browser: Any) -> None:
     shown.close()
 
 
-def test_the_checks_of_this_file_can_fail(tmp_path: Path, browser: Any) -> None:
+def test_the_checks_of_this_file_can_fail(tmp_path, browser):
     page = tmp_path / "bad.html"
     page.write_text(
         "<title>t</title><img src=absent.png><p style='color:#eee;width:2000px'>pale</p>"

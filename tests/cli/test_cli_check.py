@@ -1,4 +1,6 @@
-"""`lightning-audit check` computes the verdict again, and no single edit talks it round."""
+"""`lightning-audit check`, `diff` and `show`: no edit makes a pass of what is none, and all formats
+say what was found, what became worse, and what could not be read.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +9,34 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mutated_files as files
 import pytest
 from checked_reports import violated, with_status
 from gate_reports import OUTCOMES, TRAININGS, train
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_report import made_report
 from many_trainings import audited
-from report_edits import edits, with_
+from report_edits import Change, Place, change, edits, with_
+from stages import staged
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.cli import main
 from lightning_audit.cli.check import FORMATS, another_training, failed, regressions
 from lightning_audit.report.text import print_summary
-from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Outcome, ReportError
+from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
 
-# --- `lightning-audit check` computes the verdict again, and no single edit talks it round.
-
-HEAVY = pytest.mark.heavy
-_texts: dict[str, str] = {}
-
+pytestmark = pytest.mark.training
 Report = dict[str, Any]
-Gate = Callable[..., tuple[int, str]]
+_texts: dict[str, str] = {}
 
 
 @pytest.fixture
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def trained(tmp_path_factory):
     """Gives the text of a training's report, trained once."""
 
     def text_of(name: str) -> str:
@@ -47,15 +48,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Gate:
+def gate(tmp_path, cli):
     """Gives the exit code and the errors of `lightning-audit check` on a text."""
 
     def check(text: str, *options: str) -> tuple[int, str]:
-        path = tmp_path / "report.json"
-        path.write_text(text, encoding="utf-8")
-        return main.main(["check", str(path), *options]), capsys.readouterr().err
+        (tmp_path / "report.json").write_text(text, encoding="utf-8")
+        said = cli("check", tmp_path / "report.json", *options)
+        return said.code, said.err
 
     return check
+
+
+@pytest.fixture
+def _no_step_summary(monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
 
 def code_of(text: str) -> int:
@@ -67,320 +73,158 @@ def code_of(text: str) -> int:
     return 2 if contradictions(report) else report.verdict.exit_code
 
 
-def check_of(data: Report, name: str) -> Report:
-    return next(check for check in data["checks"] if check["name"] == name)
-
-
-# ------------------------------------------------------------------ reports as they are written
+# --- Reports as they are written, and as they are edited.
 
 QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=HEAVY) for name in TRAININGS]
-)
+@pytest.mark.parametrize("name", staged(QUICK, [name for name in TRAININGS if name not in QUICK]))
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
-def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(
-    name: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(name, trained, gate):
     text = trained(name)
     assert gate(text) == (EXIT_CODES[OUTCOMES[name]], "")
     assert AuditReport.from_json(text).to_json() + "\n" == text
     assert {check["name"] for check in json.loads(text)["checks"]} <= set(REGISTRY)
 
 
-@pytest.mark.training
-def test_a_run_that_broke_off_keeps_the_violation_that_was_found(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
-    assert gate(with_(trained("half noise"), lambda data: data.update(complete=False)))[0] == 1
+def test_a_run_that_broke_off_keeps_the_violation_that_was_found(trained, gate):
+    assert gate(with_(trained("half noise"), {"complete": False}))[0] == 1
 
 
-# ------------------------------------------------------------------ what the gate believed
+PASSES = {
+    "verdict/outcome": "PASS",
+    "verdict/kind": None,
+    "verdict/fault": "",
+    "verdict/faults": [],
+}
+OK = {"status": "ok"}
 
 
-def _seems_to_pass(data: Report) -> None:
-    data["verdict"].update(outcome="PASS", kind=None, fault="", faults=[])
+def seems_to_pass(violated: Mapping[str, Any], each: Mapping[str, Any] | None = None) -> Change:
+    """A verdict that passes, with other values in the violated checks, and in each check."""
+
+    def edit(data: Report) -> None:
+        change(data, PASSES)
+        for check in data["checks"]:
+            change(check, {**(violated if check["status"] == "violated" else {}), **(each or {})})
+
+    return edit
 
 
-def _seems_healthy(data: Report) -> None:
-    _seems_to_pass(data)
-    for check in data["checks"]:
-        if check["status"] == "violated":
-            check["status"] = "ok"
-
-
-def _without_evidence(data: Report) -> None:
-    _seems_healthy(data)
-    for check in data["checks"]:
-        check["evidence"] = {}
-
-
-def _without_e_values(data: Report) -> None:
-    _seems_healthy(data)
-    for check in data["checks"]:
-        check["log_e_value"] = None
-
-
-def _without_violated(data: Report) -> None:
-    _seems_to_pass(data)
+def without_violated(data: Report) -> None:
+    change(data, PASSES)
     data["checks"] = [check for check in data["checks"] if check["status"] != "violated"]
 
 
-def _said_not_to_have_run(data: Report) -> None:
-    _seems_to_pass(data)
-    for check in data["checks"]:
-        if check["status"] == "violated":
-            check.update(status="not_run", log_e_value=0.0)
-            check["evidence"].update(violated_at_step=None)
+NOT_RUN = {"status": "not_run", "log_e_value": 0.0, "evidence/violated_at_step": None}
 
 
-def _allowed_afterwards(data: Report) -> None:
-    _seems_to_pass(data)
-    data["settings"]["allow"] = list(REGISTRY)
-
-
-@pytest.mark.training
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("edit", "told"),
     [
-        (
-            lambda data: data["verdict"].update(outcome="PASS"),
-            "it says PASS, its checks give VIOLATION: noise",
-        ),
-        (
-            lambda data: data["verdict"].update(outcome="INCONCLUSIVE"),
-            "it says INCONCLUSIVE, its checks give VIOLATION",
-        ),
-        (_seems_to_pass, "its checks give VIOLATION: noise"),
-        (_seems_healthy, "noise is ok, its numbers give violated"),
-        (_without_evidence, "its checks cannot be judged (KeyError"),
-        (_without_e_values, "noise is ok, its numbers give not_run"),
-        (_without_violated, "noise occurs 0 times, not 1"),
-        (_said_not_to_have_run, "it says PASS, its checks give INCONCLUSIVE: "),
-        (_allowed_afterwards, "noise is violated, its numbers give allowed"),
+        ({"verdict/outcome": "PASS"}, "it says PASS, its checks give VIOLATION: noise"),
+        ({"verdict/outcome": "INCONCLUSIVE"}, "it says INCONCLUSIVE, its checks give VIOLATION"),
+        (PASSES, "its checks give VIOLATION: noise"),
+        (seems_to_pass(OK), "noise is ok, its numbers give violated"),
+        (seems_to_pass(OK, {"evidence": {}}), "its checks cannot be judged (KeyError"),
+        (seems_to_pass(OK, {"log_e_value": None}), "noise is ok, its numbers give not_run"),
+        (without_violated, "noise occurs 0 times, not 1"),
+        (seems_to_pass(NOT_RUN), "it says PASS, its checks give INCONCLUSIVE: "),
+        ({**PASSES, "settings/allow": [*REGISTRY]}, "noise is violated, its numbers give allowed"),
     ],
 )
-def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(
-    change: Callable[[Report], Any], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
-    code, errors = gate(with_(trained("half noise"), change))
+def test_a_violation_that_is_edited_to_pass_is_refused_and_told_where(edit, told, trained, gate):
+    code, errors = gate(with_(trained("half noise"), edit))
     assert code == 2
     assert "and contradicts itself:" in errors
     assert "It was edited or damaged" in errors
     assert told in errors
 
 
-def _rated_lower(data: Report) -> None:
-    data["epsilon_spent"] = check_of(data, "accounting")["evidence"]["epsilon_spent"] = 1000.0
+NOISE = "optimizers/0/power/noise"
+TWICE = {"epsilon_spent", "checks/accounting/evidence/epsilon_spent"}
 
 
-@pytest.mark.training
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("edit", "told"),
     [
-        (
-            lambda data: data.update(complete=False),
-            "it says PASS, its checks give INCONCLUSIVE: the training has not ended",
-        ),
-        (
-            lambda data: data["verdict"].update(pass_blockers=["more steps"]),
-            "the text of its verdict does not follow",
-        ),
-        (
-            lambda data: data.update(pass_blockers=["the loader"]),
-            "it says PASS, its checks give INCONCLUSIVE: the loader",
-        ),
-        (lambda data: data.update(checks=[]), "noise occurs 0 times, not 1"),
-        (lambda data: data.update(steps=0), "steps is 0, and 60 elsewhere"),
-        (
-            lambda data: data.update(epsilon_spent=1000.0),
-            "epsilon_spent is 1000.0, and 1.",
-        ),
-        (_rated_lower, "accounting is ok, its numbers give violated"),
-        (lambda data: data.update(epsilon_spent=None), "epsilon_spent is None, and 1."),
-        (lambda data: data.update(claimed_epsilon=None), "claimed_epsilon is None, and 50.0"),
-        (lambda data: data.update(optimizers=[]), "noise occurs 1 times, not 0"),
-        (lambda data: data["optimizers"][0]["power"].pop("noise"), "power is for "),
-        (
-            lambda data: data["optimizers"][0]["power"]["noise"].update(power=0.5),
-            "50% power against",
-        ),
-        (lambda data: data["optimizers"][0].update(lost_steps=2), "2 of 60 steps were lost"),
-        (lambda data: data["optimizers"][0].update(shift_lower=0.1), "signal was not detected"),
-        (lambda data: data["settings"]["resolution"].update(noise=0.5), "the resolution is"),
-        (lambda data: data["settings"].pop("allow"), "required field `allow`"),
-        (lambda data: data["settings"].update(allow="noise"), "settings.allow: Expected `array`"),
-        (
-            lambda data: data["settings"].update(significance=2),
-            "significance=2.0 must be in (0, 1)",
-        ),
-        (lambda data: data["checks"].remove(check_of(data, "coupling")), "coupling occurs 0 times"),
-        (lambda data: data["checks"].pop(0), " occurs 0 times, not 1"),
-        (lambda data: data["checks"].append(data["checks"][0]), " occurs 2 times, not 1"),
-        (lambda data: data["checks"][0].update(name="unheard"), "there is no check 'unheard'"),
-        (lambda data: check_of(data, "noise").update(share=1e-9), "has the share 1e-09 of"),
+        ({"complete": False}, "its checks give INCONCLUSIVE: the training has not ended"),
+        ({"pass_blockers": ["the loader"]}, "it says PASS, its checks give INCONCLUSIVE: the load"),
+        ({"verdict/pass_blockers": ["steps"]}, "the text of its verdict does not follow"),
+        ({"checks": []}, "noise occurs 0 times, not 1"),
+        ({"optimizers": []}, "noise occurs 1 times, not 0"),
+        ({"checks/coupling": ...}, "coupling occurs 0 times"),
+        ({"steps": 0}, "steps is 0, and 60 elsewhere"),
+        ({"epsilon_spent": 1000.0}, "epsilon_spent is 1000.0, and 1."),
+        ({"claimed_epsilon": None}, "claimed_epsilon is None, and 50.0"),
+        (dict.fromkeys(TWICE, 1000.0), "accounting is ok, its numbers give violated"),
+        ({NOISE: ...}, "power is for "),
+        ({f"{NOISE}/power": 0.5}, "50% power against"),
+        ({"optimizers/0/lost_steps": 2}, "2 of 60 steps were lost"),
+        ({"optimizers/0/shift_lower": 0.1}, "signal was not detected"),
+        ({"settings/resolution/noise": 0.5}, "the resolution is"),
+        ({"settings/allow": "noise"}, "settings.allow: Expected `array`"),
+        ({"checks/noise/share": 1e-9}, "has the share 1e-09 of"),
     ],
 )
 def test_a_pass_that_its_own_numbers_do_not_give_is_refused_and_told_where(
-    change: Callable[[Report], Any], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
-    code, errors = gate(with_(trained("claimed"), change))
+    edit, told, trained, gate
+):
+    code, errors = gate(with_(trained("claimed"), edit))
     assert code == 2
     assert told in errors
 
 
-@pytest.mark.training
-def test_an_inconclusive_report_is_not_edited_to_pass(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
-    def change(data: Report) -> None:
-        data["verdict"].update(outcome="PASS", pass_blockers=[])
-        data.update(complete=True, pass_blockers=[])
-
-    code, errors = gate(with_(trained("broken off"), change))
+def test_an_inconclusive_report_is_not_edited_to_pass(trained, gate):
+    edit = {"verdict/outcome": "PASS", "verdict/pass_blockers": []}
+    edited = with_(trained("broken off"), {**edit, "complete": True, "pass_blockers": []})
+    code, errors = gate(edited)
     assert code == 2
     assert "power is for {}" in errors
 
 
-# ------------------------------------------------------------------ edits with a new digest
-
-
-def _half_the_noise_is_fine(data: Report) -> None:
-    """All but the e-value, which stays above its threshold."""
-    _seems_healthy(data)
-    for check in data["checks"]:
-        check["evidence"].pop("violated_at_step", None)
-
-
-def _less_noise_in_the_history(data: Report) -> None:
-    data["history"][0][0] *= 3.0
-
-
-def _another_epsilon(data: Report) -> None:
-    evidence = check_of(data, "accounting")["evidence"]
-    data["epsilon_spent"] = evidence["epsilon_spent"] = 0.5
-
-
-ATTACKS: dict[str, tuple[str, Callable[[Report], Any], int, int]] = {
-    "as it was": ("claimed", lambda r: None, 0, 0),
-    "verdict": ("half noise", lambda r: r["verdict"].update(outcome="PASS"), 2, 2),
-    "verdict and status": ("half noise", _seems_healthy, 2, 2),
-    "and evidence": ("half noise", _half_the_noise_is_fine, 2, 2),
-    "share of a violated check": (
-        *("half noise", lambda r: check_of(r, "noise").update(share=1e-9), 2, 2),
-    ),
-    "share of a check that is fine": (
-        *("claimed", lambda r: check_of(r, "noise").update(share=0.9), 2, 2),
-    ),
-    "e-value above the threshold": (
-        *("claimed", lambda r: check_of(r, "noise").update(log_e_value=30.0), 2, 2),
-    ),
-    "evidence of a rule": (
-        *("claimed", lambda r: check_of(r, "no_dp")["evidence"].update(plain_steps=1), 2, 2),
-    ),
-    "history alone": ("claimed", _less_noise_in_the_history, 0, 2),
-    "epsilon in one place": ("claimed", lambda r: r.update(epsilon_spent=0.5), 2, 2),
-    "epsilon in all places": ("claimed", _another_epsilon, 0, 2),
-    "a check removed": ("claimed", lambda r: r["checks"].remove(check_of(r, "noise")), 2, 2),
-    "a violated check removed": ("half noise", _without_violated, 2, 2),
-    "a check twice": ("claimed", lambda r: r["checks"].append(check_of(r, "noise")), 2, 2),
-    "allow": ("half noise", lambda r: r["settings"].update(allow=["noise"]), 2, 2),
-    "allow of what is not found": (
-        *("claimed", lambda r: r["settings"].update(allow=["noise"]), 0, 0),
-    ),
+#: Training, edit with a new digest, and the exit code without and with a budget of 50.
+ATTACKS: dict[str, tuple[str, Change, int, int]] = {
+    "as it was": ("claimed", {}, 0, 0),
+    "verdict": ("half noise", {"verdict/outcome": "PASS"}, 2, 2),
+    "verdict and status": ("half noise", seems_to_pass(OK), 2, 2),
+    # All but the e-value, which stays above its threshold.
+    "and evidence": ("half noise", seems_to_pass({**OK, "evidence/violated_at_step": ...}), 2, 2),
+    "share of a violated check": ("half noise", {"checks/noise/share": 1e-9}, 2, 2),
+    "share of a check that is fine": ("claimed", {"checks/noise/share": 0.9}, 2, 2),
+    "e-value above the threshold": ("claimed", {"checks/noise/log_e_value": 30.0}, 2, 2),
+    "evidence of a rule": ("claimed", {"checks/no_dp/evidence/plain_steps": 1}, 2, 2),
+    "history alone": ("claimed", {"history/0/0": 3.0}, 0, 2),
+    "epsilon in one place": ("claimed", {"epsilon_spent": 0.5}, 2, 2),
+    "epsilon in all places": ("claimed", dict.fromkeys(TWICE, 0.5), 0, 2),
+    "a check removed": ("claimed", {"checks/noise": ...}, 2, 2),
+    "a violated check removed": ("half noise", without_violated, 2, 2),
+    "a check twice": ("claimed", lambda r: r["checks"].append(r["checks"][0]), 2, 2),
+    "allow": ("half noise", {"settings/allow": ["noise"]}, 2, 2),
+    "allow of what is not found": ("claimed", {"settings/allow": ["noise"]}, 0, 0),
     # The step at which it was found stays.
-    "significance": ("half noise", lambda r: r["settings"].update(significance=1e-300), 1, 1),
-    "claim": ("above the claim", lambda r: r["settings"].update(claimed_epsilon=9.0), 2, 2),
-    "delta": ("claimed", lambda r: r.update(delta=0.5), 2, 2),
-    "delta in all places": (
-        *("claimed", lambda r: (r.update(delta=0.5), r["settings"].update(delta=0.5)), 0, 2),
-    ),
+    "significance": ("half noise", {"settings/significance": 1e-300}, 1, 1),
+    "claim": ("above the claim", {"settings/claimed_epsilon": 9.0}, 2, 2),
+    "delta": ("claimed", {"delta": 0.5}, 2, 2),
+    "delta in all places": ("claimed", {"delta": 0.5, "settings/delta": 0.5}, 0, 2),
 }
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(("name", "change", "code", "with_budget"), ATTACKS.values(), ids=ATTACKS)
-def test_the_judge_finds_what_a_new_digest_hides(
-    name: str,
-    change: Callable[[Report], Any],
-    code: int,
-    with_budget: int,
-    trained: Callable[[str], str],
-    gate: Gate,
-) -> None:
-    text = with_(trained(name), change)
+@pytest.mark.parametrize(("name", "edit", "code", "with_budget"), ATTACKS.values(), ids=ATTACKS)
+def test_the_judge_finds_what_a_new_digest_hides(name, edit, code, with_budget, trained, gate):
+    text = with_(trained(name), edit)
     assert gate(text)[0] == code
     assert gate(text, "--max-epsilon", "50")[0] == with_budget
+    unsigned = json.loads(trained(name))
+    change(unsigned, edit)
+    if unsigned != json.loads(trained(name)):
+        code, errors = gate(json.dumps(unsigned))
+        assert code == 2
+        assert "SHA-256 is not that of its content" in errors
 
 
-@pytest.mark.training
-def test_without_a_new_digest_any_edit_ends_with_2(
-    trained: Callable[[str], str], gate: Gate
-) -> None:
-    for name, change, *_ in ATTACKS.values():
-        data = json.loads(trained(name))
-        change(data)
-        if data != json.loads(trained(name)):
-            code, errors = gate(json.dumps(data))
-            assert (code, "SHA-256 is not that of its content" in errors) == (2, True), change
-
-
-# ------------------------------------------------------------------ no JSON, or no report's
-
-
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda text: text.rstrip()[:-1] + ', "verdict": {"outcome": "PASS"}}', "SHA-256"),
-        (lambda text: text.replace('"delta": ', '"delta": NaN, "d": ', 1), "not complete JSON"),
-        (lambda text: text.replace('"delta": ', '"delta": -Infinity, "d": ', 1), "not complete J"),
-        (lambda text: text.replace('"delta": ', '"delta": 1e999, "d": ', 1), "out of range"),
-        (lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 200, 1), "SHA-256"),
-        (lambda text: text.replace('"steps": ', '"steps": 1' + "0" * 5000, 1), "out of range"),
-        (lambda text: text.replace('"no_dp"', r'"no_dp\ud800"', 1), "not complete JSON"),
-        (lambda text: text.replace('"no_dp"', "[" * 60 + "]" * 60, 1), "SHA-256"),
-        (lambda text: text.replace('"no_dp"', "[" * 10**5 + "]" * 10**5, 1), "nested too deep"),
-        (lambda text: text.replace('"no_dp"', '{"a":' * 10**5 + "1" + "}" * 10**5, 1), "nested"),
-        (lambda text: "\ufeff" + text, "not complete JSON"),
-        (lambda text: text + text, "not complete JSON"),
-        (lambda text: "", "not complete JSON"),
-        (lambda text: with_(text, lambda data: data.update(schema_version=5)), "reads 6 only"),
-        (lambda text: with_(text, lambda data: data.update(schema_version=10**9)), "upgrade"),
-        (lambda text: with_(text, lambda data: data.update(schema_version=True)), "no schema_vers"),
-        (
-            lambda text: with_(text, lambda data: data.pop("bounds")),
-            "invalid: Object missing required field `bounds`",
-        ),
-        (
-            lambda text: with_(text, lambda data: data["checks"][2].update(share="0.1")),
-            "checks[2].share: Expected `float`, got `str`",
-        ),
-        (
-            lambda text: with_(text, lambda data: data["checks"][2].update(name=[1])),
-            "checks[2].name: Expected `str`, got `array`",
-        ),
-        (
-            lambda text: with_(text, lambda data: data.update(steps=True)),
-            "steps: Expected `int`, got `bool`",
-        ),
-    ],
-)
-def test_what_is_no_report_ends_with_a_message_and_no_traceback(
-    change: Callable[[str], str], told: str, trained: Callable[[str], str], gate: Gate
-) -> None:
-    changed = change(trained("correct"))
-    assert changed != trained("correct")
-    code, errors = gate(changed)
-    assert code == 2
-    assert told in errors
-    assert "Traceback" not in errors
-
-
-# ------------------------------------------------------------------ every single edit
+# --- Every single edit.
 
 #: Where any other value ends a pass; "." stands for all below. Beside it stand words, dates,
 #: versions, figures that are only shown, and of what was not found its size.
@@ -392,80 +236,54 @@ RESTS_ON = (
 )
 
 
-def is_rested_on(path: tuple[str | int, ...]) -> bool:
+def is_rested_on(path: Place) -> bool:
     place = ".".join("*" if isinstance(key, int) else key for key in path)
     place = re.sub(r"power\.\w+\.", "power.*.", place)
     place = place.replace("history.*.*", f"history.*.{path[-1]}")
-    return any(
-        place.startswith(known) if known.endswith(".") else place == known for known in RESTS_ON
-    )
+    return any(place.startswith(p) if p.endswith(".") else place == p for p in RESTS_ON)
 
 
-def codes_of(text: str, every: int = 1) -> Iterator[tuple[int, str, tuple[str | int, ...]]]:
-    """The exit code of every so many-th single edit, the edit and its place."""
-    for number, (what, path, make) in enumerate(edits(json.loads(text))):
-        if number % every == 0:
-            yield code_of(make()), what, path
+EDITED = ("correct", "half noise", "broken off")
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("name", "every"),
-    [
-        ("half noise", 40),
-        ("broken off", 40),
-        *(
-            pytest.param(name, 5, marks=HEAVY)
-            for name, outcome in OUTCOMES.items()
-            if outcome != "PASS"
-        ),
-        pytest.param("half noise", 1, marks=pytest.mark.nightly),
-    ],
-)
+def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str]]) -> None:
+    """An edit makes no pass of what is none, and a pass outlives none of what it rests on."""
+    what, path, make = edit
+    code = code_of(make())
+    assert code != 0 or passes, (what, path)
+    assert code in (0, 2) or not passes, (what, path)
+    # A key that is not there has its default, which may be the same.
+    if passes and is_rested_on(path) and what not in ("deleted", "renamed"):
+        assert code == 2, (what, path)
+    if code == 0 and path[0] == "checks" and len(path) == 2 and what == "deleted":
+        check = report["checks"][path[1]]["name"]
+        assert not REGISTRY[check].always, check
+
+
+@pytest.mark.parametrize("name", staged(EDITED, [name for name in OUTCOMES if name not in EDITED]))
 @pytest.mark.heavy_one_in(6)
-def test_no_single_edit_makes_a_pass_of_what_is_none(
-    name: str, every: int, trained: Callable[[str], str]
-) -> None:
-    tried = 0
-    for code, what, path in codes_of(trained(name), every):
-        assert code != 0, (what, path)
-        tried += 1
-    assert tried > 100
+def test_no_single_edit_makes_a_pass_of_what_is_none_nor_outlives_what_a_pass_rests_on(
+    name, trained
+):
+    report = json.loads(trained(name))
+
+    @settings(max_examples=200)
+    @given(st.sampled_from(list(edits(report))))
+    def one(edit):
+        judge(report, OUTCOMES[name] == "PASS", edit)
+
+    one()
 
 
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("name", "every"),
-    [
-        ("correct", 40),
-        *(
-            pytest.param(name, 5 if name == "correct" else 10, marks=HEAVY)
-            for name, outcome in OUTCOMES.items()
-            if outcome == "PASS"
-        ),
-        pytest.param("correct", 1, marks=pytest.mark.nightly),
-    ],
-)
-@pytest.mark.heavy_one_in(6)
-def test_a_pass_outlives_no_edit_of_what_it_rests_on(
-    name: str, every: int, trained: Callable[[str], str]
-) -> None:
-    checks = json.loads(trained(name))["checks"]
-    for code, what, path in codes_of(trained(name), every):
-        assert code in (0, 2), (what, path)
-        # A key that is not there has its default, which may be the same.
-        if is_rested_on(path) and what not in ("deleted", "renamed"):
-            assert code == 2, (what, path)
-        if code == 0 and path[0] == "checks" and len(path) == 2 and what == "deleted":
-            check = checks[path[1]]["name"]
-            assert not REGISTRY[check].always, check
+@pytest.mark.parametrize("name", staged(nightly=["correct", "half noise"]))
+def test_of_all_single_edits_none_does(name, trained):
+    report = json.loads(trained(name))
+    for edit in edits(report):
+        judge(report, OUTCOMES[name] == "PASS", edit)
 
 
-@pytest.mark.training
 @pytest.mark.parametrize("name", ["correct", "half noise"])
-def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(
-    name: str, trained: Callable[[str], str], gate: Gate
-) -> None:
+def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(name, trained, gate):
     tried = list(edits(json.loads(trained(name))))
     for _, path, make in random.Random(1).sample(tried, 60):
         text = make()
@@ -474,27 +292,58 @@ def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(
         assert bool(errors) == (code == 2), path
 
 
-@pytest.mark.training
-def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained: Callable[[str], str]) -> None:
-    text, rng = trained("half noise"), random.Random(0)
-    for _ in range(400):
-        at = rng.randrange(len(text))
-        cut = rng.choice((0, 1, 1, 5, 300))
-        assert code_of(text[:at] + rng.choice('0129-e."{}[],:xn ') + text[at + cut :]) != 0
+def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained):
+    text, anywhere = trained("half noise"), st.integers(0, len(trained("half noise")) - 1)
+
+    @settings(max_examples=400)
+    @given(anywhere, st.sampled_from([0, 1, 1, 5, 300]), st.sampled_from('0129-e."{}[],:xn '))
+    def one(at, cut, written):
+        assert code_of(text[:at] + written + text[at + cut :]) != 0
+
+    one()
+
+
+def test_what_is_no_report_ends_with_a_message_and_no_traceback(trained, gate):
+    report = json.loads(trained("correct"))
+
+    @settings(max_examples=25)
+    @given(files.objects(report, lambda at: bool({"evidence", "settings"} & set(at))))
+    def one(mutant):
+        text = mutant.data.decode("utf-8", "replace")
+        code, errors = gate(text)
+        assert "Traceback" not in errors
+        assert code == 2 or not mutant.wrong
+        assert bool(errors) == (code == 2)
+
+    one()
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda text: text.rstrip()[:-1] + ', "verdict": {"outcome": "PASS"}}', "SHA-256"),
+        (lambda text: text.replace('"delta": ', '"delta": NaN, "d": ', 1), "not complete JSON"),
+        (lambda text: text.replace('"delta": ', '"delta": 1e999, "d": ', 1), "out of range"),
+        (lambda text: text.replace('"no_dp"', "[" * 10**5 + "]" * 10**5, 1), "nested too deep"),
+        (lambda text: "\ufeff" + text, "not complete JSON"),
+        (lambda text: text + text, "not complete JSON"),
+        ({"schema_version": 5}, "reads 6 only"),
+        ({"schema_version": 10**9}, "upgrade"),
+        ({"schema_version": True}, "no schema_vers"),
+        ({"bounds": ...}, "invalid: Object missing required field `bounds`"),
+        ({"checks/2/share": "0.1"}, "checks[2].share: Expected `float`, got `str`"),
+        ({"checks/2/name": [1]}, "checks[2].name: Expected `str`, got `array`"),
+        ({"steps": True}, "steps: Expected `int`, got `bool`"),
+    ],
+)
+def test_what_is_no_report_is_told_in_words(edit, told, trained, gate):
+    text = trained("correct")
+    code, errors = gate(edit(text) if callable(edit) else with_(text, edit))
+    assert code == 2
+    assert told in errors
 
 
 # --- `lightning-audit check --baseline` compares with an earlier report, or says why it cannot.
-
-Streams = pytest.CaptureFixture[str]
-
-
-def saved(directory: Path, outcome: Outcome = "PASS", **changes: Any) -> str:
-    directory.mkdir(parents=True, exist_ok=True)
-    return str(made_report(outcome, **changes).save(directory / "report.json"))
-
-
-def check(*arguments: str) -> int:
-    return main.main(["check", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -510,290 +359,234 @@ def check(*arguments: str) -> int:
         ({"spent": None, "proved": 2.0}, (), 1),
     ],
 )
-def test_a_pass_fails_if_it_became_worse_than_its_baseline(
-    tmp_path: Path, changes: dict[str, Any], options: tuple[str, ...], code: int, capsys: Streams
-) -> None:
-    old, new = saved(tmp_path / "old"), saved(tmp_path / "new", claimed=None, **changes)
-    assert check(new, "--baseline", old, *options) == code
-    lines = capsys.readouterr().out.splitlines()
+def test_a_pass_fails_if_it_became_worse_than_its_baseline(cli, saved, changes, options, code):
+    old, new = saved("old"), saved("new", claimed=None, **changes)
+    said = cli("check", new, "--baseline", old, *options)
+    assert said.code == code
     if code:
         outcome = "VIOLATION" if code == 1 else "INCONCLUSIVE"
-        assert any(line.startswith(f"{outcome} against --baseline {old}: ") for line in lines[:2])
+        start = f"{outcome} against --baseline {old}: "
+        assert any(line.startswith(start) for line in said.lines[:2])
     else:
-        assert lines[-1] == f"nothing became worse since --baseline {old}"
+        assert said.lines[-1] == f"nothing became worse since --baseline {old}"
 
 
-def test_a_newly_failed_check_is_named(tmp_path: Path, capsys: Streams) -> None:
-    old, new = saved(tmp_path / "old"), saved(tmp_path / "new", "VIOLATION")
-    assert check(new, f"--baseline={old}", "--format=json") == 1
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
+def test_a_newly_failed_check_is_named(cli, saved):
+    old = saved("old")
+    said = cli("check", saved("new", "VIOLATION"), f"--baseline={old}", "--format=json")
     told = f"VIOLATION against --baseline {old}: newly failed: noise"
+    (report,) = said.json["reports"]
+    assert said.code == 1
     assert report["gate"] == [{"rule": "baseline", "outcome": "VIOLATION", "message": told}]
 
 
-def _cut(path: Path) -> str:
+def _replaced(old: str, new: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))
+
+
+def _cut(path: Path) -> None:
     path.write_text(path.read_text()[:500])
-    return "not complete JSON"
 
 
-def _newer(path: Path) -> str:
-    path.write_text(path.read_text().replace('"schema_version": 6', '"schema_version": 7'))
-    return "upgrade lightning-audit"
-
-
-def _edited(path: Path) -> str:
-    path.write_text(path.read_text().replace('"steps": 100', '"steps": 101', 1))
-    return "SHA-256"
-
-
-def _of_another(path: Path) -> str:
-    made_report(delta=1e-6).save(path)
-    return "contradicts itself"
-
-
-def _absent(path: Path) -> str:
-    path.unlink()
-    return "No such file"
-
-
-def _folder(path: Path) -> str:
+def _folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
-    return "a directory"
 
 
+_NEWER = _replaced('"schema_version": 6', '"schema_version": 7')
+UNREADABLE = {
+    "not complete JSON": _cut,
+    "upgrade lightning-audit": _NEWER,
+    "SHA-256": _replaced('"steps": 100', '"steps": 101'),
+    "contradicts itself": lambda path: made_report(delta=1e-6).save(path),
+    "No such file": Path.unlink,
+    "a directory": _folder,
+}
+
+
+@pytest.mark.usefixtures("_no_step_summary")
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("change", [_cut, _newer, _edited, _of_another, _absent, _folder])
-def test_a_baseline_that_cannot_be_read_never_passes(
-    tmp_path: Path, name: str, change: Any, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    old, new = saved(tmp_path / "old"), saved(tmp_path / "new")
-    told = change(Path(old))
-    assert check(new, "--baseline", old, "--format", name) == 2
-    out = capsys.readouterr().out
-    assert told in out
-    assert "INCONCLUSIVE" in out
-    assert "Traceback" not in out
+@pytest.mark.parametrize("told", UNREADABLE)
+def test_a_baseline_that_cannot_be_read_never_passes(cli, saved, name, told):
+    old, new = saved("old"), saved("new")
+    UNREADABLE[told](old)
+    said = cli("check", new, "--baseline", old, "--format", name)
+    assert said.code == 2
+    assert told in said.out
+    assert "INCONCLUSIVE" in said.out
+    assert "Traceback" not in said.out
 
 
-def test_the_report_of_another_training_is_no_baseline(tmp_path: Path, capsys: Streams) -> None:
-    made = made_report()
-    settings = {**made.settings, "delta": 1e-6}
-    old = saved(tmp_path / "old", claimed=None, spent=None, delta=1e-6, settings=settings)
-    new = saved(tmp_path / "new", claimed=None)
-    assert check(new, "--baseline", old) == 2
-    first = capsys.readouterr().out.splitlines()[0]
-    reason = "its delta: 1e-06, here 1e-05"
-    assert first == (f"INCONCLUSIVE: --baseline {old} is the report of another training: {reason}")
+@pytest.fixture
+def another(saved):
+    """Paths of two reports with another delta."""
+    changes = {"delta": 1e-6, "settings": {**made_report().settings, "delta": 1e-6}}
+    return saved("old", claimed=None, spent=None, **changes), saved("new", claimed=None)
 
 
-def test_a_violation_stays_one_if_its_baseline_is_unreadable(tmp_path: Path) -> None:
-    assert check(saved(tmp_path, "VIOLATION"), "--baseline", str(tmp_path / "absent")) == 1
+def test_the_report_of_another_training_is_no_baseline(cli, another):
+    old, new = another
+    said = cli("check", new, "--baseline", old)
+    assert said.code == 2
+    told = f"INCONCLUSIVE: --baseline {old} is the report of another training"
+    assert said.lines[0] == f"{told}: its delta: 1e-06, here 1e-05"
+    said = cli("diff", old, new)
+    assert said.code == 2
+    assert "different trainings: its delta: 1e-06, here 1e-05" in said.err
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: Streams) -> None:
-    one, other = saved(tmp_path / "one"), saved(tmp_path / "other")
-    assert check(one, other, "--baseline", one) == 2
-    assert "--baseline is the report of one training, and 2 are given" in capsys.readouterr().err
-    assert check(one, "--max-regression", "1") == 2
-    assert "add --baseline report.json" in capsys.readouterr().err
+def test_a_violation_stays_one_if_its_baseline_is_unreadable(tmp_path, cli, saved):
+    assert cli("check", saved("", "VIOLATION"), "--baseline", tmp_path / "absent").code == 1
 
 
-@pytest.mark.parametrize("limit", ["-1", "nan", "much"])
-def test_a_limit_that_is_no_number_is_a_usage_error(tmp_path: Path, limit: str) -> None:
-    path = saved(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        check(path, "--baseline", path, f"--max-regression={limit}")
-    assert exit_.value.code == 2
+def test_options_that_do_not_go_together_are_refused(cli, saved):
+    one, other = saved("one"), saved("other")
+    for options, told in (
+        ((other, "--baseline", one), "--baseline is the report of one training, and 2 are given"),
+        (("--max-regression", "1"), "add --baseline report.json"),
+    ):
+        said = cli("check", one, *options)
+        assert said.code == 2
+        assert told in said.err
 
 
 # --- `lightning-audit check` of several reports, in every format.
 
-OUTCOMES_OF_CHECK_COMMAND_FORMATS: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
 
-
-def check_check_command_formats(*arguments: object) -> int:
-    return main.main(["check", *map(str, arguments)])
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES_OF_CHECK_COMMAND_FORMATS)
-def test_one_report_gets_its_summary(tmp_path: Path, outcome: Outcome, capsys: Streams) -> None:
-    path = saved(tmp_path, outcome)
-    assert check_check_command_formats(path) == EXIT_CODES[outcome]
-    shown = capsys.readouterr()
+@pytest.mark.parametrize("outcome", EXIT_CODES)
+def test_one_report_gets_its_summary(cli, saved, outcome, capsys):
+    path = saved("", outcome)
+    said = cli("check", path)
     print_summary(AuditReport.load(path), path)
-    assert shown == (capsys.readouterr().out, "")
+    assert said == (EXIT_CODES[outcome], capsys.readouterr().out, "")
 
 
-def test_reports_and_folders_are_shown_together_and_each_once(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    first = saved(tmp_path / "runs" / "a" / "audit")
-    saved(tmp_path / "runs" / "b" / "audit", "INCONCLUSIVE")
-    other = saved(tmp_path / "other", "VIOLATION")
-    assert check_check_command_formats(tmp_path / "runs", other, first) == 1
-    rows = capsys.readouterr().out.splitlines()[:-2]
-    assert [row.split()[1 if row[0] == " " else 2] for row in rows] == [
-        "PASS",
-        "INCONCLUSIVE",
-        "VIOLATION",
-    ]
-    assert check_check_command_formats(tmp_path / "runs") == 2
+def test_reports_and_folders_are_shown_together_and_each_once(tmp_path, cli, saved):
+    first, runs = saved("runs/a/audit"), tmp_path / "runs"
+    saved("runs/b/audit", "INCONCLUSIVE")
+    said = cli("check", runs, saved("other", "VIOLATION"), first)
+    assert said.code == 1
+    shown = [row.split()[1 if row[0] == " " else 2] for row in said.lines[:-2]]
+    assert shown == ["PASS", "INCONCLUSIVE", "VIOLATION"]
+    assert cli("check", runs).code == 2
 
 
-def test_a_folder_without_a_report_among_others_is_inconclusive(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    path = saved(tmp_path / "a")
+def test_a_folder_without_a_report_among_others_is_inconclusive(tmp_path, cli, saved):
     (tmp_path / "empty").mkdir()
-    assert check_check_command_formats(path, tmp_path / "empty", tmp_path / "absent.json") == 2
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 3 + 2
-    assert "is a directory without a report.json" in told.err
-    assert "absent.json" in told.err
+    said = cli("check", saved("a"), tmp_path / "empty", tmp_path / "absent.json")
+    assert said.code == 2
+    assert len(said.lines) == 3 + 2
+    assert "is a directory without a report.json" in said.err
+    assert "absent.json" in said.err
 
 
+@pytest.mark.usefixtures("_no_step_summary")
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("outcome", OUTCOMES_OF_CHECK_COMMAND_FORMATS)
-def test_the_exit_code_is_the_same_in_every_format(
-    tmp_path: Path, name: str, outcome: Outcome, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    path = saved(tmp_path / "a", outcome)
-    other = saved(tmp_path / "b")
-    assert check_check_command_formats(path, "--format", name) == EXIT_CODES[outcome]
-    capsys.readouterr()
-    shown = []
-    for _ in range(2):
-        assert check_check_command_formats(path, other, f"--format={name}") == EXIT_CODES[outcome]
-        shown.append(capsys.readouterr())
-    assert shown[0] == shown[1]
-    assert shown[0].out
-    assert shown[0].err == ""
+@pytest.mark.parametrize("outcome", EXIT_CODES)
+def test_the_exit_code_is_the_same_in_every_format(cli, saved, name, outcome):
+    path, other = saved("a", outcome), saved("b")
+    assert cli("check", path, "--format", name).code == EXIT_CODES[outcome]
+    one, again = (cli("check", path, other, f"--format={name}") for _ in range(2))
+    assert one == again
+    assert (one.code, one.err) == (EXIT_CODES[outcome], "")
+    assert one.out
 
 
+@pytest.mark.usefixtures("_no_step_summary")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("several", [False, True])
-def test_what_cannot_be_read_never_passes_in_any_format(
-    tmp_path: Path, name: str, several: bool, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    cut, newer = Path(saved(tmp_path / "cut")), Path(saved(tmp_path / "newer"))
-    cut.write_text(cut.read_text()[:500])
-    newer.write_text(newer.read_text().replace('"schema_version": 6', '"schema_version": 7'))
-    others = [saved(tmp_path / "fine")] * several
-    for path, told in ((cut, "not complete JSON"), (newer, "upgrade lightning-audit")):
-        assert check_check_command_formats(path, *others, "--format", name) == 2
-        shown = capsys.readouterr()
-        assert told in shown.err
-        assert told in shown.out or (name == "text" and not several)
+def test_what_cannot_be_read_never_passes_in_any_format(cli, saved, name, several):
+    for told in ("not complete JSON", "upgrade lightning-audit"):
+        path, others = saved("unreadable"), [saved("fine")] * several
+        UNREADABLE[told](path)
+        said = cli("check", path, *others, "--format", name)
+        assert said.code == 2
+        assert told in said.err
+        assert told in said.out or (name == "text" and not several)
 
 
-@pytest.mark.parametrize("limit", ["2", "1"])
-def test_the_first_line_says_why_a_budget_is_exceeded(
-    tmp_path: Path, limit: str, capsys: Streams
-) -> None:
-    path = saved(tmp_path)
-    assert check_check_command_formats(path, "--max-epsilon", limit) == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    above = "epsilon spent 3" if limit == "2" else "epsilon proved 1.5, spent 3"
-    assert first == f"VIOLATION of --max-epsilon {limit}: {above}"
-    assert check_check_command_formats(path, "--max-epsilon", limit, "--format=json") == 1
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
-    assert report["reasons"] == [first]
+@pytest.mark.parametrize(
+    ("limit", "above"), [("2", "epsilon spent 3"), ("1", "epsilon proved 1.5, spent 3")]
+)
+def test_the_first_line_says_why_a_budget_is_exceeded(cli, saved, limit, above):
+    arguments = ("check", saved(), "--max-epsilon", limit)
+    said, (report,) = cli(*arguments), cli(*arguments, "--format=json").json["reports"]
+    told = f"VIOLATION of --max-epsilon {limit}: {above}"
+    assert (said.code, said.lines[0], report["reasons"]) == (1, told, [told])
     assert (report["verdict"], report["outcome"]) == ("PASS", "VIOLATION")
 
 
-def test_a_step_summary_that_cannot_be_written_ends_with_2(
-    tmp_path: Path, capsys: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_summary_that_cannot_be_written_ends_with_2(tmp_path, cli, saved, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    assert check_check_command_formats(saved(tmp_path / "a"), "--format=github") == 2
-    assert "cannot write the step summary" in capsys.readouterr().err
+    said = cli("check", saved("a"), "--format=github")
+    assert said.code == 2
+    assert "cannot write the step summary" in said.err
 
 
 def test_a_hundred_reports_are_a_line_each_and_the_worst_verdict_is_the_exit_code(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    for number, outcome in zip(
-        range(100), itertools.cycle(OUTCOMES_OF_CHECK_COMMAND_FORMATS), strict=False
-    ):
-        saved(tmp_path / f"{number}" / "audit", outcome)
-    assert check_check_command_formats(tmp_path) == 1
-    assert len(capsys.readouterr().out.splitlines()) == 102
+    tmp_path, cli, saved
+):
+    for number, outcome in zip(range(100), itertools.cycle(EXIT_CODES), strict=False):
+        saved(f"{number}/audit", outcome)
+    said = cli("check", tmp_path)
+    assert (said.code, len(said.lines)) == (1, 102)
 
 
-def diff(*arguments: str) -> int:
-    return main.main(["diff", *arguments])
+# --- `lightning-audit diff`, and what became worse.
 
 
-def test_equal_reports_do_not_differ(tmp_path: Path, capsys: Streams) -> None:
-    old = saved(tmp_path)
-    assert diff(old, old) == 0
-    assert capsys.readouterr().out == "the reports do not differ\n"
+def test_equal_reports_do_not_differ(cli, saved):
+    old = saved()
+    assert cli("diff", old, old) == (0, "the reports do not differ\n", "")
 
 
-def test_what_became_worse_is_first_and_each_difference_has_a_row(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    old = saved(tmp_path / "old", environment={"torch": "2.12"})
-    new = saved(tmp_path / "new", "VIOLATION", spent=4.0, environment={"torch": "2.13"})
-    assert diff(old, new) == 1
-    worse, newly, *rows = capsys.readouterr().out.splitlines()
-    assert worse == "VIOLATION: epsilon_spent rose from 3 to 4"
+def test_what_became_worse_is_first_and_each_difference_has_a_row(cli, saved):
+    old = saved("old", environment={"torch": "2.12"})
+    new = saved("new", "VIOLATION", spent=4.0, environment={"torch": "2.13"})
+    said = cli("diff", old, new)
+    worse, newly, *rows = said.lines
+    assert (said.code, worse) == (1, "VIOLATION: epsilon_spent rose from 3 to 4")
     assert newly == "VIOLATION: newly failed: noise"
-    found = {row.split("  ")[1].strip(): row.split("  ->  ")[1] for row in rows}
-    assert found == {
+    assert {row.split("  ")[1].strip(): row.split("  ->  ")[1] for row in rows} == {
         "verdict": "VIOLATION (mechanism)",
         "epsilon_spent": "4",
         "epsilon_not_excluded": "-",
         "noise": "violated",
         "environment.torch": "2.13",
     }
-    assert diff(new, old) == 0
+    assert cli("diff", new, old).code == 0
 
 
-def test_a_rise_within_the_limit_is_shown_and_accepted(tmp_path: Path, capsys: Streams) -> None:
-    old, new = saved(tmp_path / "old"), saved(tmp_path / "new", spent=3.4)
-    assert diff(old, new, "--max-regression", "0.5") == 0
-    assert capsys.readouterr().out == "  epsilon_spent  3  ->  3.4\n"
+def test_a_rise_within_the_limit_is_shown_and_accepted(cli, saved):
+    said = cli("diff", saved("old"), saved("new", spent=3.4), "--max-regression", "0.5")
+    assert said == (0, "  epsilon_spent  3  ->  3.4\n", "")
 
 
-def test_an_epsilon_that_is_no_longer_known_is_inconclusive(tmp_path: Path) -> None:
-    old = saved(tmp_path / "old", claimed=None)
-    assert diff(old, saved(tmp_path / "new", claimed=None, spent=None)) == 2
-    assert diff(old, saved(tmp_path / "worse", claimed=None, spent=None, proved=2.0)) == 1
+def test_an_epsilon_that_is_no_longer_known_is_inconclusive(cli, saved):
+    old, unknown = saved("old", claimed=None), {"claimed": None, "spent": None}
+    assert cli("diff", old, saved("new", **unknown)).code == 2
+    assert cli("diff", old, saved("worse", **unknown, proved=2.0)).code == 1
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, which: int, capsys: Streams) -> None:
-    paths = [saved(tmp_path / "old"), saved(tmp_path / "new")]
-    Path(paths[which]).write_text("{")
-    assert diff(*paths) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert f"{paths[which]}: the report is not complete JSON" in shown.err
+def test_a_report_that_cannot_be_read_is_named(cli, saved, which):
+    paths = [saved("old"), saved("new")]
+    paths[which].write_text("{")
+    said = cli("diff", *paths)
+    assert (said.code, said.out) == (2, "")
+    assert f"{paths[which]}: the report is not complete JSON" in said.err
 
 
-def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    path = saved(tmp_path, delta=1e-6)
-    assert diff(path, path) == 2
-    shown = capsys.readouterr().err
-    assert "contradicts itself" in shown
-    assert "delta is 1e-06" in shown
+def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(cli, saved):
+    path = saved(delta=1e-6)
+    said = cli("diff", path, path)
+    assert said.code == 2
+    assert "contradicts itself" in said.err
+    assert "delta is 1e-06" in said.err
 
 
-def test_reports_of_different_trainings_are_refused(tmp_path: Path, capsys: Streams) -> None:
-    made = made_report()
-    settings = {**made.settings, "delta": 1e-6}
-    old = saved(tmp_path / "old", claimed=None, spent=None, delta=1e-6, settings=settings)
-    assert diff(old, saved(tmp_path / "new", claimed=None)) == 2
-    assert "different trainings: its delta: 1e-06, here 1e-05" in capsys.readouterr().err
-
-
+UNKNOWN = ("INCONCLUSIVE", "epsilon_spent was 3 and is unknown now")
+PROVED = ("VIOLATION", "epsilon_lower rose from 1.5 to 2")
 INFINITE = float("inf")
 
 
@@ -803,53 +596,38 @@ INFINITE = float("inf")
         ({}, {}, 0.0, []),
         ({"spent": 4.0}, {}, 0.0, []),
         ({}, {"spent": 3.4}, 0.5, []),
-        (
-            {},
-            {"spent": 3.6},
-            0.5,
-            [("VIOLATION", "epsilon_spent rose from 3 to 3.6, by more")],
-        ),
+        ({}, {"spent": 3.6}, 0.5, [("VIOLATION", "epsilon_spent rose from 3 to 3.6, by more")]),
         ({}, {"spent": 3.1}, 0.0, [("VIOLATION", "epsilon_spent rose from 3 to 3.1")]),
-        ({}, {"proved": 2.0}, 0.0, [("VIOLATION", "epsilon_lower rose from 1.5 to 2")]),
+        ({}, {"proved": 2.0}, 0.0, [PROVED]),
         ({}, {"spent": INFINITE}, 9.0, [("VIOLATION", "epsilon_spent rose from 3 to inf")]),
         ({"spent": INFINITE}, {"spent": INFINITE}, 0.0, []),
-        ({}, {"spent": None}, 9.0, [("INCONCLUSIVE", "epsilon_spent was 3 and is unknown now")]),
+        ({}, {"spent": None}, 9.0, [UNKNOWN]),
         ({"spent": None}, {}, 0.0, []),
-        (
-            {},
-            {"spent": None, "proved": 2.0},
-            0.0,
-            [
-                ("INCONCLUSIVE", "epsilon_spent was 3"),
-                ("VIOLATION", "epsilon_lower rose from 1.5 to 2"),
-            ],
-        ),
+        ({}, {"spent": None, "proved": 2.0}, 0.0, [UNKNOWN, PROVED]),
     ],
 )
-def test_a_rise_of_an_epsilon_above_the_limit_is_found(
-    old: dict[str, Any], new: dict[str, Any], most: float, expected: list[tuple[str, str]]
-) -> None:
+def test_a_rise_of_an_epsilon_above_the_limit_is_found(old, new, most, expected):
     found = regressions(made_report(**old), made_report(**new), most)
     assert [outcome for outcome, _ in found] == [outcome for outcome, _ in expected]
     for (_, text), (_, start) in zip(found, expected, strict=True):
         assert text.startswith(start)
 
 
-def test_a_newly_failed_check_is_found_and_an_old_failure_is_not() -> None:
-    texts = [text for _, text in regressions(made_report(), violated(), 0.0)]
-    assert texts == ["newly failed: noise, and 1 that follows from it"]
+def test_a_newly_failed_check_is_found_and_an_old_failure_is_not():
     once = dataclasses.replace(violated(), checks=made_report("VIOLATION").checks)
-    assert [text for _, text in regressions(once, violated(), 0.0)] == ["newly failed: noise.step"]
-    assert regressions(violated(), violated(), 0.0) == []
-    assert regressions(violated(), made_report(), 0.0) == []
+    for old, new, told in (
+        (made_report(), violated(), ["newly failed: noise, and 1 that follows from it"]),
+        (once, violated(), ["newly failed: noise.step"]),
+        (violated(), violated(), []),
+        (violated(), made_report(), []),
+    ):
+        assert [text for _, text in regressions(old, new, 0.0)] == told
 
 
 @pytest.mark.parametrize(
     ("status", "fails"), [("allowed", True), ("undecided", True), ("warned", False), ("ok", False)]
 )
-def test_a_failure_that_is_allowed_is_a_failure_and_a_warning_is_none(
-    status: str, fails: bool
-) -> None:
+def test_a_failure_that_is_allowed_is_a_failure_and_a_warning_is_none(status, fails):
     assert (("sensitivity", "") in failed(with_status("sensitivity", status))) == fails
 
 
@@ -863,6 +641,9 @@ def of_tensors(*names: str) -> AuditReport:
     return with_status("noise", "ok", evidence={"ratio": dict.fromkeys(names, 1.0)})
 
 
+REPLACED = {"claim": {"adjacency": "replace_one"}}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -871,71 +652,57 @@ def of_tensors(*names: str) -> AuditReport:
         (of_tensors("a", "b"), of_tensors("a", "c"), "its tensors: 2 (b), here 2 (c)"),
         (of_tensors("a"), of_tensors("a", "c", "d"), "its tensors: 1, here 3 (c, ...)"),
         (
-            made_report(),
-            made_report(settings={"claim": {"adjacency": "replace_one"}}),
+            *(made_report(), made_report(settings=REPLACED)),
             "its adjacency: add_remove, here replace_one",
         ),
     ],
 )
-def test_reports_of_different_trainings_are_not_compared(
-    old: AuditReport, new: AuditReport, told: str
-) -> None:
+def test_reports_of_different_trainings_are_not_compared(old, new, told):
     assert another_training(old, new) == told
     assert another_training(new, old)
     assert another_training(old, old) == another_training(new, new) == ""
 
 
-def test_another_noise_seed_or_number_of_steps_is_the_same_training() -> None:
+def test_another_noise_seed_or_number_of_steps_is_the_same_training():
     other = made_report(spent=5.0, steps=7, settings={"seed": 3, "claim": {"noise_multiplier": 2}})
     assert another_training(of_tensors("a"), other) == ""
 
 
-def test_a_report_of_many_trainings_is_no_baseline_of_one() -> None:
+def test_a_report_of_many_trainings_is_no_baseline_of_one():
     many, one = audited(n=50).to_report(), made_report()
-    told = another_training(
-        one, dataclasses.replace(many, delta=one.delta, optimizers=one.optimizers)
-    )
-    assert told == "its data sets of many trainings: one training, here add_remove"
+    alike = dataclasses.replace(many, delta=one.delta, optimizers=one.optimizers)
+    told = "its data sets of many trainings: one training, here add_remove"
+    assert another_training(one, alike) == told
     assert another_training(many, audited(n=60).to_report()) == ""
 
 
 # --- `lightning-audit show` prints all of a report, and is no gate.
 
 
-def saved_show_command(directory: Path, outcome: str = "PASS") -> str:
-    directory.mkdir(parents=True)
-    return str(made_report(outcome).save(directory / "report.json"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
-def test_every_check_of_a_report_is_shown_and_the_exit_code_is_no_verdict(
-    tmp_path: Path, outcome: str, capsys: Streams
-) -> None:
-    path = saved_show_command(tmp_path / "a", outcome)
-    assert main.main(["show", path]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0] for line in lines if line.strip()}
+@pytest.mark.parametrize("outcome", EXIT_CODES)
+def test_every_check_of_a_report_is_shown_and_the_exit_code_is_no_verdict(cli, saved, outcome):
+    path = saved("a", outcome)
+    said = cli("show", path)
+    assert said.code == 0
+    rows = {line.split()[0] for line in said.lines if line.strip()}
     assert {check.name for check in made_report(outcome).checks if not check.follows_from} <= rows
-    assert lines[1].startswith(outcome)
-    assert lines[-1] == f"Report: {path}"
+    assert said.lines[1].startswith(outcome)
+    assert said.lines[-1] == f"Report: {path}"
 
 
-def test_a_folder_shows_each_of_its_trainings(tmp_path: Path, capsys: Streams) -> None:
-    paths = [saved_show_command(tmp_path / name) for name in ("a", "b")]
-    assert main.main(["show", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.removeprefix("Report: ") for line in shown if "Report: " in line] == paths
+def test_a_folder_shows_each_of_its_trainings(tmp_path, cli, saved):
+    paths = [str(saved(name)) for name in ("a", "b")]
+    said = cli("show", tmp_path)
+    assert said.code == 0
+    assert [line.removeprefix("Report: ") for line in said.lines if "Report: " in line] == paths
 
 
-def test_what_cannot_be_read_is_named_after_the_others_with_exit_code_2(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    path = saved_show_command(tmp_path / "a")
-    cut = tmp_path / "cut.json"
-    cut.write_text(Path(path).read_text()[:-200])
+def test_what_cannot_be_read_is_named_after_the_others_with_exit_code_2(tmp_path, cli, saved):
+    path, cut = saved("a"), saved("cut")
+    _cut(cut)
     (tmp_path / "empty").mkdir()
-    assert main.main(["show", str(cut), str(tmp_path / "empty"), path]) == 2
-    shown = capsys.readouterr()
-    assert f"Report: {path}" in shown.out
-    assert len([line for line in shown.err.splitlines() if "lightning-audit: " in line]) == 2
-    assert "without a report.json" in shown.err
+    said = cli("show", cut, tmp_path / "empty", path)
+    assert said.code == 2
+    assert f"Report: {path}" in said.out
+    assert len([line for line in said.err.splitlines() if "lightning-audit: " in line]) == 2
+    assert "without a report.json" in said.err

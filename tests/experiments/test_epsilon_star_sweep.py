@@ -8,7 +8,7 @@ from common import cells, save
 
 
 @pytest.mark.heavy
-def test_shapes_of_the_sweep(tmp_path) -> None:
+def test_shapes_of_the_sweep(tmp_path):
     found = experiment.run(cells(), 100, 60, range(2))
     star = {one.training.name: one.star for one in found}
     assert star["100 epochs"] > star["3 epochs"]

@@ -8,7 +8,7 @@ from common import save
 
 
 @pytest.mark.heavy
-def test_bounds_are_below_what_is_spent(tmp_path, monkeypatch) -> None:
+def test_bounds_are_below_what_is_spent(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "STEPS", 20)
     monkeypatch.setattr(experiment, "RATES", (1.0, 0.25))
     found = experiment.run(records=20, trainings=120, seed=0)
@@ -22,7 +22,7 @@ def test_bounds_are_below_what_is_spent(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
-def test_noise_spends_the_epsilon() -> None:
+def test_noise_spends_the_epsilon():
     claim = experiment.PrivacyClaim(
         noise_multiplier=experiment.noise_for(8.0, 0.25, 20),
         sample_rate=0.25,

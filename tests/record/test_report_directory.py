@@ -1,3 +1,5 @@
+"""Directories of reports: one claim at a time, trainings below, and what is set aside."""
+
 from __future__ import annotations
 
 import errno
@@ -25,7 +27,7 @@ from lightning_audit.record.report_directory import (
 )
 
 
-def test_a_directory_is_one_claims_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_is_one_claims_at_a_time_and_a_claim_that_is_forgotten_is_let_go(tmp_path):
     base = tmp_path / "a" / "b"
     first, second, third = (claim(base) for _ in range(3))
     places = [lock.directory for lock in (first, second, third)]
@@ -36,14 +38,10 @@ def test_a_directory_is_one_claims_at_a_time(tmp_path: Path) -> None:
     assert claim(base).directory == base / "run-2"
     first.release()
     first.release()
-    assert claim(base).directory == base
-
-
-def test_a_claim_that_is_forgotten_is_let_go(tmp_path: Path) -> None:
-    claim(tmp_path)
-    lock = claim(tmp_path)
-    assert lock.directory == tmp_path
-    assert lock_of(tmp_path) is None
+    claim(base)
+    last = claim(base)
+    assert last.directory == base
+    assert lock_of(base) is None
 
 
 HOLDS = """
@@ -56,7 +54,7 @@ time.sleep(100)
 """
 
 
-def test_another_processs_claim_ends_when_it_is_killed(tmp_path: Path) -> None:
+def test_another_processs_claim_ends_when_it_is_killed(tmp_path):
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -71,7 +69,7 @@ def test_another_processs_claim_ends_when_it_is_killed(tmp_path: Path) -> None:
     assert claim(tmp_path).directory == tmp_path
 
 
-def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path: Path) -> None:
+def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path):
     lock = claim(tmp_path)
     read, write = os.pipe()
     told, tell = os.pipe()
@@ -93,7 +91,7 @@ def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path: Path)
     assert freed is not None
 
 
-def test_who_made_a_directory_anew_has_it(tmp_path: Path) -> None:
+def test_who_made_a_directory_anew_has_it(tmp_path):
     lock = claim(tmp_path / "audit")
     (tmp_path / "audit").rename(tmp_path / "moved")
     assert not lock.holds
@@ -103,7 +101,7 @@ def test_who_made_a_directory_anew_has_it(tmp_path: Path) -> None:
     assert not lock.holds
 
 
-def test_a_claim_whose_directory_is_gone_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_claim_whose_directory_is_gone_leaves_nothing_open(tmp_path):
     lock = claim(tmp_path / "audit")
     before = len(os.listdir("/dev/fd"))
     shutil.rmtree(tmp_path / "audit")
@@ -111,7 +109,7 @@ def test_a_claim_whose_directory_is_gone_leaves_nothing_open(tmp_path: Path) -> 
     assert len(os.listdir("/dev/fd")) == before - 1
 
 
-def test_a_file_or_a_link_beside_is_passed_over(tmp_path: Path) -> None:
+def test_a_file_or_a_link_beside_is_passed_over(tmp_path):
     first = claim(tmp_path)
     (tmp_path / "run-2").write_text("mine")
     (tmp_path / "elsewhere").mkdir()
@@ -122,7 +120,7 @@ def test_a_file_or_a_link_beside_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing"])
-def test_what_is_no_directory_cannot_be_claimed(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_directory_cannot_be_claimed(tmp_path, kind):
     place = tmp_path / "place"
     if kind == "file":
         place.write_text("mine")
@@ -132,7 +130,7 @@ def test_what_is_no_directory_cannot_be_claimed(tmp_path: Path, kind: str) -> No
         claim(place)
 
 
-def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / LOCK_NAME).symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match=r"\.lock"):
@@ -151,9 +149,7 @@ def _no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("_no_locks")
-def test_without_locks_a_directory_is_held_by_a_file_that_is_made_exclusively(
-    tmp_path: Path,
-) -> None:
+def test_without_locks_a_directory_is_held_by_a_file_that_is_made_exclusively(tmp_path):
     first, second = claim(tmp_path), claim(tmp_path)
     assert [lock.directory for lock in (first, second)] == [tmp_path, tmp_path / "run-2"]
     assert not first.by_lock
@@ -172,7 +168,7 @@ def test_without_locks_a_directory_is_held_by_a_file_that_is_made_exclusively(
 
 
 @pytest.mark.usefixtures("_no_locks")
-def test_a_mark_that_a_killed_training_left_keeps_its_directory(tmp_path: Path) -> None:
+def test_a_mark_that_a_killed_training_left_keeps_its_directory(tmp_path):
     (tmp_path / MARK_NAME).touch()
     assert claim(tmp_path).directory == tmp_path / "run-2"
 
@@ -188,17 +184,10 @@ sys.stdin.readline()
 """
 
 
-def test_processes_that_claim_at_once_have_a_directory_each(tmp_path: Path) -> None:
+def test_processes_that_claim_at_once_have_a_directory_each(tmp_path):
     base = tmp_path / "audit"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMS, str(base)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(6)
-    ]
+    command, pipe = [sys.executable, "-c", CLAIMS, str(base)], subprocess.PIPE
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)]
     for process in started:
         assert process.stdin
         process.stdin.write("go\n")
@@ -222,26 +211,18 @@ def found(folder: Path) -> set[str]:
     return {os.path.relpath(path, folder) for path in trainings_in(folder)}
 
 
-def test_every_training_in_a_folder_is_found_but_for_what_was_set_aside(tmp_path: Path) -> None:
-    training(tmp_path)
-    training(tmp_path / "run-2")
-    training(tmp_path / "run-2" / "previous-1")
-    training(tmp_path / "previous-12")
-    training(tmp_path / "lightning_logs" / "version_0" / "deep", "observations.bin")
+def test_every_training_in_a_folder_is_found_but_for_what_was_set_aside(tmp_path):
+    for folder in ("", "run-2", "run-2/previous-1", "previous-12", "previous-x"):
+        training(tmp_path / folder)
+    deep = "lightning_logs/version_0/deep"
+    training(tmp_path / deep, "observations.bin")
     training(tmp_path / "second", "observations-2.bin")
     training(tmp_path / "not one", "other.json", "observations.npz")
-    training(tmp_path / "previous-x")
-    assert found(tmp_path) == {
-        ".",
-        "run-2",
-        "lightning_logs/version_0/deep",
-        "second",
-        "previous-x",
-    }
+    assert found(tmp_path) == {".", "run-2", deep, "second", "previous-x"}
     assert found(tmp_path / "previous-12") == {"."}  # asked for by its name
 
 
-def test_links_are_looked_into_and_lead_nowhere_else(tmp_path: Path) -> None:
+def test_links_are_looked_into_and_lead_nowhere_else(tmp_path):
     outside = training(tmp_path / "outside")
     training(outside / "below")
     folder = training(tmp_path / "folder")
@@ -252,13 +233,13 @@ def test_links_are_looked_into_and_lead_nowhere_else(tmp_path: Path) -> None:
     assert found(folder) == {".", "linked", "round"}
 
 
-def test_directories_beside_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_directories_beside_come_in_the_order_of_their_numbers(tmp_path):
     for name in ("run-10", "run-2", "run-x", "other"):
         (tmp_path / name).mkdir()
     assert [p.name for p in all_beside(tmp_path)] == [tmp_path.name, "run-2", "run-10"]
 
 
-def test_what_was_set_aside_can_be_put_back(tmp_path: Path) -> None:
+def test_what_was_set_aside_can_be_put_back(tmp_path):
     training(tmp_path, REPORT_NAME, "observations.bin", "mine.txt")
     folder = set_aside(tmp_path, but_the_record=True)
     assert folder == tmp_path / "previous-1"
@@ -267,7 +248,7 @@ def test_what_was_set_aside_can_be_put_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [REPORT_NAME, "observations.bin"])
-def test_a_link_that_leads_nowhere_is_set_aside_itself(tmp_path: Path, name: str) -> None:
+def test_a_link_that_leads_nowhere_is_set_aside_itself(tmp_path, name):
     (tmp_path / name).symlink_to(tmp_path / "nothing")
     (tmp_path / "previous-1").symlink_to(tmp_path / "nothing")
     assert set_aside(tmp_path) == tmp_path / "previous-2"
@@ -275,7 +256,7 @@ def test_a_link_that_leads_nowhere_is_set_aside_itself(tmp_path: Path, name: str
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_record_joins_no_folder_that_is_a_link(tmp_path: Path) -> None:
+def test_a_record_joins_no_folder_that_is_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "previous-1").symlink_to(tmp_path / "elsewhere")
     training(tmp_path, "observations.bin")

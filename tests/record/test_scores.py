@@ -1,3 +1,5 @@
+"""Scores of canaries: read from files and reports, and asked for every bound."""
+
 from __future__ import annotations
 
 import json
@@ -33,7 +35,7 @@ def groups() -> tuple[np.ndarray, np.ndarray]:
     return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
 
 
-def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
+def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups):
     path = tmp_path / "scores.csv"
     rows = [(x, 1) for x in groups[0]] + [(x, 0) for x in groups[1]]
     lines = [f'"{i}, named",{member},{float(score)!r}' for i, (score, member) in enumerate(rows)]
@@ -44,7 +46,7 @@ def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
     assert scores.threshold == Split()
 
 
-def test_csv_says_who_was_in_in_words_as_well(tmp_path) -> None:
+def test_csv_says_who_was_in_in_words_as_well(tmp_path):
     path = tmp_path / "scores.csv"
     path.write_text("score,in\n1.5,True\n-2,False\n3, true\n0,FALSE\n4,1\n5,0.0\n")
     scores = CanaryScores.load(path)
@@ -68,13 +70,13 @@ def test_csv_says_who_was_in_in_words_as_well(tmp_path) -> None:
         ("score,in\n1,True\n0,No\n", "cannot read .* as .csv .*No"),
     ],
 )
-def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:
+def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message):
     (tmp_path / "scores.csv").write_text(text)
     with pytest.raises(ScoresError, match=message):
         CanaryScores.load(tmp_path / "scores.csv")
 
 
-def test_a_csv_without_rows_holds_no_scores(tmp_path) -> None:
+def test_a_csv_without_rows_holds_no_scores(tmp_path):
     (tmp_path / "scores.csv").write_text("score,in\n")
     assert len(CanaryScores.from_csv(tmp_path / "scores.csv").in_scores) == 0
 
@@ -93,18 +95,18 @@ def read(directory: Path, **arrays: Any) -> FoundScores:
     return read_score_npz(directory / "o.npz", 1000)
 
 
-def test_readings_are_those_of_steps_whose_canaries_went_in(tmp_path: Path) -> None:
+def test_readings_are_those_of_steps_whose_canaries_went_in(tmp_path):
     found = read(tmp_path, **OBSERVATIONS)
     assert (found.in_scores.tolist(), found.out_scores.tolist()) == ([1.5, 2.0], [0.25])
     assert (found.coin_probability, found.dropped, found.steps) == (0.25, 1, 2)
 
 
-def test_an_archive_without_a_header_has_coins_of_an_unknown_probability(tmp_path: Path) -> None:
+def test_an_archive_without_a_header_has_coins_of_an_unknown_probability(tmp_path):
     arrays = {name: value for name, value in OBSERVATIONS.items() if name != "header"}
     assert read(tmp_path, **arrays).coin_probability is None
 
 
-def test_scores_come_before_observations_and_have_no_steps(tmp_path: Path) -> None:
+def test_scores_come_before_observations_and_have_no_steps(tmp_path):
     found = read(tmp_path, scores_in=np.ones(2), scores_out=np.zeros(3), **OBSERVATIONS)
     assert (len(found.in_scores), len(found.out_scores), found.steps) == (2, 3, None)
 
@@ -120,14 +122,12 @@ def test_scores_come_before_observations_and_have_no_steps(tmp_path: Path) -> No
         ({"coins": OBSERVATIONS["coins"][:, :1]}, r"coins \(4, 1\) and readings \(4, 2\)"),
     ],
 )
-def test_observations_that_contradict_themselves_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_observations_that_contradict_themselves_are_refused(tmp_path, changes, message):
     with pytest.raises(ScoresError, match=message):
         read(tmp_path, **{**OBSERVATIONS, **changes})
 
 
-def test_other_arrays_are_named(tmp_path: Path) -> None:
+def test_other_arrays_are_named(tmp_path):
     with pytest.raises(ScoresError, match=r"holds \['losses'\]; it must hold the arrays scores_in"):
         read(tmp_path, losses=np.ones(3))
 
@@ -141,7 +141,7 @@ CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneou
     ids=lambda choice: type(choice).__name__,
 )
 @pytest.mark.parametrize("method", BOUND_NAMES)
-def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
+def test_every_bound_is_there_under_every_rule(groups, method, choice):
     scores = CanaryScores(*groups)
     no_bands = isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp")
     if method == "fdp_t" or no_bands:
@@ -153,42 +153,38 @@ def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
     assert expected.valid == choice.valid
 
 
-def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
+def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups):
     scores = CanaryScores(*groups)
+    of_scores = {
+        scores.epsilon_one_run: partial(epsilon_one_run_from_scores, *groups, 1e-5, 0.05),
+        scores.epsilon_one_run_fdp: partial(epsilon_one_run_fdp_from_scores, *groups, 1e-5, 0.05),
+    }
     assert scores.bound("eps_cp", 1e-5) == named_bound("eps_cp", *groups, 1e-5, 0.05, Split())
-    assert scores.epsilon_one_run(1e-5) == epsilon_one_run_from_scores(*groups, 1e-5, 0.05)
-    found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
-    assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
+    for found, expected in of_scores.items():
+        assert found(1e-5) == expected()
+        assert found(1e-5, guesses=[50]) == expected(guesses=[50])
+        assert found(1e-5, sides="in") == expected(sides="in") != expected()
     assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
-    for found, largest in (
-        (scores.epsilon_one_run, partial(epsilon_one_run_from_scores, *groups)),
-        (scores.epsilon_one_run_fdp, partial(epsilon_one_run_fdp_from_scores, *groups)),
-    ):
-        assert found(1e-5, sides="in") == largest(1e-5, 0.05, sides="in") != largest(1e-5, 0.05)
     largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
     assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
     assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
-    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
-        *groups, 1e-5, 0.1
-    )
+    pair = epsilon_gaussian_pair_from_scores(*groups, 1e-5, 0.1)
+    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == pair
     assert scores.auroc() == membership.auroc(*groups)
     assert scores.tpr_at_fpr(0.1) == membership.tpr_at_fpr(*groups, 0.1)
     assert scores.tpr_at_fpr(0.1, 0.05) == membership.tpr_at_fpr_lower(*groups, 0.1, 0.05)
     assert (scores.roc().tpr == membership.roc_curve(*groups).tpr).all()
-    curve = scores.privacy_curve([[1e-5, 1e-2]])
-    assert curve.shape == (1, 2)
-    assert (
-        curve[0, 0] == membership.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
-    )
+    (curve,) = scores.privacy_curve([[1e-5, 1e-2]])
+    assert curve[0] == membership.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[1] > 0
 
 
-def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups) -> None:
+def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups):
     scores = CanaryScores(*groups, threshold=Fixed(0.5))
     assert scores.bound("fdp_t", 1e-5) == named_bound("fdp_t", *groups, 1e-5)
 
 
 @pytest.mark.parametrize("method", ONE_RUN_NAMES)
-def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
+def test_every_bound_of_one_run_is_there_by_name(groups, method):
     scores = CanaryScores(*groups, threshold=Fixed(0.5))
     assert scores.bound(method, 1e-5) == named_one_run_bound(method, *groups, 1e-5)
     with pytest.raises(ScoresError, match=rf"threshold=Split\(.* not for method='{method}'"):
@@ -198,62 +194,59 @@ def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
         unfair.bound(method, 1e-5)
 
 
-def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> None:
-    scores = CanaryScores(*groups, dropped=10**6)
-    for method in ("one_run", "one_run_fdp", "one_run_mu"):
-        found = scores.bound(method, 1e-5, guesses=[50])
-        assert found == named_one_run_bound(method, *groups, 1e-5, guesses=[50], unscored=10**6)
-    assert scores.epsilon_one_run(1e-5, guesses=[50]).value == (
-        scores.bound("one_run", 1e-5, guesses=[50]).epsilon_lower
-    )
-    assert scores.epsilon_one_run_fdp(1e-5, guesses=[50]).value == (
-        scores.bound("one_run_fdp", 1e-5, guesses=[50]).epsilon_lower
-    )
-    assert scores.mu_one_run(guesses=[50]).value == (
-        scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
-    )
-    with pytest.raises(ValueError, match=r"dropped=1000000 must be 0 for white_box"):
-        scores.bound("white_box", 1e-5)
-    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for white_box"):
-        scores.mu_white_box()
-    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for gaussian_pair"):
-        scores.epsilon_gaussian_pair(1e-5)
+def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups):
+    scores, guesses = CanaryScores(*groups, dropped=10**6), {"guesses": [50]}
+    for method, number, of_bound in (
+        ("one_run", partial(scores.epsilon_one_run, 1e-5), "epsilon_lower"),
+        ("one_run_fdp", partial(scores.epsilon_one_run_fdp, 1e-5), "epsilon_lower"),
+        ("one_run_mu", scores.mu_one_run, "mu_lower"),
+    ):
+        found = scores.bound(method, 1e-5, **guesses)
+        assert found == named_one_run_bound(method, *groups, 1e-5, **guesses, unscored=10**6)
+        assert number(**guesses).value == getattr(found, of_bound)
+    for method, ask in (
+        ("white_box", lambda: scores.bound("white_box", 1e-5)),
+        ("white_box", scores.mu_white_box),
+        ("gaussian_pair", lambda: scores.epsilon_gaussian_pair(1e-5)),
+    ):
+        with pytest.raises(ScoresError, match=rf"dropped=1000000 must be 0 for {method}"):
+            ask()
 
 
 @pytest.mark.parametrize("steps", [None, 1])
-def test_readings_of_one_release_have_the_bound_of_a_noisy_sum(steps: int | None) -> None:
+def test_readings_of_one_release_have_the_bound_of_a_noisy_sum(steps):
     rng = np.random.default_rng(0)
     groups = 2 + rng.standard_normal(100), rng.standard_normal(100)
     assert CanaryScores(*groups, steps=steps).mu_white_box() > 0
 
 
-def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum() -> None:
+def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum():
     scores = CanaryScores([1.0, 2.0], [0.0, 1.0], steps=2)
-    for ask in (scores.mu_white_box, lambda: scores.bound("white_box", 1e-5)):
-        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for white_box, whose readings"):
-            ask()
-    for ask in (
-        lambda: scores.epsilon_gaussian_pair(1e-5),
-        lambda: scores.bound("gaussian_pair", 1e-5),
+    for method, ask in (
+        ("white_box, whose readings", scores.mu_white_box),
+        ("white_box, whose readings", lambda: scores.bound("white_box", 1e-5)),
+        ("gaussian_pair, whose", lambda: scores.epsilon_gaussian_pair(1e-5)),
+        ("gaussian_pair, whose", lambda: scores.bound("gaussian_pair", 1e-5)),
     ):
-        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for gaussian_pair, whose"):
+        with pytest.raises(ScoresError, match=f"steps=2 must be 1 for {method}"):
             ask()
 
 
-def test_guesses_are_for_methods_that_guess(groups) -> None:
+def test_guesses_are_for_methods_that_guess(groups):
     scores = CanaryScores(*groups)
-    found = scores.bound("one_run", 1e-5, guesses=[50, 20])
-    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
-    found = scores.bound("one_run", 1e-5, guesses=[50, 20], sides="in")
-    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20], sides="in")
+    for asked in ({"guesses": [50, 20]}, {"guesses": [50, 20], "sides": "in"}):
+        found = scores.bound("one_run", 1e-5, **asked)
+        assert found == named_one_run_bound("one_run", *groups, 1e-5, **asked)
     for method in (*BOUND_NAMES, "white_box", "gaussian_pair"):
-        with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
-            scores.bound(method, 1e-5, guesses=[50])
-        with pytest.raises(ValueError, match=rf"sides='in' is not for method='{method}'"):
-            scores.bound(method, 1e-5, sides="in")
+        for asked, told in (
+            ({"guesses": [50]}, r"guesses=\[50\]"),
+            ({"sides": "in"}, "sides='in'"),
+        ):
+            with pytest.raises(ValueError, match=f"{told} is not for method='{method}'"):
+                scores.bound(method, 1e-5, **asked)
 
 
-def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
+def test_scores_cannot_be_changed_nor_change_with_their_source(groups):
     inside = groups[0].copy()
     scores = CanaryScores(inside, groups[1])
     inside[:] = 0.0
@@ -265,13 +258,13 @@ def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
 
 
 @pytest.mark.parametrize("inside", [[[1.0]], ["a"]])
-def test_what_is_no_score_is_refused(inside) -> None:
+def test_what_is_no_score_is_refused(inside):
     with pytest.raises(ScoresError, match=r"scores_in has dtype .* vector of finite numbers"):
         CanaryScores(inside, [0.0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_score_that_is_not_finite_is_placed_and_counted(bad) -> None:
+def test_a_score_that_is_not_finite_is_placed_and_counted(bad):
     message = rf"scores_in holds {bad}, which is no score.* \(2 of 5, the first at index 1\)"
     with pytest.raises(ScoresError, match=message):
         CanaryScores([0.0, bad, 1.0, np.nan, 2.0], [0.0])
@@ -279,12 +272,12 @@ def test_a_score_that_is_not_finite_is_placed_and_counted(bad) -> None:
         CanaryScores([0.0], [np.nan])
 
 
-def test_a_number_is_no_choice_of_a_threshold() -> None:
+def test_a_number_is_no_choice_of_a_threshold():
     with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed, Grid"):
         CanaryScores([1.0], [0.0]).bound("fdp_cp", 1e-5, threshold=0.5)
 
 
-def test_empty_groups_prove_nothing_and_have_no_curve() -> None:
+def test_empty_groups_prove_nothing_and_have_no_curve():
     scores = CanaryScores([], [1.0])
     assert scores.bound("fdp_cp", 1e-5).epsilon_lower == 0.0
     assert scores.bound("fdp_pooled_cp", 1e-5, threshold=Fixed(0.0)).epsilon_lower == 0.0
@@ -292,40 +285,34 @@ def test_empty_groups_prove_nothing_and_have_no_curve() -> None:
         scores.auroc()
 
 
-def test_files_that_are_absent_are_named(tmp_path) -> None:
+def test_files_that_are_absent_are_named(tmp_path):
     for name in ("a.csv", "a.json", "a.npz"):
         with pytest.raises(ScoresError, match=f"cannot read .*{name}"):
             CanaryScores.load(tmp_path / name)
 
 
-def observations(path: Path, probability: float = 0.5) -> None:
-    np.savez(
-        path,
-        header=json.dumps({"coin_probability": probability}),
-        canaries=np.array([1, 2, 1], dtype="u1"),
-        coins=np.array([[1, 0], [1, 0], [0, 1]], dtype="u1"),
-        readings=np.array([[1.5, 0.25], [9.0, 9.0], [np.nan, 2.0]]),
-    )
+def observations(path: Path, probability: float = 0.5) -> Path:
+    header = json.dumps({"coin_probability": probability})
+    np.savez(path, **{**OBSERVATIONS, "header": header})
+    return path
 
 
-def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp_path) -> None:
-    observations(tmp_path / "observations.npz")
-    scores = CanaryScores.load(tmp_path / "observations.npz")
+def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp_path):
+    scores = CanaryScores.load(observations(tmp_path / "observations.npz"))
     assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
     assert (scores.threshold, scores.dropped) == (Fixed(0.5, given=False), 1)
     assert scores.mu_one_run(guesses=[2]).correct == 2
 
 
-def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path) -> None:
-    observations(tmp_path / "o.npz", 0.1)
-    scores = CanaryScores.from_npz(tmp_path / "o.npz")
+def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path):
+    scores = CanaryScores.from_npz(observations(tmp_path / "o.npz", 0.1))
     for call in (scores.mu_one_run, lambda: scores.epsilon_one_run(1e-5)):
         with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
             call()
 
 
 @pytest.mark.parametrize("record", ["observations.bin", None])
-def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
+def test_a_report_leads_to_the_observations_beside_it(tmp_path, record):
     observations(tmp_path / "observations.npz")
     made_report(record=record).save(tmp_path / "report.json")
     if record is None:
@@ -336,6 +323,6 @@ def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
             assert CanaryScores.load(source).in_scores.tolist() == [1.5, 2.0]
 
 
-def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path) -> None:
+def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path):
     with pytest.raises(ScoresError, match=r"observations\.bin' is a record to which a training"):
         CanaryScores.load(tmp_path / "observations.bin")

@@ -1,3 +1,5 @@
+"""What is kept of a run: verdicts of earlier segments, snapshots of its parts, and its record."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_audit.checks.check import REGISTRY, Check, Evidence
@@ -42,8 +44,6 @@ from lightning_audit.record.store import (
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.sequential import PredictableCentre
 
-# --- Verdicts of checks that restart survive a resume; of their numbers powers of ten do.
-
 SIGNIFICANCE = 1e-3
 LEVEL = -math.log(NOISE_ENTRIES.share * SIGNIFICANCE)
 
@@ -64,7 +64,7 @@ def resumed(*checks: CheckResult, significance: float = SIGNIFICANCE) -> Earlier
     return after
 
 
-def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence() -> None:
+def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence():
     after = resumed(entries(LEVEL + 3.0, quietest=0.123456))
     (found,) = after.joined(-1, [entries(0.0)], SIGNIFICANCE)
     assert (found.status, found.message) == ("violated", "quiet entries")
@@ -75,9 +75,7 @@ def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence
     assert [check.name for check in after.joined(-1, [], SIGNIFICANCE)] == [NOISE_ENTRIES.name]
 
 
-def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(monkeypatch):
     outside = Check("made.up", "nothing", wrong=lambda seen: False, private=True)
     with monkeypatch.context() as installed:
         installed.setitem(REGISTRY, outside.name, outside)
@@ -88,28 +86,25 @@ def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(
         EarlierSegments().load(state, 40)
 
 
-def test_of_what_was_not_found_a_power_of_ten_is_left() -> None:
+def test_of_what_was_not_found_a_power_of_ten_is_left_and_no_number_below_it():
     after = resumed(entries(5.0, quietest=0.5))
     (found,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
     assert (found.status, found.log_e_value) == ("ok", pytest.approx(2 * math.log(10.0)))
     assert "quietest" not in found.evidence
-
-
-def test_the_same_state_whatever_the_numbers_below_a_power_of_ten() -> None:
-    states = [
+    one, other = (
         EarlierSegments().state([[entries(log_e, quietest=q)]], [SIGNIFICANCE])
         for log_e, q in ((2.5, 0.1), (4.5, 0.7))
-    ]
-    assert states[0] == states[1]
+    )
+    assert one == other
 
 
-def test_a_check_of_releases_is_in_no_state() -> None:
+def test_a_check_of_releases_is_in_no_state():
     test = Evidence(NOISE.name, SIGNIFICANCE, NOISE.share)
     result = NOISE.result(test, "fine", "wrong", "look", {})
     assert resumed(result).joined(-1, [], SIGNIFICANCE) == []
 
 
-def test_another_significance_judges_earlier_segments_by_their_powers_of_ten() -> None:
+def test_another_significance_judges_earlier_segments_by_their_powers_of_ten():
     after = resumed(entries(LEVEL - 2.0))
     (found,) = after.joined(-1, [entries(0.0, 0.5)], 0.5)
     assert found.status == "violated"
@@ -119,7 +114,7 @@ def test_another_significance_judges_earlier_segments_by_their_powers_of_ten() -
     assert kept.status == "ok"
 
 
-def test_a_check_without_e_value_keeps_what_it_found() -> None:
+def test_a_check_without_e_value_keeps_what_it_found():
     wrong = COUPLING.judged({"replays": 1, "change": 0.5, "step": 3}, "", "depends", "look")
     fine = COUPLING.judged({"replays": 1, "change": None, "step": None}, COUPLING.fine, "", "")
     assert wrong.status == "violated"
@@ -130,7 +125,7 @@ def test_a_check_without_e_value_keeps_what_it_found() -> None:
     assert found.status == "ok"
 
 
-def test_what_was_undecided_is_decided_again() -> None:
+def test_what_was_undecided_is_decided_again():
     unsure = entries(LEVEL + 1.0).__class__(
         NOISE_ENTRIES.name, "mechanism", "undecided", "not certain", log_e_value=LEVEL + 1.0,
         share=NOISE_ENTRIES.share, evidence={"violated_at_step": 9},
@@ -139,7 +134,7 @@ def test_what_was_undecided_is_decided_again() -> None:
     assert found.status == "violated"
 
 
-def test_segments_are_counted_in_every_test_that_restarts_and_in_the_note() -> None:
+def test_segments_are_counted_in_every_test_that_restarts_and_in_the_note():
     after = resumed()
     tests = [REGISTRY[name].test(SIGNIFICANCE) for name in (NOISE.name, NOISE_ENTRIES.name)]
     after.number(tests)
@@ -165,7 +160,7 @@ class Whole(Kept):
         self.names = ["a"]
 
 
-def test_declared_attributes_come_back_and_no_others() -> None:
+def test_declared_attributes_come_back_and_no_others():
     one, other = Whole(), Whole()
     one.past, one.part.count, one.part.private = np.arange(3.0), 7, 5.0
     one.names.append("b")
@@ -181,7 +176,7 @@ def test_declared_attributes_come_back_and_no_others() -> None:
     assert "5.0" not in repr(state)
 
 
-def test_a_state_without_an_attribute_is_an_error() -> None:
+def test_a_state_without_an_attribute_is_an_error():
     state = Whole().state()
     del state["part"]
     with pytest.raises(KeyError, match="part"):
@@ -199,13 +194,13 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_plain_values_come_back_equal(value: object) -> None:
+def test_plain_values_come_back_equal(value):
     data = json.loads(json.dumps(snapshot(value)))
     assert restore(data) == value
     assert type(restore(data)) is type(value)
 
 
-def test_arrays_and_numpy_numbers_come_back_equal_and_are_copies() -> None:
+def test_arrays_and_numpy_numbers_come_back_equal_and_are_copies():
     array = np.arange(6.0).reshape(2, 3)
     back = restore(snapshot({"a": array, "b": np.float64(0.1), "c": np.int64(3)}))
     np.testing.assert_array_equal(back["a"], array)
@@ -214,7 +209,7 @@ def test_arrays_and_numpy_numbers_come_back_equal_and_are_copies() -> None:
     assert array[0, 0] == 0.0
 
 
-def test_objects_go_on_where_they_stopped() -> None:
+def test_objects_go_on_where_they_stopped():
     centre = PredictableCentre((2,))
     centre.update(np.array([1.0, 2.0]))
     back = restore(snapshot(centre))
@@ -223,28 +218,26 @@ def test_objects_go_on_where_they_stopped() -> None:
     np.testing.assert_array_equal(back.value, centre.value)
 
 
-def test_frozen_dataclasses_come_back_equal() -> None:
+def test_every_part_of_an_audit_can_be_kept_and_its_header_comes_back_equal():
     header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
     assert restore(snapshot(header)) == header
-
-
-def test_every_part_of_an_audit_can_be_kept() -> None:
-    header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
     snapshot(AuditMonitor(header, 1e-3))
     snapshot(WitnessReducer(Witnesses({0: np.arange(3), 1: np.arange(4)})))
 
 
-def test_foreign_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"numpy\.random.*Generator cannot be part of a snapshot"):
-        snapshot([np.random.default_rng(0)])
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ([np.random.default_rng(0)], r"numpy\.random.*Generator"),
+        ({"steps": Counter(a=1)}, r"collections\.Counter"),
+    ],
+)
+def test_foreign_objects_and_what_would_come_back_as_another_type_are_refused(part, kind):
+    with pytest.raises(TypeError, match=f"{kind} cannot be part of a snapshot"):
+        snapshot(part)
 
 
-def test_what_would_come_back_as_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"collections\.Counter cannot be part of a snapshot"):
-        snapshot({"steps": Counter(a=1)})
-
-
-def test_a_class_that_no_resume_would_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_no_resume_would_find_is_refused(monkeypatch):
     class Local:
         """A statistic whose class is defined in a function."""
 
@@ -254,19 +247,19 @@ def test_a_class_that_no_resume_would_find_is_refused(monkeypatch: pytest.Monkey
         snapshot([Local()])
 
 
-@pytest.mark.parametrize("name", ["os:system", "lightning_audit.nothing:A", "lightning_audit:b"])
-def test_classes_of_other_packages_or_versions_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os:system", "lightning_audit.nothing:A", "lightning_audit:b"),
+        "lightning_audit.record.store:Path",  # which the module only imports
+    ],
+)
+def test_classes_of_other_packages_or_versions_are_refused(name):
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         restore({"object": name, "state": {}})
 
 
-def test_a_class_that_a_module_only_imports_is_refused() -> None:
-    place = "lightning_audit.record.store:Path"
-    with pytest.raises(ValueError, match="resume with the version that wrote it"):
-        restore({"object": place, "state": {}})
-
-
-def test_data_that_are_no_snapshot_are_refused() -> None:
+def test_data_that_are_no_snapshot_are_refused():
     with pytest.raises(ValueError, match=r"keys \['x'\] are no part of a snapshot"):
         restore({"x": 1})
 
@@ -279,13 +272,12 @@ HEADER = RecordHeader(
 )
 
 
-def entries_store(count: int) -> np.ndarray:
+def entries_of(count: int) -> np.ndarray:
     """Entries in which every byte of every column has something to lose."""
     rng = np.random.default_rng(1)
     made = np.zeros(count, dtype=HEADER.dtype)
     for name in HEADER.dtype.names or ():
-        kind = HEADER.dtype[name].base.kind
-        shape = made[name].shape
+        kind, shape = HEADER.dtype[name].base.kind, made[name].shape
         made[name] = rng.standard_normal(shape) if kind == "f" else rng.integers(0, 200, shape)
     made["step"] = np.arange(count)
     made["canaries"] = INJECTED
@@ -293,86 +285,112 @@ def entries_store(count: int) -> np.ndarray:
     return made
 
 
-def written(directory: Path, count: int, *, archive: bool = False) -> Path:
-    store = ObservationStore(directory, HEADER)
-    for entry in entries_store(count):
+def closed(store: ObservationStore | None, entries: np.ndarray, *, archive: bool = False) -> None:
+    """Append entries to a store, and close it."""
+    assert store is not None
+    for entry in entries:
         store.append(entry)
     store.close(archive=archive)
+
+
+def bytes_of(path: Path) -> bytes:
+    """What the entries of a record hold."""
+    return read_observations(path)[1].tobytes()
+
+
+def written(directory: Path, count: int, run: str = "", *, archive: bool = False) -> Path:
+    """A record of so many entries."""
+    closed(ObservationStore(directory, HEADER, run), entries_of(count), archive=archive)
     return directory / RECORD_NAME
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
+def test_what_is_read_is_what_was_appended(tmp_path, count):
     header, read = read_observations(written(tmp_path, count))
     assert header == HEADER
     assert read.dtype == HEADER.dtype
-    assert read.tobytes() == entries_store(count).tobytes()
+    assert read.tobytes() == entries_of(count).tobytes()
 
 
-def test_coins_that_are_not_fair_are_kept(tmp_path: Path) -> None:
+def test_coins_that_are_not_fair_are_kept(tmp_path):
     header = dataclasses.replace(HEADER, coin_probability=0.1, game="subsampled")
     ObservationStore(tmp_path, header).close()
     assert read_observations(tmp_path / RECORD_NAME)[0] == header
     assert ObservationStore.resume(tmp_path, HEADER, "", 0) is None
 
 
-def test_a_record_without_canaries_can_be_read(tmp_path: Path) -> None:
+def test_a_record_without_canaries_can_be_read(tmp_path):
     header = dataclasses.replace(HEADER, canaries=())
-    store = ObservationStore(tmp_path, header)
-    store.append(np.zeros((), dtype=header.dtype))
-    store.close()
-    assert read_observations(tmp_path / RECORD_NAME)[0] == header
-    assert len(read_observations(tmp_path / RECORD_NAME)[1]) == 1
+    closed(ObservationStore(tmp_path, header), np.zeros(1, dtype=header.dtype))
+    read, entries = read_observations(tmp_path / RECORD_NAME)
+    assert (read, len(entries)) == (header, 1)
 
 
-def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
+def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path):
     path = written(tmp_path, 3)
     data, size = path.read_bytes(), HEADER.dtype.itemsize
     for cut in range(1, size + 1):
         path.write_bytes(data[:-cut])
-        assert read_observations(path)[1].tobytes() == entries_store(3)[:2].tobytes()
+        assert bytes_of(path) == entries_of(3)[:2].tobytes()
 
 
-def test_a_record_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
-    store = ObservationStore(tmp_path, HEADER)
-    path = tmp_path / RECORD_NAME
+def test_a_record_can_be_read_while_the_run_goes_on(tmp_path):
+    store, path = ObservationStore(tmp_path, HEADER), tmp_path / RECORD_NAME
     assert len(read_observations(path)[1]) == 0
-    for entry in entries_store(5):
+    for entry in entries_of(5):
         store.append(entry)
     store.flush()
-    assert read_observations(path)[1].tobytes() == entries_store(5).tobytes()
+    assert bytes_of(path) == entries_of(5).tobytes()
     store.close(archive=False)
+
+
+FORMAT = b'{"format": "lightning-audit observations"'
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\n",
-        b"step,epoch\n1,2\n",
-        b'{"format": "lightning-audit observations"',
+        *(b"", b"\n", b"step,epoch\n1,2\n", b"3\n", b"null\n", b'"text"\n', b"[1, 2]\n"),
+        b"\xff\xfe\x00binary\n\x00",
         b'{"format": "another", "version": 1}\n',
         b'{"version": 1}\n',
-        b"3\n",
-        b"null\n",
-        b'"text"\n',
-        b"[1, 2]\n",
-        b"\xff\xfe\x00binary\n\x00",
-        b'{"format": "lightning-audit observations", "version": 1}\n',
-        b'{"format": "lightning-audit observations", "version": "1"}\n',
+        *(FORMAT + end for end in (b"", b', "version": 1}\n', b', "version": "1"}\n')),
     ],
     ids=lambda content: repr(content[:12] + content[-12:]),
 )
-def test_a_foreign_file_is_an_error_that_names_the_file_to_give(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_foreign_file_is_an_error_that_names_the_file_to_give(tmp_path, content):
     path = tmp_path / "foreign.bin"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"foreign\.bin.* is no record .* observations\.bin"):
         read_observations(path)
 
 
-def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+def test_a_record_whose_header_is_garbled_is_no_record(tmp_path):
+    path = written(tmp_path, 1)
+    line, _, entries = path.read_bytes().partition(b"\n")
+
+    @settings(max_examples=50)
+    @given(
+        st.sampled_from(["canaries", "tensors", "witnesses", "lags", "game", "version"]),
+        st.sampled_from([None, 1.5, {}, "ab"]),
+    )
+    @example("canaries", 1)
+    @example("tensors", [1])
+    @example("lags", 10**9)
+    @example("lags", -1)
+    @example("lags", True)
+    @example("game", ["step"])
+    @example("version", "1")
+    def one(name, value):
+        header = {**json.loads(line), name: value}
+        path.write_bytes(json.dumps(header).encode() + b"\n" + entries)
+        with pytest.raises(ValueError, match="is no record of lightning-audit"):
+            read_observations(path)
+
+    one()
+
+
+def test_a_header_cut_anywhere_is_an_error(tmp_path):
     path = written(tmp_path, 1)
     data = path.read_bytes()
     for cut in range(data.index(b"\n") + 1):
@@ -381,7 +399,7 @@ def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
             read_observations(path)
 
 
-def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> None:
+def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path):
     path = written(tmp_path, 1)
     line, _, body = path.read_bytes().partition(b"\n")
     fields = {**json.loads(line), "version": 2, "unheard_of": True}
@@ -390,7 +408,7 @@ def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> Non
         read_observations(path)
 
 
-def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path):
     for run in range(3):
         written(tmp_path, run + 1, archive=True)
         (tmp_path / REPORT_NAME).write_text(f"report {run}")
@@ -405,14 +423,24 @@ def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path: Path) -> N
         assert len(np.load(folder / ARCHIVE_NAME)["step"]) == number
 
 
-def test_opening_a_record_leaves_no_report_of_another_run_in_place(tmp_path: Path) -> None:
+def test_opening_a_record_leaves_no_report_of_another_run_in_place(tmp_path):
     (tmp_path / REPORT_NAME).write_text("a pass")
     ObservationStore(tmp_path, HEADER).close(archive=False)
     assert not (tmp_path / REPORT_NAME).exists()
     assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "a pass"
 
 
-def test_set_aside_moves_its_own_files_only(tmp_path: Path) -> None:
+def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path):
+    (tmp_path / "previous-1").mkdir()
+    paths = [tmp_path / "previous-1" / REPORT_NAME, tmp_path / REPORT_NAME]
+    for path in paths:
+        path.write_text(str(path))
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    assert paths[0].read_text() == str(paths[0])
+    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == str(paths[1])
+
+
+def test_set_aside_moves_its_own_files_only(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert set_aside(tmp_path) is None
     assert not (tmp_path / "previous-1").exists()
@@ -422,36 +450,25 @@ def test_set_aside_moves_its_own_files_only(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "previous-1"]
 
 
-def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "previous-1").mkdir()
-    (tmp_path / "previous-1" / REPORT_NAME).write_text("old")
-    (tmp_path / REPORT_NAME).write_text("new")
-    assert set_aside(tmp_path) == tmp_path / "previous-2"
-    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "old"
-    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == "new"
-
-
-def test_a_directory_that_does_not_exist_is_made(tmp_path: Path) -> None:
-    assert len(read_observations(written(tmp_path / "a" / "b", 2))[1]) == 2
-
-
-def test_the_archive_holds_the_same_columns(tmp_path: Path) -> None:
+def test_the_archive_holds_the_same_columns(tmp_path):
     written(tmp_path, 6, archive=True)
     with np.load(tmp_path / ARCHIVE_NAME) as archive:
         assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
         for name in HEADER.dtype.names or ():
-            assert archive[name].tobytes() == entries_store(6)[name].tobytes()
+            assert archive[name].tobytes() == entries_of(6)[name].tobytes()
             assert archive[name].dtype == HEADER.dtype[name].base
         header = json.loads(str(archive["header"]))
     assert header == json.loads(json.dumps(dataclasses.asdict(HEADER)))
     assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
 
 
-def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path: Path) -> None:
-    store = ObservationStore(tmp_path, HEADER)
+def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path):
+    folder = tmp_path / "a" / "b"  # which is made
+    store = ObservationStore(folder, HEADER)
     store.close(archive=False)
     store.close()
-    assert not (tmp_path / ARCHIVE_NAME).exists()
+    assert len(read_observations(folder / RECORD_NAME)[1]) == 0
+    assert not (folder / ARCHIVE_NAME).exists()
 
 
 KILLED = """
@@ -474,7 +491,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_process_leaves_every_entry_up_to_the_last_flush(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_every_entry_up_to_the_last_flush(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
@@ -489,7 +506,7 @@ def test_a_killed_process_leaves_every_entry_up_to_the_last_flush(tmp_path: Path
     assert not (tmp_path / ARCHIVE_NAME).exists()
 
 
-def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
+def test_a_run_after_a_killed_one_keeps_its_record(tmp_path):
     path = written(tmp_path, 3)
     os.truncate(path, path.stat().st_size - 5)
     ObservationStore(tmp_path, HEADER).close()
@@ -497,33 +514,27 @@ def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
     assert len(read_observations(path)[1]) == 0
 
 
-# ------------------------------------------------------------------ going on after a stop
+# --- Going on after a stop.
 
-
-ALL = entries_store(9)
+ALL = entries_of(9)
 
 
 def stopped(directory: Path, count: int, run: str = "mine") -> Path:
     """A record of the first entries of `ALL`."""
-    store = ObservationStore(directory, HEADER, run)
-    for entry in ALL[:count]:
-        store.append(entry)
-    store.close(archive=False)
+    closed(ObservationStore(directory, HEADER, run), ALL[:count])
     return directory / RECORD_NAME
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7])
-def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path: Path, kept: int) -> None:
+def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path, kept):
     path = stopped(tmp_path, 7)
     store = ObservationStore.resume(tmp_path, HEADER, "mine", kept)
     assert store is not None
     assert store.entries == kept
     store.flush()
-    assert read_observations(path)[1].tobytes() == ALL[:kept].tobytes()
-    for entry in ALL[kept:]:
-        store.append(entry)
+    assert bytes_of(path) == ALL[:kept].tobytes()
+    closed(store, ALL[kept:], archive=True)
     assert store.entries == 9
-    store.close()
     header, read = read_observations(path)
     assert header == HEADER
     assert read.tobytes() == ALL.tobytes()
@@ -531,25 +542,19 @@ def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path: Path, kept: in
     assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
 
 
-def test_a_run_goes_on_as_often_as_it_stops(tmp_path: Path) -> None:
-    stopped(tmp_path, 0)
-    for count in range(5):
-        store = ObservationStore.resume(tmp_path, HEADER, "mine", count)
-        assert store is not None
-        store.append(ALL[count])
-        store.close(archive=False)
-    assert read_observations(tmp_path / RECORD_NAME)[1].tobytes() == ALL[:5].tobytes()
+def test_a_run_goes_on_as_often_as_it_stops(tmp_path):
+    path = stopped(tmp_path, 0)
+    for n in range(5):
+        closed(ObservationStore.resume(tmp_path, HEADER, "mine", n), ALL[n : n + 1])
+    assert bytes_of(path) == ALL[:5].tobytes()
 
 
-def test_a_half_written_last_entry_is_written_over(tmp_path: Path) -> None:
+def test_a_half_written_last_entry_is_written_over(tmp_path):
     path = stopped(tmp_path, 3)
     os.truncate(path, path.stat().st_size - 5)
     assert ObservationStore.resume(tmp_path, HEADER, "mine", 3) is None
-    store = ObservationStore.resume(tmp_path, HEADER, "mine", 2)
-    assert store is not None
-    store.append(ALL[2])
-    store.close(archive=False)
-    assert read_observations(path)[1].tobytes() == ALL[:3].tobytes()
+    closed(ObservationStore.resume(tmp_path, HEADER, "mine", 2), ALL[2:3])
+    assert bytes_of(path) == ALL[:3].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -565,15 +570,15 @@ def test_a_half_written_last_entry_is_written_over(tmp_path: Path) -> None:
     ids=["another run", "no run", "shorter", "canaries", "witnesses", "signal"],
 )
 def test_the_record_of_something_else_is_not_gone_on_with_and_not_touched(
-    tmp_path: Path, header: RecordHeader, run: str, kept: int
-) -> None:
+    tmp_path, header, run, kept
+):
     before = stopped(tmp_path, 3).read_bytes()
     assert ObservationStore.resume(tmp_path, header, run, kept) is None
     assert (tmp_path / RECORD_NAME).read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [RECORD_NAME]
 
 
-def test_without_a_record_there_is_none_to_go_on_with(tmp_path: Path) -> None:
+def test_without_a_record_there_is_none_to_go_on_with(tmp_path):
     assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
     assert ObservationStore.resume(tmp_path / "absent", HEADER, "mine", 0) is None
     (tmp_path / RECORD_NAME).write_bytes(b"foreign\n")
@@ -581,7 +586,7 @@ def test_without_a_record_there_is_none_to_go_on_with(tmp_path: Path) -> None:
     assert (tmp_path / RECORD_NAME).read_bytes() == b"foreign\n"
 
 
-def test_the_record_stays_where_its_run_may_go_on(tmp_path: Path) -> None:
+def test_the_record_stays_where_its_run_may_go_on(tmp_path):
     stopped(tmp_path, 3)
     for name in (REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME):
         (tmp_path / name).write_text("old")
@@ -589,12 +594,10 @@ def test_the_record_stays_where_its_run_may_go_on(tmp_path: Path) -> None:
     moved = sorted(p.name for p in (tmp_path / "previous-1").iterdir())
     assert moved == sorted([REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME])
     assert set_aside(tmp_path, but_the_record=True) is None
-    store = ObservationStore.resume(tmp_path, HEADER, "mine", 3)
-    assert store is not None
-    store.close(archive=False)
+    closed(ObservationStore.resume(tmp_path, HEADER, "mine", 3), ALL[3:])
 
 
-def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path: Path) -> None:
+def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path):
     before = stopped(tmp_path, 3).read_bytes()
     (tmp_path / REPORT_NAME).write_text("old")
     set_aside(tmp_path, but_the_record=True)
@@ -605,7 +608,7 @@ def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path: Path)
     assert not (tmp_path / "previous-2").exists()
 
 
-def test_a_record_never_joins_a_folder_that_holds_one(tmp_path: Path) -> None:
+def test_a_record_never_joins_a_folder_that_holds_one(tmp_path):
     for run in ("first", "second"):
         stopped(tmp_path, 3, run)
     assert set_aside(tmp_path) == tmp_path / "previous-2"

@@ -1,13 +1,10 @@
-""""""
+"""Figures of a report: what is drawn, where, and nothing on top of something else."""
 
 from __future__ import annotations
 
-import builtins
-import dataclasses
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib as mpl
@@ -21,29 +18,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from lightning_audit.report import figure as plots
-from lightning_audit.report.figure import _METHOD_STYLES as _STYLES
-from lightning_audit.report.figure import (
-    BLUE,
-    VIOLATION,
-    Model,
-    PowerCurve,
-    blank_figure,
-    claimed_curve,
-    figure,
-    is_forbidden,
-    log_from_zero,
-    plain,
-    plain_axes,
-    power_figure,
-    privacy_utility_figure,
-    rate_regions,
-    save_figure,
-)
 from lightning_audit.results.audit_report import AuditReport, OperatingPoint, Verdict
-from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
+from lightning_audit.stats.binomial import clopper_pearson_lower as lower
+from lightning_audit.stats.binomial import clopper_pearson_upper as upper
 from lightning_audit.stats.tradeoff import GaussianTradeoff
-
-# ---
 
 LITERATURE = (
     *("fdp_cp", "fdp_pooled_cp", "fdp_bayes", "fdp_t"),
@@ -53,11 +31,7 @@ LITERATURE = (
 
 #: Near the curve of mu = 1, and far below it.
 HEALTHY = OperatingPoint(0.5, fn=310, tp=690, fp=305, tn=695)
-
-
 BROKEN = OperatingPoint(0.5, fn=20, tp=980, fp=25, tn=975)
-
-
 VERDICTS = (
     Verdict("PASS", None, "no check failed"),
     Verdict("VIOLATION", "mechanism", "the noise is smaller than claimed"),
@@ -114,27 +88,24 @@ def labels(drawn: Figure, panel: int) -> list[str]:
     return drawn.axes[panel].get_legend_handles_labels()[1]
 
 
-# ---
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("a_b", "a_b"), ("_hidden", " _hidden"), (r"$\frac{", r"\$\frac{"), ("a\x1bb", r"a\x1bb")],
 )
-def test_text_of_a_report_is_no_formula_no_escape_and_not_left_out(text: str, shown: str) -> None:
-    assert plain(text) == shown
-    drawn = blank_figure((2.0, 2.0))
+def test_text_of_a_report_is_no_formula_no_escape_and_not_left_out(text, shown):
+    assert plots.plain(text) == shown
+    drawn = plots.blank_figure((2.0, 2.0))
     axes = drawn.subplots()
-    axes.plot([0, 1], label=plain(text))
+    axes.plot([0, 1], label=plots.plain(text))
     assert axes.get_legend_handles_labels()[1] == [shown]
     axes.legend()
     drawn.canvas.draw()  # an unfinished formula would raise
 
 
-def test_zero_and_every_power_of_ten_have_a_place_of_their_own() -> None:
-    axes = blank_figure((4.0, 4.0)).subplots()
-    plain_axes(axes)
-    log_from_zero(axes, "x", 2e-5, 30.0)
+def test_zero_and_every_power_of_ten_have_a_place_of_their_own():
+    axes = plots.blank_figure((4.0, 4.0)).subplots()
+    plots.plain_axes(axes)
+    plots.log_from_zero(axes, "x", 2e-5, 30.0)
     labels = [text.get_text() for text in axes.get_xticklabels()]
     assert labels == ["0", "1e-5", "1e-4", "0.001", "0.01", "0.1", "1", "10"]
     places = axes.transData.transform([(x, 0.0) for x in axes.get_xticks()])[:, 0]
@@ -142,26 +113,24 @@ def test_zero_and_every_power_of_ten_have_a_place_of_their_own() -> None:
     assert axes.get_yscale() == "linear"
 
 
-def test_each_series_is_the_logged_one_over_steps() -> None:
-    drawn = figure(report())
+def test_each_series_is_the_logged_one_over_steps_and_the_claim_a_line_at_its_epsilon():
+    drawn = plots.figure(report(claimed_epsilon=3.25))
     steps = [29.0 * (i + 1) for i in range(5)]
     named = {"epsilon_lower": "proved, anytime", "epsilon_spent": "spent"}
-    named |= {f"epsilon_lower/{name}": _STYLES[name][0] for name in LITERATURE}
+    named |= {f"epsilon_lower/{name}": plots._METHOD_STYLES[name][0] for name in LITERATURE}
     for key, label in named.items():
         x, y = line(drawn, 1, label).get_data()
         assert list(x) == steps
         assert list(y) == [row[key] for row in rows(5)]
     assert drawn.axes[1].get_xlabel() == "step"
     assert drawn.axes[1].get_ylabel() == "epsilon at delta 1e-05"
+    assert list(line(drawn, 1, "claimed").get_ydata()) == [3.25, 3.25]
+    newer = plots.figure(report(epochs=({"step": 5.0, "epsilon_lower/newer": 0.3},)))
+    assert list(line(newer, 1, "newer").get_ydata()) == [0.3]
 
 
-def test_the_claim_is_a_horizontal_line_at_its_epsilon() -> None:
-    claim = line(figure(report(claimed_epsilon=3.25)), 1, "claimed")
-    assert list(claim.get_ydata()) == [3.25, 3.25]
-
-
-def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same() -> None:
-    drawn = figure(report())
+def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same():
+    drawn = plots.figure(report())
     widths = {item.get_label(): item.get_linewidth() for item in drawn.axes[1].lines}
     strongest = widths.pop("proved, anytime")
     assert strongest > 1.5 * max(widths.values())
@@ -170,47 +139,42 @@ def test_the_anytime_bound_is_the_strongest_line_and_no_two_look_the_same() -> N
     assert len(looks) == len(drawn.axes[1].lines) == 11
 
 
-def test_a_bound_under_another_name_is_drawn_by_its_name() -> None:
-    drawn = figure(report(epochs=({"step": 5.0, "epsilon_lower/newer": 0.3},)))
-    assert list(line(drawn, 1, "newer").get_ydata()) == [0.3]
-
-
-def test_rows_that_lack_a_number_leave_a_gap_and_no_zero() -> None:
+def test_rows_that_lack_a_number_leave_a_gap_and_no_zero():
     some = (
         {"epoch": 0.0, "step": 10.0, "epsilon_spent": 0.5},
         {"epoch": 1.0, "step": 20.0, "epsilon_lower": 0.1, "epsilon_spent": math.inf},
         {"epoch": 2.0, "step": 30.0, "epsilon_lower": None, "epsilon_spent": 0.9},
     )
-    drawn = figure(report(epochs=some))
+    drawn = plots.figure(report(epochs=some))
     np.testing.assert_array_equal(line(drawn, 1, "spent").get_data(), [[10, 30], [0.5, 0.9]])
     np.testing.assert_array_equal(line(drawn, 1, "proved, anytime").get_data(), [[20], [0.1]])
 
 
-def test_reports_without_steps_are_drawn_over_epochs() -> None:
+def test_reports_without_steps_are_drawn_over_epochs():
     old = tuple({k: v for k, v in row.items() if k != "step"} for row in rows(3))
-    drawn = figure(report(epochs=old))
+    drawn = plots.figure(report(epochs=old))
     assert list(line(drawn, 1, "spent").get_xdata()) == [0, 1, 2]
     assert drawn.axes[1].get_xlabel() == "epoch"
     bare = tuple({"epsilon_spent": 1.0} for _ in range(2))
-    assert list(line(figure(report(epochs=bare)), 1, "spent").get_xdata()) == [0, 1]
+    assert list(line(plots.figure(report(epochs=bare)), 1, "spent").get_xdata()) == [0, 1]
 
 
-def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown() -> None:
-    axes = figure(report(epochs=rows(5, scale=1e-3))).axes[1]
+def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown():
+    axes = plots.figure(report(epochs=rows(5, scale=1e-3))).axes[1]
     assert axes.get_yscale() == "asinh"
     assert axes.get_ylim()[0] == 0.0
-    assert figure(report(epochs=rows(5, scale=4.0))).axes[1].get_yscale() == "linear"
+    assert plots.figure(report(epochs=rows(5, scale=4.0))).axes[1].get_yscale() == "linear"
     zeros = tuple({"step": float(i), "epsilon_lower": 0.0} for i in range(3))
-    flat = figure(report(epochs=zeros, claimed_epsilon=None)).axes[1]
+    flat = plots.figure(report(epochs=zeros, claimed_epsilon=None)).axes[1]
     assert (flat.get_yscale(), flat.get_ylim()[0]) == ("linear", 0.0)
 
 
-def test_epsilons_that_cannot_be_drawn_are_named() -> None:
-    endless = figure(report(claimed_epsilon=math.inf, epsilon_spent=math.inf, epochs=()))
+def test_epsilons_that_cannot_be_drawn_are_named():
+    endless = plots.figure(report(claimed_epsilon=math.inf, epsilon_spent=math.inf, epochs=()))
     title = endless.axes[1].get_title().replace("\n", " ")
     for words in ("no epoch was logged", "claimed epsilon is infinite", "spent is infinite"):
         assert words in title
-    nothing = figure(report(claimed_epsilon=None))
+    nothing = plots.figure(report(claimed_epsilon=None))
     assert "no epsilon was claimed" in nothing.axes[1].get_title()
     assert "claimed" not in labels(nothing, 1)
 
@@ -223,8 +187,8 @@ def pixels(drawn: Figure) -> np.ndarray:
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict.outcome)
 @pytest.mark.parametrize("complete", [True, False])
-def test_the_title_is_the_verdict(verdict: Verdict, complete: bool) -> None:
-    title = figure(report(verdict=verdict, complete=complete)).get_suptitle()
+def test_the_title_is_the_verdict(verdict, complete):
+    title = plots.figure(report(verdict=verdict, complete=complete)).get_suptitle()
     assert title.startswith(verdict.outcome)
     assert ("(mechanism)" in title) == (verdict.outcome == "VIOLATION")
     assert ("training not finished" in title) == (not complete)
@@ -259,8 +223,8 @@ def texts(drawn: Figure) -> list[Text]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_written_is_cut_off_or_runs_into_something_else(case: str) -> None:
-    drawn = figure(report(**CASES[case]))
+def test_nothing_written_is_cut_off_or_runs_into_something_else(case):
+    drawn = plots.figure(report(**CASES[case]))
     assert pixels(drawn).shape == (500, 1200, 4)
     written = {text: text.get_window_extent() for text in texts(drawn)}
     assert len(written) > 8
@@ -271,26 +235,25 @@ def test_nothing_written_is_cut_off_or_runs_into_something_else(case: str) -> No
         assert met == [], text
 
 
-def test_a_report_that_was_saved_and_read_is_drawn_alike() -> None:
+def test_a_report_that_was_saved_and_read_is_drawn_alike():
     first = report(epsilon_spent=math.inf, verdict=VERDICTS[1])
     again = AuditReport.from_json(first.to_json())
-    np.testing.assert_array_equal(pixels(figure(first)), pixels(figure(again)))
+    np.testing.assert_array_equal(pixels(plots.figure(first)), pixels(plots.figure(again)))
 
 
-def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable() -> None:
-    usual = pixels(figure(report()))
+def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable():
+    usual = pixels(plots.figure(report()))
     with mpl.rc_context():
-        mpl.rcParams.update({"axes.facecolor": "black", "figure.facecolor": "black"})
-        mpl.rcParams.update({"text.color": "white", "axes.labelcolor": "white"})
-        mpl.rcParams.update({"xtick.color": "white", "ytick.color": "white"})
-        mpl.rcParams.update({"axes.titlecolor": "white", "axes.edgecolor": "white"})
+        mpl.rcParams.update(dict.fromkeys(("axes.facecolor", "figure.facecolor"), "black"))
+        texts = ("text.", "axes.label", "axes.title", "axes.edge", "xtick.", "ytick.")
+        mpl.rcParams.update({f"{name}color": "white" for name in texts})
         before = dict(mpl.rcParams)
-        np.testing.assert_array_equal(pixels(figure(report())), usual)
+        np.testing.assert_array_equal(pixels(plots.figure(report())), usual)
         assert dict(mpl.rcParams) == before
 
 
 @pytest.mark.heavy
-def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) -> None:
+def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path):
     (tmp_path / "report.json").write_text(report().to_json(), encoding="utf-8")
     script = (
         "import sys\n"
@@ -318,8 +281,8 @@ def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("verdict", VERDICTS, ids=lambda verdict: verdict.outcome)
-def test_a_png_of_the_whole_picture_is_written(verdict: Verdict, tmp_path: Path) -> None:
-    path = save_figure(report(verdict=verdict), tmp_path / "report.png")
+def test_a_png_of_the_whole_picture_is_written(verdict, tmp_path):
+    path = plots.save_figure(report(verdict=verdict), tmp_path / "report.png")
     assert path == tmp_path / "report.png"
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     picture = imread(path)
@@ -330,22 +293,25 @@ def test_a_png_of_the_whole_picture_is_written(verdict: Verdict, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("PDF", b"%PDF-")])
-def test_the_suffix_says_the_format(suffix: str, start: bytes, tmp_path: Path) -> None:
-    path = save_figure(report(), str(tmp_path / f"report.{suffix}"))
+def test_the_suffix_says_the_format(suffix, start, tmp_path):
+    path = plots.save_figure(report(), str(tmp_path / f"report.{suffix}"))
     assert path.read_bytes().startswith(start)
 
 
 @pytest.mark.parametrize("name", ["report", "report.jpg"])
-def test_another_suffix_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+def test_another_suffix_is_refused_before_anything_is_written(name, tmp_path):
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg, \.pdf"):
-        save_figure(report(), tmp_path / name)
+        plots.save_figure(report(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_while_rendering_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = save_figure(report(), tmp_path / "report.png")
+def test_a_new_picture_replaces_the_old_one_and_an_error_while_rendering_does_not(
+    tmp_path, monkeypatch
+):
+    path = plots.save_figure(report(), tmp_path / "report.png")
+    first = imread(path)
+    plots.save_figure(report(verdict=VERDICTS[1]), path)
+    assert not np.array_equal(imread(path), first)
     old = path.read_bytes()
 
     def half(self: Figure, target: BinaryIO, **options: Any) -> None:
@@ -354,74 +320,68 @@ def test_an_error_while_rendering_leaves_the_old_file(
 
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(KeyboardInterrupt):
-        save_figure(dataclasses.replace(report(), verdict=VERDICTS[1]), path)
+        plots.save_figure(report(), path)
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_new_picture_replaces_the_old_one(tmp_path: Path) -> None:
-    path = save_figure(report(), tmp_path / "report.png")
-    old = imread(path)
-    save_figure(report(verdict=VERDICTS[1]), path)
-    assert not np.array_equal(imread(path), old)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_without_matplotlib_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for draw in (lambda: plots.figure(report()), lambda: save_figure(report(), tmp_path / "a.png")):
+    for draw in (
+        lambda: plots.figure(report()),
+        lambda: plots.save_figure(report(), tmp_path / "a.png"),
+        lambda: plots.privacy_utility_figure(MODELS),
+    ):
         with pytest.raises(ImportError, match=r'pip install "lightning-audit\[report\]"'):
             draw()
 
 
-def test_curves_are_drawn_with_the_target() -> None:
-    curve = PowerCurve("audit", [1.0, 10.0], [0.1, 0.9])
-    (axes,) = power_figure([curve], 0.95, "noise").axes
+def test_curves_are_drawn_with_the_target():
+    curve = plots.PowerCurve("audit", [1.0, 10.0], [0.1, 0.9])
+    (axes,) = plots.power_figure([curve], 0.95, "noise").axes
     drawn, target = axes.get_lines()
     assert drawn.get_xydata().tolist() == [[1.0, 0.1], [10.0, 0.9]]
     assert list(target.get_ydata()) == [0.95, 0.95]
     with pytest.raises(ValueError, match="curves are 6, must be at most 5"):
-        power_figure([curve] * 6, 0.95, "noise")
+        plots.power_figure([curve] * 6, 0.95, "noise")
 
 
 MODELS = [
-    Model(0.2, 0.30, "DP", "eps 1", spread=(0.1, 0.3)),
-    Model(0.3, 0.60, "DP", "eps 3"),
-    Model(0.5, 0.55, "DP", "eps 10"),
-    Model(2.5, 0.86, "no DP", "10 epochs"),
-    Model(7.1, 0.90, "no DP", "50 epochs"),
+    plots.Model(0.2, 0.30, "DP", "eps 1", spread=(0.1, 0.3)),
+    plots.Model(0.3, 0.60, "DP", "eps 3"),
+    plots.Model(0.5, 0.55, "DP", "eps 10"),
+    plots.Model(2.5, 0.86, "no DP", "10 epochs"),
+    plots.Model(7.1, 0.90, "no DP", "50 epochs"),
 ]
 
 
-def line_privacy_utility(figure, label: str) -> np.ndarray:
-    (found,) = [x for x in figure.axes[2].get_lines() if x.get_label() == label]
+def points_of(drawn: Figure, label: str) -> np.ndarray:
+    (found,) = [x for x in drawn.axes[2].get_lines() if x.get_label() == label]
     return np.asarray(found.get_xydata())
 
 
-def test_the_front_is_drawn_and_beaten_models_lie_off_it() -> None:
-    figure = privacy_utility_figure(MODELS, "accuracy")
+def test_the_front_is_drawn_and_beaten_models_lie_off_it():
+    drawn = plots.privacy_utility_figure(MODELS, "accuracy")
     expected = [[0.2, 0.30], [0.3, 0.60], [2.5, 0.86], [7.1, 0.90]]
-    assert line_privacy_utility(figure, "Pareto front").tolist() == expected
-    assert line_privacy_utility(figure, "not beaten").tolist() == expected
-    main = figure.axes[2]
+    assert points_of(drawn, "Pareto front").tolist() == expected
+    assert points_of(drawn, "not beaten").tolist() == expected
+    main = drawn.axes[2]
     assert main.get_ylabel() == "accuracy"
     assert "not a bound" in main.get_xlabel()
     assert [text.get_text() for text in main.texts] == [model.name for model in MODELS]
 
 
-def test_each_group_has_its_densities_along_both_axes() -> None:
-    figure = privacy_utility_figure(MODELS)
-    top, _, main, right = figure.axes
+def test_each_group_has_its_densities_along_both_axes():
+    drawn = plots.privacy_utility_figure(MODELS)
+    top, _, main, right = drawn.axes
     # Three models give a curve, two are drawn one by one.
     assert len(top.get_lines()) == len(right.get_lines()) == 3
     assert top.get_xlim() == main.get_xlim()
     assert right.get_ylim() == main.get_ylim()
 
 
-def test_one_model_is_drawn(tmp_path) -> None:
-    privacy_utility_figure([Model(1.0, 0.5)]).savefig(tmp_path / "one.png")
+def test_one_model_is_drawn(tmp_path):
+    plots.privacy_utility_figure([plots.Model(1.0, 0.5)]).savefig(tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -429,61 +389,54 @@ def test_one_model_is_drawn(tmp_path) -> None:
     ("models", "message"),
     [
         ([], "must be finite numbers"),
-        ([Model(float("nan"), 0.5)], "cost=.* must be finite numbers"),
-        ([Model(1.0, 0.5, str(i)) for i in range(6)], "models have 6 groups, must have at most 5"),
+        ([plots.Model(float("nan"), 0.5)], "cost=.* must be finite numbers"),
+        (
+            [plots.Model(1.0, 0.5, str(i)) for i in range(6)],
+            "models have 6 groups, must have at most 5",
+        ),
     ],
 )
-def test_what_cannot_be_drawn_is_named(models, message) -> None:
+def test_what_cannot_be_drawn_is_named(models, message):
     with pytest.raises(ValueError, match=message):
-        privacy_utility_figure(models)
+        plots.privacy_utility_figure(models)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch) -> None:
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"lightning-audit\[report\]"):
-        privacy_utility_figure(MODELS)
-
-
-def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason() -> None:
-    curve, reason = claimed_curve(report(history=((2.0, 0.1, 5), (0.5, 0.1, 5))))
+def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason():
+    curve, reason = plots.claimed_curve(report(history=((2.0, 0.1, 5), (0.5, 0.1, 5))))
     assert curve is not None
     assert (curve.mu, reason) == (2.0, "")
-    assert claimed_curve(report(history=())) == (None, "no step was audited")
-    assert claimed_curve(report(history=((0.0, 0.1, 5),)))[0] is None
+    assert plots.claimed_curve(report(history=())) == (None, "no step was audited")
+    assert plots.claimed_curve(report(history=((0.0, 0.1, 5),)))[0] is None
 
 
-def test_regions_have_the_rates_and_their_limits_and_need_trials_in_both_worlds() -> None:
+def test_regions_have_the_rates_and_their_limits_and_need_trials_in_both_worlds():
     unread = OperatingPoint(0.5, fn=0, tp=0, fp=1, tn=1)
-    (region,) = rate_regions((HEALTHY, unread), 0.05)
+    (region,) = plots.rate_regions((HEALTHY, unread), 0.05)
     assert (region.fpr, region.fnr) == (0.305, 0.31)
-    assert region.right == clopper_pearson_upper(305, 1000, 0.0125)
+    assert region.right == upper(305, 1000, 0.0125)
     assert region.left < region.fpr < region.right
     assert region.bottom < region.fnr < region.top
 
 
 @pytest.mark.parametrize(("point", "forbidden"), [(HEALTHY, False), (BROKEN, True)])
-def test_a_region_is_forbidden_if_no_rates_in_it_fit_the_claim(point, forbidden) -> None:
-    curve, _ = claimed_curve(report())
-    (region,) = rate_regions((point,), 0.05)
-    assert is_forbidden(region, curve) is forbidden
-    assert is_forbidden(region, None) is False
+def test_a_region_is_forbidden_if_no_rates_in_it_fit_the_claim(point, forbidden):
+    curve, _ = plots.claimed_curve(report())
+    (region,) = plots.rate_regions((point,), 0.05)
+    assert plots.is_forbidden(region, curve) is forbidden
+    assert plots.is_forbidden(region, None) is False
     inverted = region._replace(bottom=1 - region.top, top=1 - region.bottom, left=1 - region.right)
-    assert is_forbidden(inverted._replace(right=1 - region.left), curve) is forbidden
+    assert plots.is_forbidden(inverted._replace(right=1 - region.left), curve) is forbidden
+
+
+REGION = "95 % region"
 
 
 def boxes(drawn: Figure) -> list[Rectangle]:
     return [patch for patch in drawn.axes[0].patches if isinstance(patch, Rectangle)]
 
 
-def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise() -> None:
-    x, y = line(figure(report()), 0, "claimed: 1-GDP").get_data()
+def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise():
+    x, y = line(plots.figure(report()), 0, "claimed: 1-GDP").get_data()
     np.testing.assert_array_equal(y, GaussianTradeoff(1.0)(x))
     assert (x[0], x[-1]) == (0.0, 1.0)
     assert np.max(np.diff(x)) < 0.05
@@ -491,59 +444,54 @@ def test_the_claimed_curve_is_the_gaussian_tradeoff_of_the_least_noise() -> None
 
 
 @pytest.mark.parametrize("significance", [0.05, 0.001])
-def test_a_region_is_four_clopper_pearson_limits_at_a_quarter_each(significance: float) -> None:
-    drawn = figure(report(settings={"bound_significance": significance}))
+def test_a_region_is_four_clopper_pearson_limits_at_a_quarter_each(significance):
+    drawn = plots.figure(report(settings={"bound_significance": significance}))
     (box,) = boxes(drawn)
     share = significance / 4
-    (left, bottom), (right, top) = box.get_bbox().get_points()
-    assert (left, bottom) == (
-        clopper_pearson_lower(305, 1000, share),
-        clopper_pearson_lower(310, 1000, share),
-    )
-    assert (right, top) == pytest.approx(
-        (clopper_pearson_upper(305, 1000, share), clopper_pearson_upper(310, 1000, share))
-    )
+    left, right = (limit(305, 1000, share) for limit in (lower, upper))
+    bottom, top = (limit(310, 1000, share) for limit in (lower, upper))
+    (low, high) = box.get_bbox().get_points()
+    assert tuple(low) == (left, bottom)
+    assert tuple(high) == pytest.approx((right, top))
     label = {0.05: "measured, 95 % region", 0.001: "measured, 99.9 % region"}[significance]
     np.testing.assert_array_equal(line(drawn, 0, label).get_data(), [[0.305], [0.31]])
 
 
-def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_colour() -> None:
+def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_colour():
     # Its point is below the curve, its region reaches over it.
     near = OperatingPoint(0.5, fn=29, tp=71, fp=29, tn=71)
     assert GaussianTradeoff(1.0)(0.29) > 0.29
-    drawn = figure(report(operating_points=(HEALTHY, near, BROKEN)))
+    drawn = plots.figure(report(operating_points=(HEALTHY, near, BROKEN)))
     colours = [box.get_edgecolor() for box in boxes(drawn)]
-    assert colours == [to_rgba(BLUE), to_rgba(BLUE), to_rgba(VIOLATION)]
-    bad, good = (
-        line(drawn, 0, "measured, outside the claim"),
-        line(drawn, 0, "measured, 95 % region"),
-    )
+    assert colours == [to_rgba(plots.BLUE), to_rgba(plots.BLUE), to_rgba(plots.VIOLATION)]
+    bad, good = (line(drawn, 0, f"measured, {says}") for says in ("outside the claim", REGION))
     np.testing.assert_array_equal(bad.get_data(), [[0.025], [0.02]])
     np.testing.assert_array_equal(good.get_data(), [[0.305, 0.29], [0.31, 0.29]])
-    assert same_color(bad.get_color(), VIOLATION)
+    assert same_color(bad.get_color(), plots.VIOLATION)
     assert bad.get_marker() != good.get_marker()  # where there is no colour
 
 
-def test_guesses_that_are_wrong_far_too_often_are_forbidden_as_well() -> None:
-    inverted = OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25)
-    assert "measured, outside the claim" in labels(figure(report(operating_points=(inverted,))), 0)
+@pytest.mark.parametrize(
+    ("point", "says"),
+    [
+        (OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25), "measured, outside the claim"),
+        (OperatingPoint(0.5, fn=0, tp=0, fp=3, tn=9), ""),
+    ],
+    ids=["wrong far too often", "no trials"],
+)
+def test_inverted_guesses_are_forbidden_as_well_and_rates_without_trials_not_measured(point, says):
+    drawn = plots.figure(report(operating_points=(point,)))
+    assert (says in labels(drawn, 0)) == bool(boxes(drawn)) == bool(says)
+    assert ("no error rates were measured" in drawn.axes[0].get_title()) == (not says)
 
 
-def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses() -> None:
-    below, above = figure(report()).axes[0].collections
-    curve = GaussianTradeoff(1.0)
+def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses():
+    (below, above), curve = plots.figure(report()).axes[0].collections, GaussianTradeoff(1.0)
     for alpha in (0.01, 0.3, 0.9):
-        assert below.get_paths()[0].contains_point((alpha, curve(alpha) - 0.004))
-        assert not below.get_paths()[0].contains_point((alpha, curve(alpha) + 0.004))
-        assert above.get_paths()[0].contains_point((1 - alpha, 1 - curve(alpha) + 0.004))
-        assert not above.get_paths()[0].contains_point((1 - alpha, 1 - curve(alpha) - 0.004))
-
-
-def test_rates_without_trials_are_not_measured() -> None:
-    never_in = OperatingPoint(0.5, fn=0, tp=0, fp=3, tn=9)
-    drawn = figure(report(operating_points=(never_in,)))
-    assert boxes(drawn) == []
-    assert "no error rates were measured" in drawn.axes[0].get_title()
+        for end, inside in ((-0.004, True), (0.004, False)):
+            beta = curve(alpha) + end
+            assert below.get_paths()[0].contains_point((alpha, beta)) == inside
+            assert above.get_paths()[0].contains_point((1 - alpha, 1 - beta)) == inside
 
 
 @pytest.mark.parametrize(
@@ -553,26 +501,19 @@ def test_rates_without_trials_are_not_measured() -> None:
         (((1.0, 0.01, 9), (0.0, 0.01, 1)), "a step has noise_multiplier 0"),
     ],
 )
-def test_where_no_curve_can_be_drawn_the_panel_says_so_and_accuses_nobody(
-    history: tuple[Any, ...], words: str
-) -> None:
-    drawn = figure(report(history=history, operating_points=(BROKEN,)))
+def test_where_no_curve_can_be_drawn_the_panel_says_so_and_accuses_nobody(history, words):
+    drawn = plots.figure(report(history=history, operating_points=(BROKEN,)))
     assert words in drawn.axes[0].get_title()
     assert labels(drawn, 0) == ["guessing", "measured, 95 % region"]
     assert len(drawn.axes[0].collections) == 0
 
 
-def test_rates_are_drawn_on_a_logarithm_down_to_zero_only_where_they_huddle_in_the_corner() -> None:
+def test_rates_are_drawn_on_a_logarithm_down_to_zero_only_where_they_huddle_in_the_corner():
     perfect = OperatingPoint(0.5, fn=0, tp=1000, fp=0, tn=1000)
-    plain, narrow = figure(report()).axes[0], figure(report(operating_points=(perfect,))).axes[0]
-    assert (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")
+    drawn = [plots.figure(report(operating_points=(point,))) for point in (HEALTHY, perfect)]
+    usual, narrow = (each.axes[0] for each in drawn)
+    assert (usual.get_xscale(), usual.get_yscale()) == ("linear", "linear")
     assert (narrow.get_xscale(), narrow.get_yscale()) == ("asinh", "asinh")
-    assert [text.get_text() for text in narrow.get_xticklabels()] == [
-        "0",
-        "0.001",
-        "0.01",
-        "0.1",
-        "1",
-    ]
+    assert " ".join(t.get_text() for t in narrow.get_xticklabels()) == "0 0.001 0.01 0.1 1"
     assert narrow.get_xlim() == narrow.get_ylim() == (0.0, 1.0)
-    assert figure(report(history=((0.25, 0.01, 9),))).axes[0].get_xscale() == "asinh"
+    assert plots.figure(report(history=((0.25, 0.01, 9),))).axes[0].get_xscale() == "asinh"

@@ -54,7 +54,7 @@ def images(directory: Path) -> EventAccumulator:
     return events
 
 
-def test_tensorboard_gets_an_image_under_the_tag_at_the_step(tmp_path: Path, drawn: Figure) -> None:
+def test_tensorboard_gets_an_image_under_the_tag_at_the_step(tmp_path, drawn):
     with SummaryWriter(str(tmp_path)) as writer:
         send_figure([Recorder(experiment=writer)], drawn, TAG, 117)
     events = images(tmp_path)
@@ -67,8 +67,8 @@ def test_tensorboard_gets_an_image_under_the_tag_at_the_step(tmp_path: Path, dra
 
 
 def test_lightnings_tensorboard_logger_gets_it_and_the_csv_logger_is_passed_over(
-    tmp_path: Path, drawn: Figure, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, drawn, caplog
+):
     board = TensorBoardLogger(str(tmp_path), name="", version="board")
     loggers = [CSVLogger(str(tmp_path), name="", version="csv"), board, DummyLogger()]
     send_figure(loggers, drawn, TAG, 3)
@@ -77,13 +77,13 @@ def test_lightnings_tensorboard_logger_gets_it_and_the_csv_logger_is_passed_over
     assert caplog.records == []
 
 
-def test_an_experiment_that_takes_figures_only_gets_the_figure(drawn: Figure) -> None:
+def test_an_experiment_that_takes_figures_only_gets_the_figure(drawn):
     experiment = Recorder("add_figure")
     send_figure([Recorder(experiment=experiment)], drawn, TAG, 7)
     assert experiment.calls == [("add_figure", (TAG, drawn, 7), {})]
 
 
-def test_a_logger_with_log_image_gets_pixels(drawn: Figure) -> None:
+def test_a_logger_with_log_image_gets_pixels(drawn):
     logger = Recorder("log_image")
     send_figure([logger], drawn, TAG, 7)
     ((_, args, options),) = logger.calls
@@ -92,7 +92,7 @@ def test_a_logger_with_log_image_gets_pixels(drawn: Figure) -> None:
     assert (image.shape, image.dtype) == ((50, 100, 3), np.uint8)
 
 
-def test_comet_gets_a_named_figure_and_mlflow_none_but_its_file(drawn: Figure) -> None:
+def test_comet_gets_a_named_figure_and_mlflow_none_but_its_file(drawn):
     mlflow, comet = Recorder("log_figure", "log_artifact"), Recorder("log_figure")
     send_figure(
         [Recorder(experiment=mlflow, run_id="r"), Recorder(experiment=comet)], drawn, TAG, 7
@@ -102,9 +102,7 @@ def test_comet_gets_a_named_figure_and_mlflow_none_but_its_file(drawn: Figure) -
     assert comet.calls == [("log_figure", (), named)]
 
 
-def test_figures_are_taken_by_what_shows_images_or_stores_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_are_taken_by_what_shows_images_or_stores_files(tmp_path, caplog):
     with SummaryWriter(str(tmp_path)) as writer:
         shows = [Recorder(experiment=writer), Recorder("log_image")]
         stores = [Recorder(experiment=Recorder("log_artifact"), run_id="r")]
@@ -116,9 +114,7 @@ def test_figures_are_taken_by_what_shows_images_or_stores_files(
     assert "the figure was not logged by Failing (ConnectionError" in caplog.text
 
 
-def test_a_logger_that_fails_costs_a_warning_and_the_others_get_the_figure(
-    drawn: Figure, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_logger_that_fails_costs_a_warning_and_the_others_get_the_figure(drawn, caplog):
     last = Recorder("log_image")
     with caplog.at_level(logging.WARNING):
         send_figure([Failing(), Recorder(), last], drawn, TAG, 7)
@@ -138,8 +134,6 @@ def files(tmp_path: Path) -> list[Path]:
     return made
 
 
-def test_a_tracker_that_is_away_costs_a_warning(
-    files: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_that_is_away_costs_a_warning(files, caplog):
     send_files([Failing()], files, TAG)
     assert "the artifact 'audit/report' was not logged by Failing" in caplog.text

@@ -22,32 +22,12 @@ from lightning_audit.callbacks.privacy_audit import canaries_of
 from lightning_audit.canaries.gradient import Dirac
 from lightning_audit.many.audit_trainings import audit_training
 from lightning_audit.many.training_audit import conclude
-from lightning_audit.report.page import (
-    DEFAULTS,
-    IndexRow,
-    Source,
-    all_settings,
-    call,
-    cost,
-    environment,
-    index_page,
-    report_page,
-    style_sheet,
-    training_of,
-    write_page,
-    write_pages,
-)
-from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.report import page as pages
+from lightning_audit.results.audit_report import EXIT_CODES, AuditReport
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
 
-NAMES = {
-    "PrivacyAudit": PrivacyAudit,
-    "PrivacyClaim": PrivacyClaim,
-    "Resolution": Resolution,
-    "Allow": Allow,
-    "Dirac": Dirac,
-}
+NAMES = {kind.__name__: kind for kind in (PrivacyAudit, PrivacyClaim, Resolution, Allow, Dirac)}
 
 
 def report_of(audit: PrivacyAudit, *given: str) -> AuditReport:
@@ -55,14 +35,14 @@ def report_of(audit: PrivacyAudit, *given: str) -> AuditReport:
     return AuditReport.from_json(made_report(settings=settings, settings_given=given).to_json())
 
 
-def test_the_defaults_are_those_of_the_audit() -> None:
+def test_the_defaults_are_those_of_the_audit():
     signature = inspect.signature(PrivacyAudit.__init__).parameters
     plain = PrivacyAudit(seed=1).config.settings()
-    for name, value in DEFAULTS.items():
+    for name, value in pages.DEFAULTS.items():
         stated = signature[name].default if name in signature else None
         settled = plain[name]
         assert value == (list(stated) if isinstance(stated, tuple) else settled), name
-    assert set(plain) == {*DEFAULTS, "canaries", "delta", "seed"}
+    assert set(plain) == {*pages.DEFAULTS, "canaries", "delta", "seed"}
 
 
 AUDITS = [
@@ -90,14 +70,16 @@ AUDITS = [
 
 
 @pytest.mark.parametrize(("given", "audit"), AUDITS)
-def test_the_call_makes_the_same_audit(given: tuple[str, ...], audit: PrivacyAudit) -> None:
-    again = eval(compile(ast.parse(call(report_of(audit, *given)), mode="eval"), "", "eval"), NAMES)
+def test_the_call_makes_the_same_audit(given, audit):
+    again = eval(
+        compile(ast.parse(pages.call(report_of(audit, *given)), mode="eval"), "", "eval"), NAMES
+    )
     assert again.config.settings(ended=True) == audit.config.settings(ended=True)
 
 
-def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults() -> None:
+def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults():
     audit = PrivacyAudit(claimed_epsilon=8.0, bounds="all", seed=3)
-    text = call(report_of(audit))
+    text = pages.call(report_of(audit))
     assert "claimed_epsilon=8.0" in text
     assert "bounds=[" in text
     assert "resolution" not in text
@@ -105,26 +87,26 @@ def test_a_report_that_does_not_say_what_was_given_leaves_out_the_defaults() -> 
     assert len(canaries_of(None, 8)) == 8
 
 
-def test_settings_environment_and_cost_as_text() -> None:
+def test_settings_environment_and_cost_as_text():
     report = made_report(
         settings={"bounds": ["fdp_cp"], "on_violation": "raise"},
         environment={"torch": "2.13"},
         audit_cost={"seconds": 1.23, "share": 0.25},
     )
-    assert all_settings(report) == [("bounds", '["fdp_cp"]'), ("on_violation", "raise")]
-    assert environment(report) == [("torch", "2.13")]
-    assert cost(report) == "The audit took 1.2 s, 25\xa0% of the rest of the training."
-    assert cost(made_report()) == ""
+    assert pages.all_settings(report) == [("bounds", '["fdp_cp"]'), ("on_violation", "raise")]
+    assert pages.environment(report) == [("torch", "2.13")]
+    assert pages.cost(report) == "The audit took 1.2 s, 25\xa0% of the rest of the training."
+    assert pages.cost(made_report()) == ""
 
 
-def test_the_call_over_many_trainings_has_the_settings_that_were_given() -> None:
+def test_the_call_over_many_trainings_has_the_settings_that_were_given():
     given = {"canary": "Crafted", "score": "default", "stop": "end", "seed": 3, "trainings": 60}
     audit = audited(n=60, significance=0.01)
     for settings, function, planned in (
         (given, audit_training, "trainings"),
         ({}, conclude, "planned"),
     ):
-        made = ast.parse(call(audit.to_report(settings)), mode="eval").body
+        made = ast.parse(pages.call(audit.to_report(settings)), mode="eval").body
         assert isinstance(made, ast.Call)
         assert ast.unparse(made.func) == function.__name__
         stated = {keyword.arg: ast.unparse(keyword.value) for keyword in made.keywords}
@@ -141,40 +123,40 @@ def addresses(index: Path) -> list[str]:
     return [href for href in parsed.values("href") if not href.startswith("#")]
 
 
-def test_a_page_is_written_whole_and_replaces_a_link(tmp_path: Path) -> None:
+def test_a_page_is_written_whole_and_replaces_a_link(tmp_path):
     (tmp_path / "other").write_text("kept")
     page = tmp_path / "report.html"
     page.symlink_to(tmp_path / "other")
     report = made_report()
-    assert write_page(report, page, "digits") == page
-    assert page.read_text(encoding="utf-8") == report_page(report, "digits")
+    assert pages.write_page(report, page, "digits") == page
+    assert page.read_text(encoding="utf-8") == pages.report_page(report, "digits")
     assert (tmp_path / "other").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "report.html"]
 
 
-def test_a_style_sheet_next_to_the_page(tmp_path: Path) -> None:
-    page = write_page(made_report(), tmp_path / "report.html", beside=True)
-    assert (tmp_path / "report.css").read_text() == style_sheet()
+def test_a_style_sheet_next_to_the_page(tmp_path):
+    page = pages.write_page(made_report(), tmp_path / "report.html", beside=True)
+    assert (tmp_path / "report.css").read_text() == pages.style_sheet()
     check_page(page.read_text(encoding="utf-8"))
 
 
-def test_pages_are_next_to_their_reports_and_the_index_links_them(tmp_path: Path) -> None:
+def test_pages_are_next_to_their_reports_and_the_index_links_them(tmp_path):
     odd = tmp_path / 'a "b" <c> #d'
     odd.mkdir()
     sources = [
-        Source("odd", odd, made_report()),
-        Source("cut", tmp_path / "cut", None, "not complete"),
+        pages.Source("odd", odd, made_report()),
+        pages.Source("cut", tmp_path / "cut", None, "not complete"),
     ]
-    index = write_pages(sources, tmp_path, "report.html", into=False)
+    index = pages.write_pages(sources, tmp_path, "report.html", into=False)
     (address,) = addresses(index)
     assert (tmp_path / unquote(address)).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "not complete" in index.read_text(encoding="utf-8")
 
 
-def test_pages_in_one_folder_have_names_of_their_own(tmp_path: Path) -> None:
+def test_pages_in_one_folder_have_names_of_their_own(tmp_path):
     names = ["runs/a", "runs-a", "RUNS/A", "index", "../../etc/x", "ä" * 300, "."]
-    sources = [Source(name, tmp_path / "x", made_report()) for name in names]
-    index = write_pages(sources, tmp_path, "report.html", into=True)
+    sources = [pages.Source(name, tmp_path / "x", made_report()) for name in names]
+    index = pages.write_pages(sources, tmp_path, "report.html", into=True)
     found = addresses(index)
     assert len({name.lower() for name in found}) == len(names)
     assert {path.name for path in tmp_path.iterdir()} == {*found, "index.html"}
@@ -188,53 +170,48 @@ def test_pages_in_one_folder_have_names_of_their_own(tmp_path: Path) -> None:
         ("/r.html", "training"),
     ],
 )
-def test_a_training_is_named_after_its_folder(path: str, name: str) -> None:
-    assert training_of(Path(path)) == name
-
-
-# --- The page of a report: well-formed, complete, without script or request, and small.
-
-OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
+def test_a_training_is_named_after_its_folder(path, name):
+    assert pages.training_of(Path(path)) == name
 
 
 def sections(page: str) -> list[str]:
     return re.findall(r'<section id="([\w-]+)"', page)
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_a_page_is_well_formed_and_below_100_kb(outcome: Outcome) -> None:
-    page = report_page(of_outcome(outcome), "digits")
+@pytest.mark.parametrize("outcome", EXIT_CODES)
+def test_a_page_is_well_formed_and_below_100_kb(outcome):
+    page = pages.report_page(of_outcome(outcome), "digits")
     parsed = check_page(page)
     assert outcome in parsed.text
     assert len(page.encode()) < 100_000
 
 
-def test_a_page_has_every_section_that_its_report_has_numbers_for() -> None:
+def test_a_page_has_every_section_that_its_report_has_numbers_for():
     rest = ["epsilon", "step", "time", "noise", "examined", "method", "again"]
-    assert sections(report_page(of_outcome("VIOLATION"), "x")) == ["finding", *rest]
-    assert sections(report_page(of_outcome("INCONCLUSIVE"), "x")) == ["missing", *rest]
-    assert sections(report_page(of_outcome("PASS"), "x")) == rest
+    assert sections(pages.report_page(of_outcome("VIOLATION"), "x")) == ["finding", *rest]
+    assert sections(pages.report_page(of_outcome("INCONCLUSIVE"), "x")) == ["missing", *rest]
+    assert sections(pages.report_page(of_outcome("PASS"), "x")) == rest
 
 
-def test_the_page_of_an_old_report_leaves_out_what_it_lacks() -> None:
-    page = report_page(made_report(), "x")
+def test_the_page_of_an_old_report_leaves_out_what_it_lacks():
+    page = pages.report_page(made_report(), "x")
     parsed = check_page(page)
     assert sections(page) == ["epsilon", "step", "examined", "method", "again"]
     assert 'svg class="fig' not in page  # words about one step, and no figure
     assert "Claimed: μ" in parsed.text
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_a_report_from_its_file_gives_the_same_page(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", EXIT_CODES)
+def test_a_report_from_its_file_gives_the_same_page(outcome):
     report = of_outcome(outcome)
     again = AuditReport.from_json(report.to_json())
-    assert report_page(again, "x") == report_page(report, "x")
-    assert json.loads(report.to_json())["sha256"] in report_page(report, "x")
+    assert pages.report_page(again, "x") == pages.report_page(report, "x")
+    assert json.loads(report.to_json())["sha256"] in pages.report_page(report, "x")
 
 
 @pytest.mark.parametrize("text", [HOSTILE, LONG], ids=["markup", "300 letters"])
-def test_text_of_a_report_cannot_become_markup(text: str) -> None:
-    page = report_page(hostile(text), text)
+def test_text_of_a_report_cannot_become_markup(text):
+    page = pages.report_page(hostile(text), text)
     parsed = check_page(page)
     assert "<script" not in page.lower()
     assert "<b>&" not in page
@@ -243,35 +220,33 @@ def test_text_of_a_report_cannot_become_markup(text: str) -> None:
     page.encode("utf-8")
 
 
-def test_many_observations_and_tensors_stay_below_300_kb() -> None:
+def test_many_observations_and_tensors_stay_below_300_kb():
     point = dataclasses.replace(
         of_outcome("PASS").operating_points[0], fn=10_000, tp=40_000, fp=9_000, tn=41_000
     )
     many = tensors(160, flagged=50, name="encoder.layers.attention.self.")
+    logged = {"epsilon_spent": 1.0, "e_value": 1.0}
     report = dataclasses.replace(
         of_outcome("VIOLATION"),
         observations=10**5,
         operating_points=(point,) * 9,
         tensors=many,
-        epochs=tuple(
-            {"epoch": i, "step": i + 1, "epsilon_spent": 0.1 * i, "e_value": 1.0}
-            for i in range(1000)
-        ),
+        epochs=tuple({**logged, "epoch": i, "step": i + 1} for i in range(1000)),
     )
-    assert len(report_page(report, "x").encode()) < 300_000
+    assert len(pages.report_page(report, "x").encode()) < 300_000
 
 
-def test_nothing_is_said_by_color_alone() -> None:
+def test_nothing_is_said_by_color_alone():
     """Each status has a sign of its own shape, and a word; each bar has its name."""
-    page = report_page(of_outcome("VIOLATION"), "x")
+    page = pages.report_page(of_outcome("VIOLATION"), "x")
     for status, sign in (("violated", "✕"), ("ok", "✓"), ("not_run", "\N{EN DASH}")):
         assert f'<span class="gsign {status}" aria-hidden="true">{sign}</span>' in page
     parsed = check_page(page)
     assert "Too little noise overall fails" in parsed.text
 
 
-def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion() -> None:
-    css = style_sheet()
+def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion():
+    css = pages.style_sheet()
     for query in (
         "prefers-color-scheme:dark",
         "@media print",
@@ -283,11 +258,11 @@ def test_the_style_sheet_serves_dark_screens_print_phones_and_reduced_motion() -
     ):
         assert query in css
     assert css.count("{") == css.count("}")
-    assert style_of(report_page(made_report(), "x")) == css
+    assert style_of(pages.report_page(made_report(), "x")) == css
 
 
-def test_every_css_variable_that_is_used_is_defined_for_light_and_dark() -> None:
-    css = style_sheet()
+def test_every_css_variable_that_is_used_is_defined_for_light_and_dark():
+    css = pages.style_sheet()
     light, dark = (
         set(re.findall(r"(--[\w-]+):", part))
         for part in re.findall(r":root\{(.*?)\}", css, re.DOTALL)[:2]
@@ -297,8 +272,8 @@ def test_every_css_variable_that_is_used_is_defined_for_light_and_dark() -> None
     assert light - dark == {"--mono"}
 
 
-def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style() -> None:
-    page = report_page(of_outcome("PASS"), "x", css_beside=True)
+def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style():
+    page = pages.report_page(of_outcome("PASS"), "x", css_beside=True)
     parsed = check_page(page)
     assert "style" not in parsed.tags
     assert '<link rel="stylesheet" href="report.css">' in page
@@ -306,13 +281,13 @@ def test_a_page_with_its_style_sheet_next_to_it_has_no_inline_style() -> None:
     assert set(parsed.values("fill")) >= {"none", "#222"}
 
 
-def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none() -> None:
+def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none():
     rows = [
-        IndexRow("fine", "fine/report.html", of_outcome("PASS")),
-        IndexRow("cut", "", None, "the report is not complete JSON"),
-        IndexRow("half", "half/report.html", of_outcome("VIOLATION")),
+        pages.IndexRow("fine", "fine/report.html", of_outcome("PASS")),
+        pages.IndexRow("cut", "", None, "the report is not complete JSON"),
+        pages.IndexRow("half", "half/report.html", of_outcome("VIOLATION")),
     ]
-    page = index_page(rows)
+    page = pages.index_page(rows)
     parsed = check_page(page)
     assert "1 VIOLATION, 1 INCONCLUSIVE, 1 PASS" in parsed.text
     assert [href for href in parsed.values("href") if href != "#main"] == [
@@ -323,14 +298,14 @@ def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none()
     assert "the report is not complete JSON" in parsed.text
 
 
-def test_an_index_of_hostile_names_is_text() -> None:
-    row = IndexRow(HOSTILE, "%22%3E/report.html", hostile(), HOSTILE)
-    page = index_page([row, IndexRow(LONG, "", None, LONG)])
+def test_an_index_of_hostile_names_is_text():
+    row = pages.IndexRow(HOSTILE, "%22%3E/report.html", hostile(), HOSTILE)
+    page = pages.index_page([row, pages.IndexRow(LONG, "", None, LONG)])
     check_page(page)
     assert "<script" not in page.lower()
 
 
-def test_the_templates_are_in_the_package() -> None:
+def test_the_templates_are_in_the_package():
     import lightning_audit
 
     folder = Path(lightning_audit.__file__).parent / "report" / "templates"

@@ -1,6 +1,9 @@
+"""Figures of a page: the evidence and epsilons over the steps, the tensors, the trade-off."""
+
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,73 +13,60 @@ from page_reports import tensors as tensors_of_page_reports
 from parsed_page import ParsedPage
 from scipy import special
 
-from lightning_audit.report.page_figures import (
-    TensorSection,
-    Timeline,
-    epsilons_by_step,
-    growth,
-    tensor_section,
-    tensors,
-    timeline,
-    tradeoff,
-    true_positives,
-)
+from lightning_audit.report import page_figures as figures
 from lightning_audit.report.page_parts import Scale
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CheckGrowth, TensorNoise
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 
-def test_the_growth_is_the_largest_share_times_e_value_so_far() -> None:
-    share = 0.1
-    threshold = -math.log(share * 1e-3)
-    report = made_report(
-        tests={
-            "noise": CheckGrowth(threshold, ((0, 5.0), (4, 9.0))),
-            "noise.step": CheckGrowth(threshold, ((2, 4.0), (9, 12.0))),
-            "noise.excess": CheckGrowth(threshold, ((1, 50.0),)),  # only warns
-        }
-    )
+def test_the_growth_is_the_largest_share_times_e_value_so_far():
+    threshold = -math.log(0.1 * 1e-3)
+    courses = {
+        "noise": ((0, 5.0), (4, 9.0)),
+        "noise.step": ((2, 4.0), (9, 12.0)),
+        "noise.excess": ((1, 50.0),),  # only warns
+    }
+    tests = {name: CheckGrowth(threshold, rows) for name, rows in courses.items()}
     expected = [(1, 5.0), (5, 9.0), (10, 12.0)]
-    assert [step for step, _ in growth(report)] == [step for step, _ in expected]
-    for (_, found), (_, log_e) in zip(growth(report), expected, strict=True):
-        assert found == pytest.approx(log_e + math.log(share))
+    found = figures.growth(made_report(tests=tests))
+    assert found == [(step, pytest.approx(log_e + math.log(0.1))) for step, log_e in expected]
 
 
-def test_without_a_course_the_alarms_and_ends_of_epochs_count() -> None:
+def test_without_a_course_the_alarms_and_ends_of_epochs_count():
     report = made_report("VIOLATION", epochs=({"step": 100, "e_value": 1e9}, {"epoch": 1}))
-    assert growth(report) == [
+    assert figures.growth(report) == [
         (8, pytest.approx(math.log(1e3))),
         (100, pytest.approx(math.log(1e9))),
     ]
-    assert growth(made_report()) == []
+    assert figures.growth(made_report()) == []
 
 
-def test_a_metric_without_step_or_value_is_left_out() -> None:
+def test_a_metric_without_step_or_value_is_left_out():
     rows = (
         {"step": 1, "epsilon_spent": 0.0},
         {"step": 2, "epsilon_spent": math.inf},
         {"step": 3},
         {"epsilon_spent": 1.0},
     )
-    assert epsilons_by_step(made_report(epochs=rows), "epsilon_spent") == [(1, 0.0)]
+    assert figures.epsilons_by_step(made_report(epochs=rows), "epsilon_spent") == [(1, 0.0)]
 
 
-def test_tensors_without_a_reading_are_left_out_and_others_name_their_optimizer() -> None:
+def test_tensors_without_a_reading_are_left_out_and_others_name_their_optimizer():
     row = TensorNoise("w", 4, 4, 40, 1.0, 0.9, 1.1, False, "actor")
     unread = dataclasses.replace(row, ratio=None)
-    (found,) = tensors(made_report(tensors=(row, unread)))
+    (found,) = figures.tensors(made_report(tensors=(row, unread)))
     assert found.name == "actor: w"
-    assert len(tensors(of_outcome("PASS"))) == 6
+    assert len(figures.tensors(of_outcome("PASS"))) == 6
 
 
-def section(report: AuditReport) -> TensorSection:
-    found = tensor_section(report)
+def section(report: AuditReport) -> figures.TensorSection:
+    found = figures.tensor_section(report)
     assert found is not None
     return found
 
 
-def test_crosses_follow_the_check_and_not_the_interval() -> None:
+def test_crosses_follow_the_check_and_not_the_interval():
     report = made_report(tensors=tensors_of_page_reports(3, flagged=1))
     low = dataclasses.replace(report.tensors[1], lower=0.1, upper=0.2, ratio=0.15)
     found = section(dataclasses.replace(report, tensors=(report.tensors[0], low)))
@@ -86,7 +76,7 @@ def test_crosses_follow_the_check_and_not_the_interval() -> None:
     assert found.rows[0].says == "too little noise"
 
 
-def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order() -> None:
+def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order():
     report = dataclasses.replace(
         of_outcome("PASS"), tensors=tensors_of_page_reports(160)[::-1], tensors_left_out=12
     )
@@ -96,7 +86,7 @@ def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_
     assert "leaves out 12 further tensors" in found.note
 
 
-def test_a_common_start_is_in_the_header_and_long_names_are_cut_in_the_middle() -> None:
+def test_a_common_start_is_in_the_header_and_long_names_are_cut_in_the_middle():
     every = tensors_of_page_reports(3, name="encoder.layers.attention.")
     found = section(made_report(tensors=every))
     assert found.prefix == "encoder.layers.attention."
@@ -105,7 +95,7 @@ def test_a_common_start_is_in_the_header_and_long_names_are_cut_in_the_middle() 
     assert (len(row.short), row.short[9], row.name) == (26, "…", LONG)
 
 
-def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end() -> None:
+def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end():
     far = dataclasses.replace(tensors_of_page_reports(1)[0], ratio=9.0, upper=9.5)
     (row,) = section(made_report(tensors=(far,))).rows
     parsed = ParsedPage(row.dot)
@@ -114,12 +104,12 @@ def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end() -> None:
     assert row.value == "9.00"
 
 
-def test_a_report_without_tensors_has_no_section() -> None:
-    assert tensor_section(made_report()) is None
+def test_a_report_without_tensors_has_no_section():
+    assert figures.tensor_section(made_report()) is None
 
 
-def drawn(report: AuditReport) -> Timeline:
-    found = timeline(report)
+def drawn(report: AuditReport) -> figures.Timeline:
+    found = figures.timeline(report)
     assert found is not None
     return found
 
@@ -128,7 +118,7 @@ def texts(report: AuditReport) -> str:
     return ParsedPage(drawn(report).wide).text
 
 
-def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm() -> None:
+def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm():
     report = of_outcome("PASS")
     words = texts(report)
     for label in ("claimed 8", "spent 3", "proved at least 1.2", "no alarm"):
@@ -139,7 +129,7 @@ def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm() -> N
     )
 
 
-def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_picture() -> None:
+def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_picture():
     words = texts(of_outcome("VIOLATION"))
     # Four times the threshold at the last step: the alarm is at a quarter of the run.
     assert "first alarm after 26 steps" in words
@@ -148,28 +138,23 @@ def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_pictur
     assert "higher than shown" in words
 
 
-def test_a_training_that_stops_at_its_alarm_says_so() -> None:
-    report = made_report("VIOLATION")
-    report = dataclasses.replace(
-        report,
-        steps=8,
-        epochs=({"epoch": 0, "step": 8, "e_value": 1e5},),
-        settings={**report.settings, "on_violation": "raise"},
-    )
-    words = texts(report)
-    assert "first alarm after 8 steps, training stopped" in words
+def test_a_training_that_stops_at_its_alarm_says_so():
+    epochs = ({"epoch": 0, "step": 8, "e_value": 1e5},)
+    settings = {**made_report().settings, "on_violation": "raise"}
+    report = made_report("VIOLATION", steps=8, epochs=epochs, settings=settings)
+    assert "first alarm after 8 steps, training stopped" in texts(report)
     found = drawn(report)
     assert "holds the evidence at alarms and at the ends of epochs only" in found.says
     assert "Epsilon was computed 1 time only" in found.says
 
 
-def test_epsilon_has_a_curve_from_three_ends_of_epochs_on() -> None:
+def test_epsilon_has_a_curve_from_three_ends_of_epochs_on():
     for count, curve in ((2, False), (3, True)):
         report = dataclasses.replace(of_outcome("PASS"), epochs=epochs(count))
         assert ("spent" in ParsedPage(drawn(report).wide).values("class")) == curve
 
 
-def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own() -> None:
+def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own():
     found = drawn(of_outcome("PASS"))
     wide, narrow = ParsedPage(found.wide), ParsedPage(found.narrow)
     assert not set(wide.ids) & set(narrow.ids)
@@ -179,12 +164,12 @@ def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own() -> None:
     assert "claimed 8" in narrow.text
 
 
-def test_a_report_without_epochs_and_evidence_has_no_figure() -> None:
-    assert timeline(made_report()) is None
-    assert timeline(made_report(steps=0, epochs=epochs())) is None
+def test_a_report_without_epochs_and_evidence_has_no_figure():
+    assert figures.timeline(made_report()) is None
+    assert figures.timeline(made_report(steps=0, epochs=epochs())) is None
 
 
-def test_infinite_epsilons_are_left_out_of_the_curve() -> None:
+def test_infinite_epsilons_are_left_out_of_the_curve():
     rows = tuple({**row, "epsilon_spent": float("inf")} for row in epochs())
     report = dataclasses.replace(of_outcome("PASS"), epochs=rows, claimed_epsilon=float("inf"))
     assert "spent" not in ParsedPage(drawn(report).wide).values("class")
@@ -200,13 +185,13 @@ def report(**changes: object) -> AuditReport:
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 4.0])
-def test_the_attack_at_one_percent_is_the_best_test_of_two_gaussians(mu: float) -> None:
-    assert true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
-    assert true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
+def test_the_attack_at_one_percent_is_the_best_test_of_two_gaussians(mu):
+    assert figures.true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
+    assert figures.true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
 
 
-def test_the_words_have_mu_and_the_attack_claimed_and_measured() -> None:
-    claimed, measured = tradeoff(report()).words
+def test_the_words_have_mu_and_the_attack_claimed_and_measured():
+    claimed, measured = figures.tradeoff(report()).words
     assert claimed.startswith("Claimed: μ = 1 for one step")
     assert claimed.endswith("finds at most 9.2\xa0% of the present ones.")
     assert measured.startswith("Measured: μ is at least 0.8 with 95\xa0% confidence")
@@ -214,15 +199,18 @@ def test_the_words_have_mu_and_the_attack_claimed_and_measured() -> None:
 
 
 @pytest.mark.parametrize(("readings", "drawn"), [(29, False), (30, True)])
-def test_below_thirty_readings_there_is_no_figure(readings: int, drawn: bool) -> None:
-    found = tradeoff(report(observations=readings))
+def test_below_thirty_readings_there_is_no_figure(readings, drawn):
+    found = figures.tradeoff(report(observations=readings))
     assert bool(found.picture) == drawn
     assert bool(found.rows) == drawn
     assert found.words
 
 
-def test_points_within_the_claim_are_dots_and_others_crosses() -> None:
-    within, outside = tradeoff(report()), tradeoff(report(operating_points=(OUTSIDE,)))
+def test_points_within_the_claim_are_dots_and_others_crosses():
+    within, outside = (
+        figures.tradeoff(report()),
+        figures.tradeoff(report(operating_points=(OUTSIDE,))),
+    )
     assert within.says.startswith("All measured points are where the claim allows them")
     assert (within.outside, outside.outside) == (False, True)
     assert outside.says == "1 of 1 measured point lies where the claim allows none."
@@ -234,15 +222,10 @@ def test_points_within_the_claim_are_dots_and_others_crosses() -> None:
     assert outside.rows[0][-1] == "✕ outside"
 
 
-def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it() -> None:
-    parsed = ParsedPage(tradeoff(report()).picture)
-    claim = next(
-        value
-        for (_, name, kind), (_, d, value) in zip(
-            parsed.attributes, parsed.attributes[1:], strict=False
-        )
-        if (name, kind, d) == ("class", "claim", "d")
-    )
+def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
+    rows = ParsedPage(figures.tradeoff(report()).picture).attributes
+    claimed = [after for row, after in itertools.pairwise(rows) if row[2] == "claim"]
+    (claim,) = [value for _, name, value in claimed if name == "d"]
     points = [tuple(map(float, pair.split())) for pair in claim[1:].split("L")]
     x, y = Scale(50.0, 386.0, 0.0, 1.0), Scale(350.0, 14.0, 0.0, 1.0)
     curve = GaussianTradeoff(1.0)
@@ -251,22 +234,22 @@ def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it() -> None:
     assert (points[0], points[-1]) == ((50.0, 14.0), (386.0, 350.0))
 
 
-def test_without_noise_nothing_is_claimed_and_the_points_are_drawn() -> None:
-    found = tradeoff(report(history=((0.0, 0.01, 100),)))
+def test_without_noise_nothing_is_claimed_and_the_points_are_drawn():
+    found = figures.tradeoff(report(history=((0.0, 0.01, 100),)))
     assert found.claim == "no claim: a step has noise_multiplier 0: it claims no privacy"
     assert found.says == "3 measured points; nothing is claimed that they could contradict."
     assert "forbid" not in ParsedPage(found.picture).values("class")
 
 
-def test_correlated_noise_has_no_mu_of_a_step() -> None:
+def test_correlated_noise_has_no_mu_of_a_step():
     settings = {**report().settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
-    (words,) = tradeoff(report(settings=settings)).words
+    (words,) = figures.tradeoff(report(settings=settings)).words
     assert "no μ and no ε of a step follow from it" in words
 
 
-def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet() -> None:
+def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet():
     point = dataclasses.replace(OUTSIDE, fn=22, tp=97, fp=27, tn=86)
     violation = dataclasses.replace(of_outcome("VIOLATION"), history=HISTORY)
-    says = tradeoff(dataclasses.replace(violation, operating_points=(point,))).says
+    says = figures.tradeoff(dataclasses.replace(violation, operating_points=(point,))).says
     assert says.startswith("1 of 1 measured point")
-    assert tradeoff(made_report()).says == ""
+    assert figures.tradeoff(made_report()).says == ""

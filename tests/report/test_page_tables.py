@@ -1,3 +1,5 @@
+"""Tables of a page: the epsilons on one axis, and the method behind each number."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,70 +20,64 @@ def rows(report):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0, 8.0])
-def test_the_rate_of_an_attack_is_that_of_the_tradeoff_function(epsilon, delta) -> None:
+def test_the_rate_of_an_attack_is_that_of_the_tradeoff_function(epsilon, delta):
     for fpr in (0.001, 0.01, 0.4):
         expected = 1.0 - ApproxDPTradeoff(epsilon, delta)(fpr)
         assert most_found(epsilon, delta, fpr) == pytest.approx(min(1.0, expected), abs=1e-12)
 
 
-def test_nothing_is_bounded_by_an_infinite_epsilon() -> None:
+def test_nothing_is_bounded_by_an_infinite_epsilon():
     assert most_found(math.inf, 1e-5) == 1.0
     assert "∞" in rows(made_report(spent=math.inf))["Spent"].value
 
 
-def test_the_epsilons_are_on_one_axis_with_the_claim_as_its_line() -> None:
+def test_the_epsilons_are_on_one_axis_with_the_claim_as_its_line():
     found = rows(made_report(claimed=8.0, spent=4.0, proved=2.0))
     assert list(found) == ["Claimed", "Spent", "Proved at least", "Not excluded up to"]
+
+    def percent(name: str, after: str) -> float:
+        return float(found[name].bar.split(after)[-1].split("%")[0])
+
     widths = [float(row.bar.split('width="')[2].split("%")[0]) for row in found.values()]
     np.testing.assert_allclose(np.array(widths[:3]) / widths[0], [1.0, 0.5, 0.25], rtol=1e-3)
-    line = float(found["Spent"].bar.split('class="claim dash" x1="')[1].split("%")[0])
-    assert line == pytest.approx(widths[0])
+    assert percent("Spent", 'class="claim dash" x1="') == pytest.approx(widths[0])
     # What is not excluded starts where what is proved ends.
-    assert float(found["Not excluded up to"].bar.split('class="b open" x="')[1].split("%")[0]) == (
-        pytest.approx(widths[2])
-    )
+    assert percent("Not excluded up to", 'class="b open" x="') == pytest.approx(widths[2])
 
 
-@pytest.mark.parametrize("proved", [0.0, None])
-def test_a_bound_of_zero_is_no_sign_of_privacy(proved) -> None:
-    found = rows(made_report(proved=proved))
-    if proved is None:
-        assert "Proved at least" not in found
-    else:
-        row = found["Proved at least"]
-        assert row.value == "\N{EN DASH}"
-        assert "0 is no sign of privacy" in row.means
+def test_a_bound_of_zero_is_no_sign_of_privacy():
+    assert "Proved at least" not in rows(made_report(proved=None))
+    row = rows(made_report(proved=0.0))["Proved at least"]
+    assert row.value == "\N{EN DASH}"
+    assert "0 is no sign of privacy" in row.means
 
 
-def test_the_sure_words_of_a_claim() -> None:
+def test_the_sure_words_of_a_claim():
     means = rows(made_report(claimed=1.0, settings={"claimed_epsilon": 1.0}))["Claimed"].means
-    assert means.startswith(
-        "The promise: no one who starts at 50:50 becomes more than 73\xa0% sure"
-    )
+    told = "The promise: no one who starts at 50:50 becomes more than 73\xa0% sure"
+    assert means.startswith(told)
     assert "finds at most 2.7\xa0% of the present ones" in means
 
 
-def test_the_spent_epsilon_of_a_violated_mechanism_is_drawn_and_said_as_refuted() -> None:
-    row = rows(of_outcome("VIOLATION"))["Spent"]
+def test_the_spent_epsilon_of_a_violated_mechanism_is_refuted_and_the_bound_of_one_look_shown():
+    violation, fine = of_outcome("VIOLATION"), of_outcome("PASS")
+    row = rows(violation)["Spent"]
     assert "the true cost is another one" in row.means
     assert row.kind == "spent refuted"
-    section = epsilon_section(of_outcome("VIOLATION"))
-    assert section.note.endswith("that they are below the claim is no evidence for it.")
-    assert epsilon_section(of_outcome("PASS")).note == ""
+    note = epsilon_section(violation).note
+    assert note.endswith("that they are below the claim is no evidence for it.")
+    assert epsilon_section(fine).note == ""
+    assert rows(violation)["At least, if constant"].value == "2.1"
+    assert "At least, if constant" not in rows(fine)
 
 
-def test_the_bound_of_one_look_is_shown_where_a_mechanism_is_violated() -> None:
-    assert rows(of_outcome("VIOLATION"))["At least, if constant"].value == "2.1"
-    assert "At least, if constant" not in rows(of_outcome("PASS"))
-
-
-def test_what_is_far_from_excluded_leaves_the_picture() -> None:
+def test_what_is_far_from_excluded_leaves_the_picture():
     found = rows(made_report(epsilon_not_excluded=1000.0))
     assert "continues outside of the picture" in found["Not excluded up to"].means
     assert "longer run excludes more" in found["Not excluded up to"].means
 
 
-def test_claims_of_replacement_and_of_shuffled_batches_have_their_words() -> None:
+def test_claims_of_replacement_and_of_shuffled_batches_have_their_words():
     settings = {"claim": {"adjacency": "replace_one", "sampling": "shuffled"}}
     found = rows(detailed(made_report(), settings={**made_report().settings, **settings}))
     assert "whether one record is replaced by another" in found["Claimed"].means
@@ -89,24 +85,22 @@ def test_claims_of_replacement_and_of_shuffled_batches_have_their_words() -> Non
     assert "Poisson" not in found["Spent"].means
 
 
-def test_a_claim_that_an_allowed_finding_refutes_is_not_known_to_hold() -> None:
+def test_a_claim_that_an_allowed_finding_refutes_is_not_known_to_hold():
     report = made_report(epsilon_refuted_by=("sampling.not_poisson",))
     assert "sampling.not_poisson allowed, the claim is not known" in rows(report)["Claimed"].means
 
 
-def test_without_any_epsilon_the_section_says_so() -> None:
-    report = dataclasses.replace(
-        made_report(claimed=None, spent=None, proved=None), epsilon_not_excluded=None
-    )
+def test_without_any_epsilon_the_section_says_so():
+    report = made_report(claimed=None, spent=None, proved=None, epsilon_not_excluded=None)
     section = epsilon_section(report)
     assert (section.rows, section.claimed) == ((), False)
     assert section.note.startswith("No epsilon is claimed")
     settings = {**report.settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
-    correlated = epsilon_section(dataclasses.replace(report, settings=settings))
-    assert correlated.note.startswith("No epsilon is computed for noise that is correlated")
+    note = epsilon_section(dataclasses.replace(report, settings=settings)).note
+    assert note.startswith("No epsilon is computed for noise that is correlated")
 
 
-def test_every_number_has_its_method_level_and_assumptions() -> None:
+def test_every_number_has_its_method_level_and_assumptions():
     table = method_table(of_outcome("PASS"))
     rows = {row.name: row for row in table.rows}
     assert list(rows) == [
@@ -127,7 +121,7 @@ def test_every_number_has_its_method_level_and_assumptions() -> None:
     assert "95 % needs 50 steps" in rows["Power, noise"].how
 
 
-def test_each_assumption_has_one_letter_in_the_order_of_the_list() -> None:
+def test_each_assumption_has_one_letter_in_the_order_of_the_list():
     table = method_table(of_outcome("PASS"))
     used = [letter for row in table.rows for letter in row.assumes.split() if letter.isalpha()]
     letters = [chr(65 + i) for i in range(len(table.assumptions))]
@@ -136,7 +130,7 @@ def test_each_assumption_has_one_letter_in_the_order_of_the_list() -> None:
     assert table.assumptions[0] == "Steps are independent."  # as the report states it
 
 
-def test_the_twenty_seventh_assumption_is_aa() -> None:
+def test_the_twenty_seventh_assumption_is_aa():
     report = made_report()
     bound = dataclasses.replace(report.bounds[0], assumptions=tuple(f"x{i}" for i in range(40)))
     table = method_table(dataclasses.replace(report, bounds=(bound,)))
@@ -145,7 +139,7 @@ def test_the_twenty_seventh_assumption_is_aa() -> None:
     assert len(table.assumptions) == 44
 
 
-def test_claims_have_their_source_and_shuffled_batches_their_assumption() -> None:
+def test_claims_have_their_source_and_shuffled_batches_their_assumption():
     settings = {**made_report().settings, "claimed_epsilon": 8.0, "claim": {"sampling": "shuffled"}}
     table = method_table(made_report(settings=settings))
     assert table.rows[0].how == "stated by the user"
@@ -154,7 +148,7 @@ def test_claims_have_their_source_and_shuffled_batches_their_assumption() -> Non
     assert accounted.rows[0].how == "the accountant's epsilon of these steps"
 
 
-def test_searched_thresholds_and_bounds_by_other_names_are_named() -> None:
+def test_searched_thresholds_and_bounds_by_other_names_are_named():
     report = made_report()
     bound = dataclasses.replace(
         report.bounds[0], name="fdp_cp", looks="single", threshold="searched"
@@ -164,7 +158,7 @@ def test_searched_thresholds_and_bounds_by_other_names_are_named() -> None:
     assert row.holds.endswith("for one look, threshold searched on the same data")
 
 
-def test_a_report_without_numbers_has_no_rows_but_the_false_alarm() -> None:
+def test_a_report_without_numbers_has_no_rows_but_the_false_alarm():
     report = made_report(claimed=None, spent=None, bounds=(), epsilon_not_excluded=None, power={})
     assert [row.name for row in method_table(report).rows] == ["False alarm"]
     assert method_table(hostile()).rows

@@ -1,3 +1,5 @@
+"""What a page says of the verdict, its checks and the run, and of an audit over many trainings."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,53 +13,34 @@ from page_reports import CODE, of_outcome
 from parsed_page import check_page
 
 from lightning_audit.checks.check import QUESTIONS, headlines
+from lightning_audit.report import page_verdict as verdicts
 from lightning_audit.report.page import IndexRow, index_page, report_page
 from lightning_audit.report.page_parts import inner
 from lightning_audit.report.page_tables import method_table
-from lightning_audit.report.page_verdict import (
-    STATUSES,
-    CheckGroup,
-    alarm_words,
-    bound_row,
-    check_groups,
-    circumstances,
-    claim_rows,
-    code_of,
-    examinations,
-    facts,
-    further_findings,
-    heading,
-    headline_of,
-    not_examined,
-    root_finding,
-    verdict_meaning,
-    verdict_sentence,
-)
-from lightning_audit.report.page_verdict import facts_of_trainings as facts_of_page_verdict
 from lightning_audit.report.text import NOT_TRIED, counted
-from lightning_audit.results.audit_report import AuditReport, CheckResult, Kind, LikelyFault, Place
+from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 from lightning_audit.results.report_details import CodePlace, Ended, ExaminationTold
 
 
-def group(report: AuditReport, name: str) -> CheckGroup:
-    return next(found for found in check_groups(report) if found.name == name)
+def group(report: AuditReport, name: str) -> verdicts.CheckGroup:
+    return next(found for found in verdicts.check_groups(report) if found.name == name)
 
 
-def test_the_six_topics_have_every_check_once() -> None:
+def test_the_six_topics_have_every_check_once():
     report = made_report()
-    groups = check_groups(report)
+    groups = verdicts.check_groups(report)
     assert [found.name for found in groups] == list(QUESTIONS)
     assert [found.question for found in groups] == list(QUESTIONS.values())
     names = [check.name for found in groups for check in found.checks]
     assert sorted(names) == sorted(check.name for check in report.checks)
 
 
-def test_signs_and_words_differ_by_status() -> None:
-    assert len({sign for sign, _ in STATUSES.values()}) == len(STATUSES)
-    assert len({word for _, word in STATUSES.values()}) == len(STATUSES)
+def test_signs_and_words_differ_by_status():
+    assert len({sign for sign, _ in verdicts.STATUSES.values()}) == len(verdicts.STATUSES)
+    assert len({word for _, word in verdicts.STATUSES.values()}) == len(verdicts.STATUSES)
 
 
-def test_a_group_has_the_status_of_its_worst_check_and_counts_all() -> None:
+def test_a_group_has_the_status_of_its_worst_check_and_counts_all():
     noise = group(of_outcome("VIOLATION"), "Noise")
     assert (noise.status, noise.sign, noise.says) == ("violated", "✕", "2 of 11 fail")
     root, follower = noise.checks[:2]
@@ -69,26 +52,22 @@ def test_a_group_has_the_status_of_its_worst_check_and_counts_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "says", "more"),
     [
-        ("warned", "1 warning"),
-        ("undecided", "1 undecided"),
-        ("allowed", "1 allowed"),
-        ("not_run", "1 not examined"),
+        ("warned", "1 warning", {}),
+        ("undecided", "1 undecided", {}),
+        ("allowed", "1 allowed", {}),
+        ("not_run", "1 not examined", {}),
+        ("violated", "explained by another", {"follows_from": "noise"}),
     ],
 )
-def test_what_is_neither_fine_nor_failed_is_counted_in_words(status: str, says: str) -> None:
-    found = group(with_status("reuse.lag", status), "Fresh randomness")
+def test_what_is_neither_fine_nor_failed_by_itself_is_counted_in_words(status, says, more):
+    found = group(with_status("reuse.lag", status, **more), "Fresh randomness")
     assert says in found.says
     assert found.checks[0 if status != "not_run" else -1].name == "reuse.lag"
 
 
-def test_a_group_of_which_only_followers_fail_says_so() -> None:
-    report = with_status("reuse.lag", "violated", follows_from="noise")
-    assert group(report, "Fresh randomness").says.endswith("explained by another")
-
-
-def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one() -> None:
+def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one():
     total = list(QUESTIONS)[-1]
     violated, fine = group(of_outcome("VIOLATION"), total), group(made_report(), total)
     assert violated.says == "2 of 2 fine, for the stated mechanism only"
@@ -96,39 +75,35 @@ def test_the_total_of_a_violated_mechanism_is_that_of_the_stated_one() -> None:
     assert fine.says == "2 of 2 fine"
 
 
-def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name() -> None:
+def test_a_check_that_this_release_does_not_know_has_a_group_and_its_name():
     foreign = CheckResult("their.own", "mechanism", "violated", "seen", log_e_value=1.0, share=0.1)
     report = dataclasses.replace(made_report(), checks=(foreign,))
-    (other,) = check_groups(report)
+    (other,) = verdicts.check_groups(report)
     assert (other.name, other.checks[0].title) == ("Other checks", "their.own")
-    assert heading(foreign, failed=True) == "their.own"
+    assert verdicts.heading(foreign, failed=True) == "their.own"
 
 
-def test_what_was_not_examined_is_grouped_by_its_reason() -> None:
-    message = "not tested: the noise is too small to read"
-    report = with_status("noise.mean", "not_run", message=message)
-    checks = tuple(
-        dataclasses.replace(c, status="not_run", message=message, optimizer="actor")
-        if c.name == "noise.excess"
-        else c
-        for c in report.checks
-    )
-    ((titles, reason),) = not_examined(dataclasses.replace(report, checks=checks))
+def test_what_was_not_examined_is_grouped_by_its_reason():
+    skipped = {"status": "not_run", "message": "not tested: the noise is too small to read"}
+    of = {"noise.mean": skipped, "noise.excess": {**skipped, "optimizer": "actor"}}
+    report = made_report()
+    checks = tuple(dataclasses.replace(c, **of.get(c.name, {})) for c in report.checks)
+    ((titles, reason),) = verdicts.not_examined(dataclasses.replace(report, checks=checks))
     assert reason == "The noise is too small to read."
     assert " and " in titles
     assert "(actor)" in titles
 
 
-def test_the_level_of_an_alarm_is_that_of_the_checks_share() -> None:
+def test_the_level_of_an_alarm_is_that_of_the_checks_share():
     check = CheckResult("noise", "mechanism", "violated", "seen", "", math.log(1e9), 0.1)
-    assert alarm_words(check, 1e-3) == "Evidence e = 10⁹; the alarm is at 10,000."
-    assert alarm_words(check, 1e-9).endswith("the alarm is at 10¹⁰.")
+    assert verdicts.alarm_words(check, 1e-3) == "Evidence e = 10⁹; the alarm is at 10,000."
+    assert verdicts.alarm_words(check, 1e-9).endswith("the alarm is at 10¹⁰.")
     plain = dataclasses.replace(check, log_e_value=None)
-    assert alarm_words(plain, 1e-3) == "It was seen directly, without statistics."
+    assert verdicts.alarm_words(plain, 1e-3) == "It was seen directly, without statistics."
 
 
-def test_the_facts_of_a_run_and_how_it_ended() -> None:
-    found = {name: (value, note) for name, value, note in facts(of_outcome("PASS"))}
+def test_the_facts_of_a_run_and_how_it_ended():
+    found = {name: (value, note) for name, value, note in verdicts.facts(of_outcome("PASS"))}
     assert found == {
         "Steps audited": ("100", "of 400 planned"),
         "Canary readings": ("800", ""),
@@ -139,53 +114,50 @@ def test_the_facts_of_a_run_and_how_it_ended() -> None:
     }
 
 
-def test_a_report_of_a_running_training_says_so_and_an_ended_one_how() -> None:
-    def training(**changes: object) -> tuple[str, str]:
-        found = facts(dataclasses.replace(made_report(), **changes))
-        return next(((value, note) for name, value, note in found if name == "Training"), ("", ""))
-
-    assert training(complete=False) == ("not ended", "when this was written")
-    assert training(ended=Ended(3, "violation")) == ("stopped by the violation", "")
-    assert training(ended=Ended(3, "by\x1bmagic")) == ("by\\x1bmagic", "")
-    assert training() == ("", "")
-
-
-def test_several_optimizers_are_counted() -> None:
-    report = made_report()
-    two = dataclasses.replace(report, optimizers=report.optimizers * 2)
-    assert ("Private optimizers", "2", "") in facts(two)
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"complete": False}, ("Training", "not ended", "when this was written")),
+        ({"ended": Ended(3, "violation")}, ("Training", "stopped by the violation", "")),
+        ({"ended": Ended(3, "by\x1bmagic")}, ("Training", "by\\x1bmagic", "")),
+        ({"optimizers": made_report().optimizers * 2}, ("Private optimizers", "2", "")),
+    ],
+)
+def test_a_running_training_an_end_and_several_optimizers_are_facts(changes, row):
+    assert row in verdicts.facts(dataclasses.replace(made_report(), **changes))
+    assert row[0] not in {name for name, *_ in verdicts.facts(made_report())}
 
 
-def test_the_claim_has_the_source_of_each_part() -> None:
-    assert claim_rows(of_outcome("PASS")) == [
+def test_the_claim_has_the_source_of_each_part():
+    assert verdicts.claim_rows(of_outcome("PASS")) == [
         ("noise multiplier", "1, 1.5 (optimizer)"),
         ("sampling", "poisson (loader)"),
     ]
-    assert claim_rows(made_report()) == []
+    assert verdicts.claim_rows(made_report()) == []
 
 
-def test_circumstances_have_what_is_known() -> None:
-    found = dict(circumstances(of_outcome("PASS")))
+def test_circumstances_have_what_is_known():
+    found = dict(verdicts.circumstances(of_outcome("PASS")))
     assert found["module"] == "Digits"
     assert found["strategy"] == "DDP, 2 processes"
     assert found["duration"] == "12.5 s"
     assert "commit" not in found
-    assert circumstances(made_report()) == []
+    assert verdicts.circumstances(made_report()) == []
 
 
-def test_examined_steps_count_from_one_and_many_are_cut() -> None:
-    first, second = examinations(of_outcome("PASS"))
+def test_examined_steps_count_from_one_and_many_are_cut():
+    first, second = verdicts.examinations(of_outcome("PASS"))
     assert first.startswith("Step 1, in 1.5 s: replay with one record changed and ")
     assert first.endswith("; nothing was found.")
     assert second.startswith("Step 41, in 0.2 s: ")
     many = tuple(ExaminationTold(i, ("coupling",), (), 0.1) for i in range(50))
-    shown = examinations(made_report(examinations=many))
+    shown = verdicts.examinations(made_report(examinations=many))
     assert (len(shown), shown[-1]) == (21, "30 more steps.")
 
 
-def test_code_is_shown_without_its_indent_and_not_without_source() -> None:
+def test_code_is_shown_without_its_indent_and_not_without_source():
     root = of_outcome("VIOLATION").verdict.faults[0]
-    (shown,) = code_of(root)
+    (shown,) = verdicts.code_of(root)
     assert shown.lines == (
         (41, "def add_noise(self) -> None:"),
         (42, "    self.sigma *= 0.5"),
@@ -193,7 +165,7 @@ def test_code_is_shown_without_its_indent_and_not_without_source() -> None:
     )
     long = dataclasses.replace(CODE[0], source="\n".join(f"line {i}" for i in range(50)))
     place = dataclasses.replace(root.place, code=(long, CodePlace("a.py", 1, 1, "f")))
-    (shown,) = code_of(dataclasses.replace(root, place=place))
+    (shown,) = verdicts.code_of(dataclasses.replace(root, place=place))
     assert len(shown.lines) == 12
 
 
@@ -205,7 +177,7 @@ AUDITS = {"PASS": (1.0, 400), "VIOLATION": (2.5, 200), "INCONCLUSIVE": (0.3, 60)
 ADVICE = "number of steps of a training"
 
 
-def of_outcome_trainings_words(outcome: str) -> AuditReport:
+def of_many(outcome: str) -> AuditReport:
     mu, n = AUDITS[outcome]
     report = audited(mu=mu, n=n).to_report({"trainings": n, "seed": 1}, seconds=2.5)
     assert report.verdict.outcome == outcome
@@ -213,8 +185,8 @@ def of_outcome_trainings_words(outcome: str) -> AuditReport:
 
 
 @pytest.mark.parametrize("outcome", list(AUDITS))
-def test_a_page_counts_trainings_and_coins_and_no_step(outcome: str) -> None:
-    report = of_outcome_trainings_words(outcome)
+def test_a_page_counts_trainings_and_coins_and_no_step(outcome):
+    report = of_many(outcome)
     seen = report.trainings
     assert seen is not None
     parsed = check_page(report_page(report, "many"))
@@ -231,23 +203,24 @@ def test_a_page_counts_trainings_and_coins_and_no_step(outcome: str) -> None:
     assert not {"step", "time", "noise", "finding"} & set(parsed.ids)
 
 
-def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows() -> None:
-    words = {
-        "PASS": ("400 trainings do not refute 1-GDP.", "The attack saw at least mu"),
-        "VIOLATION": ("200 trainings refute 1-GDP.", "Compare clipping, noise, sampling"),
-        "INCONCLUSIVE": ("60 trainings do not refute 1-GDP.", "What a pass still needs"),
-    }
-    for outcome, found in words.items():
-        report = of_outcome_trainings_words(outcome)
-        text = check_page(report_page(report, "many")).text
-        assert all(part.lower() in text.lower() for part in found)
-        if outcome == "INCONCLUSIVE":
-            assert report.verdict.advice[1:] in text
+@pytest.mark.parametrize(
+    ("outcome", "found"),
+    [
+        ("PASS", ("400 trainings do not refute 1-GDP.", "The attack saw at least mu")),
+        ("VIOLATION", ("200 trainings refute 1-GDP.", "Compare clipping, noise, sampling")),
+        ("INCONCLUSIVE", ("60 trainings do not refute 1-GDP.", "What a pass still needs")),
+    ],
+)
+def test_each_outcome_says_what_it_means_and_what_a_longer_run_shows(outcome, found):
+    report = of_many(outcome)
+    text = check_page(report_page(report, "many")).text
+    assert all(part.lower() in text.lower() for part in found)
+    assert outcome != "INCONCLUSIVE" or report.verdict.advice[1:] in text
 
 
-def test_each_bound_has_its_method_and_what_it_is_valid_for() -> None:
-    report = of_outcome_trainings_words("VIOLATION")
-    told = {(bound.name, bound.looks): bound_row(bound) for bound in report.bounds}
+def test_each_bound_has_its_method_and_what_it_is_valid_for():
+    report = of_many("VIOLATION")
+    told = {(bound.name, bound.looks): verdicts.bound_row(bound) for bound in report.bounds}
     assert {key: name for key, (name, _) in told.items()} == {
         ("coins", "anytime"): "Proved at least",
         ("coins", "single"): "At the planned end",
@@ -263,45 +236,39 @@ def test_each_bound_has_its_method_and_what_it_is_valid_for() -> None:
     assert "a bound of the literature" not in text
 
 
-def test_failures_and_the_refutation_are_facts() -> None:
-    report = of_outcome_trainings_words("VIOLATION")
-    assert report.trainings is not None
-    found = {
-        name: (value, remark) for name, value, remark in facts_of_page_verdict(report.trainings)
-    }
-    assert found["Refuted"] == (f"after {report.trainings.refuted_after}", "trainings")
-    assert "Refuted" not in {
-        name for name, *_ in facts_of_page_verdict(of_outcome_trainings_words("PASS").trainings)
-    }  # type: ignore[arg-type]
+def test_failures_and_the_refutation_are_facts():
+    seen, fine = (of_many(outcome).trainings for outcome in ("VIOLATION", "PASS"))
+    assert seen is not None
+    assert fine is not None
+    found = {name: told for name, *told in verdicts.facts_of_trainings(seen)}
+    assert found["Refuted"] == [f"after {seen.refuted_after}", "trainings"]
+    assert "Refuted" not in {name for name, *_ in verdicts.facts_of_trainings(fine)}
 
 
-def test_an_index_counts_trainings() -> None:
-    text = check_page(
-        index_page([IndexRow("many", "", of_outcome_trainings_words("INCONCLUSIVE"))])
-    ).text
+def test_an_index_counts_trainings():
+    text = check_page(index_page([IndexRow("many", "", of_many("INCONCLUSIVE"))])).text
     assert "60 trainings" in text
     assert "0 steps" not in text
 
 
-def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_no_proof() -> None:
+def test_a_pass_says_for_how_many_steps_what_it_would_have_shown_and_that_it_is_no_proof():
     report = made_report(settings={"claimed_epsilon": 8.0})
     expected = (
         "No fault was found: in 100 steps this training did what its claim of ε = 8 rests on."
     )
-    assert verdict_sentence(report) == expected
-    means = verdict_meaning(report)
+    assert verdicts.verdict_sentence(report) == expected
+    means = verdicts.verdict_meaning(report)
     assert "noise of 0.8 times the stated (99\xa0%) and clipping at 2 times the norm" in means
     assert "(>99.99\xa0%)" in means
     assert means.endswith("A pass is evidence, not a proof of privacy.")
 
 
-def test_a_pass_with_allowed_findings_names_them() -> None:
-    verdict = dataclasses.replace(
-        made_report().verdict, allowed=("sampling.not_poisson",), holds="epsilon 4 holds"
-    )
-    report = made_report(verdict=verdict)
-    assert verdict_sentence(report).startswith("No further fault was found")
-    assert verdict_meaning(report).startswith("Allowed: sampling.not_poisson; epsilon 4 holds. ")
+def test_a_pass_with_allowed_findings_names_them():
+    allowed = {"allowed": ("sampling.not_poisson",), "holds": "epsilon 4 holds"}
+    report = made_report(verdict=dataclasses.replace(made_report().verdict, **allowed))
+    assert verdicts.verdict_sentence(report).startswith("No further fault was found")
+    told = "Allowed: sampling.not_poisson; epsilon 4 holds. "
+    assert verdicts.verdict_meaning(report).startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -312,64 +279,58 @@ def test_a_pass_with_allowed_findings_names_them() -> None:
         ("accounting", "The claimed epsilon does not hold: "),
     ],
 )
-def test_a_violation_of_each_kind_starts_with_what_is_false(kind: Kind, start: str) -> None:
-    report = made_report("VIOLATION")
-    report = made_report("VIOLATION", verdict=dataclasses.replace(report.verdict, kind=kind))
-    assert verdict_sentence(report) == f"{start}half the noise."
-    assert "accused with probability 0.001 at most" in verdict_meaning(report)
+def test_a_violation_of_each_kind_starts_with_what_is_false(kind, start):
+    verdict = dataclasses.replace(made_report("VIOLATION").verdict, kind=kind)
+    report = made_report("VIOLATION", verdict=verdict)
+    assert verdicts.verdict_sentence(report) == f"{start}half the noise."
+    assert "accused with probability 0.001 at most" in verdicts.verdict_meaning(report)
 
 
-def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence() -> None:
+def test_a_headline_is_that_of_the_fault_then_of_the_catalogue_then_its_sentence():
     known, words = next(iter(headlines().items()))
     fault = LikelyFault(known, "a sentence", "noise")
-    assert headline_of(fault) == words
-    assert headline_of(dataclasses.replace(fault, headline="Own words")) == "Own words"
-    assert headline_of(dataclasses.replace(fault, name="unheard_of")) == "a sentence"
+    assert verdicts.headline_of(fault) == words
+    assert verdicts.headline_of(dataclasses.replace(fault, headline="Own words")) == "Own words"
+    assert verdicts.headline_of(dataclasses.replace(fault, name="unheard_of")) == "a sentence"
 
 
-def test_every_headline_reads_in_the_middle_of_a_sentence() -> None:
+def test_every_headline_reads_in_the_middle_of_a_sentence():
     for words in headlines().values():
         assert inner(words)[1:] == words.rstrip(".")[1:]
 
 
-def test_the_root_has_its_evidence_its_code_and_what_it_explains() -> None:
-    root = root_finding(of_outcome("VIOLATION"))
+def test_the_root_has_its_evidence_its_code_and_what_it_explains():
+    root = verdicts.root_finding(of_outcome("VIOLATION"))
     assert root is not None
     assert root.headline == headlines()["noise_too_small"]
     assert "the alarm is at 11,000" in root.evidence
     assert root.where == f"After 8 steps, see {CODE[0]}."
     (code,) = root.code
-    assert (code.file, code.line, code.lines[0]) == (
-        "src/half.py",
-        41,
-        (41, "def add_noise(self) -> None:"),
-    )
+    first = (41, "def add_noise(self) -> None:")
+    assert (code.file, code.line, code.lines[0]) == ("src/half.py", 41, first)
     assert root.follows == ("Some steps lack noise",)
-    assert root_finding(of_outcome("PASS")) is None
+    assert verdicts.root_finding(of_outcome("PASS")) is None
 
 
-def test_a_deterministic_finding_was_seen_directly() -> None:
-    report = made_report("VIOLATION")
+def test_a_deterministic_finding_was_seen_directly():
+    report = with_status("no_dp", "violated")
     fault = LikelyFault("plain", "an optimizer is not private", "no_dp", place=Place())
-    checks = tuple(
-        dataclasses.replace(c, status="violated") if c.name == "no_dp" else c for c in report.checks
-    )
-    verdict = dataclasses.replace(report.verdict, faults=(fault,), fault="")
-    root = root_finding(dataclasses.replace(report, verdict=verdict, checks=checks))
+    verdict = dataclasses.replace(made_report("VIOLATION").verdict, faults=(fault,), fault="")
+    root = verdicts.root_finding(dataclasses.replace(report, verdict=verdict))
     assert root is not None
     assert "It was seen directly, without statistics." in root.evidence
     assert root.where == "Unknown."
 
 
-def test_alternatives_share_the_finding_and_further_findings_do_not() -> None:
+def test_alternatives_share_the_finding_and_further_findings_do_not():
     report = of_outcome("VIOLATION")
     root = report.verdict.faults[0]
     other = dataclasses.replace(root, name="unheard_of", sentence="Another reason")
     apart = LikelyFault("apart", "Batches are shuffled", "sampling.not_poisson", "the loader")
     verdict = dataclasses.replace(report.verdict, faults=(root, other, apart), fault="")
     report = dataclasses.replace(report, verdict=verdict)
-    shown = root_finding(report)
+    shown = verdicts.root_finding(report)
     assert shown is not None
     assert shown.alternatives == ("another reason",)
-    (further,) = further_findings(report)
+    (further,) = verdicts.further_findings(report)
     assert (further.headline, further.look_at) == ("Batches are shuffled", "The loader.")

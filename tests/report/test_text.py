@@ -1,3 +1,5 @@
+"""A report as text: whole, in 15 lines of 80 columns, in a line; signs only on a terminal."""
+
 from __future__ import annotations
 
 import contextlib
@@ -17,25 +19,7 @@ from many_trainings import audited
 from rich.cells import cell_len
 
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.report.text import (
-    MOST_LINES,
-    WIDTH,
-    as_ascii,
-    as_text,
-    counts_line,
-    evidence_of,
-    power_of_ten,
-    print_lines,
-    print_report,
-    print_summary,
-    progress,
-    short_name,
-    status_line,
-    summary,
-    table,
-    title_of,
-    with_signs,
-)
+from lightning_audit.report import text as texts
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
     AuditReport,
@@ -49,48 +33,35 @@ from lightning_audit.results.report_details import CodePlace
 
 Status = Literal["ok", "violated", "allowed", "not_run"]
 
+SAW = "the noise is about a half of what is claimed, over all tensors that were read"
 CHECKS = (
     CheckResult(
-        "noise.witnesses",
-        "mechanism",
-        "violated",
-        "the noise is about a half of what is claimed, over all tensors that were read",
-        "look at add_noise",
-        log_e_value=100 * math.log(10),
-        share=0.3,
+        *("noise.witnesses", "mechanism", "violated", SAW, "look at add_noise"),
+        *(100 * math.log(10), 0.3),
     ),
     CheckResult("gradient_replaced", "mechanism", "ok", "the gradient read is the one used"),
     CheckResult("sampling.poisson", "accounting", "allowed", "batches have a fixed size"),
     CheckResult("reuse.broadcast", "mechanism", "not_run", "too few coordinates"),
     CheckResult("accountant.history", "accounting", "ok", "as many entries as steps", "", 0.0),
 )
-VERDICT = Verdict(
-    "VIOLATION",
-    "mechanism",
-    "the noise is smaller than claimed",
-    advice="look at scale_grad, and run again",
-    faults=(
-        LikelyFault(
-            "noise_divided_by_batch",
-            "the noise is divided by the batch size twice",
-            "noise.witnesses",
-            "where the noise is added",
-            {"sd_ratio": 0.0163},
-            Place(("fc[0].bias",), 12),
-        ),
-        LikelyFault("no_noise", "no noise", "noise.witnesses"),
-    ),
+DIVIDED = LikelyFault(
+    *("noise_divided_by_batch", "the noise is divided by the batch size twice"),
+    *("noise.witnesses", "where the noise is added", {"sd_ratio": 0.0163}),
+    Place(("fc[0].bias",), 12),
 )
+VERDICT = Verdict(
+    *("VIOLATION", "mechanism", "the noise is smaller than claimed"),
+    advice="look at scale_grad, and run again",
+    faults=(DIVIDED, LikelyFault("no_noise", "no noise", "noise.witnesses")),
+)
+LIMITS = ("confidence", "fixed", "anytime", ("flat clipping",))
 
 
 def report(**changes: Any) -> AuditReport:
-    bound = EpsilonBound(
-        "mu", 1.25, 1e-5, 0.25, 0.05, "confidence", "fixed", "anytime", ("flat clipping",)
-    )
     fields: dict[str, Any] = {
         "verdict": VERDICT,
         "checks": CHECKS,
-        "bounds": (bound,),
+        "bounds": (EpsilonBound("mu", 1.25, 1e-5, 0.25, 0.05, *LIMITS),),
         "claimed_epsilon": 8.0,
         "epsilon_spent": 3.5,
         "epsilon_not_excluded": 4.0,
@@ -127,7 +98,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-def printed(kind: str, *arguments: Any, show: Any = print_report) -> str:
+def printed(kind: str, *arguments: Any, show: Any = texts.print_report) -> str:
     """What is printed, without colors."""
     with contextlib.redirect_stdout(Tty() if kind == "terminal" else io.StringIO()) as out:
         show(*arguments)
@@ -135,13 +106,15 @@ def printed(kind: str, *arguments: Any, show: Any = print_report) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
-def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind: str) -> None:
+def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind):
     out = printed(kind, report(), "report.json")
     assert ("┃" in out) == (kind == "terminal")
     assert out.isascii() == (kind == "file")
+    assert "Report:" not in printed(kind, report())
+    assert "VIOLATION (mechanism)" in printed(kind, report(checks=()))
 
 
-def test_everything_that_matters_is_shown(kind: str) -> None:
+def test_everything_that_matters_is_shown(kind):
     out = printed(kind, report(), "somewhere/report.json")
     shown = [
         *(check.name for check in CHECKS),
@@ -166,7 +139,7 @@ def test_everything_that_matters_is_shown(kind: str) -> None:
     assert [text for text in shown if text not in out] == []
 
 
-def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind: str) -> None:
+def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind):
     found = EpsilonBound("mu", 2.0, 1e-5, 0.284, 0.05, "confidence", "fixed", "single", ())
     out = " ".join(printed(kind, report(bounds=(found,))).split())
     assert "mu of a step: at least 0.284 with 95 % confidence, if signal and noise" in out
@@ -174,60 +147,44 @@ def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_check_names_are_whole_on_a_usual_terminal(
-    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_and_words_of_every_check_are_whole_on_a_usual_terminal(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = printed(kind, report())
     assert [check.name for check in CHECKS if check.name not in out] == []
-
-
-def test_what_every_check_saw_is_shown_in_words(kind: str) -> None:
-    words = set(printed(kind, report()).split())
     for check in CHECKS:
-        assert set(check.message.split()) <= words
+        assert set(check.message.split()) <= set(out.split())
 
 
-def test_what_an_inconclusive_audit_lacks_is_shown(kind: str) -> None:
-    verdict = Verdict(
-        "INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps", "a claim")
-    )
+def test_what_an_inconclusive_audit_lacks_is_shown(kind):
+    lacks = ("400 more steps", "a claim")
+    verdict = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=lacks)
     out = printed(kind, report(verdict=verdict))
     assert "Missing: 400 more steps\nMissing: a claim" in out
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_a_long_path_is_not_broken(
-    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_path_is_not_broken(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     path = Path("/home/someone") / "a directory with spaces" / ("deep/" * 40) / "report.json"
     assert f"Report: {path}\n" in printed(kind, report(), path)
 
 
-def test_without_a_path_none_is_named(kind: str) -> None:
-    assert "Report:" not in printed(kind, report())
-
-
-def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind: str) -> None:
-    nothing = {"claimed_epsilon": None, "epsilon_spent": None, "epsilon_not_excluded": None}
-    out = printed(kind, report(bounds=(), **nothing))
-    assert "epsilon at delta 1e-05: unknown\n" in out
-    assert "epsilon at delta 1e-05: spent inf (composed from the steps)\n" in printed(
-        kind, report(bounds=(), **{**nothing, "epsilon_spent": math.inf})
-    )
-
-
-def test_a_report_without_checks_can_be_shown(kind: str) -> None:
-    assert "VIOLATION (mechanism)" in printed(kind, report(checks=()))
+@pytest.mark.parametrize(
+    ("spent", "told"), [(None, "unknown"), (math.inf, "spent inf (composed from the steps)")]
+)
+def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(kind, spent, told):
+    unknown = dict.fromkeys(("claimed_epsilon", "epsilon_not_excluded"))
+    out = printed(kind, report(bounds=(), epsilon_spent=spent, **unknown))
+    assert f"epsilon at delta 1e-05: {told}\n" in out
 
 
 MARKUP = ["[red]", "[/]", "[bold]x[/bold]", "[/tmp/a]", "[link=x]", "layers[0].weight", "\\[x]"]
+MARKUP += ["epoch:new:5"]  # no picture
 
 
 @pytest.mark.parametrize("text", MARKUP)
 @pytest.mark.parametrize("place", ["message", "summary", "fault", "advice", "note", "path"])
-def test_text_that_looks_like_markup_is_shown_as_it_is(kind: str, place: str, text: str) -> None:
+def test_text_that_looks_like_markup_is_shown_as_it_is(kind, place, text):
     changes: dict[str, Any] = {}
     if place == "message":
         changes["checks"] = (CheckResult("a", "mechanism", "ok", f"before {text} after"),)
@@ -240,17 +197,6 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(kind: str, place: str, te
     assert f"before {text} after" in printed(kind, report(**changes), path)
 
 
-@pytest.mark.parametrize("place", ["message", "summary", "path"])
-def test_colons_around_a_word_do_not_turn_into_a_picture(kind: str, place: str) -> None:
-    changes: dict[str, Any] = {}
-    if place == "message":
-        changes["checks"] = (CheckResult("a", "mechanism", "ok", "epoch:new:5"),)
-    elif place == "summary":
-        changes["verdict"] = Verdict("PASS", None, "epoch:new:5")
-    path = "/runs/epoch:new:5/report.json" if place == "path" else None
-    assert "epoch:new:5" in printed(kind, report(**changes), path)
-
-
 @pytest.mark.parametrize(
     ("log_e", "status", "text"),
     [
@@ -261,24 +207,21 @@ def test_colons_around_a_word_do_not_turn_into_a_picture(kind: str, place: str) 
         (5.0, "not_run", ""),
     ],
 )
-def test_evidence_is_the_e_value_as_a_power_of_ten(
-    log_e: float | None, status: Status, text: str
-) -> None:
-    assert evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
+def test_evidence_is_the_e_value_as_a_power_of_ten(log_e, status, text):
+    assert texts.evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
 
 
-def test_columns_without_a_terminal_line_up() -> None:
+def test_columns_without_a_terminal_line_up():
     lines = printed("file", report()).split("Checks\n")[1].splitlines()[1 : len(CHECKS) + 1]
     starts = {line.index(check.message) for line, check in zip(lines, CHECKS, strict=True)}
     assert len(starts) == 1
 
 
-def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind: str) -> None:
+def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind):
     message = "coordinates differ by less than fresh noise"
-    follows = CheckResult(
-        "reuse.lag", "mechanism", "violated", message, follows_from="noise.witnesses"
-    )
-    root = dataclasses.replace(VERDICT.faults[0], consequences=("reuse.lag",))
+    follows = CheckResult("reuse.lag", "mechanism", "violated", message)
+    follows = dataclasses.replace(follows, follows_from="noise.witnesses")
+    root = dataclasses.replace(DIVIDED, consequences=("reuse.lag",))
     verdict = dataclasses.replace(VERDICT, faults=(root,))
     out = printed(kind, report(checks=(*CHECKS, follows), verdict=verdict))
     assert out.strip().startswith("VIOLATION (mechanism): the noise is smaller than claimed")
@@ -294,54 +237,50 @@ def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind: str) 
         ({"claimed_epsilon": 8.0}, "claimed 8, spent"),
     ],
 )
-def test_an_epsilon_that_the_accountant_claims_says_so(
-    settings: dict[str, Any], claimed: str
-) -> None:
+def test_an_epsilon_that_the_accountant_claims_says_so(settings, claimed):
     assert claimed in printed("file", report(settings=settings))
 
 
-def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind: str) -> None:
+def test_the_summary_has_signs_on_a_terminal_and_ascii_elsewhere(kind):
     path = "runs/" + 40 * "deep/" + "report.json"
-    out = printed(kind, report(), path, show=print_summary)
+    out = printed(kind, report(), path, show=texts.print_summary)
     first, second = out.splitlines()[:2]
     assert first == ""
     assert second.startswith("✕ VIOLATION: the " if kind == "terminal" else "VIOLATION: the ")
     assert ("e-value 10¹⁰⁰" if kind == "terminal" else "e-value 10^100") in out
     assert ("proved ≥ 1.25" if kind == "terminal" else "proved >= 1.25") in out
     assert f"lightning-audit show {path}" in out
-    assert (out == f"\n{summary(report(), path)}\n") == (kind == "file")
+    assert (out == f"\n{texts.summary(report(), path)}\n") == (kind == "file")
 
 
-def test_names_in_wide_letters_keep_the_summary_within_its_columns() -> None:
-    place = Place(("層.重み" * 20,), 12)
-    root = dataclasses.replace(VERDICT.faults[0], place=place)
+def test_names_in_wide_letters_keep_the_summary_within_its_columns():
+    root = dataclasses.replace(DIVIDED, place=Place(("層.重み" * 20,), 12))
     verdict = dataclasses.replace(VERDICT, faults=(root,))
-    out = printed("terminal", report(verdict=verdict), show=print_summary)
+    out = printed("terminal", report(verdict=verdict), show=texts.print_summary)
     assert max(map(cell_len, out.splitlines())) <= 80
 
 
 # --- Names and numbers of a report in a few characters.
 
 
-def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten() -> None:
-    shown = [power_of_ten(power * math.log(10.0)) for power in (0.04, 3.96, 4.6, 9.97, 10.4, 11411)]
+def test_powers_of_ten_have_a_digit_after_the_point_up_to_ten():
+    shown = [
+        texts.power_of_ten(power * math.log(10.0)) for power in (0.04, 3.96, 4.6, 9.97, 10.4, 11411)
+    ]
     assert shown == ["10^0", "10^4", "10^4.6", "10^10", "10^10", "10^11411"]
 
 
-def test_long_names_keep_their_ends() -> None:
+def test_long_names_keep_their_ends_and_a_check_of_another_release_is_shown_by_its_name():
     name = "model.encoder.layers.11.attention.output.dense.weight"
-    assert short_name(name) == "model.encoder...dense.weight"
-    assert len(short_name(name)) == 28
-    assert short_name("net.0.weight") == "net.0.weight"
+    assert texts.short_name(name) == "model.encoder...dense.weight"
+    assert len(texts.short_name(name)) == 28
+    assert texts.short_name("net.0.weight") == "net.0.weight"
+    assert texts.title_of("noise.of_tomorrow") == "noise.of_tomorrow"
 
 
-def test_a_check_of_another_release_is_shown_by_its_name() -> None:
-    assert title_of("noise.of_tomorrow") == "noise.of_tomorrow"
-
-
-def test_the_counts_of_many_trainings_are_a_line() -> None:
+def test_the_counts_of_many_trainings_are_a_line():
     seen = audited(mu=0.3, n=60).seen
-    assert counts_line(seen) == (
+    assert texts.counts_line(seen) == (
         f"trainings: 60 of 60 planned; coins: {seen.errors} of {seen.guesses} guessed wrong; error "
         f"rate: at most {seen.error_upper:.3g} where 0.309 or more is claimed"
     )
@@ -375,9 +314,9 @@ def changed(report: AuditReport, name: str, **fields: Any) -> AuditReport:
     return dataclasses.replace(report, checks=tuple(checks))
 
 
-def test_a_violation_says_what_is_wrong_where_and_what_to_do() -> None:
+def test_a_violation_says_what_is_wrong_where_and_what_to_do():
     report = changed(violation(), "reuse.pair", status="not_run", message="not tested: one tensor")
-    assert summary(report, PATH).splitlines() == [
+    assert texts.summary(report, PATH).splitlines() == [
         "VIOLATION: too little noise is added",
         "  Seen         the noise is 0.49 to 0.51 times the stated (99 % interval)",
         "  Evidence     e-value 10^6.2, alarm at 10^4; first in step 2 of 100",
@@ -395,10 +334,10 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do() -> None:
     ]
 
 
-def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover() -> None:
+def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
     made = made_report()
     made = dataclasses.replace(made, settings={**made.settings, "claimed_epsilon": 8.0})
-    assert summary(made, PATH).splitlines() == [
+    assert texts.summary(made, PATH).splitlines() == [
         "PASS: no fault found in 100 steps",
         "  Code         no line is suspected of a fault; nothing to do",
         "  Epsilon      claimed 8, spent 3, proved >= 1.5, excluded > 4; delta 1e-05",
@@ -411,8 +350,8 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover() -> Non
     ]
 
 
-def test_an_inconclusive_audit_says_what_is_missing() -> None:
-    lines = summary(made_report("INCONCLUSIVE"), PATH).splitlines()
+def test_an_inconclusive_audit_says_what_is_missing():
+    lines = texts.summary(made_report("INCONCLUSIVE"), PATH).splitlines()
     assert lines[:2] == [
         "INCONCLUSIVE: no check failed, but a PASS needs more than this run has shown",
         "  Code         no line is suspected of a fault",
@@ -421,16 +360,16 @@ def test_an_inconclusive_audit_says_what_is_missing() -> None:
     assert len(lines) == 11
 
 
-def test_of_many_missing_items_three_are_shown_and_the_others_counted() -> None:
+def test_of_many_missing_items_three_are_shown_and_the_others_counted():
     items = tuple(f"item {number} {'word ' * 40}" for number in range(7))
     made = made_report("INCONCLUSIVE")
     verdict = dataclasses.replace(made.verdict, pass_blockers=items)
-    shown = summary(dataclasses.replace(made, verdict=verdict), PATH)
+    shown = texts.summary(dataclasses.replace(made, verdict=verdict), PATH)
     assert [f"item {number} " in shown for number in range(4)] == [True, True, True, False]
     assert "and 4 more" in shown
 
 
-def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy() -> None:
+def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy():
     long = LikelyFault(
         "one_of_another_package",
         "a fault " + "with many words " * 30,
@@ -447,9 +386,9 @@ def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy() -
     report = dataclasses.replace(report, verdict=verdict, epsilon_refuted_by=("accounting",))
     report = changed(report, "noise.mean", status="warned")
     report = changed(report, "coupling", status="not_run", message="not tested: no " + "x " * 80)
-    lines = summary(report, PATH).splitlines()
-    assert len(lines) == MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    lines = texts.summary(report, PATH).splitlines()
+    assert len(lines) == texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     labels = [line[2:15].strip() for line in lines[2:]]
     kept = ("Seen", "Evidence", "Code", "Look at", "Also", "Epsilon", "Not examined", "Report")
     assert set(kept) <= set(labels)
@@ -466,9 +405,7 @@ FOREIGN = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(FOREIGN, FOREIGN, st.sampled_from(["PASS", "VIOLATION", "INCONCLUSIVE"]))
-def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(
-    text: str, name: str, outcome: Any
-) -> None:
+def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(text, name, outcome):
     code = (CodePlace(f"{name}.py", 3, 3, name),)
     fault = LikelyFault(name, text, "noise", text, place=Place((name,) * 9, 0, 0, name, code))
     further = dataclasses.replace(fault, finding="sensitivity")
@@ -478,66 +415,68 @@ def test_no_text_of_a_report_makes_it_longer_wider_or_acts_on_a_terminal(
     message = dict.fromkeys(("message", "advice"), text)
     checks = tuple(dataclasses.replace(c, **message) for c in made.checks)
     report = dataclasses.replace(made, verdict=verdict, checks=checks, notes=(text,))
-    lines = summary(report, "report.json").split("\n")
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    lines = texts.summary(report, "report.json").split("\n")
+    assert len(lines) <= texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     assert all(line.isascii() and line.isprintable() for line in lines)
     assert lines[0].startswith(f"{outcome}:")
     assert not any(line.startswith(("PASS", "VIOLATION")) for line in lines[1:])
-    for line in (status_line(report), progress(report)):
+    for line in (texts.status_line(report), texts.progress(report)):
         assert line.isprintable()
 
 
-def test_a_long_path_is_in_one_piece() -> None:
+def test_a_long_path_is_in_one_piece():
     path = "/home/someone/" + "deep/" * 60 + "report.json"
-    assert summary(made_report(), path).endswith(f"\n  Report       lightning-audit show {path}")
-    assert "Report" not in summary(made_report())
-
-
-def test_what_is_allowed_and_what_does_not_hold_with_it_is_said() -> None:
-    made = made_report(epsilon_refuted_by=("accounting",), spent=9.0)
-    verdict = dataclasses.replace(
-        made.verdict, allowed=("accounting",), holds="the epsilon that holds is 9"
+    assert texts.summary(made_report(), path).endswith(
+        f"\n  Report       lightning-audit show {path}"
     )
-    lines = summary(dataclasses.replace(made, verdict=verdict)).splitlines()
+    assert "Report" not in texts.summary(made_report())
+
+
+def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
+    made = made_report(epsilon_refuted_by=("accounting",), spent=9.0)
+    allowed = {"allowed": ("accounting",), "holds": "the epsilon that holds is 9"}
+    verdict = dataclasses.replace(made.verdict, **allowed)
+    lines = texts.summary(dataclasses.replace(made, verdict=verdict)).splitlines()
     assert lines[0] == "PASS except accounting (allowed): no other fault found in 100 steps"
     assert lines[2] == "  Allowed      the epsilon that holds is 9"
     assert "claimed 8 (accountant, not known to hold), spent 9 (holds)" in lines[3]
 
 
-def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named() -> None:
-    shown = summary(made_report(proved=0.0))
+def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named():
+    shown = texts.summary(made_report(proved=0.0))
     assert "claimed 8 (accountant), spent 3, no bound proved, excluded > 4" in shown
 
 
-def test_an_undecided_finding_and_a_warning_are_named() -> None:
+def test_an_undecided_finding_and_a_warning_are_named():
     report = changed(made_report("INCONCLUSIVE"), "noise", status="undecided")
     report = changed(report, "noise.mean", status="warned")
-    shown = summary(report)
+    shown = texts.summary(report)
     for label, name in (("Unclear", "noise"), ("Warning", "noise.mean")):
         title = REGISTRY[name].failed_title
         assert f"  {label:<13}{title[0].lower()}{title[1:]} ({name})" in shown
     assert "Noise 10/11 ?" in shown
-    assert progress(report) == "unclear | eps>=1.5"
+    assert texts.progress(report) == "unclear | eps>=1.5"
 
 
-def test_a_report_without_checks_says_so() -> None:
-    report = made_report(checks=(), bounds=(), power={}, claimed=None, spent=None)
-    report = dataclasses.replace(report, epsilon_not_excluded=None)
-    shown = summary(report)
+def test_a_report_without_checks_says_so():
+    unknown = {"claimed": None, "spent": None, "epsilon_not_excluded": None}
+    shown = texts.summary(made_report(checks=(), bounds=(), power={}, **unknown))
     assert "Epsilon      unknown; delta 1e-05" in shown
     assert "Not examined everything" in shown
     assert "Clipping -          Noise -" in shown
 
 
-def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> None:
-    assert status_line(violation()) == (
+def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words():
+    assert texts.status_line(violation()) == (
         "VIOLATION (mechanism): too little noise is added (noise), first seen in step 2, "
         "examples/digits.py:90 HalfNoise.add_noise"
     )
-    assert progress(violation()) == "VIOLATION | noise"
-    assert progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
-    assert progress(made_report(proved=None)) == progress(made_report(proved=0.0)) == "ok"
+    assert texts.progress(violation()) == "VIOLATION | noise"
+    assert texts.progress(made_report(proved=0.4123)) == "ok | eps>=0.41"
+    assert (
+        texts.progress(made_report(proved=None)) == texts.progress(made_report(proved=0.0)) == "ok"
+    )
 
 
 @pytest.mark.parametrize(
@@ -548,12 +487,12 @@ def test_the_log_line_and_the_progress_bar_have_the_verdict_in_a_few_words() -> 
         (0.3, 60, "INCONCLUSIVE: 60 trainings do not refute 1-GDP"),
     ],
 )
-def test_many_trainings_have_their_own_words(mu: float, n: int, told: str) -> None:
-    text = summary(audited(mu=mu, n=n).to_report(), "report.json")
+def test_many_trainings_have_their_own_words(mu, n, told):
+    text = texts.summary(audited(mu=mu, n=n).to_report(), "report.json")
     lines = text.split("\n")
     assert lines[0] == told
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) <= texts.MOST_LINES
+    assert max(map(len, lines)) <= texts.WIDTH
     assert "guessed wrong; error rate at most" in text
     assert not any(word in text for word in ("0 steps", "no line is suspected", "Not examined"))
 
@@ -578,14 +517,14 @@ def _no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
 def printed_terminal(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> str:
     monkeypatch.setattr(sys, "stdout", stream)
     row = ("[red]noise[/red]", "VIOLATED", "e = 10^750 " * 10)
-    print_lines("a :smile: [b]", table(("check", "result", "evidence"), [row], title="é"))
+    texts.print_lines(
+        "a :smile: [b]", texts.table(("check", "result", "evidence"), [row], title="é")
+    )
     return stream.getvalue()
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(monkeypatch):
     shown = printed_terminal(monkeypatch, Tty())
     assert "\x1b[1;31m" in shown
     assert "┃" in shown
@@ -602,26 +541,28 @@ def test_a_terminal_gets_rules_and_colors_and_a_file_aligned_ascii(
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_not_broken_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out := Tty())
     path = "/home/someone/" + "deep/" * 40
-    print_lines(path)
+    texts.print_lines(path)
     assert out.getvalue() == f"{path}\n"
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_a_table_without_headings_is_its_rows_with_numbers_to_the_right_on_request() -> None:
-    assert as_text(table(["", ""], [("a", "1"), ("bcd", "22")])) == "a    1\nbcd  22"
-    shown = as_text(table(["x", "n"], [("a", "1"), ("b", "22")], right=["n"], widths=[3, 4]))
+def test_a_table_without_headings_is_its_rows_with_numbers_to_the_right_on_request():
+    assert texts.as_text(texts.table(["", ""], [("a", "1"), ("bcd", "22")])) == "a    1\nbcd  22"
+    shown = texts.as_text(
+        texts.table(["x", "n"], [("a", "1"), ("b", "22")], right=["n"], widths=[3, 4])
+    )
     assert shown == "x       n\na       1\nb      22"
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal() -> None:
-    assert as_ascii("δ café \U0001f600") == "\\u03b4 caf\\xe9 \\U0001f600"
-    assert with_signs("10^-2.5 <= 10^750 >= 10^") == "10⁻²·⁵ ≤ 10⁷⁵⁰ ≥ 10^"
+def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal():
+    assert texts.as_ascii("δ café \U0001f600") == "\\u03b4 caf\\xe9 \\U0001f600"
+    assert texts.with_signs("10^-2.5 <= 10^750 >= 10^") == "10⁻²·⁵ ≤ 10⁷⁵⁰ ≥ 10^"
 
 
 @pytest.mark.usefixtures("_no_wishes")
-def test_control_characters_of_a_cell_are_shown() -> None:
-    assert as_text(table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"
+def test_control_characters_of_a_cell_are_shown():
+    assert texts.as_text(texts.table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"

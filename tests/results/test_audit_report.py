@@ -1,4 +1,4 @@
-""""""
+"""A report is read as it was written, or refused in a sentence; its verdict is told in words."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import math
 import os
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import mutated_files as files
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from many_trainings import audited
-from report_edits import with_
+from report_edits import Change, edits, with_
 
 from lightning_audit.results import audit_report
 from lightning_audit.results.audit_report import (
@@ -23,16 +24,12 @@ from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
     EpsilonBound,
-    InconclusiveAudit,
     LikelyFault,
     Place,
-    PrivacyViolation,
     ReportError,
     Verdict,
     describe,
 )
-
-# ---
 
 FAULTS = (
     LikelyFault(
@@ -45,50 +42,24 @@ FAULTS = (
     ),
     LikelyFault("no_noise", "no noise", "noise.scale"),
 )
-
-
-VIOLATION = Verdict(
-    outcome="VIOLATION",
-    kind="mechanism",
-    summary="the noise is smaller than claimed",
-    advice="look at add_noise",
-    pass_blockers=(),
-    faults=FAULTS,
+SUMMARY = "the noise is smaller than claimed"
+VIOLATION = Verdict("VIOLATION", "mechanism", SUMMARY, advice="look at add_noise", faults=FAULTS)
+BOUND = EpsilonBound(
+    *("mu", 1.5, 1e-5, 0.25, 0.05, "confidence", "fixed", "anytime"), ("flat clipping",)
 )
-
-
-# ---
+CHECK = CheckResult(
+    *("noise.scale", "mechanism", "violated", 'a "quoted" message, ä and \\ in it', "look"),
+    *(12.5, 0.3, {"ratio": 0.5, "tensors": ["a", "b"]}),
+)
+#: Epsilons that a report may lack, or have without an end.
+EPSILONS = ("claimed_epsilon", "epsilon_spent", "epsilon_not_excluded")
 
 
 def report(**changes: Any) -> AuditReport:
     fields: dict[str, Any] = {
         "verdict": VIOLATION,
-        "checks": (
-            CheckResult(
-                name="noise.scale",
-                kind="mechanism",
-                status="violated",
-                message='a "quoted" message, ä and \\ in it',
-                advice="look",
-                log_e_value=12.5,
-                share=0.3,
-                evidence={"ratio": 0.5, "tensors": ["a", "b"]},
-            ),
-            CheckResult(name="sampling", kind="accounting", status="not_run", message="no loader"),
-        ),
-        "bounds": (
-            EpsilonBound(
-                name="mu",
-                epsilon_lower=1.5,
-                delta=1e-5,
-                mu_lower=0.25,
-                significance=0.05,
-                interpretation="confidence",
-                threshold="fixed",
-                looks="anytime",
-                assumptions=("flat clipping",),
-            ),
-        ),
+        "checks": (CHECK, CheckResult("sampling", "accounting", "not_run", message="no loader")),
+        "bounds": (BOUND,),
         "claimed_epsilon": 8.0,
         "epsilon_spent": 3.0,
         "epsilon_not_excluded": 4.0,
@@ -106,88 +77,75 @@ def report(**changes: Any) -> AuditReport:
     return AuditReport(**{**fields, **changes})
 
 
-def edited(change: Callable[[dict[str, Any]], Any]) -> str:
+def edited(change: Change) -> str:
     return with_(report().to_json(), change)
 
 
-def test_what_is_read_is_what_was_written() -> None:
-    assert AuditReport.from_json(report().to_json()) == report()
-
-
-@pytest.mark.parametrize("version", [0, 1, SCHEMA_VERSION - 1, -3])
-def test_an_older_layout_says_to_train_again(version: int) -> None:
-    text = edited(lambda data: data.update(schema_version=version))
-    with pytest.raises(ReportError, match=rf"schema_version={version}, .* run the training again"):
-        AuditReport.from_json(text)
-
-
-@pytest.mark.parametrize("version", [True, float(SCHEMA_VERSION), str(SCHEMA_VERSION), [4], None])
-def test_a_layout_that_is_no_whole_number_is_no_report(version: Any) -> None:
-    with pytest.raises(ReportError, match="no audit report: it has no schema_version"):
-        AuditReport.from_json(edited(lambda data: data.update(schema_version=version)))
-
-
-def test_absent_numbers_come_back_as_none() -> None:
-    bound = dataclasses.replace(report().bounds[0], epsilon_lower=None)
-    empty = report(
-        bounds=(bound,),
-        claimed_epsilon=None,
-        epsilon_spent=None,
-        epsilon_not_excluded=None,
-        record=None,
-        checks=(),
-        complete=False,
-        verdict=Verdict("PASS", None, "fine", pass_blockers=("more steps", "a claim")),
-    )
-    assert AuditReport.from_json(empty.to_json()) == empty
-
-
-def test_infinite_numbers_come_back_as_infinite() -> None:
-    bound = dataclasses.replace(report().bounds[0], epsilon_lower=math.inf)
-    check = dataclasses.replace(report().checks[0], log_e_value=-math.inf)
-    endless = report(
-        bounds=(bound,),
-        checks=(check,),
-        claimed_epsilon=math.inf,
-        epsilon_spent=math.inf,
-        epsilon_not_excluded=math.inf,
-    )
-    text = endless.to_json()
-    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert AuditReport.from_json(text) == endless
+def of_bound(**changes: Any) -> dict[str, Any]:
+    return {"bounds": (dataclasses.replace(BOUND, **changes),)}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"bounds": (dataclasses.replace(report().bounds[0], mu_lower=math.inf),)},
+        {},
+        {
+            **dict.fromkeys((*EPSILONS, "record")),
+            **of_bound(epsilon_lower=None),
+            "checks": (),
+            "complete": False,
+            "verdict": Verdict("PASS", None, "fine", pass_blockers=("more steps", "a claim")),
+        },
+        {
+            **dict.fromkeys(EPSILONS, math.inf),
+            **of_bound(epsilon_lower=math.inf),
+            "checks": (dataclasses.replace(CHECK, log_e_value=-math.inf),),
+        },
+        of_bound(mu_lower=math.inf),
         {"epochs": ({"audit/epsilon_spent": math.inf},)},
         {"power": {"noise": {"steps": math.inf}}},
     ],
-    ids=["mu_lower", "epochs", "power"],
+    ids=["usual", "absent", "infinite", "mu_lower", "epochs", "power"],
 )
-def test_infinite_numbers_come_back_as_numbers_everywhere(changes: dict[str, Any]) -> None:
-    assert AuditReport.from_json(report(**changes).to_json()) == report(**changes)
+def test_what_is_read_is_what_was_written(changes):
+    text = report(**changes).to_json()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert AuditReport.from_json(text) == report(**changes)
 
 
-def test_numpy_scalars_are_written_as_plain_numbers() -> None:
-    written = report(
-        steps=np.int64(3), epsilon_spent=np.float64(2.5), settings={"a": np.bool_(True)}
-    )
-    read = AuditReport.from_json(written.to_json())
+def test_numpy_scalars_are_written_as_plain_numbers():
+    numbers = {"steps": np.int64(3), "epsilon_spent": np.float64(2.5)}
+    read = AuditReport.from_json(report(**numbers, settings={"a": np.bool_(True)}).to_json())
     assert (read.steps, read.epsilon_spent, read.settings) == (3, 2.5, {"a": True})
 
 
-def test_nan_is_written_as_null_and_no_invalid_json() -> None:
+def test_nan_is_written_as_null_and_no_invalid_json():
     assert AuditReport.from_json(report(epsilon_spent=math.nan).to_json()).epsilon_spent is None
 
 
-def test_a_value_that_json_cannot_hold_is_an_error_that_names_it() -> None:
+def test_a_value_that_json_cannot_hold_is_an_error_that_names_it():
     with pytest.raises(TypeError, match=r"object cannot be written to a report"):
         report(settings={"module": object()}).to_json()
 
 
-def test_a_report_cut_anywhere_is_a_report_error() -> None:
+# --- What is no report.
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        *((v, f"schema_version={v}, .* run the training again") for v in (0, 1, 5, -3)),
+        *((v, "no audit report: it has no schema_version") for v in (True, 6.0, "6", [4], None)),
+        (SCHEMA_VERSION + 1, rf"schema_version={SCHEMA_VERSION + 1}.* upgrade lightning-audit"),
+    ],
+)
+def test_another_layout_says_what_to_do(version, told):
+    assert SCHEMA_VERSION == 6
+    with pytest.raises(ReportError, match=told):
+        AuditReport.from_json(edited({"schema_version": version, "verdict": "moved"}))
+
+
+def test_a_report_cut_anywhere_is_a_report_error():
     text = report().to_json()
     for cut in range(len(text)):
         with pytest.raises(ReportError, match="not complete JSON"):
@@ -197,111 +155,90 @@ def test_a_report_cut_anywhere_is_a_report_error() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "[1, 2]", "3", "1.5", "null", "true", '"text"', "{}", '{"schema_version": null}']
 )
-def test_json_that_is_no_report_says_which_file_to_name(text: str) -> None:
+def test_json_that_is_no_report_says_which_file_to_name(text):
     with pytest.raises(ReportError, match=r"no audit report.*Name the report\.json"):
         AuditReport.from_json(text)
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "[" * 50_000], ids=["huge number", "deep nesting"])
-def test_json_that_python_refuses_to_decode_is_a_report_error(text: str) -> None:
-    with pytest.raises(ReportError):
-        AuditReport.from_json(text)
-
-
-def test_a_newer_layout_says_to_upgrade() -> None:
-    text = edited(lambda data: data.update(schema_version=SCHEMA_VERSION + 1, verdict="moved"))
-    with pytest.raises(
-        ReportError, match=rf"schema_version={SCHEMA_VERSION + 1}.* upgrade lightning-audit"
-    ):
-        AuditReport.from_json(text)
-
-
+#: Those that a report has had from the start.
 REQUIRED = [
     f.name
     for f in dataclasses.fields(AuditReport)
     if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 ]
-
-
-@pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
-    with pytest.raises(ReportError, match=rf"is missing or invalid.*{name}.*[Rr]un the training"):
-        AuditReport.from_json(edited(lambda data: data.pop(name)))
+FAULT = "verdict/faults/0"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "told"),
     [
-        lambda data: data["verdict"].update(outcome="FINE"),
-        lambda data: data["verdict"].update(outcome=None),
-        lambda data: data["verdict"].pop("summary"),
-        lambda data: data.update(verdict=["PASS"]),
-        lambda data: data.update(verdict=None),
-        lambda data: data["verdict"].update(faults=3),
-        lambda data: data["verdict"].update(faults=None),
-        lambda data: data["verdict"].update(faults=["no noise"]),
-        lambda data: data["verdict"].update(fault="another"),
-        lambda data: data["verdict"]["faults"][0].pop("sentence"),
-        lambda data: data["verdict"]["faults"][0].update(name=3),
-        lambda data: data["verdict"]["faults"][0].update(look_at=None),
-        lambda data: data["verdict"]["faults"][0].update(evidence=[1]),
-        lambda data: data["verdict"]["faults"][0]["place"].update(step="first"),
-        lambda data: data["verdict"]["faults"][0]["place"].update(process=1.5),
-        lambda data: data["verdict"]["faults"][0]["place"].update(parameters=[1]),
-        lambda data: data["verdict"]["faults"][0]["place"].update(parameters="a.bias"),
-        lambda data: data.update(checks=3),
-        lambda data: data["checks"][0].update(log_e_value="much"),
-        lambda data: data["bounds"][0].pop("delta"),
-        lambda data: data.update(bounds=[None]),
-        lambda data: data.update(epsilon_spent="lots"),
-        lambda data: data.update(epsilon_spent=[1]),
-        lambda data: data.update(history=[[1.0, 0.1]]),
-        lambda data: data.update(history=[["a", 0.1, 3]]),
+        *(({name: ...}, f"{name}.*[Rr]un the training") for name in REQUIRED),
+        ({"verdict/outcome": "FINE"}, "verdict.outcome: Invalid enum value 'FINE'"),
+        ({"verdict/summary": ...}, "verdict: Object missing required field `summary`"),
+        ({"verdict": ["PASS"]}, "verdict: Expected `object`, got `array`"),
+        ({"verdict/fault": "another"}, "fault='another' must be 'the noise is divided"),
+        ({FAULT: "no noise"}, r"verdict.faults\[0\]: Expected `object`, got `str`"),
+        ({f"{FAULT}/place/step": "first"}, r"place.step: Expected `int \| null`, got `str`"),
+        ({f"{FAULT}/place/parameters": [1]}, r"place.parameters\[0\]: Expected `str`, got `int`"),
+        ({"checks/0/log_e_value": "much"}, r"checks\[0\].log_e_value: Expected `float"),
+        ({"history": [[1.0, 0.1]]}, r"history\[0\]: Expected `array` of length 3, got 2"),
+        ({"checks/0/status": "unheard of"}, "Invalid enum value 'unheard of'"),
+        ({"epsilon_spent": "nan"}, "epsilon_spent"),
     ],
 )
-def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], Any]) -> None:
-    with pytest.raises(ReportError, match="is missing or invalid"):
+def test_a_missing_or_garbled_field_is_a_report_error_that_names_it(change, told):
+    with pytest.raises(ReportError, match=rf"is missing or invalid.*{told}"):
         AuditReport.from_json(edited(change))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data["checks"][0].update(status="unheard of"),
-        lambda data: data.update(delta=None),
-        lambda data: data.update(epsilon_spent="nan"),
-    ],
-    ids=["check status", "delta", "nan epsilon"],
-)
-def test_a_value_that_no_reader_can_use_is_a_report_error(
-    change: Callable[[dict[str, Any]], Any],
-) -> None:
-    with pytest.raises(ReportError):
-        AuditReport.from_json(edited(change))
+WRONG = files.objects(json.loads(report().to_json()), lambda at: {"evidence", "settings"} & {*at})
 
 
-def test_a_saved_report_is_loaded_again(tmp_path: Path) -> None:
+def read_unless_refused(text: str) -> AuditReport | None:
+    """The report, or None where it is refused in a sentence."""
+    try:
+        return AuditReport.from_json(text)
+    except ReportError as error:
+        told = str(error)
+    assert told.isprintable()
+    return None
+
+
+@settings(max_examples=150)
+@given(WRONG)
+@example(files.Mutant(b"9" * 5000, True))
+@example(files.Mutant(b"[" * 50_000, True))
+def test_what_is_wrong_in_a_file_is_refused_in_a_sentence(mutant):
+    read = read_unless_refused(mutant.data.decode("utf-8", "replace"))
+    assert read is None or not mutant.wrong
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(list(edits(json.loads(report().to_json())))))
+def test_a_report_after_any_edit_is_read_as_it_is_or_refused(edit):
+    _, _, make = edit
+    read = read_unless_refused(make())
+    assert read is None or AuditReport.from_json(read.to_json()) == read
+
+
+# --- Files.
+
+
+def test_a_saved_report_is_loaded_again(tmp_path):
     path = tmp_path / "report.json"
     assert report().save(path) == path
-    assert AuditReport.load(path) == report()
-    assert AuditReport.load(str(path)) == report()
+    assert AuditReport.load(path) == AuditReport.load(str(path)) == report()
     assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_the_part_that_a_crash_left_does_not_disturb(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
+def test_the_part_that_a_crash_left_does_not_disturb(tmp_path):
     (tmp_path / ".report.json.partial").write_text("x" * 100_000)
-    report().save(path)
-    assert AuditReport.load(path) == report()
+    assert AuditReport.load(report().save(tmp_path / "report.json")) == report()
 
 
-def test_the_old_report_stays_readable_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.json"
-    report(steps=1).save(path)
-    seen = []
-    replace = os.replace
+def test_the_old_report_stays_readable_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    path = report(steps=1).save(tmp_path / "report.json")
+    seen, replace = [], os.replace
 
     def watched(source: Any, target: Any) -> None:
         seen.append((AuditReport.load(path).steps, AuditReport.load(source).steps))
@@ -313,18 +250,15 @@ def test_the_old_report_stays_readable_until_the_new_one_is_whole(
     assert AuditReport.load(path).steps == 2
 
 
-def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    report(steps=1).save(path)
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = report(steps=1).save(tmp_path / "report.json")
     with pytest.raises(TypeError):
         report(settings={"module": object()}).save(path)
     assert AuditReport.load(path).steps == 1
 
 
 @pytest.mark.parametrize("kind", ["absent", "directory", "not text"])
-def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(tmp_path, kind):
     path = tmp_path / "report.json"
     if kind == "directory":
         path.mkdir()
@@ -334,27 +268,9 @@ def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(
         AuditReport.load(path)
 
 
-def test_epsilon_lower_is_the_largest_of_the_known_bounds() -> None:
-    one = report().bounds[0]
-    values = (0.5, None, 2.5, 1.0)
-    bounds = tuple(dataclasses.replace(one, epsilon_lower=v) for v in values)
-    assert report(bounds=bounds).epsilon_lower == 2.5
-    assert report(bounds=bounds[1:2]).epsilon_lower is None
-    assert report(bounds=()).epsilon_lower is None
-
-
-@pytest.mark.parametrize("error", [PrivacyViolation, InconclusiveAudit])
-def test_the_exceptions_carry_the_report_and_its_verdict_in_words(
-    error: type[PrivacyViolation],
-) -> None:
-    raised = error(report())
-    assert raised.report == report()
-    assert str(raised) == describe(VIOLATION)
-
-
 @pytest.mark.parametrize("there", [True, False], ids=["file", "nothing"])
 @pytest.mark.parametrize("name", [".report.json.partial", "report.json"])
-def test_a_report_is_written_through_no_link(tmp_path: Path, name: str, there: bool) -> None:
+def test_a_report_is_written_through_no_link(tmp_path, name, there):
     folder, target = tmp_path / "folder", tmp_path / "target"
     folder.mkdir()
     if there:
@@ -367,45 +283,58 @@ def test_a_report_is_written_through_no_link(tmp_path: Path, name: str, there: b
     assert not (folder / "report.json").is_symlink()
 
 
-def test_a_refusal_keeps_what_to_change_between_processes() -> None:
+# --- What a report says.
+
+
+def test_epsilon_lower_is_the_largest_of_the_known_bounds():
+    bounds = tuple(dataclasses.replace(BOUND, epsilon_lower=v) for v in (0.5, None, 2.5, 1.0))
+    assert report(bounds=bounds).epsilon_lower == 2.5
+    assert report(bounds=bounds[1:2]).epsilon_lower is None
+    assert report(bounds=()).epsilon_lower is None
+
+
+@pytest.mark.parametrize("error", [audit_report.PrivacyViolation, audit_report.InconclusiveAudit])
+def test_the_exceptions_carry_the_report_and_its_verdict_in_words(error):
+    raised = error(report())
+    assert (raised.report, str(raised)) == (report(), describe(VIOLATION))
+
+
+def test_a_refusal_keeps_what_to_change_between_processes():
     again = pickle.loads(pickle.dumps(audit_report.UnauditableTraining("accumulate nothing")))
     assert str(again) == "accumulate nothing"
 
 
-def test_who_handles_wrong_arguments_does_not_swallow_a_refusal() -> None:
+def test_who_handles_wrong_arguments_does_not_swallow_a_refusal():
     assert not issubclass(audit_report.UnauditableTraining, ValueError | TypeError | RuntimeError)
 
 
-def test_counts_are_read_back_as_they_were_written() -> None:
+def test_counts_are_read_back_as_they_were_written_and_one_training_has_none():
     report = audited(n=50).to_report()
     seen = AuditReport.from_json(report.to_json()).trainings
     assert seen == report.trainings
     assert seen is not None
     assert json.loads(report.to_json())["trainings"] == dataclasses.asdict(seen)
+    one = dataclasses.replace(report, trainings=None)
+    assert AuditReport.from_json(one.to_json()).trainings is None
 
 
-def test_a_report_of_one_training_has_none() -> None:
-    report = dataclasses.replace(audited(n=50).to_report(), trainings=None)
-    assert AuditReport.from_json(report.to_json()).trainings is None
-
-
-def test_the_first_fault_gives_the_verdict_its_sentence() -> None:
+def test_the_first_fault_gives_the_verdict_its_sentence():
     assert VIOLATION.fault == FAULTS[0].sentence
     assert dataclasses.replace(VIOLATION, summary="longer").faults == FAULTS
     with pytest.raises(ValueError, match="fault='another' must be 'the noise is divided"):
         Verdict("VIOLATION", "mechanism", "", fault="another", faults=FAULTS)
 
 
-def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> None:
-    second = dataclasses.replace(FAULTS[1], place=Place(("c.weight",), 3))
-    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
-    assert "Also possible: no noise (`c.weight`, first seen in step 4)" in told
-    same = dataclasses.replace(second, place=FAULTS[0].place)
-    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], same)))
-    assert "Also possible: no noise\n" in told
+def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not():
+    for place, told in (
+        (Place(("c.weight",), 3), "Also possible: no noise (`c.weight`, first seen in step 4)"),
+        (FAULTS[0].place, "Also possible: no noise\n"),
+    ):
+        second = dataclasses.replace(FAULTS[1], place=place)
+        assert told in describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
 
 
-def test_long_places_and_tables_are_cut_to_five() -> None:
+def test_long_places_and_tables_are_cut_to_five():
     names = tuple(f"w{i}" for i in range(7))
     fault = LikelyFault("a", "b", "c", "", {"r": dict.fromkeys(names, 0.5)}, Place(names))
     told = describe(Verdict("VIOLATION", None, "s", faults=(fault,)))
@@ -413,13 +342,13 @@ def test_long_places_and_tables_are_cut_to_five() -> None:
     assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5, ...)")
 
 
-def test_the_exit_codes_are_those_of_the_documented_gate() -> None:
+def test_the_exit_codes_are_those_of_the_documented_gate():
     assert dict(EXIT_CODES) == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
     for outcome, code in EXIT_CODES.items():
         assert Verdict(outcome, None, "").exit_code == code
 
 
-def test_a_verdict_is_described_in_all_its_parts() -> None:
+def test_a_verdict_is_described_in_all_its_parts():
     assert describe(VIOLATION).splitlines() == [
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size",
@@ -430,23 +359,16 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
     ]
     unadvised = describe(dataclasses.replace(VIOLATION, advice="")).splitlines()
     assert unadvised[-2:] == ["  Look at: where the noise is added", "Also possible: no noise"]
-    old = Verdict("VIOLATION", "mechanism", "too small", fault="no noise")
-    assert describe(old).splitlines() == [
-        "VIOLATION (mechanism): too small",
-        "Likely fault: no noise",
-    ]
+    old = describe(Verdict("VIOLATION", "mechanism", "too small", fault="no noise"))
+    assert old == "VIOLATION (mechanism): too small\nLikely fault: no noise"
     lacking = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("steps", "a claim"))
-    assert describe(lacking).splitlines() == [
-        "INCONCLUSIVE: too short",
-        "Missing: steps",
-        "Missing: a claim",
-    ]
+    assert describe(lacking) == "INCONCLUSIVE: too short\nMissing: steps\nMissing: a claim"
 
 
-def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() -> None:
+def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another():
     root = dataclasses.replace(FAULTS[1], consequences=("noise.shape", "reuse.lag"))
     further = LikelyFault(
-        "not_poisson", "wrong sampling", "sampling.not_poisson", "the loader", {}, Place(step=3)
+        *("not_poisson", "wrong sampling", "sampling.not_poisson", "the loader", {}, Place(step=3))
     )
     again = dataclasses.replace(further, name="other", sentence="another loader")
     verdict = Verdict("VIOLATION", "mechanism", "s", faults=(root, further, again, FAULTS[0]))
@@ -461,6 +383,6 @@ def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() 
     ]
 
 
-def test_a_pass_has_no_root() -> None:
+def test_a_pass_has_no_root():
     verdict = Verdict("PASS", None, "s")
     assert (verdict.root, verdict.further) == (None, ())

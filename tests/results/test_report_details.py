@@ -12,6 +12,7 @@ from made_report import made_report
 from places import DOCS
 from report_edits import with_
 
+from lightning_audit.results import report_details as details
 from lightning_audit.results.audit_report import (
     AuditReport,
     LikelyFault,
@@ -19,47 +20,37 @@ from lightning_audit.results.audit_report import (
     Place,
     Verdict,
 )
-from lightning_audit.results.report_details import (
-    Assumption,
-    CheckGrowth,
-    ClaimedValue,
-    CodePlace,
-    CourseRow,
-    Ended,
-    ExaminationTold,
-    PassBlocker,
-    RunAbout,
-    TensorNoise,
-    places_in,
-)
 
-CODE = CodePlace("src/half.py", 41, 43, "Half.add_noise", "def add_noise(self):\n    pass\n")
+CODE = details.CodePlace(
+    "src/half.py", 41, 43, "Half.add_noise", "def add_noise(self):\n    pass\n"
+)
 #: A value of each field that reports of the first releases of schema 6 do not have.
 DETAILS: dict[str, Any] = {
-    "tests": {"noise": CheckGrowth(9.2, ((0, 1.5), (4, 12.0)), "optimizer 1 (`a`)")},
-    "tensors": (TensorNoise("net.0.bias", 9, 9, 0, None, None, None, flagged=False),),
+    "tests": {"noise": details.CheckGrowth(9.2, ((0, 1.5), (4, 12.0)), "optimizer 1 (`a`)")},
+    "tensors": (details.TensorNoise("net.0.bias", 9, 9, 0, None, None, None, flagged=False),),
     "tensors_left_out": 3,
-    "course": (CourseRow(29, 0, 0.5, -0.25, 232), CourseRow(58, 1, None, 0.0, 464)),
+    "course": (details.CourseRow(29, 0, 0.5, -0.25, 232), details.CourseRow(58, 1, None, 0.0, 464)),
     "claimed_mu": 1.0,
     "claim": {
-        "max_grad_norm": ClaimedValue([1.0, 2.0], "optimizer"),
-        "records": ClaimedValue(None, "loader"),
-        "sampling": ClaimedValue("poisson", "default"),
+        "max_grad_norm": details.ClaimedValue([1.0, 2.0], "optimizer"),
+        "records": details.ClaimedValue(None, "loader"),
+        "sampling": details.ClaimedValue("poisson", "default"),
     },
-    "ended": Ended(58, "planned"),
+    "ended": details.Ended(58, "planned"),
     "planned_steps": 58,
-    "blockers": (PassBlocker("power", "29% power", "noise", 0.29, 0.95, 40),),
-    "run": RunAbout("Lit", "2026-01-01T00:00:00+00:00", 1.5, "cpu", "32-true", 2, "DDP", "ab12"),
+    "blockers": (details.PassBlocker("power", "29% power", "noise", 0.29, 0.95, 40),),
+    "run": details.RunAbout(
+        "Lit", "2026-01-01T00:00:00+00:00", 1.5, "cpu", "32-true", 2, "DDP", "ab12"
+    ),
     "settings_given": ("delta",),
-    "assumptions": {"epsilon_spent": (Assumption("accounting", "as the accountant assumes"),)},
-    "examinations": (ExaminationTold(0, ("replay.noise",), (), 0.5),),
+    "assumptions": {
+        "epsilon_spent": (details.Assumption("accounting", "as the accountant assumes"),)
+    },
+    "examinations": (details.ExaminationTold(0, ("replay.noise",), (), 0.5),),
     "operating_points": (OperatingPoint(0.5, 1, 2, 3, 4, (0.1, 0.7), (0.0, 0.6), outside=True),),
 }
 #: Fields of the first releases of schema 6 that have got fields of their own since.
-OF_PARTS = {
-    "checks": ("log_e_threshold",),
-    "operating_points": ("fpr", "fnr", "outside"),
-}
+OF_PARTS = {"checks": ("log_e_threshold",), "operating_points": ("fpr", "fnr", "outside")}
 
 
 def detailed() -> AuditReport:
@@ -69,7 +60,7 @@ def detailed() -> AuditReport:
     return dataclasses.replace(report, verdict=verdict, **DETAILS)
 
 
-def test_every_detail_comes_back_as_it_was_written() -> None:
+def test_every_detail_comes_back_as_it_was_written():
     report = detailed()
     read = AuditReport.from_json(report.to_json())
     assert {name: getattr(read, name) for name in DETAILS} == DETAILS
@@ -77,7 +68,7 @@ def test_every_detail_comes_back_as_it_was_written() -> None:
     assert read.schema_version == 6
 
 
-def test_a_report_without_the_details_loads_with_their_defaults() -> None:
+def test_a_report_without_the_details_loads_with_their_defaults():
     def without(data: dict[str, Any]) -> None:
         for name in set(DETAILS) - {"operating_points"}:
             del data[name]
@@ -96,11 +87,11 @@ def test_a_report_without_the_details_loads_with_their_defaults() -> None:
     (point,) = report.operating_points
     assert (point.fpr, point.fnr, point.outside) == (None, None, False)
     (place,) = report.verdict.faults[0].place.code
-    assert place == CodePlace("src/half.py", 41, 41, "Half.add_noise")
+    assert place == details.CodePlace("src/half.py", 41, 41, "Half.add_noise")
     assert report.notes == empty.notes  # no field is unknown
 
 
-def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest() -> None:
+def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest():
     text = with_(detailed().to_json(), lambda data: data["run"].update(weather="rain"))
     assert "run.weather" in AuditReport.from_json(text).notes[-1]
 
@@ -118,16 +109,16 @@ def test_a_release_that_does_not_know_a_detail_names_it_and_reads_the_rest() -> 
         ("nowhere", []),
     ],
 )
-def test_places_are_read_from_text(text: str, places: list[str]) -> None:
-    assert [str(place) for place in places_in(text)] == places
+def test_places_are_read_from_text(text, places):
+    assert [str(place) for place in details.places_in(text)] == places
 
 
-def test_the_json_has_places_and_no_text_of_them() -> None:
+def test_the_json_has_places_and_no_text_of_them():
     (fault,) = json.loads(detailed().to_json())["verdict"]["faults"]
     assert fault["place"]["code"] == [dataclasses.asdict(CODE)]
 
 
-def test_the_page_lists_every_detail_and_nothing_else() -> None:
+def test_the_page_lists_every_detail_and_nothing_else():
     section = (DOCS / "reports.md").read_text().partition("## report.json")[2].partition("\n## ")[0]
     rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
     listed = {name for row in rows for name in re.findall("`(.*?)`", row)}

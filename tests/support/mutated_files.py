@@ -208,7 +208,8 @@ def objects(
     draw: st.DrawFn, value: dict[str, Any], free: Callable[[tuple[Any, ...]], bool]
 ) -> Mutant:
     """JSON with a part of another kind, or none, or a key twice, or garbled bytes."""
-    kind = draw(st.sampled_from(["right", "part", "no json", "absent", "twice", "bytes"]))
+    kinds = ["right", "part", "no json", "absent", "twice", "bytes", "around"]
+    kind = draw(st.sampled_from(kinds))
     path = draw(st.sampled_from(places(value, free)))
     if kind == "part":
         held = value
@@ -227,6 +228,8 @@ def objects(
         key = draw(st.sampled_from(sorted(value)))
         return Mutant(_text({k: v for k, v in value.items() if k != key}).encode(), False)
     text = json.dumps(value)
+    if kind == "around":
+        return Mutant(draw(st.sampled_from(["\ufeff" + text, text + text])).encode(), True, kind)
     if kind == "twice":
         key = draw(st.sampled_from(sorted(value)))
         return Mutant(f"{text[:-1]}, {json.dumps(key)}: {json.dumps(value[key])}}}".encode(), False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from lightning_audit.results.report_json import digest
 
-Path = tuple[str | int, ...]
+#: Where something stands in a report: keys and indices.
+Place = tuple[str | int, ...]
 
 #: The edit that changes the order of a list alone.
 TURNED = "turned round"
@@ -29,14 +30,48 @@ def signed(data: Any) -> str:
     return json.dumps({**data, "sha256": digest(data)})
 
 
-def with_(text: str, change: Callable[[dict[str, Any]], Any]) -> str:
+#: A function of a report's content, or new values by their places; see `change`.
+Change = Callable[[dict[str, Any]], Any] | Mapping[str, Any]
+
+
+def change(data: dict[str, Any], by: Change) -> None:
+    """Change the content of a report.
+
+    Args:
+        data: what is changed.
+        by: a function of it, or new values by places such as ``settings/resolution/noise`` and
+            ``checks/noise.excess/share``; of ``...`` the place is deleted.
+    """
+    if not isinstance(by, Mapping):
+        by(data)
+        return
+    for place, value in by.items():
+        parent: Any = data
+        *inner, last = place.split("/")
+        for key in inner:
+            parent = parent[_key(parent, key)]
+        key = _key(parent, last)
+        if value is ...:
+            del parent[key]
+        else:
+            parent[key] = value
+
+
+def _key(parent: Any, key: str) -> str | int:
+    """The key itself, or in a list the index, which may be given by the item's name."""
+    if isinstance(parent, dict):
+        return key
+    return int(key) if key.isdecimal() else [item["name"] for item in parent].index(key)
+
+
+def with_(text: str, by: Change) -> str:
     """The report with a change."""
     data = json.loads(text)
-    change(data)
+    change(data, by)
     return signed(data)
 
 
-def nodes(value: Any, path: Path = ()) -> Iterator[Path]:
+def nodes(value: Any, path: Place = ()) -> Iterator[Place]:
     """The place of everything in a report but the report itself."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
@@ -58,21 +93,21 @@ def values_for(value: Any) -> Iterator[Any]:
         yield from (value[:-1], value[1:], [*value, *value[:1]], value[::-1])
 
 
-def edited(report: Any, path: Path, value: Any) -> str:
+def edited(report: Any, path: Place, value: Any) -> str:
     """The report with another value at one place."""
     changed, *keys = copy.deepcopy(report), *path
     _parent(changed, keys)[keys[-1]] = value
     return signed(changed)
 
 
-def without(report: Any, path: Path) -> str:
+def without(report: Any, path: Place) -> str:
     """The report without one key or item."""
     changed = copy.deepcopy(report)
     del _parent(changed, path)[path[-1]]
     return signed(changed)
 
 
-def renamed(report: Any, path: Path) -> str:
+def renamed(report: Any, path: Place) -> str:
     """The report with another name of one key."""
     changed = copy.deepcopy(report)
     parent = _parent(changed, path)
@@ -86,7 +121,7 @@ def _parent(report: Any, path: Any) -> Any:
     return report
 
 
-def edits(report: Any) -> Iterator[tuple[str, Path, Callable[[], str]]]:
+def edits(report: Any) -> Iterator[tuple[str, Place, Callable[[], str]]]:
     """Every edit: in words, where, and what makes the text."""
     report = {name: value for name, value in report.items() if name != "sha256"}
     for path in nodes(report):
