@@ -51,6 +51,9 @@ def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(
         "def test_reads(shared): pass\n"
         "def test_known(): burn(0.1)\n"
         "def test_new(): burn(0.1)\n"
+        "def test_first(paid=[]):\n"
+        "    burn(0 if paid else 0.1)\n"
+        "    paid.append(1)\n"
     )
     file = next(pytester.path.glob("test_*.py")).name
     known = {f"{file}::test_known": 2.0}
@@ -58,7 +61,7 @@ def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(
     passed, _, failed = result.listoutcomes()
     assert [report.nodeid for report in failed] == [f"{file}::test_new"]
     assert f"make costs SELECT='{file}::test_new'" in str(failed[0].longrepr)
-    assert len(passed) == 3
+    assert len(passed) == 4
 
 
 def test_costs_are_the_least_of_each_test_and_replace_older_ones(
