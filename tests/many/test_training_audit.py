@@ -32,8 +32,6 @@ from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, g
 DELTA = 1e-5
 MU8 = float(gaussian_mu(8, DELTA))
 STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, delta=DELTA)
-
-
 COUNTS = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
 
 

@@ -22,7 +22,6 @@ from lightning_audit.many.store import Plan, TrainingStore
 from lightning_audit.many.worlds import Work, worlds_of
 
 pytestmark = pytest.mark.training
-
 CLOSE = 1e-6
 DATA = digits(60)
 WITH = (torch.cat([DATA[0], torch.zeros(1, 64)]), torch.cat([DATA[1], torch.tensor([1])]))

@@ -25,7 +25,6 @@ from lightning_audit.stats.tradeoff import (
 mus = st.floats(1e-3, 50)
 deltas = st.floats(-12, math.log10(0.5)).map(lambda power: 10.0**power)
 epsilons = st.floats(0, 100)
-
 MUS = [1e-3, 3e-3, 0.01, 0.0999999, 0.1, 0.1000001, 0.33307, 1.0, 2.0, 3.0, 10.0, 27.0, 50.0]
 DELTAS = [1e-12, 1e-9, 1e-5, 1e-3, 0.1, 0.5]
 rates = st.floats(0, 1)
