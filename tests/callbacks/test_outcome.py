@@ -252,6 +252,7 @@ class OwnHalf(DPOptimizer):
     ],
     ids=["correct", "half the noise", "replace one", "shuffled", "allowed"],
 )
+@pytest.mark.heavy_one_in(1)
 def test_a_page_says_what_was_found_and_claimed(
     tmp_path: Path, page_of: Any, module: dict[str, Any], audit: dict[str, Any], words: list[str]
 ) -> None:

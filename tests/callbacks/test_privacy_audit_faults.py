@@ -403,8 +403,8 @@ class SparesLast(SparesFirst):
     [
         (ClipsOutliersAlone, "sensitivity", "clipping_missing_at_times", 400),
         (NoiseWhereSomethingIsLarge, "noise.step", "noise_missing_in_steps", 400),
-        (SparesLast, "sensitivity", "clipping_missing_at_times", 100),
         (SparesFirst, "sensitivity", "clipping_missing_at_times", 1200),
+        (SparesLast, "sensitivity", "clipping_missing_at_times", 100),
     ],
 )
 def test_what_is_done_to_some_rows_is_found_by_canaries_without_an_examination(
