@@ -32,7 +32,7 @@ from lightning_audit.testing.selftest_pool import Result
 
 
 @pytest.mark.parametrize(
-    ("page", "markdown", "part"),
+    ("page", "make", "part"),
     [
         (checks_page.PAGE, checks_page.markdown, str),
         (disclosure_page.PAGE, disclosure_page.markdown, str),
@@ -41,9 +41,9 @@ from lightning_audit.testing.selftest_pool import Result
     ],
     ids=lambda value: getattr(value, "stem", None),
 )
-def test_a_page_is_made_of_the_registry(page, markdown, part):
-    told = f"run `python docs/build/{Path(inspect.getfile(markdown)).name}`"
-    assert part(page.read_text(encoding="utf-8")) == checks_page.markdown(), told
+def test_a_page_is_made_of_the_registry(page, make, part):
+    told = f"run `python docs/build/{Path(inspect.getfile(make)).name}`"
+    assert part(page.read_text(encoding="utf-8")) == make(), told
 
 
 def test_each_check_has_a_row_below_its_topic():
