@@ -126,7 +126,8 @@ def test_a_script_without_a_guard_is_told_to_add_it(tmp_path):
     script.write_text(
         "from lightning_audit.many.driver import Driver\n"
         "from lightning_audit.many.engines import LocalProcesses\n"
-        "from lightning_audit.many.worlds import Neighbors, Plan, Work, Worlds\n"
+        "from lightning_audit.many.store import Plan\n"
+        "from lightning_audit.many.worlds import Neighbors, Work, Worlds\n"
         "from lightning_audit.many.store import TrainingStore\n"
         f"store = TrainingStore({str(tmp_path / 'store')!r}, {{}}, 1)\n"
         "work = Work(lambda data, seed: 1.0, Worlds(Neighbors(0, 1), (None,), 'add_remove'))\n"

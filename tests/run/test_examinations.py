@@ -56,19 +56,14 @@ COUNTED = contextvars.ContextVar("COUNTED", default=0)
 TOTAL = 0
 
 
-def _counter(get: Callable[[], float], put: Callable[[int], Any]) -> Count:
-    """Counts in whatever is read and written by two functions."""
-    put(0)
+def _foreign_class(_: Path) -> Count:
+    Fraction.calls = 0
 
     def count() -> float:
-        put(int(get()) + 1)
-        return get()
+        Fraction.calls += 1
+        return Fraction.calls
 
     return count
-
-
-def _attribute(held: Any) -> Count:
-    return _counter(lambda: held.calls, lambda number: setattr(held, "calls", number))
 
 
 def _mutable_default(_: Path) -> Count:
@@ -79,7 +74,27 @@ def _mutable_default(_: Path) -> Count:
     return functools.partial(counts)
 
 
+def _context(_: Path) -> Count:
+    COUNTED.set(0)
+
+    def count() -> float:
+        COUNTED.set(COUNTED.get() + 1)
+        return COUNTED.get()
+
+    return count
+
+
 LOCAL = threading.local()
+
+
+def _thread_local(_: Path) -> Count:
+    LOCAL.calls = 0
+
+    def count() -> float:
+        LOCAL.calls += 1
+        return LOCAL.calls
+
+    return count
 
 
 def _database(where: str) -> Count:
@@ -135,26 +150,48 @@ def _opened_file(folder: Path) -> Count:
 
 
 def _shared_tensor(_: Path) -> Count:
-    Fraction.hidden = {"shared": torch.zeros(1).share_memory_()}
-    return lambda: float(Fraction.hidden["shared"].add_(1.0))
+    shared = torch.zeros(1).share_memory_()
+    hidden: dict[str, Any] = {}
+    Fraction.hidden = hidden
+    hidden["shared"] = shared
+
+    def count() -> float:
+        return float(Fraction.hidden["shared"].add_(1.0))
+
+    return count
 
 
 def _shared_value(_: Path) -> Count:
     Fraction.value = multiprocessing.Value("i", 0)
-    return _counter(
-        lambda: Fraction.value.value, lambda number: setattr(Fraction.value, "value", number)
-    )
+
+    def count() -> float:
+        with Fraction.value.get_lock():
+            Fraction.value.value += 1
+        return Fraction.value.value
+
+    return count
 
 
 def _mapped_file(folder: Path) -> Count:
     (folder / "numbers").write_bytes(bytes(16))
     with (folder / "numbers").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 16)
-    return _counter(lambda: mapped[0], lambda number: mapped.__setitem__(0, number))
+
+    def count() -> float:
+        mapped[0] += 1
+        return mapped[0]
+
+    return count
 
 
 def _environment(_: Path) -> Count:
-    return _counter(lambda: int(os.environ["COUNTED"]), lambda n: os.environ.update(COUNTED=str(n)))
+    os.environ["COUNTED"] = "0"
+
+    def count() -> float:
+        os.environ["COUNTED"] = str(int(os.environ["COUNTED"]) + 1)
+        return int(os.environ["COUNTED"])
+
+    return count
 
 
 def _iterator(_: Path) -> Count:
@@ -163,10 +200,17 @@ def _iterator(_: Path) -> Count:
 
 
 def _cached(_: Path) -> Count:
-    Fraction.cached = functools.cache(dict)
-    return _counter(
-        lambda: Fraction.cached()["count"], lambda number: Fraction.cached().update(count=number)
-    )
+    @functools.cache
+    def calls() -> dict[str, int]:
+        return {"count": 0}
+
+    Fraction.cached = calls
+
+    def count() -> float:
+        Fraction.cached()["count"] += 1
+        return Fraction.cached()["count"]
+
+    return count
 
 
 def _global(_: Path) -> Count:
@@ -188,12 +232,11 @@ def _pipe(_: Path) -> Count:
 
 
 #: Kinds of state by name.
-#: Kinds of state by name.
 KINDS: dict[str, Callable[[Path], Count]] = {
-    "attribute of a foreign class": lambda _: _attribute(Fraction),
+    "attribute of a foreign class": _foreign_class,
     "mutable default": _mutable_default,
-    "ContextVar": lambda _: _counter(COUNTED.get, COUNTED.set),
-    "threading.local": lambda _: _attribute(LOCAL),
+    "ContextVar": _context,
+    "threading.local": _thread_local,
     "sqlite in memory": lambda _: _database(":memory:"),
     "sqlite in a file": lambda folder: _database(str(folder / "data.db")),
     "position of a file": _read_file,

@@ -460,5 +460,7 @@ class BecomesShuffled(PrivateModule):
 
 
 def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(audited: Audited) -> None:
-    found, _ = rates_of(audited, BecomesShuffled, reload_dataloaders_every_n_epochs=1)
+    module = BecomesShuffled(mlp(64), dataset=digits(RECORDS), batch_size=BATCH)
+    every_epoch = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
+    found = audited(module, on_violation="warn", **every_epoch)
     assert found.verdict.faults[0].name == "not_poisson"

@@ -142,7 +142,7 @@ def unused(folder: Path) -> list[str]:
     from pytorch_lightning.loggers import CSVLogger
 
     trained(folder, CSVLogger(folder))
-    others = ("mlflow", "wandb", "comet_ml", "tensorboard", "lightning_audit.report.figure")
+    others = ("mlflow", "wandb", "comet_ml", "tensorboard", "matplotlib")
     return [name for name in others if name in sys.modules]
 
 
