@@ -50,8 +50,8 @@ lowest: $(LOWEST)/.dev
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=2 --dist=worksteal -p no:cacheprovider -m "not heavy" $(SELECT)
 
 # What takes too long for each change: simulations, figures and benchmarks at their whole size, the
-# whole selftest, mutants of checks and verdict, correct trainings of every kind. Writes
-# docs/nightly.md and docs/mutants.md.
+# whole selftest, an exception in every function, mutants of checks and verdict, correct trainings of
+# every kind. Writes docs/nightly.md and docs/mutants.md.
 nightly: $(VENV)/.dev
 	$(BIN)/python benchmarks/nightly.py
 

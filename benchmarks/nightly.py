@@ -2,9 +2,10 @@
 
 python benchmarks/nightly.py [--small] [--page FILE] [--only PART ...]
 
-It runs the tests marked `nightly`, the whole selftest, 300 mutants (mutants.py, which writes
-docs/mutants.md), and benchmarks. Benchmarks of correct trainings fail if a training is accused; the
-numbers of the others are recorded.
+It runs the tests marked `nightly`, the whole selftest, an exception in each function of the package
+(failure_sweep.py), 300 mutants (mutants.py, which writes docs/mutants.md), and benchmarks.
+Benchmarks of correct trainings fail if a training is accused; the numbers of the others are
+recorded.
 ``--small`` runs a small version of each part in a few minutes, to check that this script works.
 ``--only tests`` runs one part again and keeps the results of the others from the previous run.
 """
@@ -40,7 +41,7 @@ BENCHMARKS = (
     "black_box",
     "late_faults",
 )
-PARTS = ("tests", "lowest", "selftest", "mutants", *BENCHMARKS)
+PARTS = ("tests", "lowest", "selftest", "failures", "mutants", *BENCHMARKS)
 #: Benchmarks of correct trainings.
 HEALTHY = ("healthy_matrix", "healthy")
 _HEAD = """# The last whole run
@@ -50,7 +51,9 @@ _HEAD = """# The last whole run
 `make nightly` runs what is too slow for every stage of `make test`: the tests marked `nightly`
 (simulations, figures and benchmarks at full size, of which `make heavy` runs a smaller version),
 the quick tests with the lowest versions that pyproject.toml allows, `lightning-audit selftest` with
-every fault, mutants of the checks and the verdict ([mutants.md](mutants.md)), and benchmarks.
+every fault, an exception at the first call of each function that a training calls
+(`benchmarks/failure_sweep.py`), mutants of the checks and the verdict ([mutants.md](mutants.md)),
+and benchmarks.
 Benchmarks of correct trainings fail if a training is accused; the numbers of the others are
 recorded, and the tests check them.
 """
@@ -104,6 +107,14 @@ def selftest(small: bool) -> Part:
     code, out, seconds = _run([*command, *(["--quick"] if small else [])])
     last = out.splitlines()[-1] if out.strip() else "no result"
     return Part("`lightning-audit selftest`", code == 0, last.rpartition("; ")[0] or last, seconds)
+
+
+def failures(small: bool) -> Part:
+    """Raise an exception in each function of the package that a training calls, or in some."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "failure_sweep.py"), "--jobs", "2"]
+    code, out, seconds = _run([*command, *(["--one-in", "400"] if small else [])])
+    last = out.splitlines()[-1] if out.strip() else "no result"
+    return Part("an exception in each function of the package", code == 0, last, seconds)
 
 
 def mutants(small: bool) -> Part:
@@ -213,6 +224,8 @@ def main() -> int:
         take(lowest(options.small))
     if "selftest" in options.only:
         take(selftest(options.small))
+    if "failures" in options.only:
+        take(failures(options.small))
     if "mutants" in options.only:
         take(mutants(options.small))
     chosen = [name for name in BENCHMARKS if name in options.only]

@@ -47,6 +47,7 @@ def test_a_part_that_runs_again_leaves_the_others_what_they_were(nightly, monkey
     monkeypatch.setattr(nightly, "tests", lambda _: part("tests"))
     monkeypatch.setattr(nightly, "lowest", lambda _: part("lowest"))
     monkeypatch.setattr(nightly, "selftest", lambda _: part("selftest"))
+    monkeypatch.setattr(nightly, "failures", lambda _: part("failures"))
     monkeypatch.setattr(nightly, "mutants", lambda _: part("mutants"))
     monkeypatch.setattr(nightly, "benchmark", lambda name, _: part(name))
     page = tmp_path / "page.md"

@@ -125,14 +125,17 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
     return translated
 
 
-def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def guarded(
+    otherwise: Callable[..., Any], *, begins: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Wrap a callback's hook so that failures of the audit stay inside it; see `hooks.boundary`.
 
     Args:
         otherwise: called instead of the hook once the audit has failed, with the hook's arguments.
+        begins: whether the hook begins a training.
     """
     of = operator.attrgetter("_boundary")
-    return lambda hook: entry(refused_as_lightning_does(hook), otherwise, of)
+    return lambda hook: entry(refused_as_lightning_does(hook), otherwise, of, begins=begins)
 
 
 def of_its_run(

@@ -411,8 +411,9 @@ def _keep_monitored(prefix: str, trainer: Any, pl_module: Any) -> None:
     pl_module.log_dict(values, logger=False)
 
 
-def not_begun(audit: Any, trainer: Any, *_: Any) -> None:
+def not_begun(audit: Any, trainer: Any, *_: Any, **__: Any) -> None:
     """Replace the setup after a failure: inform the other processes of it."""
+    attempt(partial(audit.take, trainer))  # the report is written at the end of this Trainer's fit
     if audit._ranks is None:  # it failed before the processes were connected
         attempt(lambda: Ranks.of(trainer, audit._boundary).leave())
     left(audit)

@@ -278,6 +278,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
 
+    @guarded(outcome.not_begun, begins=True)
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before the training starts."""
         if stage == "fit":
@@ -288,7 +289,6 @@ class PrivacyAudit(AuditArguments, OneFit):
             self._boundary.begin()
             self._begin(trainer, pl_module)
 
-    @guarded(outcome.not_begun)
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._ranks = Ranks.of(trainer)
         again = goes_on(trainer, pl_module, self._kept)

@@ -224,13 +224,20 @@ def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None 
         OWN_TIME.seconds += time.perf_counter() - began
 
 
-def entry(ours: Call, otherwise: Call = _nothing, of: Callable[[Any], Any] | None = None) -> Call:
+def entry(
+    ours: Call,
+    otherwise: Call = _nothing,
+    of: Callable[[Any], Any] | None = None,
+    *,
+    begins: bool = False,
+) -> Call:
     """Wrap code of the audit that torch, Opacus, Lightning or the user's code calls.
 
     Args:
         ours: the code.
         otherwise: called instead after the audit has failed, with the same arguments.
         of: returns the boundary for the first argument; None for the current boundary.
+        begins: whether it begins a training, and runs also after the failure of an earlier one.
     """
     made_in = _current.get() if of is None else None
 
@@ -239,7 +246,7 @@ def entry(ours: Call, otherwise: Call = _nothing, of: Callable[[Any], Any] | Non
         boundary = made_in if of is None else of(args[0])
         if boundary is None:
             return timed(ours, args, kwargs)
-        if not boundary.failure:
+        if begins or not boundary.failure:
             try:
                 return boundary.run(ours, args, kwargs)
             except Exception as error:

@@ -197,7 +197,11 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Release the directory for another training."""
-        self._end()
+        try:
+            self._end()
+        except BaseException:  # `_end` runs once, and its file would stay locked
+            _let_go(self._descriptor, None if self.by_lock else self.path)
+            raise
 
     def forget(self) -> None:
         """Close the inherited descriptor in a forked process; the parent keeps the lock."""
@@ -240,10 +244,13 @@ def lock_of(directory: Path) -> DirectoryLock | None:
             if not _locked(descriptor):
                 os.close(descriptor)
                 return None
+            lock = DirectoryLock(directory, path, descriptor, by_lock=True)
         except OSError:  # a file system without locks
             os.close(descriptor)
             return _marked(directory)
-        lock = _lock(directory, path, descriptor, by_lock=True)
+        except BaseException:
+            _let_go(descriptor, None)
+            raise
         if lock.holds:
             return lock
         lock.release()  # the directory was removed and created again meanwhile
@@ -255,14 +262,10 @@ def _marked(directory: Path) -> DirectoryLock | None:
         descriptor = _opened(path, os.O_EXCL)
     except FileExistsError:
         return None
-    return _lock(directory, path, descriptor, by_lock=False)
-
-
-def _lock(directory: Path, path: Path, descriptor: int, *, by_lock: bool) -> DirectoryLock:
     try:
-        return DirectoryLock(directory, path, descriptor, by_lock=by_lock)
+        return DirectoryLock(directory, path, descriptor, by_lock=False)
     except BaseException:
-        _let_go(descriptor, None if by_lock else path)
+        _let_go(descriptor, path)
         raise
 
 

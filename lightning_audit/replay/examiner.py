@@ -111,7 +111,10 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
         except OSError as error:
             raise CannotSeparate(f"the process cannot be forked: {error}") from error
     if child == 0:
-        _run(work, sender)
+        try:
+            _run(work, sender)
+        finally:  # an interrupt before the `try` of `_run`: two processes would train
+            os._exit(0)
     sender.close()
     last, ended = "", False
     try:

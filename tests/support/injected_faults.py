@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -33,7 +33,7 @@ TESTING = str(Path(PACKAGE) / "testing")
 STEPS = 6
 
 
-class Injected(RuntimeError):
+class Injected(Exception):
     """An exception that no code expects."""
 
 
@@ -100,7 +100,8 @@ def split() -> pl.LightningModule:
     return Fault("sound", "nothing", "", "", training=PhysicalBatches).module(pl.LightningModule)
 
 
-TRAININGS: dict[str, tuple[Callable[[], pl.LightningModule], Callable[[], PrivacyAudit]]] = {
+Audited = tuple[Callable[[], pl.LightningModule], Callable[[], PrivacyAudit]]
+TRAININGS: dict[str, Audited] = {
     "prefilled": (PrivateModule, lambda: PrivacyAudit(seed=1)),
     "copied": (
         lambda: PrivateModule(mode="functorch"),
@@ -166,11 +167,18 @@ class Trained:
     module: pl.LightningModule
     audit: PrivacyAudit | None = None
     report: AuditReport | None = None
+    steps: int = 0
 
 
-def train(directory: Path, name: str, faults: Faults | None = None, **options: Any) -> Trained:
+def train(
+    directory: Path,
+    name: str,
+    faults: Faults | None = None,
+    trainings: Mapping[str, Audited] = TRAININGS,
+    **options: Any,
+) -> Trained:
     """Train, under the audit if ``faults`` are given."""
-    make, audited = TRAININGS[name]
+    make, audited = trainings[name]
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
@@ -192,7 +200,7 @@ def train(directory: Path, name: str, faults: Faults | None = None, **options: A
     path = directory / "audit" / "report.json"
     report = AuditReport.load(path) if path.exists() else None
     states = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
-    return Trained(flat, states, module, audit, report)
+    return Trained(flat, states, module, audit, report, trainer.global_step)
 
 
 def saved(directory: Path, audited: bool) -> Path:
@@ -207,8 +215,8 @@ def saved(directory: Path, audited: bool) -> Path:
     return path
 
 
-def differences(plain: Trained, audited: Trained, place: str, said: str) -> list[str]:
-    """What of an audited training with a fault is not as it must be."""
+def changes(plain: Trained, audited: Trained) -> list[str]:
+    """What an audited training with a fault left different from the unaudited one."""
     found = []
     off = float(torch.linalg.norm(audited.weights - plain.weights))
     if not off <= 1e-6 * float(torch.linalg.norm(plain.weights)):
@@ -220,8 +228,12 @@ def differences(plain: Trained, audited: Trained, place: str, said: str) -> list
     )
     if not all(same):
         found.append(f"generators differ: {same}")
-    found += hooks_left(audited.module)
-    report = audited.report
+    return found + hooks_left(audited.module)
+
+
+def differences(plain: Trained, audited: Trained, place: str, said: str) -> list[str]:
+    """What of an audited training with a fault is not as it must be."""
+    found, report = changes(plain, audited), audited.report
     if report is None:
         found.append("no report")
     elif report.verdict.outcome == "PASS":
