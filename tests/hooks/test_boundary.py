@@ -51,6 +51,21 @@ def test_an_entry_that_fails_does_as_without_an_audit(caplog: pytest.LogCaptureF
     assert current() is None
 
 
+def test_an_entry_that_begins_a_training_runs_after_the_failure_of_an_earlier_one() -> None:
+    boundary = Boundary()
+
+    def setup(owner: Boundary) -> str:
+        owner.begin()
+        return "ran"
+
+    begins = entry(setup, of=lambda owner: owner, begins=True)
+    assert entry(fails, of=lambda owner: owner)(boundary) is None
+    assert boundary.failure
+    assert begins(boundary) == "ran"
+    assert not boundary.failure
+    assert entry(fails, lambda _: "left", lambda owner: owner, begins=True)(boundary) == "left"
+
+
 @pytest.mark.parametrize("kind", [BadArgument, Refusal, KeyboardInterrupt, SystemExit])
 def test_deliberate_exceptions_and_interrupts_pass(kind: type[BaseException]) -> None:
     def ours() -> None:

@@ -44,6 +44,23 @@ def test_a_directory_is_one_claims_at_a_time_and_a_claim_that_is_forgotten_is_le
     assert lock_of(base) is None
 
 
+def test_an_interrupt_leaves_no_directory_locked(tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_audit.record.report_directory.DirectoryLock", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            claim(tmp_path)
+    lock = claim(tmp_path)
+    assert lock.directory == tmp_path
+    lock._end.detach()
+    lock._end = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        lock.release()
+    assert claim(tmp_path).directory == tmp_path
+
+
 HOLDS = """
 import sys, time
 from pathlib import Path

@@ -228,6 +228,18 @@ def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
         torch.set_num_threads(threads)
 
 
+def test_a_fork_that_is_interrupted_before_it_begins_does_not_train_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_audit.replay.examiner._run", interrupted)
+    with pytest.raises(CannotSeparate, match="ended before it began"):
+        in_a_fork(lambda beat: 1, 10.0)
+    assert no_children()
+
+
 def _hangs(beat: Beat) -> None:
     beat()
     time.sleep(60.0)
