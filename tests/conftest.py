@@ -1,12 +1,9 @@
 """One Hypothesis profile for all tests, and trainings that report only what is looked at."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -96,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _bounds_at_each_epoch() -> Iterator[None]:
+def _bounds_at_each_epoch():
     """Epochs of tests are too short for bounds at the end of each by time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", math.inf)
@@ -104,7 +101,7 @@ def _bounds_at_each_epoch() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _divergences_once() -> None:
+def _divergences_once():
     """Opacus computes the same Rényi divergences in every training, a third of a short one."""
     from opacus.accountants.analysis import rdp
 
@@ -112,13 +109,13 @@ def _divergences_once() -> None:
 
 
 @pytest.fixture
-def all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_numbers(monkeypatch):
     """Reports show every number of private checks, and the gate takes them."""
     monkeypatch.setattr("lightning_audit.run.evaluation.shown", lambda check, significance: check)
 
 
 @pytest.fixture
-def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_report(monkeypatch):
     """Audits with ``examinations=0`` by default, without a page, and as without matplotlib.
 
     These are the larger part of a short training.
@@ -130,7 +127,7 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_examination(monkeypatch):
     """Audits with ``examinations=1`` and ``bounds="all"`` by default."""
     _change_defaults(monkeypatch, examinations=1, bounds="all")
 
@@ -148,7 +145,7 @@ def _change_defaults(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _training(request: pytest.FixtureRequest) -> None:
+def _training(request):
     """One thread, one seed, and a whole report only where it is looked at."""
     if not _trains(request.node):
         return
@@ -163,7 +160,7 @@ def _training(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
+def command():
     """The command in a process of its own, whose memory is measured."""
     made = Command()
     yield made

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -80,7 +78,7 @@ def twin(scores, membership, targets, online: bool, pooled: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("variance", ["pooled", "own"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_online_is_the_ratio_of_the_published_densities(variance, seed) -> None:
+def test_online_is_the_ratio_of_the_published_densities(variance, seed):
     scores, membership, targets, _ = shadow_models(seed=seed)
     found = lira(scores, membership, targets, variance=variance)
     expected = twin(scores, membership, targets, True, variance == "pooled")
@@ -88,7 +86,7 @@ def test_online_is_the_ratio_of_the_published_densities(variance, seed) -> None:
 
 
 @pytest.mark.parametrize("variance", ["pooled", "own"])
-def test_offline_has_the_published_distribution_function(variance) -> None:
+def test_offline_has_the_published_distribution_function(variance):
     scores, membership, targets, _ = shadow_models(seed=2)
     found = lira(scores, membership, targets, online=False, variance=variance)
     expected = twin(scores, membership, targets, False, variance == "pooled")
@@ -103,7 +101,7 @@ LIRAS = [
 
 
 @pytest.mark.parametrize("attack", [*LIRAS, rmia])
-def test_order_of_models_and_records_and_the_unit_do_not_matter(attack) -> None:
+def test_order_of_models_and_records_and_the_unit_do_not_matter(attack):
     scores, membership, targets, _ = shadow_models(seed=7 if attack is rmia else 3)
     found, rng = attack(scores, membership, targets), np.random.default_rng(0)
     models, records = rng.permutation(len(scores)), rng.permutation(scores.shape[1])
@@ -115,7 +113,7 @@ def test_order_of_models_and_records_and_the_unit_do_not_matter(attack) -> None:
         assert scaled == pytest.approx(found, abs=1e-9)
 
 
-def test_equal_distributions_of_both_sides_give_a_constant() -> None:
+def test_equal_distributions_of_both_sides_give_a_constant():
     scores, membership = np.tile([[0.0], [1.0]], (8, 3)), np.repeat([[True], [False]], 8, axis=0)
     membership = np.tile(membership, (1, 3))
     for variance in ("pooled", "own"):
@@ -124,7 +122,7 @@ def test_equal_distributions_of_both_sides_give_a_constant() -> None:
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_the_area_is_that_of_two_normal_distributions(online) -> None:
+def test_the_area_is_that_of_two_normal_distributions(online):
     known = shadow_models(400, 200, 100, leakage=1.5, spread=0.0)
     found = attack_performance(lira(*known[:3], online=online), known[3])
     assert found.auc == pytest.approx(special.ndtr(1.5 / np.sqrt(2)), abs=0.008)
@@ -140,14 +138,14 @@ def test_the_area_is_that_of_two_normal_distributions(online) -> None:
         (partial(out_quantile, level=0.8), 60, 7),
     ],
 )
-def test_without_leakage_the_area_is_a_half(attack, models, seed) -> None:
+def test_without_leakage_the_area_is_a_half(attack, models, seed):
     known = shadow_models(models, 200, 100, leakage=0.0, seed=seed)
     found = attack_performance(attack(*known[:3]), known[3])
     # Four standard deviations of the area of 10,000 and 10,000 scores.
     assert found.auc == pytest.approx(0.5, abs=4 * np.sqrt(2 / 12 / 1e4))
 
 
-def test_offline_needs_no_model_with_the_record() -> None:
+def test_offline_needs_no_model_with_the_record():
     scores, membership, targets, _ = shadow_models()
     rest = np.zeros_like(membership)
     found = lira(scores, rest, targets, online=False, variance="own")
@@ -158,7 +156,7 @@ def test_offline_needs_no_model_with_the_record() -> None:
         lira(scores, membership, targets, variance="global")  # type: ignore[arg-type]
 
 
-def test_far_scores_keep_their_order() -> None:
+def test_far_scores_keep_their_order():
     scores, membership, targets, _ = shadow_models()
     far = np.stack([targets[0] + 1e3, targets[0] + 2e3])
     low, high = lira(scores, membership, far, online=False)
@@ -173,7 +171,7 @@ def decision(score: float, out, inside, alpha: float) -> bool:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4])
-def test_cross_fed_counts_are_those_of_algorithm_5(alpha) -> None:
+def test_cross_fed_counts_are_those_of_algorithm_5(alpha):
     known = shadow_models(models=30, records=5)
     counts, n = cross_fed_mia(known[0], known[1], alpha)
     assert n == min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min())
@@ -186,7 +184,7 @@ def test_cross_fed_counts_are_those_of_algorithm_5(alpha) -> None:
 
 
 @pytest.mark.parametrize("shadows", [2, 3])
-def test_counts_are_those_of_algorithm_4(shadows) -> None:
+def test_counts_are_those_of_algorithm_4(shadows):
     known = shadow_models(models=70, records=4, leakage=2.0)
     counts = measure_mia(known[0], known[1], 0.2, shadows=shadows)
     n = min(known[1].sum(axis=0).min(), (~known[1]).sum(axis=0).min()) // (2 * shadows + 1)
@@ -207,7 +205,7 @@ def test_counts_are_those_of_algorithm_4(shadows) -> None:
         assert (int(counts.n_out[r]), int(counts.n_in[r])) == (n, n)
 
 
-def test_several_targets_of_the_false_positive_rate_are_rows() -> None:
+def test_several_targets_of_the_false_positive_rate_are_rows():
     known = shadow_models(models=60, records=3)
     for measure in (lambda *a: cross_fed_mia(*a)[0], lambda *a: measure_mia(*a, shadows=3)):
         both = measure(known[0], known[1], [0.1, 0.5])
@@ -218,13 +216,13 @@ def test_several_targets_of_the_false_positive_rate_are_rows() -> None:
             assert np.array_equal(both.fn[k], one.fn)
 
 
-def test_losses_give_the_counts_of_scores() -> None:
+def test_losses_give_the_counts_of_scores():
     known = shadow_models(models=60, records=3)
     assert cross_fed_mia(-known[0], known[1]) == cross_fed_mia(known[0], known[1])
     assert measure_mia(-known[0], known[1]) == measure_mia(known[0], known[1])
 
 
-def test_rates_are_near_those_of_the_normal_distributions() -> None:
+def test_rates_are_near_those_of_the_normal_distributions():
     known = shadow_models(models=300, records=40, leakage=2.0, spread=0.0)
     counts, n = cross_fed_mia(known[0], known[1], 0.1)
     assert counts.fp.sum() / (40 * n) == pytest.approx(0.1, abs=0.02)
@@ -233,7 +231,7 @@ def test_rates_are_near_those_of_the_normal_distributions() -> None:
 
 
 @pytest.mark.heavy
-def test_the_posteriors_take_the_counts() -> None:
+def test_the_posteriors_take_the_counts():
     known = shadow_models(models=90, records=2, leakage=2.0)
     counts, cluster = cross_fed_mia(known[0], known[1])
     correlated = correlated_attack_posterior(counts, 1e-5, cluster).joint.epsilon
@@ -242,7 +240,7 @@ def test_the_posteriors_take_the_counts() -> None:
     assert 0 < independent.epsilon.mean < 10
 
 
-def test_too_few_models_and_equal_scores_name_the_record() -> None:
+def test_too_few_models_and_equal_scores_name_the_record():
     scores, membership, _, _ = shadow_models()
     with pytest.raises(ValueError, match=r"must have each record in at least 17"):
         measure_mia(scores, membership)
@@ -264,7 +262,7 @@ def sides(scores, membership, record: int) -> tuple[list[float], list[float]]:
     return [s for s, i in pairs if not i], [s for s, i in pairs if i]
 
 
-def test_the_threshold_attack_is_that_of_the_loss() -> None:
+def test_the_threshold_attack_is_that_of_the_loss():
     scores, membership, targets, inside = shadow_models(targets=40)
     found = score_threshold(scores, membership, targets)
     assert np.array_equal(found, targets)
@@ -273,13 +271,13 @@ def test_the_threshold_attack_is_that_of_the_loss() -> None:
     assert attack_performance(found, inside).auc == attack_performance(-losses, inside).auc
 
 
-def test_log_probability_is_that_of_the_margin() -> None:
+def test_log_probability_is_that_of_the_margin():
     for p in (1e-12, 0.2, 0.5, 0.99):
         assert log_probability(math.log(p / (1 - p))) == pytest.approx(math.log(p), rel=1e-9)
     assert log_probability(-1e4) == -1e4
 
 
-def test_differences_are_from_the_mean_without_the_record() -> None:
+def test_differences_are_from_the_mean_without_the_record():
     scores, membership, targets, _ = shadow_models(seed=1)
     found = score_difference(scores, membership, targets)
     for (t, r), score in np.ndenumerate(targets):
@@ -288,7 +286,7 @@ def test_differences_are_from_the_mean_without_the_record() -> None:
 
 
 @pytest.mark.parametrize("level", [0.3, 0.5, 0.9])
-def test_quantiles_are_those_of_the_scores_without_the_record(level) -> None:
+def test_quantiles_are_those_of_the_scores_without_the_record(level):
     scores, membership, targets, _ = shadow_models(models=60, seed=2)
     found = out_quantile(scores, membership, targets, level=level)
     for (t, r), score in np.ndenumerate(targets):
@@ -299,14 +297,14 @@ def test_quantiles_are_those_of_the_scores_without_the_record(level) -> None:
         assert found[t, r] == pytest.approx(score - quantile, abs=1e-9)
 
 
-def test_one_record_in_ten_that_is_no_member_passes_its_quantile() -> None:
+def test_one_record_in_ten_that_is_no_member_passes_its_quantile():
     scores, membership, targets, inside = shadow_models(300, 200, 100, seed=3)
     passed = out_quantile(scores, membership, targets, level=0.9)[~inside] > 0
     # Interpolation at level (n - 1) of n scores passes 1 - (1 + level (n - 1)) / (n + 1).
     assert passed.mean() == pytest.approx(0.105, abs=0.012)
 
 
-def test_a_monotone_transform_does_not_change_who_passes() -> None:
+def test_a_monotone_transform_does_not_change_who_passes():
     scores, membership, targets, _ = shadow_models(models=31, seed=4)
     membership[:] = np.arange(31)[:, None] >= 21
     # Of 21 scores the quantile at level .9 is one of them, which no interpolation changes.
@@ -316,7 +314,7 @@ def test_a_monotone_transform_does_not_change_who_passes() -> None:
     assert 0 < plain.mean() < 1
 
 
-def test_the_normal_ratio_decides_as_algorithm_3() -> None:
+def test_the_normal_ratio_decides_as_algorithm_3():
     scores, membership, targets, _ = shadow_models(records=30, seed=5, leakage=2.0)
     found = normal_ratio(scores, membership, targets)
     for alpha in (0.02, 0.1, 0.5, 0.9):
@@ -334,7 +332,7 @@ def test_the_normal_ratio_decides_as_algorithm_3() -> None:
             assert (found[t, r] >= -alpha) == decision
 
 
-def test_the_normal_ratio_orders_a_record_as_lira_with_own_variances() -> None:
+def test_the_normal_ratio_orders_a_record_as_lira_with_own_variances():
     scores, membership, targets, _ = shadow_models(targets=25, seed=6)
     p_values = normal_ratio(scores, membership, targets)
     ratios = lira(scores, membership, targets, variance="own")
@@ -352,7 +350,7 @@ test_a_level_needs_models = refused_changes(
 )
 
 
-def test_a_level_of_a_tenth_needs_ten_models_and_no_more() -> None:
+def test_a_level_of_a_tenth_needs_ten_models_and_no_more():
     scores, targets = np.arange(10.0)[:, None], np.ones((1, 1))
     out_quantile(scores, np.zeros((10, 1), dtype=bool), targets, level=0.9)
     with pytest.raises(ValueError, match="at least 10"):
@@ -394,7 +392,7 @@ def twin_rmia_attack(scores, membership, targets, gamma=1.0, a=None, population=
 @pytest.mark.parametrize("gamma", [0.8, 1.0, 1.3])
 @pytest.mark.parametrize("a", [None, 0.0, 0.3, 1.0])
 @pytest.mark.parametrize("known_population", [False, True])
-def test_shares_are_those_of_the_definition(gamma, a, known_population) -> None:
+def test_shares_are_those_of_the_definition(gamma, a, known_population):
     scores, membership, targets, _ = shadow_models(records=9, seed=4)
     population = None
     if known_population:
@@ -406,14 +404,14 @@ def test_shares_are_those_of_the_definition(gamma, a, known_population) -> None:
     assert 0 < found.mean() < 1
 
 
-def test_log_probabilities_are_another_scale_of_the_same() -> None:
+def test_log_probabilities_are_another_scale_of_the_same():
     scores, membership, targets, _ = shadow_models(seed=6)
     logs = log_probability(scores), membership, log_probability(targets)
     assert np.array_equal(rmia(*logs, scale="log_probability"), rmia(scores, membership, targets))
 
 
 @pytest.mark.parametrize("a", [None, 0.3])
-def test_a_larger_target_score_never_has_a_smaller_share(a) -> None:
+def test_a_larger_target_score_never_has_a_smaller_share(a):
     scores, membership, targets, _ = shadow_models(seed=8)
     before = rmia(scores, membership, targets, offline_a=a)
     raised = targets.copy()
@@ -423,7 +421,7 @@ def test_a_larger_target_score_never_has_a_smaller_share(a) -> None:
     assert np.all(np.delete(after, 2, axis=1) <= np.delete(before, 2, axis=1))
 
 
-def test_probabilities_too_small_for_a_float_are_compared() -> None:
+def test_probabilities_too_small_for_a_float_are_compared():
     scores, membership, targets, _ = shadow_models(seed=9)
     found = rmia(scores - 2000, membership, targets - 2000)
     # log p is the margin there: the online ratio is the margin less a mean of the record's.
@@ -431,7 +429,7 @@ def test_probabilities_too_small_for_a_float_are_compared() -> None:
     assert found.std() > 0.1
 
 
-def test_members_are_separated_better_than_by_their_own_scores() -> None:
+def test_members_are_separated_better_than_by_their_own_scores():
     known = shadow_models(40, 200, 20, leakage=1.5)
     found = attack_performance(rmia(*known[:3]), known[3]).auc
     assert found > attack_performance(known[2], known[3]).auc + 0.1
@@ -451,7 +449,7 @@ test_bad_options_are_named = refused_changes(
 )
 
 
-def test_one_record_has_no_others() -> None:
+def test_one_record_has_no_others():
     scores, membership, targets, _ = shadow_models(records=1)
     with pytest.raises(ValueError, match="scores has 1 record, must have at least 2"):
         rmia(scores, membership, targets)
@@ -459,7 +457,7 @@ def test_one_record_has_no_others() -> None:
     rmia(scores, membership, targets, population=(population[0], population[2]))
 
 
-def test_figures_are_those_of_all_pairs() -> None:
+def test_figures_are_those_of_all_pairs():
     _, _, targets, inside = shadow_models(records=40, targets=5, seed=1)
     found = attack_performance(targets, inside, fpr=(0.1, 0.02))
     members, others = targets[inside], targets[~inside]
@@ -471,7 +469,7 @@ def test_figures_are_those_of_all_pairs() -> None:
     assert (found.members, found.non_members) == (members.size, others.size)
 
 
-def test_a_monotone_transform_does_not_matter() -> None:
+def test_a_monotone_transform_does_not_matter():
     _, _, targets, inside = shadow_models(records=40, targets=5, seed=2)
     assert attack_performance(np.exp(targets), inside) == attack_performance(targets, inside)
 
@@ -486,7 +484,7 @@ test_bad_membership_and_nan_are_named = refused(
 )
 
 
-def test_the_room_gives_its_names() -> None:
+def test_the_room_gives_its_names():
     assert attacks.AttackPerformance is AttackPerformance
     for name in attacks.__all__:
         assert callable(getattr(attacks, name))
@@ -526,7 +524,7 @@ test_bad_arguments_are_named = refusals(
         (score_difference, "out", 1),
     ],
 )
-def test_a_record_on_one_side_of_too_few_models_is_named(attack, side, least) -> None:
+def test_a_record_on_one_side_of_too_few_models_is_named(attack, side, least):
     scores, membership, targets, _ = shadow_models()
     membership[:, 4] = side == "out"
     membership[: least - 1, 4] = side == "in"
@@ -539,7 +537,7 @@ def test_a_record_on_one_side_of_too_few_models_is_named(attack, side, least) ->
 
 
 @pytest.mark.parametrize("side", ["in", "out"])
-def test_equal_scores_of_a_record_have_no_spread_of_their_own(side) -> None:
+def test_equal_scores_of_a_record_have_no_spread_of_their_own(side):
     scores, membership, targets, _ = shadow_models()
     scores[membership[:, 5] == (side == "in"), 5] = 0.1
     message = f"scores of record 5 by the models that it is {side}.* are equal .* pooled variance"
@@ -551,7 +549,7 @@ def test_equal_scores_of_a_record_have_no_spread_of_their_own(side) -> None:
         lira(np.full_like(scores, 0.1), membership, targets)
 
 
-def test_arguments_are_not_changed() -> None:
+def test_arguments_are_not_changed():
     known = shadow_models()
     before = [a.copy() for a in known]
     for attack in ATTACKS:

@@ -1,7 +1,5 @@
 """Our half of the comparison with other libraries; theirs needs environments of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from benchmark_modules import benchmarks

@@ -1,7 +1,5 @@
 """Curves of privacy loss distributions, with which the benchmark is held against riskcal's."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The figures that README and docs state, by the benchmarks that print them."""
 
-from __future__ import annotations
-
 import pytest
 from benchmark_modules import benchmarks
 from page_reports import of_outcome

@@ -1,7 +1,5 @@
 """The examples of black-box audits find what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,7 +1,5 @@
 """A card answers what standards ask, and promises nothing that the audit does not support."""
 
-from __future__ import annotations
-
 import dataclasses
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make browser` finds a browser, installs one as root, or says which line to run."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The only folder of the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path

@@ -1,7 +1,5 @@
 """examples/ci: the files fit their schemas, and the commands in them do what they say."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

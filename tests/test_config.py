@@ -1,7 +1,5 @@
 """A training that goes on with other arguments is judged by them from its start, or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What the pages of docs/estimators and of recipes show runs, and their figures can be made."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,13 +1,8 @@
 """The sweep of exceptions in each function of the package: named functions, and what it detects."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,14 +41,14 @@ FUNCTIONS = {
 
 
 @pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def sweep(monkeypatch):
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     yield importlib.import_module("failure_sweep")
     sys.modules.pop("failure_sweep", None)
 
 
 @pytest.fixture
-def made_up(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def made_up(sweep, monkeypatch):
     """Plants code of the package, as it were, at the start of each batch; the outcome of it."""
 
     def plant(hook: str) -> Any:
@@ -74,7 +69,7 @@ def made_up(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     return plant
 
 
-def test_an_exception_in_a_function_of_each_room_ends_no_training(sweep: ModuleType) -> None:
+def test_an_exception_in_a_function_of_each_room_ends_no_training(sweep):
     plain = sweep.unaudited(TRAINING)
     functions = [sweep.Function(module, name) for module, name in FUNCTIONS.items()]
     outcomes = {function: sweep.tried(TRAINING, function, plain) for function in functions}
@@ -82,15 +77,13 @@ def test_an_exception_in_a_function_of_each_room_ends_no_training(sweep: ModuleT
     assert {one.verdict for one in outcomes.values()} == {"INCONCLUSIVE"}
 
 
-def test_a_function_outside_of_the_boundary_ends_the_training(
-    made_up: Callable[[str], Any],
-) -> None:
+def test_a_function_outside_of_the_boundary_ends_the_training(made_up):
     outcome = made_up("helper()")
     assert outcome.ended
     assert outcome.wrong == ["the training ended: Injected: "]
 
 
-def test_a_pass_and_changed_weights_are_found(made_up: Callable[[str], Any]) -> None:
+def test_a_pass_and_changed_weights_are_found(made_up):
     outcome = made_up(
         "try:\n        helper()\n"
         "    except Exception:\n        next(given[0].parameters()).data.add_(1e-3)"
@@ -100,9 +93,7 @@ def test_a_pass_and_changed_weights_are_found(made_up: Callable[[str], Any]) -> 
     assert others == ["PASS", "the report does not name the failure"]
 
 
-def test_an_exception_in_a_fork_changes_no_file_of_the_training(
-    sweep: ModuleType, tmp_path: Path
-) -> None:
+def test_an_exception_in_a_fork_changes_no_file_of_the_training(sweep, tmp_path):
     folder = tmp_path / "training"
     (folder / "audit").mkdir(parents=True)
     written, replaced = folder / "audit" / "record", folder / "report"

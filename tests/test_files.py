@@ -1,7 +1,5 @@
 """JSON of others: bounded, of the stated types, and an error names the place."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -344,7 +342,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     folder = tmp_path / "repository"
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "model.py").write_text("")

@@ -1,7 +1,5 @@
 """Whatever a file holds, the command answers: a number, or a message and exit code 2."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -96,7 +94,7 @@ class Run:
 @pytest.fixture(
     params=staged(quick=[0.05], heavy=[0.3], nightly=[1.0]), ids=["few", "some", "many"]
 )
-def share(request: pytest.FixtureRequest) -> float:
+def share(request):
     """Share of the 2,000 inputs of the second stage."""
     return request.param
 

@@ -1,11 +1,8 @@
 """docs/gate.md has every option, and the outputs that it shows are those of the command."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from made_report import made_report
@@ -22,7 +19,7 @@ BLOCKS = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def runs(tmp_path, monkeypatch):
     """The trainings that the page shows."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.chdir(tmp_path)

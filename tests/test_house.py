@@ -1,7 +1,5 @@
 """The rules of the house: imports point down, no circle, chapters, and a size that is known."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -11,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from types import ModuleType
 
 import house_table
 import pytest
@@ -100,7 +97,7 @@ def run(script: str) -> str:
     return done.stdout
 
 
-def test_imports_are_read_also_inside_functions_and_not_under_type_checking() -> None:
+def test_imports_are_read_also_inside_functions_and_not_under_type_checking():
     source = (
         "from typing import TYPE_CHECKING\n"
         "from lightning_audit import _validate, __version__\n"
@@ -112,7 +109,7 @@ def test_imports_are_read_also_inside_functions_and_not_under_type_checking() ->
     assert "lightning_audit.stats.power" not in imported(source, functions=False)
 
 
-def test_imports_point_down_only() -> None:
+def test_imports_point_down_only():
     wrong = [
         f"{own}: {name}"
         for path in FILES
@@ -123,7 +120,7 @@ def test_imports_point_down_only() -> None:
     assert wrong == []
 
 
-def test_no_circle_joins_files() -> None:
+def test_no_circle_joins_files():
     one, other = FILES[:2]
     assert circle({one: {other}, other: {one}}) in (
         [one.name, other.name, one.name],
@@ -132,7 +129,7 @@ def test_no_circle_joins_files() -> None:
     assert circle({path: files_used(path) for path in FILES}) == []
 
 
-def test_statistics_use_numpy_and_scipy_only() -> None:
+def test_statistics_use_numpy_and_scipy_only():
     allowed = {*sys.stdlib_module_names, "__future__", "lightning_audit", "numpy", "scipy"}
     outside = {
         f"{path.name}: {name}"
@@ -144,7 +141,7 @@ def test_statistics_use_numpy_and_scipy_only() -> None:
 
 
 @pytest.mark.parametrize("kept_out", [HEAVY, LIGHTNING], ids=["torch", "Lightning"])
-def test_rooms_load_nothing_heavier_than_they_may(kept_out: frozenset[str]) -> None:
+def test_rooms_load_nothing_heavier_than_they_may(kept_out):
     names = sorted(module_name(path) for path in FILES)
     modules = [name for name in names if kept_out <= BARRED.get(room(name), frozenset())]
     assert len(modules) > 70
@@ -154,7 +151,7 @@ def test_rooms_load_nothing_heavier_than_they_may(kept_out: frozenset[str]) -> N
     assert kept_out.intersection(loaded) == set()
 
 
-def test_the_package_gives_its_names_without_loading_them_before() -> None:
+def test_the_package_gives_its_names_without_loading_them_before():
     run(
         "import sys, lightning_audit as a\n"
         "assert set(a.__all__) <= set(dir(a))\n"
@@ -165,24 +162,24 @@ def test_the_package_gives_its_names_without_loading_them_before() -> None:
         _ = lightning_audit.Unheard
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_says_what_it_is_for():
     silent = [p for p in FILES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
     assert silent == []
 
 
-def test_no_file_is_longer_than_a_chapter() -> None:
+def test_no_file_is_longer_than_a_chapter():
     lines = {module_name(path): len(path.read_text("utf-8").splitlines()) for path in FILES}
     assert {name: length for name, length in lines.items() if length > MOST_LINES} == {}
 
 
-def test_contributing_has_the_table_of_the_house() -> None:
+def test_contributing_has_the_table_of_the_house():
     assert set(LEVELS) == {room(module_name(path)) for path in FILES} - {""}
     text = PAGE.read_text(encoding="utf-8")
     assert house_table.shown(text) == house_table.table(), "run `python docs/build/house_table.py`"
 
 
 @pytest.fixture(scope="module")
-def code_size() -> ModuleType:
+def code_size():
     spec = importlib.util.spec_from_file_location(
         "code_size", REPOSITORY / "benchmarks" / "code_size.py"
     )
@@ -193,7 +190,7 @@ def code_size() -> ModuleType:
     return module
 
 
-def test_every_line_is_of_one_kind(code_size: ModuleType) -> None:
+def test_every_line_is_of_one_kind(code_size):
     source = (
         '"""Docstring\nof two lines."""\n\nimport os  # a comment\nfrom os import (\n    path,\n)\n'
         'def f(x: int) -> str:\n    """One line."""\n    # A comment.\n    text = """three\n'
@@ -204,7 +201,7 @@ def test_every_line_is_of_one_kind(code_size: ModuleType) -> None:
     assert counted == kinds
 
 
-def test_the_house_has_the_size_that_was_committed(code_size: ModuleType) -> None:
+def test_the_house_has_the_size_that_was_committed(code_size):
     """Who lets it grow commits the new size: `python benchmarks/code_size.py --write`."""
     committed = json.loads(code_size.SIZE.read_text(encoding="utf-8"))
     now = code_size.measured()
@@ -213,7 +210,7 @@ def test_the_house_has_the_size_that_was_committed(code_size: ModuleType) -> Non
     assert grown == {}, "commit benchmarks/size.json of `python benchmarks/code_size.py --write`"
 
 
-def test_every_file_of_tests_that_a_text_names_exists() -> None:
+def test_every_file_of_tests_that_a_text_names_exists():
     texts = [*FILES, *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "docs").rglob("*.py")]
     named = {
         name

@@ -1,7 +1,5 @@
 """The lowest versions that pyproject.toml states are those of constraints-lowest.txt, and work."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

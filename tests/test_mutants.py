@@ -1,7 +1,5 @@
 """Mutants: each operator where it should be, valid sources, a draw by a seed, and two real runs."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
@@ -18,7 +16,7 @@ BENCHMARKS = REPOSITORY / "benchmarks"
 
 
 @pytest.fixture
-def mutators(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def mutators(monkeypatch):
     spec = importlib.util.spec_from_file_location("mutators", BENCHMARKS / "mutators.py")
     assert spec is not None
     assert spec.loader is not None
@@ -58,9 +56,7 @@ def changed(mutators: ModuleType, source: str) -> list[str]:
         ("x = f(\n    a\n    + b\n)", ["x = f(\n    (a - b\n)\n)"]),
     ],
 )
-def test_each_operator_is_applied_where_it_should(
-    mutators: ModuleType, source: str, expected: list[str]
-) -> None:
+def test_each_operator_is_applied_where_it_should(mutators, source, expected):
     assert changed(mutators, source) == expected
 
 
@@ -76,13 +72,11 @@ def test_each_operator_is_applied_where_it_should(
         "def f():\n    return",
     ],
 )
-def test_texts_annotations_and_decorators_stay(mutators: ModuleType, source: str) -> None:
+def test_texts_annotations_and_decorators_stay(mutators, source):
     assert changed(mutators, source) == []
 
 
-def test_tests_of_the_statement_are_asked_and_outside_of_functions_all(
-    mutators: ModuleType,
-) -> None:
+def test_tests_of_the_statement_are_asked_and_outside_of_functions_all(mutators):
     source = (
         "LIMIT = 3\n"
         "wrong = lambda seen: not seen\n"
@@ -160,7 +154,7 @@ def run(folder: Path, *options: str) -> str:
 
 
 @pytest.mark.heavy
-def test_of_a_made_up_package_mutants_are_killed_and_survive(tmp_path: Path) -> None:
+def test_of_a_made_up_package_mutants_are_killed_and_survive(tmp_path):
     for file, text in {
         "made_up/__init__.py": "",
         "made_up/sums/__init__.py": "",

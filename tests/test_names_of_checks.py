@@ -1,7 +1,5 @@
 """A check's name is written once, in the module that declares it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

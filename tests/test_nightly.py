@@ -1,10 +1,7 @@
 """The page of the last whole run says what ran, and what failed."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ from stages import most_failures
 
 
 @pytest.fixture
-def nightly(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def nightly(monkeypatch):
     path = REPOSITORY / "benchmarks" / "nightly.py"
     spec = importlib.util.spec_from_file_location("nightly", path)
     assert spec is not None
@@ -98,9 +95,7 @@ def test_a_benchmark_that_ends_without_results_does_not_show_those_of_before(
     assert (ended.passed, ended.said) == (False, "ended early")
 
 
-def test_mutants_of_a_small_run_leave_the_page(
-    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutants_of_a_small_run_leave_the_page(nightly, monkeypatch):
     commands = []
 
     def run(command: Any) -> tuple[int, str, float]:

@@ -1,7 +1,5 @@
 """Numbers of published figures, where they are right, as docs/figures draws them."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -47,7 +45,7 @@ from published_numbers import (
         ("posterior", (0.52179, 1.26665)),
     ],
 )
-def test_the_intervals_of_the_worked_example(name: str, ends: tuple[float, float]) -> None:
+def test_the_intervals_of_the_worked_example(name, ends):
     assert INTERVALS[name](EXAMPLE, EXAMPLE_DELTA, 0.05) == pytest.approx(ends, abs=5.1e-6)
 
 
@@ -55,12 +53,12 @@ def test_the_intervals_of_the_worked_example(name: str, ends: tuple[float, float
     ("name", "by_width", "by_ends"),
     [("Clopper-Pearson", 1480, 1490), ("Jeffreys", 1430, 1440), ("posterior", 550, 660)],
 )
-def test_the_trials_that_figure_4_needs(name: str, by_width: int, by_ends: int) -> None:
+def test_the_trials_that_figure_4_needs(name, by_width, by_ends):
     # Published as about 1500, marginally less, and just over 500.
     assert trials_needed(INTERVALS[name]) == (by_width, by_ends)
 
 
-def test_the_gains_of_figure_5_are_not_those_of_its_text() -> None:
+def test_the_gains_of_figure_5_are_not_those_of_its_text():
     # Published as 20 to 32 % less than Jeffreys' width and 36 to 52 % less than Clopper-Pearson's.
     errors = np.arange(25, 251, 25)
     width = {name: widths_of_figure_5(interval, errors) for name, interval in INTERVALS.items()}
@@ -70,7 +68,7 @@ def test_the_gains_of_figure_5_are_not_those_of_its_text() -> None:
 
 
 @pytest.mark.parametrize("printed", FIGURE_7)
-def test_the_intervals_of_figure_7(printed: tuple[float, float]) -> None:
+def test_the_intervals_of_figure_7(printed):
     counts = FIGURE_7[printed]
     found = epsilon_posterior_interval(counts, 0.01, 0.05)
     # Two digits.
@@ -80,19 +78,19 @@ def test_the_intervals_of_figure_7(printed: tuple[float, float]) -> None:
 
 
 # Nasr et al. 2023, tight auditing.
-def test_the_mu_of_epsilon_one_is_not_a_quarter() -> None:
+def test_the_mu_of_epsilon_one_is_not_a_quarter():
     # The text says "mu ~ .25 for (1, 1e-5)".
     assert gaussian_mu(1.0, DELTA) == pytest.approx(0.26805, abs=5e-6)
     assert gaussian_epsilon(0.25, DELTA) == pytest.approx(0.926, abs=5e-4)
 
 
-def test_the_gaussian_curve_at_the_point_of_figure_2() -> None:
+def test_the_gaussian_curve_at_the_point_of_figure_2():
     fnr = GaussianTradeoff(gaussian_mu(1.0, DELTA))(0.23)
     assert fnr == pytest.approx(0.6811, abs=5e-5)
     assert epsilon_at_rates(fnr, 0.23, DELTA) == pytest.approx(0.327, abs=5e-4)
 
 
-def test_the_optimal_threshold_of_equation_18() -> None:
+def test_the_optimal_threshold_of_equation_18():
     # Where the likelihood ratio of N(1, 1) and N(0, 1) is e^epsilon.
     epsilon = gaussian_epsilon(1.0, DELTA)
     w = epsilon + 0.5
@@ -101,7 +99,7 @@ def test_the_optimal_threshold_of_equation_18() -> None:
     assert right == pytest.approx(DELTA, rel=1e-7)
 
 
-def test_bounds_on_epsilon_need_thousands_of_times_the_observations_of_bounds_on_mu() -> None:
+def test_bounds_on_epsilon_need_thousands_of_times_the_observations_of_bounds_on_mu():
     w = gaussian_epsilon(1.0, DELTA) + 0.5
     assert epsilon_clopper_pearson(expected_counts(5e3, w), DELTA, 0.05) == 0.0
     at_w = epsilon_clopper_pearson(expected_counts(2.5e8, w), DELTA, 0.05)
@@ -110,7 +108,7 @@ def test_bounds_on_epsilon_need_thousands_of_times_the_observations_of_bounds_on
     assert gaussian_epsilon(middle, DELTA) == pytest.approx(4.213, abs=5e-4)
 
 
-def test_algorithm_4_is_a_lower_bound_on_the_curve_with_max_and_nothing_as_printed() -> None:
+def test_algorithm_4_is_a_lower_bound_on_the_curve_with_max_and_nothing_as_printed():
     alpha = np.linspace(0, 1, 2001)
     subsampled, full = SubsampledGaussianTradeoff(0.3**0.5, 0.25), GaussianTradeoff(1.0)
     for curve, shorts in ((subsampled, (0.094, 0.0020)), (full, (0.091, 0.0042))):
@@ -122,7 +120,7 @@ def test_algorithm_4_is_a_lower_bound_on_the_curve_with_max_and_nothing_as_print
             assert np.max(np.abs(printed - curve(alpha))) > 0.87
 
 
-def test_the_readings_of_figure_5_lie_on_the_curve_of_their_own_direction() -> None:
+def test_the_readings_of_figure_5_lie_on_the_curve_of_their_own_direction():
     # Published: the privacy loss distribution does not describe them. Its curve for both directions
     # does not; the curve of a record in against out does.
     noise_multiplier, sample_rate, n = 0.3**0.5, 0.25, 5000

@@ -1,7 +1,5 @@
 """The pytest plugin on real tests, of real trainings and of reports made without one."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess
@@ -100,7 +98,7 @@ Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def session(pytester: pytest.Pytester) -> Session:
+def session(pytester):
     """Runs tests of this source in a session of their own."""
     # A session unloads what it loads, and torch cannot be loaded twice.
     importlib.import_module("training_support")

@@ -1,7 +1,5 @@
 """README is short, and says what happens."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sysconfig
@@ -23,7 +21,7 @@ TEXT = text_of(README)
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded():
     import torch
 
     torch.manual_seed(0)

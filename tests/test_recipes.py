@@ -1,7 +1,5 @@
 """What the pages of docs show of a training happens; their code has names of the user's."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -31,7 +29,7 @@ HAND_WRITTEN = DOCS / "hand-written.md"
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded():
     import torch
 
     torch.manual_seed(0)

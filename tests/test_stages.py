@@ -1,7 +1,5 @@
 """Stages by cost, and what ends a run of the tests."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -31,18 +29,16 @@ BURN = (
         (f"{costs.CONTRACT[0]}::test_a", 50.0, "heavy"),
     ],
 )
-def test_a_test_has_the_stage_of_its_cost(node: str, cost: float, stage: str) -> None:
+def test_a_test_has_the_stage_of_its_cost(node, cost, stage):
     assert costs.stage(node, cost) == stage
 
 
-def test_entries_and_files_of_the_contract_are_of_tests_that_exist() -> None:
+def test_entries_and_files_of_the_contract_are_of_tests_that_exist():
     files = {name.partition("::")[0] for name in costs.read()} | set(costs.CONTRACT)
     assert {name for name in files if not (REPOSITORY / name).exists()} == set()
 
 
-def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(pytester, monkeypatch):
     monkeypatch.setattr(costs, "MOST_WITHOUT_ENTRY", 0.05)
     pytester.makepyfile(
         f"import pytest\n{BURN}"
@@ -64,9 +60,7 @@ def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(
     assert len(passed) == 4
 
 
-def test_costs_are_the_least_of_each_test_and_replace_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_the_least_of_each_test_and_replace_older_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "COSTS", tmp_path / "costs.json")
     costs.COSTS.write_text('{"a": 2.0, "gone": 3.0}')
     measured = tmp_path / "measured.jsonl"
@@ -78,7 +72,7 @@ def test_costs_are_the_least_of_each_test_and_replace_older_ones(
     assert costs.read() == {"b": 1.3}
 
 
-def test_sigterm_ends_a_run_with_its_workers(tmp_path: Path) -> None:
+def test_sigterm_ends_a_run_with_its_workers(tmp_path):
     file = tmp_path / "test_endless.py"
     file.write_text(
         "import os, pathlib, time\n"

@@ -1,9 +1,6 @@
 """Trackers that are real, each read back from its files, in an environment of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ Case = Callable[[str], Any]
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
+def case(tmp_path):
     """Runs a case of trackers_worker.py."""
 
     def run(name: str) -> Any:

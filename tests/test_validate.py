@@ -1,7 +1,5 @@
 """Values that are allowed come back plain; others are refused with what is allowed."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -511,7 +511,9 @@ class SubsampledGaussianTradeoff:
 
     def _delta_add(self, epsilon: Floats) -> Floats:
         q = self.sample_rate
-        rest = np.maximum(1.0 + np.expm1(-epsilon) / q, 0.0)
+        # The first form cancels for large epsilon, the second for small q.
+        near, far = 1.0 + np.expm1(-epsilon) / q, (np.exp(-epsilon) - (1.0 - q)) / q
+        rest = np.maximum(np.where(epsilon < 0.5, near, far), 0.0)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             unsampled = -np.log(rest)
             # q t e^epsilon = 1 - (1 - q) e^epsilon

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -15,7 +13,7 @@ from lightning_audit.accounting.history import Phase
 MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
 
 
-def test_each_part_can_be_claimed_alone() -> None:
+def test_each_part_can_be_claimed_alone():
     values = {**MECHANISM, "delta": 1e-5, "max_grad_norm": 1.2, "expected_batch_size": 64}
     values |= {"adjacency": "replace_one", "private_dataset_size": True}
     for name, value in values.items():
@@ -23,7 +21,7 @@ def test_each_part_can_be_claimed_alone() -> None:
         assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
 
 
-def test_mu_and_history_are_those_of_the_mechanism() -> None:
+def test_mu_and_history_are_those_of_the_mechanism():
     assert PrivacyClaim(epsilon=8, delta=1e-5).epsilon == 8.0
     assert PrivacyClaim(noise_multiplier=4.0).mu == 0.25
     assert PrivacyClaim(**MECHANISM).history() == [Phase(2.0, 0.01, 100)]
@@ -44,13 +42,13 @@ test_what_a_claim_does_not_say_is_asked_for = refusals(
 )
 
 
-def test_composed_epsilon_is_that_of_the_mechanism_not_the_promise() -> None:
+def test_composed_epsilon_is_that_of_the_mechanism_not_the_promise():
     claim = PrivacyClaim(epsilon=50.0, delta=1e-5, **MECHANISM)
     assert claim.composed_epsilon() == epsilon_of_history(claim.history(), 1e-5)
     assert claim.composed_epsilon(1e-7) == epsilon_of_history(claim.history(), 1e-7)
 
 
-def test_composed_epsilon_is_between_the_neighbours_of_the_claim() -> None:
+def test_composed_epsilon_is_between_the_neighbours_of_the_claim():
     replaced = PrivacyClaim(delta=1e-5, adjacency="replace_one", **MECHANISM)
     wanted = epsilon_of_history(replaced.history(), 1e-5, adjacency="replace_one")
     removed = PrivacyClaim(delta=1e-5, adjacency="add_remove", **MECHANISM)
@@ -58,7 +56,7 @@ def test_composed_epsilon_is_between_the_neighbours_of_the_claim() -> None:
     assert removed.composed_epsilon() == PrivacyClaim(delta=1e-5, **MECHANISM).composed_epsilon()
 
 
-def test_goes_into_json_and_back() -> None:
+def test_goes_into_json_and_back():
     claim = PrivacyClaim(
         epsilon=np.float32(8.0), delta=1e-5, steps=np.int64(7), max_grad_norm=np.float64(1.5)
     )
@@ -66,13 +64,13 @@ def test_goes_into_json_and_back() -> None:
 
 
 @pytest.mark.parametrize("given", [(1, -0.5), [1.0, -0.5], np.array([1.0, -0.5])])
-def test_noise_coefficients_are_plain_numbers_whatever_holds_them(given) -> None:
+def test_noise_coefficients_are_plain_numbers_whatever_holds_them(given):
     claim = PrivacyClaim(noise_coefficients=given)
     assert claim.noise_coefficients == (1.0, -0.5)
     assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
 
 
-def test_is_frozen() -> None:
+def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PrivacyClaim(epsilon=1.0, delta=1e-5).epsilon = 2.0
 

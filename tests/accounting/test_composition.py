@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -37,7 +35,7 @@ ONE = [1]
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch):
+def builds(monkeypatch):
     """The single-step distributions built in the test, starting from empty caches."""
     from lightning_audit.accounting import composition, step_losses
 
@@ -64,14 +62,14 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
-def test_reference_epsilons_on_given_grids(sigma, rate, steps, by_grid, finest) -> None:
+def test_reference_epsilons_on_given_grids(sigma, rate, steps, by_grid, finest):
     for grid, expected in by_grid.items():
         epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=grid)
         assert epsilon == pytest.approx(expected, abs=6e-7)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
-def test_automatic_grid_is_within_half_a_percent(sigma, rate, steps, by_grid, finest) -> None:
+def test_automatic_grid_is_within_half_a_percent(sigma, rate, steps, by_grid, finest):
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
     assert epsilon == pytest.approx(finest, rel=0.005)
     assert epsilon >= finest
@@ -81,7 +79,7 @@ def test_automatic_grid_is_within_half_a_percent(sigma, rate, steps, by_grid, fi
     ("mu", "expected"),
     [(0.25, 0.2758), (0.5, 0.6238), (0.75, 1.0955), (1, 1.8289), (1.25, 3.1414), (1.5, 5.3547)],
 )
-def test_reference_epsilons_by_mu_of_a_step(mu: float, expected: float) -> None:
+def test_reference_epsilons_by_mu_of_a_step(mu, expected):
     epsilon = epsilon_of_history([Phase(1 / mu, 0.01, 1000)], 1e-5, grid=1e-3)
     assert epsilon == pytest.approx(expected, abs=6e-5)
 
@@ -90,7 +88,7 @@ def test_reference_epsilons_by_mu_of_a_step(mu: float, expected: float) -> None:
     ("sigma", "rate", "steps", "claimed", "mu"),
     [(0.75120, 0.00512, 20_000, 8.0, 1.33120), (1.41576, 0.01, 1000, 1.0, 0.70633)],
 )
-def test_reference_noise_multipliers_of_claims(sigma, rate, steps, claimed, mu) -> None:
+def test_reference_noise_multipliers_of_claims(sigma, rate, steps, claimed, mu):
     def epsilon(off: float, grid: float) -> float:
         return epsilon_of_history([Phase(sigma + off, rate, steps)], 1e-5, grid=grid)
 
@@ -102,30 +100,30 @@ def test_reference_noise_multipliers_of_claims(sigma, rate, steps, claimed, mu) 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
-def test_reference_epsilons_on_the_finest_grid(sigma, rate, steps, by_grid, finest) -> None:
+def test_reference_epsilons_on_the_finest_grid(sigma, rate, steps, by_grid, finest):
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
     assert epsilon == pytest.approx(finest, abs=6e-7)
 
 
-def test_noise_a_fifth_too_small_doubles_the_claim() -> None:
+def test_noise_a_fifth_too_small_doubles_the_claim():
     # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
     epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)
     assert epsilon == pytest.approx(15.84, abs=0.02)
 
 
-def test_full_batches_compose_exactly() -> None:
+def test_full_batches_compose_exactly():
     # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
     assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(math.sqrt(17 / 4 + 40 / 25), 1e-5)
 
 
-def test_nearly_full_batches_agree_with_the_exact_composition() -> None:
+def test_nearly_full_batches_agree_with_the_exact_composition():
     sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-5, grid=1e-3)
     assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-5), rel=1e-6)
 
 
-def test_agrees_with_quadrature_of_a_single_step() -> None:
+def test_agrees_with_quadrature_of_a_single_step():
     # Naive twin: one step's privacy curve by summing the densities (remove, then add).
     sigma, rate, delta = 0.8, 0.2, 1e-3
     x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
@@ -142,7 +140,7 @@ def test_agrees_with_quadrature_of_a_single_step() -> None:
 
 
 # Replaced records.
-def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
+def test_a_replaced_record_agrees_with_quadrature_of_a_single_step():
     # Naive twin: opposite gradients, each of which joins the batch with the sample rate.
     sigma, rate, delta = 0.8, 0.2, 1e-3
     x = np.linspace(-1 - 12 * sigma, 1 + 12 * sigma, 400_001)
@@ -153,7 +151,7 @@ def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
     assert np.maximum(gap, 0).sum() * (x[1] - x[0]) == pytest.approx(delta, rel=1e-3)
 
 
-def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
+def test_a_replaced_record_of_full_batches_is_twice_the_shift():
     epsilon = epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(10.0, 1e-5)
     nearly = [Phase(2.0, 1 - 1e-9, 100)]
@@ -162,7 +160,7 @@ def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
 
 
 @pytest.mark.parametrize("history", [[Phase(1.0, 0.01, 1000)], [Phase(0.7, 0.1, 10)]])
-def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(history) -> None:
+def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(history):
     delta = 1e-5
     replaced = epsilon_of_history(history, delta, adjacency="replace_one")
     assert replaced > epsilon_of_history(history, delta)
@@ -173,7 +171,7 @@ def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(hist
             assert replaced <= 2 * removed
 
 
-def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling() -> None:
+def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling():
     epsilon = epsilon_of_history([Phase(1.0, 0.01, 1000)], 1e-13, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(2 * math.sqrt(1000), 1e-13)
 
@@ -182,7 +180,7 @@ def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling() -
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"), [(0.1, 0.05, 300), (0.3, 0.05, 300), (0.01, 0.05, 300)]
 )
-def test_large_losses_take_a_coarse_grid(sigma, rate, steps, builds) -> None:
+def test_large_losses_take_a_coarse_grid(sigma, rate, steps, builds):
     epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
     grids = [grid for _, _, grid in builds]
     assert min(grids) > 1e-3
@@ -191,7 +189,7 @@ def test_large_losses_take_a_coarse_grid(sigma, rate, steps, builds) -> None:
     assert finer <= epsilon <= 1.005 * finer
 
 
-def test_small_losses_take_a_fine_grid() -> None:
+def test_small_losses_take_a_fine_grid():
     # Single-step losses of 1e-6: on a grid of 1e-3, epsilon comes out seventy times too large.
     history = [Phase(5.0, 1e-5, 1000)]
     epsilon = epsilon_of_history(history, 1e-5)
@@ -199,31 +197,31 @@ def test_small_losses_take_a_fine_grid() -> None:
     assert finest <= epsilon <= finest + 1e-6
 
 
-def test_practically_no_loss_ends_the_search() -> None:
+def test_practically_no_loss_ends_the_search():
     assert epsilon_of_history([Phase(100.0, 1e-6, 1)], 1e-5) == 0.0
 
 
-def test_absurdly_small_noise_returns_the_bound_without_subsampling(builds: list) -> None:
+def test_absurdly_small_noise_returns_the_bound_without_subsampling(builds):
     epsilon = epsilon_of_history([Phase(1e-4, 0.05, 300)], 1e-5)
     assert epsilon == gaussian_epsilon(math.sqrt(300) * 1e4, 1e-5)
     assert not builds
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-13, 1e-16, 1e-30, 1e-300])
-def test_tiny_deltas_stay_finite_and_ordered(delta: float) -> None:
+def test_tiny_deltas_stay_finite_and_ordered(delta):
     history = [Phase(1.0, 0.01, 1000)]
     epsilon = epsilon_of_history(history, delta)
     assert epsilon_of_history(history, 1e-11) < epsilon
     assert epsilon <= gaussian_epsilon(math.sqrt(1000), delta)
 
 
-def test_smallest_delta_of_the_grid_agrees_with_the_exact_composition() -> None:
+def test_smallest_delta_of_the_grid_agrees_with_the_exact_composition():
     sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-12, grid=1e-3)
     assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-12), rel=1e-4)
 
 
 # Caching.
-def test_growing_history_builds_nothing_new(builds: list) -> None:
+def test_growing_history_builds_nothing_new(builds):
     for steps in (300, 400, 800, 1023):
         epsilon_of_history([Phase(1.0, 0.01, steps)], 1e-5)
         if steps == 300:
@@ -232,7 +230,7 @@ def test_growing_history_builds_nothing_new(builds: list) -> None:
     assert first <= 4
 
 
-def test_grid_is_checked_again_when_steps_have_grown_fourfold(builds: list) -> None:
+def test_grid_is_checked_again_when_steps_have_grown_fourfold(builds):
     for steps in (256, 1023):
         epsilon_of_history([Phase(1.0, 0.01, steps)], 1e-5)
     assert composition._sufficient_grid.cache_info().misses == 1
@@ -240,7 +238,7 @@ def test_grid_is_checked_again_when_steps_have_grown_fourfold(builds: list) -> N
     assert composition._sufficient_grid.cache_info().misses == 2
 
 
-def test_order_of_calls_does_not_matter() -> None:
+def test_order_of_calls_does_not_matter():
     histories = [[Phase(1.0, 0.01, steps)] for steps in (10, 100, 1000, 5000)]
     results = []
     for order in (histories, histories[::-1]):
@@ -250,19 +248,19 @@ def test_order_of_calls_does_not_matter() -> None:
     assert results[0] == results[1]
 
 
-def test_caches_are_bounded() -> None:
+def test_caches_are_bounded():
     assert composition._single_step.cache_info().maxsize is not None
     assert composition._sufficient_grid.cache_info().maxsize is not None
 
 
-def test_nothing_spends_nothing_and_a_step_without_noise_everything() -> None:
+def test_nothing_spends_nothing_and_a_step_without_noise_everything():
     assert epsilon_of_history([], 1e-5) == 0.0
     assert epsilon_of_history([Phase(0.0, 0.01, 1)], 1e-5) == math.inf
     assert epsilon_of_history([Phase(1.0, 0.01, 9), Phase(0.0, 1.0, 1)], 1e-5) == math.inf
     assert epsilon_of_passes(0.0, 1, DELTA) == math.inf
 
 
-def test_splitting_and_reordering_change_nothing() -> None:
+def test_splitting_and_reordering_change_nothing():
     whole = [Phase(1.0, 0.01, 500), Phase(2.0, 0.02, 300)]
     parts = [Phase(1.0, 0.01, 200), Phase(2.0, 0.02, 300), Phase(1.0, 0.01, 300)]
     assert epsilon_of_history(parts, 1e-5) == epsilon_of_history(whole, 1e-5)
@@ -270,7 +268,7 @@ def test_splitting_and_reordering_change_nothing() -> None:
     assert swapped == pytest.approx(epsilon_of_history(whole, 1e-5), rel=1e-9)
 
 
-def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta() -> None:
+def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta():
     def epsilon(sigma=1.0, rate=0.01, steps=500, delta=1e-5):
         return epsilon_of_history([Phase(sigma, rate, steps)], delta, grid=1e-3)
 
@@ -280,7 +278,7 @@ def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta() -> N
     assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-6)
 
 
-def test_another_phase_spends_more_than_either_and_less_than_both() -> None:
+def test_another_phase_spends_more_than_either_and_less_than_both():
     first, second = [Phase(1.0, 0.01, 500)], [Phase(0.8, 0.02, 100)]
     both = epsilon_of_history(first + second, 1e-5, grid=1e-3)
     alone = [epsilon_of_history(history, 0.5e-5, grid=1e-3) for history in (first, second)]
@@ -289,7 +287,7 @@ def test_another_phase_spends_more_than_either_and_less_than_both() -> None:
 
 # Buckets and compression.
 @pytest.mark.heavy
-def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> None:
+def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent():
     history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
     short = compress(history, max_phases=12, rounding="mean")
     assert len(short) <= 12
@@ -298,7 +296,7 @@ def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> No
     assert epsilon_of_history(compress(history), 1e-5, grid=1e-3) <= exact
 
 
-def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
+def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise():
     history = [Phase(1 + 0.003 * i, 0.01, 50) for i in range(10)]
     exact = epsilon_of_history(history, 1e-5, grid=1e-3)
     short = epsilon_of_history(compress(history), 1e-5, grid=1e-3)
@@ -318,7 +316,7 @@ def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
         [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)],
     ],
 )
-def test_a_lower_bound_lies_below_what_a_fine_grid_gives_and_near_it(history: list[Phase]) -> None:
+def test_a_lower_bound_lies_below_what_a_fine_grid_gives_and_near_it(history):
     # A finer grid overstates less, so that its epsilon is the nearest known one from above.
     fine = epsilon_of_history(history, 1e-5, grid=2e-5)
     lower, upper = (epsilon_of_history(history, 1e-5, lower=low) for low in (True, False))
@@ -338,20 +336,20 @@ def noise_for(target: float, rate: float, steps: int, **options: Any) -> float:
 @pytest.mark.parametrize(
     ("error", "share"), [(0.0, 0.01), (0.005, 0.01), (0.0075, 0.015), (0.01, 0.02), (0.3, 0.02)]
 )
-def test_a_claim_is_exceeded_by_a_percent_or_twice_the_error_to_two(claimed, error, share) -> None:
+def test_a_claim_is_exceeded_by_a_percent_or_twice_the_error_to_two(claimed, error, share):
     assert not exceeds(claimed, claimed, error)
     assert not exceeds((1 + share) * claimed * (1 - 1e-9), claimed, error)
     assert exceeds((1 + share) * claimed * (1 + 1e-9), claimed, error)
     assert exceeds(math.inf, claimed, error)
 
 
-def test_small_claims_get_no_slack_beyond_what_a_composition_resolves() -> None:
+def test_small_claims_get_no_slack_beyond_what_a_composition_resolves():
     assert exceeds(0.02, 0.01)
     assert exceeds(2e-6, 0.0)
     assert not exceeds(1e-6, 0.0)
 
 
-def test_the_same_steps_on_another_grid_do_not_exceed_themselves() -> None:
+def test_the_same_steps_on_another_grid_do_not_exceed_themselves():
     steps = [Phase(1.0, 0.01, 1000)]
     fine = epsilon_of_history(steps, DELTA)
     assert not exceeds(epsilon_of_history(steps, DELTA, grid=1e-3), fine)
@@ -367,7 +365,7 @@ def test_the_same_steps_on_another_grid_do_not_exceed_themselves() -> None:
 )
 def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus_reports(
     mechanism, target, rate, steps
-) -> None:
+):
     sigma = noise_for(target, rate, steps, accountant=mechanism)
     accountant = create_accountant(mechanism)
     accountant.history = [(sigma, rate, steps)]
@@ -380,7 +378,7 @@ def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
 @pytest.mark.parametrize("target", [0.01, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize(("rate", "steps"), SAMPLED)
-def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate, steps) -> None:
+def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate, steps):
     # prv adds .01 to the truth.
     sigma = noise_for(target + 0.01, rate, steps, accountant="prv", epsilon_tolerance=0.001)
     history = [Phase(sigma, rate, steps)]
@@ -391,14 +389,14 @@ def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate,
     assert exceeds(epsilon_of_history([Phase(0.97 * sigma, rate, steps)], DELTA), truth)
 
 
-def test_a_noise_schedule_in_buckets_does_not_exceed_its_exact_epsilon() -> None:
+def test_a_noise_schedule_in_buckets_does_not_exceed_its_exact_epsilon():
     schedule = [Phase(4.0 * 0.2 ** (k / 29), 0.02, 20) for k in range(30)]
     spent = composed_epsilon(schedule, DELTA)
     assert not exceeds(spent, epsilon_of_history(schedule, DELTA, grid=spent / 1000))
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
-def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceeded() -> None:
+def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceeded():
     accountant = create_accountant("gdp")
     accountant.history = [(1.582, 0.04, 25)]
     spent = epsilon_of_history([Phase(1.582, 0.04, 25)], DELTA)
@@ -408,14 +406,14 @@ def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceede
 # --- The epsilon of passes over shuffled batches: that of steps on all records.
 @pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
 @pytest.mark.parametrize("passes", [1, 7, 100])
-def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma: float, passes: int) -> None:
+def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma, passes):
     epsilon = epsilon_of_passes(sigma, passes, DELTA)
     mu = math.sqrt(passes) / sigma
     delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
     assert delta == pytest.approx(DELTA, rel=1e-4)
 
 
-def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones() -> None:
+def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones():
     for adjacency in ("add_remove", "replace_one"):
         found = epsilon_of_passes(1.0, 5, DELTA, adjacency)
         assert found == pytest.approx(
@@ -427,18 +425,18 @@ def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poi
 @pytest.mark.parametrize(
     ("steps", "passes"), [([(1 / 28, 28)], 1), ([(0.25, 5)], 2), ([(0.5, 2), (0.25, 8)], 3)]
 )
-def test_steps_make_passes_by_their_rate(steps: list[tuple[float, int]], passes: int) -> None:
+def test_steps_make_passes_by_their_rate(steps, passes):
     assert passes_of(Phase(1.0, rate, count) for rate, count in steps) == passes
 
 
-def test_a_training_costs_the_least_noise_and_the_passes_that_anyone_knows_of() -> None:
+def test_a_training_costs_the_least_noise_and_the_passes_that_anyone_knows_of():
     taken = [Phase(2.0, None, 10), Phase(1.5, None, 2)]
     assert passes_taken(taken, (), 3) == Phase(1.5, 1.0, 3)
     assert passes_taken(taken, [Phase(1.2, 0.1, 50)], 3) == Phase(1.2, 1.0, 5)
     assert passes_taken(taken, (), 0) == Phase(1.5, 1.0, 1)
 
 
-def test_a_claim_composes_its_passes() -> None:
+def test_a_claim_composes_its_passes():
     stated = {"delta": DELTA, "noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 30}
     for adjacency in ("add_remove", "replace_one"):
         claim = PrivacyClaim(**stated, sampling="shuffled", adjacency=adjacency)
@@ -474,13 +472,13 @@ def counted(passes: Sequence[Sequence[Sequence[int]]]) -> PassCounter:
         ([[[0]] * 4], 0),
     ],
 )
-def test_of_each_pass_the_batch_of_most_steps_counts(passes, count) -> None:
+def test_of_each_pass_the_batch_of_most_steps_counts(passes, count):
     counter = counted(passes)
     steps = [sum(each) for each in itertools.zip_longest(*itertools.chain(*passes), fillvalue=0)]
     assert counter.passes(steps) == count
 
 
-def test_no_record_enters_more_steps_than_are_counted() -> None:
+def test_no_record_enters_more_steps_than_are_counted():
     rng = np.random.default_rng(0)
     for _ in range(200):
         passes = rng.integers(0, 4, size=(rng.integers(1, 4), 6, 2))
@@ -490,7 +488,7 @@ def test_no_record_enters_more_steps_than_are_counted() -> None:
         assert entered.max() <= counted(passes.tolist()).passes(passes.sum(axis=(0, 1)).tolist())
 
 
-def test_a_batch_counts_while_it_lasts() -> None:
+def test_a_batch_counts_while_it_lasts():
     counter = PassCounter()
     counter.start_pass([])
     counter.start_batch([])
@@ -499,7 +497,7 @@ def test_a_batch_counts_while_it_lasts() -> None:
     assert (counter.passes([6]), counter.passes([10])) == (4, 6)
 
 
-def test_a_pass_that_is_begun_again_after_a_stop_counts_twice() -> None:
+def test_a_pass_that_is_begun_again_after_a_stop_counts_twice():
     counter = PassCounter()
     counter.start_pass([0])
     counter.start_batch([0])
@@ -514,7 +512,7 @@ def test_a_pass_that_is_begun_again_after_a_stop_counts_twice() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.25), (0.6, 0.1), (3.0, 0.5)])
-def test_one_step_is_the_integral_of_the_densities(sigma: float, rate: float) -> None:
+def test_one_step_is_the_integral_of_the_densities(sigma, rate):
     def gap(x: float) -> float:
         out, inside = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
         return 0.5 * abs(rate * inside - rate * out)
@@ -525,7 +523,7 @@ def test_one_step_is_the_integral_of_the_densities(sigma: float, rate: float) ->
     assert found == pytest.approx(expected, rel=2e-3)
 
 
-def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it() -> None:
+def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it():
     sigma, rate, steps, draws = 1.0, 0.2, 20, 400_000
     rng, loss = np.random.default_rng(0), np.zeros(draws)
     for _ in range(steps):  # E (1 - e^-L)_+ under the data set with the record
@@ -536,7 +534,7 @@ def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it() -> None
     assert total_variation([Phase(sigma, rate, steps)]) == pytest.approx(gains.mean(), abs=error)
 
 
-def test_full_batches_are_exact_and_a_replaced_record_doubles_mu() -> None:
+def test_full_batches_are_exact_and_a_replaced_record_doubles_mu():
     phases = [Phase(4.0, 1.0, 9), Phase(3.0, 1.0, 4)]
     mu = math.sqrt(9 / 16 + 4 / 9)
     assert unsampled_mu(phases) == pytest.approx(mu)
@@ -545,11 +543,11 @@ def test_full_batches_are_exact_and_a_replaced_record_doubles_mu() -> None:
     assert replaced == pytest.approx(2 * special.ndtr(mu) - 1, rel=1e-14)
 
 
-def test_no_steps_show_nothing_and_no_noise_shows_all() -> None:
+def test_no_steps_show_nothing_and_no_noise_shows_all():
     assert (total_variation([]), total_variation([Phase(0.0, 0.1, 1)])) == (0, 1)
 
 
-def test_it_grows_with_steps_and_rate_and_falls_with_noise() -> None:
+def test_it_grows_with_steps_and_rate_and_falls_with_noise():
     base = total_variation([Phase(1.0, 0.05, 100)])
     assert total_variation([Phase(1.0, 0.05, 200)]) > base
     assert total_variation([Phase(1.0, 0.1, 100)]) > base
@@ -557,7 +555,7 @@ def test_it_grows_with_steps_and_rate_and_falls_with_noise() -> None:
     assert base < total_variation([Phase(1.0, 1.0, 100)])
 
 
-def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches() -> None:
+def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches():
     phase = Phase(1.0, 1e-4, 20_000_000)
     assert total_variation([phase]) == total_variation([Phase(1.0, 1.0, 20_000_000)])
 

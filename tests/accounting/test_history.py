@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -29,20 +27,20 @@ def _chi_square(history: list[Phase]) -> float:
 
 
 @given(st.floats(1e-6, 1e6), st.sampled_from([1.0001, 1.02, 1.5, 2.0]))
-def test_bucket_is_the_next_grid_point_upward(sigma: float, ratio: float) -> None:
+def test_bucket_is_the_next_grid_point_upward(sigma, ratio):
     bucket = bucket_up(sigma, ratio)
     assert sigma <= bucket <= sigma * ratio * (1 + 1e-9)
     assert bucket_up(bucket, ratio) == bucket
 
 
 @given(sigmas, sigmas)
-def test_buckets_keep_the_order(one: float, other: float) -> None:
+def test_buckets_keep_the_order(one, other):
     low, high = sorted((one, other))
     assert bucket_up(0.0) == 0.0 < bucket_up(low) <= bucket_up(high)
 
 
 @given(histories)
-def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]) -> None:
+def test_compressing_keeps_the_steps_and_never_lowers_noise(history):
     short = compress(history, max_phases=8, rounding="up")
     assert len(short) <= max(8, len({phase.sample_rate for phase in history}))
     assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
@@ -53,24 +51,24 @@ def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]
     assert _chi_square(kept) == pytest.approx(_chi_square(history), rel=1e-9)
 
 
-def test_few_mechanisms_are_merged_exactly() -> None:
+def test_few_mechanisms_are_merged_exactly():
     history = [Phase(1.001, 0.01, 5), Phase(1.002, 0.01, 6), Phase(1.001, 0.01, 7)]
     assert compress(history) == [Phase(1.001, 0.01, 12), Phase(1.002, 0.01, 6)]
 
 
-def test_many_mechanisms_are_bucketed() -> None:
+def test_many_mechanisms_are_bucketed():
     history = [Phase(1 + 0.001 * i, 0.01, 10) for i in range(1, 26)]
     assert compress(history, max_phases=25) == history
     assert compress(history) == [Phase(1.02, 0.01, 200), Phase(1.02**2, 0.01, 50)]
 
 
-def test_phase_holds_plain_numbers() -> None:
+def test_phase_holds_plain_numbers():
     phase = Phase(np.float64(1.0), np.float32(0.5), np.int64(3))
     assert [type(value) for value in vars(phase).values()] == [float, float, int]
     assert phase == Phase(1.0, 0.5, 3)
 
 
-def test_steps_of_an_unknown_rate_are_merged_and_not_composed() -> None:
+def test_steps_of_an_unknown_rate_are_merged_and_not_composed():
     unknown = Phase(1.0, None, 3)
     merged = merge([unknown, Phase(1.0, 0.01, 2), unknown])
     assert merged == [Phase(1.0, None, 6), Phase(1.0, 0.01, 2)]
@@ -79,7 +77,7 @@ def test_steps_of_an_unknown_rate_are_merged_and_not_composed() -> None:
         epsilon_of_history([unknown], 1e-5)
 
 
-def test_leakage_over_claim_divides_every_noise_multiplier() -> None:
+def test_leakage_over_claim_divides_every_noise_multiplier():
     history, halved = ([Phase(s, 0.5, 3), Phase(3 * s, None, 1)] for s in (1.0, 0.5))
     assert leaking(history, 2.0) == halved
 

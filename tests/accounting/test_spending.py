@@ -1,7 +1,5 @@
 """What accountants are asked, and between which data sets the steps are composed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,7 @@ def proof(needed: float, *groups: tuple[float, float, float, float]) -> LeastLog
     return LeastLogs(1.0, True, mus, rates, stakes, steps, needed)
 
 
-def test_steps_of_one_claim_all_leak_what_is_needed_of_each() -> None:
+def test_steps_of_one_claim_all_leak_what_is_needed_of_each():
     needed = 400 * float(proof(0.0, (1.0, 0.01, 0.5, 400.0)).logs(np.array([[0.8]]))[0, 0])
     (found,) = cheapest([proof(needed, (1.0, 0.01, 0.5, 400.0))], [Phase(1.0, 0.01, 400)])
     assert found.noise_multiplier == pytest.approx(1.25, rel=1e-9)
@@ -44,7 +42,7 @@ def test_steps_of_one_claim_all_leak_what_is_needed_of_each() -> None:
 
 @pytest.mark.parametrize("rates", [(0.01, 0.01), (0.1, 0.001), (1.0, 1.0)])
 @pytest.mark.parametrize("stakes", [(0.3, 0.3), (0.05, 0.8)])
-def test_no_other_course_of_two_groups_costs_less(rates, stakes) -> None:
+def test_no_other_course_of_two_groups_costs_less(rates, stakes):
     groups = [(1.0, rates[0], stakes[0], 300.0), (score_mu(2.0), rates[1], stakes[1], 200.0)]
     free = proof(0.0, *groups)
     needed = float(free.steps @ free.logs(np.array([[0.7], [0.6]]))[:, 0])
@@ -63,7 +61,7 @@ def test_no_other_course_of_two_groups_costs_less(rates, stakes) -> None:
     assert cost == pytest.approx(brute.min(), rel=2e-3)
 
 
-def test_steps_without_canaries_count_and_claims_without_any_are_left_out() -> None:
+def test_steps_without_canaries_count_and_claims_without_any_are_left_out():
     one = proof(3.0, (1.0, 0.01, 0.5, 100.0))
     (found,) = cheapest([one], [Phase(1.0, 0.01, 1000), Phase(3.0, 0.01, 50), Phase(0.0, 0.01, 7)])
     assert found.steps == 1000
@@ -71,7 +69,7 @@ def test_steps_without_canaries_count_and_claims_without_any_are_left_out() -> N
     assert found.noise_multiplier == pytest.approx(alone.noise_multiplier)
 
 
-def test_the_dearest_of_several_bets_counts_and_nothing_where_none_proves() -> None:
+def test_the_dearest_of_several_bets_counts_and_nothing_where_none_proves():
     taken = [Phase(1.0, 0.01, 100)]
     weak, strong = (proof(n, (1.0, 0.01, 0.5, 100.0)) for n in (1.0, 2.0))
     assert cheapest([weak, strong], taken) == cheapest([strong], taken)
@@ -104,7 +102,7 @@ FALSE_OF_A_MEAN: dict[str, tuple[list[Claim], np.ndarray]] = {
 
 @pytest.mark.parametrize("runs", staged(quick=[3], nightly=[60]))
 @pytest.mark.parametrize("name", list(FALSE_OF_A_MEAN))
-def test_what_is_proved_is_below_what_unlike_steps_cost(name: str, runs: int) -> None:
+def test_what_is_proved_is_below_what_unlike_steps_cost(name, runs):
     claims, noise = FALSE_OF_A_MEAN[name]
     rates = np.repeat([rate for _, rate, _ in claims], [steps for *_, steps in claims])
     true = epsilon_of_history(
@@ -132,7 +130,7 @@ def link(*history: tuple[float, float, int]) -> AccountantLink:
     return AccountantLink(accountant, 0.1)
 
 
-def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
+def test_an_accountant_is_asked_once_for_each_history_and_delta():
     told = link((1.0, 0.1, 10))
     first = epsilon_claim(None, [told], DELTA).claimed_epsilon
     assert (epsilon_claim(None, [told], DELTA).claimed_epsilon, told.accountant.asked) == (first, 1)
@@ -143,7 +141,7 @@ def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
     assert told.accountant.asked == 3
 
 
-def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(monkeypatch) -> None:
+def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(monkeypatch):
     accountant = PRVAccountant()
     accountant.history = [(1.0, 0.1, 50), (2.0, 0.1, 30)]
     says = accountant.get_epsilon(DELTA)
@@ -162,13 +160,13 @@ def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(monke
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -> None:
+def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency):
     seen = [Phase(1.0, 0.1, 10)]
     spent = composed_epsilon(seen, DELTA, adjacency)
     assert spent == epsilon_of_history(seen, DELTA, adjacency=adjacency)
 
 
-def test_the_history_that_costs_more_is_composed() -> None:
+def test_the_history_that_costs_more_is_composed():
     seen, more, unknown = [Phase(1.0, 0.1, 10)], [Phase(1.0, 0.1, 20)], [Phase(1.0, None, 10)]
     assert costlier(seen, [], DELTA) == costlier(seen, seen, DELTA) == seen
     assert costlier(seen, more, DELTA) == costlier(more, seen, DELTA) == more
@@ -180,7 +178,7 @@ def test_the_history_that_costs_more_is_composed() -> None:
         assert costlier(full, small, DELTA, adjacency) == (full if costs[0] > costs[1] else small)
 
 
-def test_a_lower_bound_and_an_epsilon_that_is_not_excluded_are_on_either_side() -> None:
+def test_a_lower_bound_and_an_epsilon_that_is_not_excluded_are_on_either_side():
     schedule = [Phase(sigma, 0.02, 25) for sigma in np.geomspace(4.0, 0.8, 40).tolist()]
     spent = composed_epsilon(schedule, DELTA)
     lower, upper = (epsilon_at_ratio(schedule, 1.0, DELTA, lower=low) for low in (True, False))
@@ -201,7 +199,7 @@ def one_at_a_time(claimed_epsilon: float, history: list[Phase]) -> int:
 
 @pytest.mark.parametrize("claimed_epsilon", [0.5, 1.5, 2.0])
 @pytest.mark.parametrize("history", [[], [Phase(2.0, 0.05, 40)]])
-def test_it_is_the_number_that_counting_gives(claimed_epsilon: float, history: list[Phase]) -> None:
+def test_it_is_the_number_that_counting_gives(claimed_epsilon, history):
     expected = one_at_a_time(claimed_epsilon, history)
     for planned in (None, 4000, 2 * expected + 20):
         assert steps_within(claimed_epsilon, DELTA, history, [STEP], planned=planned) == expected
@@ -221,29 +219,29 @@ def test_no_more_than_planned_or_possible_in_seconds_are_looked_for(epsilon, ste
     assert steps_within(epsilon, DELTA, (), [step], planned=planned) == found
 
 
-def test_steps_of_two_optimizers_count_together() -> None:
+def test_steps_of_two_optimizers_count_together():
     one = steps_within(2.0, DELTA, (), [STEP])
     assert steps_within(2.0, DELTA, (), [STEP, STEP]) == one // 2
 
 
-def test_replaced_records_leave_fewer_steps() -> None:
+def test_replaced_records_leave_fewer_steps():
     replaced = steps_within(2.0, DELTA, (), [STEP], adjacency="replace_one")
     assert replaced < steps_within(2.0, DELTA, (), [STEP])
 
 
-def test_a_number_of_planned_steps_that_is_none_is_refused() -> None:
+def test_a_number_of_planned_steps_that_is_none_is_refused():
     with pytest.raises(ValueError, match="planned=0"):
         steps_within(1.0, DELTA, (), [STEP], planned=0)
 
 
-def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate() -> None:
+def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate():
     fits = steps_within(2.0, DELTA, (), [STEP])
     assert steps_within(2.0, DELTA, (), [STEP], planned=fits + 1) == fits + 1
     assert epsilon_of_history([Phase(1.0, 0.05, 2 * fits)], DELTA) > 2.1
     assert steps_within(2.0, DELTA, (), [STEP], planned=2 * fits) == fits
 
 
-def test_of_what_was_seen_and_what_was_told_the_dearer_counts() -> None:
+def test_of_what_was_seen_and_what_was_told_the_dearer_counts():
     alone = steps_within(2.0, DELTA, (), [STEP])
     quieter = ([Phase(0.9, 0.05, 3)], [Phase(0.9, 0.05, 1)])
     told = steps_within(2.0, DELTA, [Phase(1.0, 0.05, 3)], [STEP], told=quieter)

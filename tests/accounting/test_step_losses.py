@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
@@ -22,7 +20,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("sigma", "rate", "grid", "steps"), STEPS)
-def test_losses_and_their_sums_are_those_of_dp_accounting(sigma, rate, grid, steps) -> None:
+def test_losses_and_their_sums_are_those_of_dp_accounting(sigma, rate, grid, steps):
     ours = step_losses(sigma, rate, grid)
     theirs = from_gaussian_mechanism(sigma, value_discretization_interval=grid, sampling_prob=rate)
     for mine, other in ((ours._pmf_remove, theirs._pmf_remove), (ours._pmf_add, theirs._pmf_add)):
@@ -37,12 +35,12 @@ def test_losses_and_their_sums_are_those_of_dp_accounting(sigma, rate, grid, ste
         assert mine == pytest.approx(other, rel=max(1e-6, 1e-14 / delta))
 
 
-def test_a_grid_wider_than_all_losses_still_gives_an_upper_bound() -> None:
+def test_a_grid_wider_than_all_losses_still_gives_an_upper_bound():
     wide, fine = (step_losses(50.0, 0.001, grid) for grid in (1.0, 1e-4))
     assert wide.get_delta_for_epsilon(0.0) >= fine.get_delta_for_epsilon(0.0) > 0.0
 
 
-def test_truncation_counts_as_infinite_loss() -> None:
+def test_truncation_counts_as_infinite_loss():
     step = step_losses(1.0, 0.01, 0.004)
     few, many = (step.self_compose(500, tail_mass_truncation=t) for t in (1e-15, 1e-6))
     assert many._pmf_remove.size < few._pmf_remove.size

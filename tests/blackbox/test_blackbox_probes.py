@@ -1,7 +1,5 @@
 """Crafted gradients beside equal noise: what is right is never accused, whatever its noise."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -39,7 +37,7 @@ MODULE_GENERATOR = np.random.default_rng(0)
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
-def test_a_correct_function_passes(name: str, seed: int) -> None:
+def test_a_correct_function_passes(name, seed):
     torch.manual_seed(seed)
     make, stated = CORRECT[name]
     found = audit(make(seed), calls=120 if name in UNREPEATABLE else 20, seed=seed, **stated)
@@ -55,7 +53,7 @@ def reading(privatize: Any, batches: str = "poisson", divisor: float = 1.0) -> E
     return read_exactly(called, plan, along, BATCH, batches, calls=80, seed=0)[0]
 
 
-def test_sizes_are_exact() -> None:
+def test_sizes_are_exact():
     found = reading(noisy(lambda rows: 1.05 * clipped_sum(rows)))
     assert found.sizes["norm 3 C, first"] == pytest.approx(1.05, abs=1e-4)
     assert found.sizes["norm 0.5 C, in the middle"] == pytest.approx(0.525, abs=1e-4)
@@ -66,7 +64,7 @@ def test_sizes_are_exact() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("make", [on_a_lattice, of_integers])
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.3])
-def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, step) -> None:
+def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, step):
     torch.manual_seed(0)
     np.random.seed(0)
     right = make(step * NORM)
@@ -78,7 +76,7 @@ def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, 
 @pytest.mark.heavy
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_in_low_precision_a_shift_half_too_large_is_found(dtype, factor) -> None:
+def test_in_low_precision_a_shift_half_too_large_is_found(dtype, factor):
     torch.manual_seed(0)
 
     def privatize(grads: torch.Tensor) -> torch.Tensor:
@@ -90,7 +88,7 @@ def test_in_low_precision_a_shift_half_too_large_is_found(dtype, factor) -> None
     assert found.verdict.outcome == ("PASS" if factor == 1.0 else "VIOLATION")
 
 
-def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step() -> None:
+def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step():
     """Jumps of 1.1 C with a probability of .91, as often as they come."""
 
     def privatize(grads: np.ndarray) -> np.ndarray:
@@ -104,7 +102,7 @@ def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step() -> None:
         assert max(shift.log_e for shift in shifts.values()) == 0.0
 
 
-def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed() -> None:
+def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed():
     def mean(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         return [part / len(grads[0]) for part in noisy(clipped_sum)(grads)]
 
@@ -114,7 +112,7 @@ def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed() -> None:
     assert reading(mean, "poisson", BATCH).found
 
 
-def test_noise_that_grows_with_the_batch_is_found() -> None:
+def test_noise_that_grows_with_the_batch_is_found():
     def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         share = (len(grads[0]) / BATCH) ** 0.5
         return noisy(clipped_sum, lambda: share * torch.randn(17))(grads)
@@ -136,19 +134,19 @@ def now_and_then(period: int) -> Sum:
     return total
 
 
-def test_a_function_goes_on_from_trial_to_trial() -> None:
+def test_a_function_goes_on_from_trial_to_trial():
     found = reading(noisy(now_and_then(7)))
     assert 0 < len(found.found) < 0.4 * len(found.sizes)
 
 
-def test_clipping_by_chance_is_found() -> None:
+def test_clipping_by_chance_is_found():
     def total(rows: torch.Tensor) -> torch.Tensor:
         return rows.sum(0) if torch.rand(()) < 0.2 else clipped_sum(rows)
 
     assert 0 < len(reading(noisy(total)).found) < 12
 
 
-def test_noise_that_is_drawn_anew_now_and_then_is_no_shift() -> None:
+def test_noise_that_is_drawn_anew_now_and_then_is_no_shift():
     count = itertools.count()
 
     def noise() -> torch.Tensor:
@@ -159,7 +157,7 @@ def test_noise_that_is_drawn_anew_now_and_then_is_no_shift() -> None:
     assert not reading(noisy(clipped_sum, noise)).found
 
 
-def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
+def test_generators_are_afterwards_as_if_nothing_had_been_called():
     torch.manual_seed(4)
     own = torch.Generator().manual_seed(4)
     reading(noisy(clipped_sum, lambda: torch.randn(17, generator=own)))
@@ -168,7 +166,7 @@ def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
     assert torch.equal(torch.randn(3), torch.randn(3, generator=again.manual_seed(4)))
 
 
-def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
+def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs():
     def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = torch.cat([grad.flatten(1) for grad in grads], dim=1)
         torch.randn(int((rows.norm(dim=1) > 0).sum()))
@@ -179,7 +177,7 @@ def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
     assert audit(privatize, calls=120).passed
 
 
-def test_a_line_says_what_was_found() -> None:
+def test_a_line_says_what_was_found():
     line = reading(noisy(FAULTY["first row not clipped"])).describe()
     assert line.startswith("a single gradient moves the release by 1e+03 times C (")
 
@@ -224,14 +222,14 @@ def with_noise(noise: Any, grads: np.ndarray) -> np.ndarray:
     ],
     ids=["partial", "named", "inner", "object", "method", "global"],
 )
-def test_noise_cancels_wherever_its_generator_is(privatize: Any) -> None:
+def test_noise_cancels_wherever_its_generator_is(privatize):
     held = frozen(privatize)
     assert held.obstacle(ROWS, 1) == ""
     assert held.difference(ROWS, OTHERS, 2) == pytest.approx(np.full(3, 4.0))
     assert not np.array_equal(held.release(ROWS, 3), held.release(ROWS, 4))
 
 
-def test_what_is_not_repeatable_is_told() -> None:
+def test_what_is_not_repeatable_is_told():
     def fresh(grads: np.ndarray) -> np.ndarray:
         return grads.sum(0) + np.random.default_rng().normal(size=3)
 
@@ -242,7 +240,7 @@ def test_what_is_not_repeatable_is_told() -> None:
     assert "does not depend on the generators" in frozen(constant).obstacle(ROWS, 1)
 
 
-def test_another_number_of_draws_gives_no_difference() -> None:
+def test_another_number_of_draws_gives_no_difference():
     def privatize(grads: np.ndarray) -> np.ndarray:
         return grads.sum(0) + np.random.normal(size=(len(grads), 3)).sum(0)
 
@@ -251,7 +249,7 @@ def test_another_number_of_draws_gives_no_difference() -> None:
     assert held.difference(ROWS, np.zeros((4, 3)), 1) == pytest.approx(np.full(3, 4.0))
 
 
-def test_a_function_goes_on_by_one_call_and_is_put_back_at_the_end() -> None:
+def test_a_function_goes_on_by_one_call_and_is_put_back_at_the_end():
     calls: list[int] = []
 
     def privatize(grads: np.ndarray) -> np.ndarray:
@@ -286,7 +284,7 @@ def released(privatize, divisor: float = 1.0) -> Released:
         ),
     ],
 )
-def test_what_is_wrong_with_a_function_is_told(privatize, message: str) -> None:
+def test_what_is_wrong_with_a_function_is_told(privatize, message):
     zeros, large = np.zeros((2, 32, 17))
     large[-1, 0] = 1000.0
     called = released(privatize)
@@ -294,7 +292,7 @@ def test_what_is_wrong_with_a_function_is_told(privatize, message: str) -> None:
         list(map(called, (zeros, large)))
 
 
-def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shapes() -> None:
+def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shapes():
     rows = np.random.default_rng(0).normal(size=(6, 17))
     assert released(lambda grads: [g.sum(0).bfloat16() for g in grads])(rows).dtype == np.float64
     for divisor in (1.0, 6.0):
@@ -312,7 +310,7 @@ def read(fault: str, calls: int = 100) -> tuple[ShiftReading, NoiseReading]:
     return shift, read_noise(called, zeros, SIGMA, calls, math.inf)
 
 
-def test_correct_clipping_and_noise_read_the_claim() -> None:
+def test_correct_clipping_and_noise_read_the_claim():
     shift, noise = read("", calls=400)
     assert shift.shift == pytest.approx(1, abs=4 * 2 * SIGMA / math.sqrt(400))
     assert (shift.gradients, shift.calls, noise.calls) == (1, 401, 401)
@@ -323,7 +321,7 @@ def test_correct_clipping_and_noise_read_the_claim() -> None:
     assert max(noise.log_e, noise.log_e_repeated, noise.log_e_shared) < 5
 
 
-def test_each_reading_shows_its_own_fault() -> None:
+def test_each_reading_shows_its_own_fault():
     shift, noise = read("no clipping")
     assert shift.shift == pytest.approx(1000, rel=0.01)
     assert shift.log_e > 20 > 5 > noise.log_e
@@ -336,15 +334,15 @@ def test_each_reading_shows_its_own_fault() -> None:
     assert min(seeded.log_e_repeated, shared.log_e_shared) > 20
 
 
-def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers() -> None:
+def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers():
     assert read("", calls=100)[1].error == pytest.approx(1 / math.sqrt(2 * 100 * 17))
 
 
-def test_reading_stops_at_its_goal() -> None:
+def test_reading_stops_at_its_goal():
     called = released(Privatizer("no noise"))
     assert read_noise(called, np.zeros((4, 17)), SIGMA, 300, 5.0).calls == 11
 
 
-def test_a_direction_has_one_length_in_every_tensor() -> None:
+def test_a_direction_has_one_length_in_every_tensor():
     parts = np.split(direction([12, 5, 1], np.random.default_rng(0)), [12, 17])
     assert [np.linalg.norm(part) for part in parts] == pytest.approx([3**-0.5] * 3)

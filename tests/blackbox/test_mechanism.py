@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -23,7 +21,7 @@ def gaussian(data, rng):
     return np.asarray(data) + rng.normal(size=np.shape(data))
 
 
-def test_correct_noise_passes_and_says_what_would_have_been_found() -> None:
+def test_correct_noise_passes_and_says_what_would_have_been_found():
     audit = audit_mechanism(laplace, 0.0, 1.0, (1.0, 0.0), max_samples=2000)
     assert audit.passed
     assert audit.samples == 2000
@@ -44,7 +42,7 @@ def test_correct_noise_passes_and_says_what_would_have_been_found() -> None:
     ],
     ids=["pair", "epsilon", "mu", "claim", "function"],
 )
-def test_too_little_noise_is_refuted_whatever_the_claim_is_written_as(claim) -> None:
+def test_too_little_noise_is_refuted_whatever_the_claim_is_written_as(claim):
     audit = audit_mechanism(laplace, 0.0, 1.0, claim, max_samples=6000)
     assert audit.verdict.outcome == "VIOLATION"
     assert audit.log_e_value >= math.log(1000)
@@ -53,13 +51,13 @@ def test_too_little_noise_is_refuted_whatever_the_claim_is_written_as(claim) -> 
     assert "epsilon is at least" in str(audit)
 
 
-def test_the_claim_of_a_whole_training_is_its_composed_epsilon() -> None:
+def test_the_claim_of_a_whole_training_is_its_composed_epsilon():
     claim = PrivacyClaim(noise_multiplier=2.0, sample_rate=0.1, steps=20, delta=1e-5)
     audit = audit_mechanism(laplace, 0.0, 0.1, claim, max_samples=600)
     assert (audit.claim, audit.delta) == (ApproxDPTradeoff(claim.composed_epsilon(), 1e-5), 1e-5)
 
 
-def test_too_few_outputs_are_inconclusive_and_never_a_pass() -> None:
+def test_too_few_outputs_are_inconclusive_and_never_a_pass():
     audit = audit_mechanism(laplace, 0.0, 1.0, (1.0, 0.0), max_samples=64)
     assert (audit.verdict.outcome, audit.verdict.advice) == ("INCONCLUSIVE", "raise max_samples")
     large = audit_mechanism(laplace, 0.0, 1.0, (9.0, 0.0), max_samples=2000)
@@ -67,7 +65,7 @@ def test_too_few_outputs_are_inconclusive_and_never_a_pass() -> None:
     assert "not even a perfect attack could be found" in large.verdict.pass_blockers[0]
 
 
-def test_a_mechanism_without_noise_is_refuted_and_one_that_ignores_its_data_passes() -> None:
+def test_a_mechanism_without_noise_is_refuted_and_one_that_ignores_its_data_passes():
     audit = audit_mechanism(lambda data, rng: data, 0.0, 1.0, (2.0, 1e-5))
     assert audit.verdict.outcome == "VIOLATION"
     assert audit.samples < 200
@@ -76,7 +74,7 @@ def test_a_mechanism_without_noise_is_refuted_and_one_that_ignores_its_data_pass
         assert ignores.passed
 
 
-def test_outputs_may_be_arrays_of_any_shape_integers_booleans_and_tensors() -> None:
+def test_outputs_may_be_arrays_of_any_shape_integers_booleans_and_tensors():
     shift = np.zeros((3, 4))
     shift[1, 2] = 1.0
 
@@ -94,7 +92,7 @@ def test_outputs_may_be_arrays_of_any_shape_integers_booleans_and_tensors() -> N
     assert not audit_mechanism(coin, 0.1, 0.9, (1.0, 0.0), max_samples=1500).passed
 
 
-def test_an_audit_is_repeated_by_its_seed() -> None:
+def test_an_audit_is_repeated_by_its_seed():
     def run(rng):
         audit = audit_mechanism(laplace, 0.0, 1.0, (0.8, 0.0), max_samples=400, rng=rng)
         return audit.log_e_value, audit.samples, audit.estimate.alpha.tolist()
@@ -104,7 +102,7 @@ def test_an_audit_is_repeated_by_its_seed() -> None:
 
 
 @pytest.mark.heavy
-def test_a_true_claim_is_refuted_less_often_than_the_significance() -> None:
+def test_a_true_claim_is_refuted_less_often_than_the_significance():
     runs, stated = 60, {"significance": 0.2, "max_samples": 600}
     audits = (audit_mechanism(laplace, 0, 1, (1.0, 0.0), rng=s, **stated) for s in range(runs))
     assert sum(audit.verdict.outcome == "VIOLATION" for audit in audits) <= 0.2 * runs
@@ -152,7 +150,7 @@ class Incomparable:
         ([Incomparable()], [Incomparable()]),
     ],
 )
-def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1) -> None:
+def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1):
     assert audit_mechanism(lambda data, rng: 0.0, d0, d1, (1.0, 0.0), max_samples=500).passed
 
 
@@ -170,7 +168,7 @@ def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1) -> None:
         ({"delta": -0.1}, ValueError, r"delta=-0\.1 must be"),
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments, kind, message: str) -> None:
+def test_arguments_out_of_range_are_refused(arguments, kind, message):
     valid = {"mechanism": laplace, "d0": 0.0, "d1": 1.0, "claim": (1.0, 0.0)}
     with pytest.raises(kind, match=message):
         audit_mechanism(**{**valid, **arguments})
@@ -211,12 +209,12 @@ def fails(data):
         (after(0, lambda d: 1j), "returned complex of dtype complex128"),
     ],
 )
-def test_what_is_wrong_with_a_mechanism_is_told(mechanism, message: str) -> None:
+def test_what_is_wrong_with_a_mechanism_is_told(mechanism, message):
     with pytest.raises(MechanismError, match=message):
         source(mechanism).draw(5)
 
 
-def test_outputs_of_both_data_sets_are_drawn_in_turn_from_one_generator() -> None:
+def test_outputs_of_both_data_sets_are_drawn_in_turn_from_one_generator():
     calls = []
 
     def mechanism(data, rng):

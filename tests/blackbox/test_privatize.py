@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -24,7 +22,7 @@ from lightning_audit.blackbox.probes import Released, direction
 @pytest.mark.parametrize(
     ("sigma", "divisor"), [(0.3, None), (1.5, None), (10.0, None), (1.5, 32.0), (1.5, 1000.0)]
 )
-def test_correct_functions_pass(sigma: float, divisor: float | None) -> None:
+def test_correct_functions_pass(sigma, divisor):
     privatize = Privatizer(sigma=sigma, divisor=divisor or 1.0)
     found = audit(privatize, noise_multiplier=sigma, expected_batch_size=divisor)
     assert found.passed
@@ -33,11 +31,11 @@ def test_correct_functions_pass(sigma: float, divisor: float | None) -> None:
     assert found.shifts["oversized"].shift < 1 + 4 * sigma / found.shifts["oversized"].gradients
 
 
-def test_dividing_by_the_rows_is_right_for_batches_of_a_fixed_size() -> None:
+def test_dividing_by_the_rows_is_right_for_batches_of_a_fixed_size():
     assert audit(Privatizer("divides by rows"), expected_batch_size=BATCH, batches="fixed").passed
 
 
-def test_too_few_calls_beside_much_noise_are_inconclusive_if_no_seed_repeats_it() -> None:
+def test_too_few_calls_beside_much_noise_are_inconclusive_if_no_seed_repeats_it():
     stated = {"noise_multiplier": 200.0, "calls": 20}
     found = audit(Unrepeatable(sigma=200.0), **stated)
     assert found.verdict.outcome == "INCONCLUSIVE"
@@ -45,7 +43,7 @@ def test_too_few_calls_beside_much_noise_are_inconclusive_if_no_seed_repeats_it(
     assert audit(Privatizer(sigma=200.0), **stated).passed
 
 
-def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise() -> None:
+def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise():
     stated = {"noise_multiplier": 8.0, "calls": 60}
     found = audit(Unrepeatable("clip after sum", sigma=8.0), **stated)
     assert found.verdict.outcome == "INCONCLUSIVE"
@@ -55,21 +53,21 @@ def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise() -> None:
     assert exactly.shifts["against all others"].shift == pytest.approx(2.0, abs=1e-3)
 
 
-def test_a_pass_says_whether_clipping_was_read_exactly() -> None:
+def test_a_pass_says_whether_clipping_was_read_exactly():
     exactly, beside = audit(Privatizer()), audit(Unrepeatable())
     assert "crafted gradients add at most C each, up to rounding" in str(exactly)
     assert exactly.detectable_shift < 1.01 < beside.detectable_shift
     assert "clipping was read through the noise: equal calls under equal seeds" in str(beside)
 
 
-def test_a_fault_found_exactly_takes_no_part_of_the_significance() -> None:
+def test_a_fault_found_exactly_takes_no_part_of_the_significance():
     found = audit(Privatizer("clips at twice"), significance=1e-300)
     assert found.verdict.outcome == "VIOLATION"
     assert "does not clip as stated, exactly up to rounding after" in str(found)
     assert max(noise.log_e for noise in found.noises.values()) < 10
 
 
-def test_one_array_of_numpy_is_audited_as_a_list_of_tensors_is() -> None:
+def test_one_array_of_numpy_is_audited_as_a_list_of_tensors_is():
     rng = np.random.default_rng(0)
 
     def privatize(grads, factor=1.0):
@@ -84,7 +82,7 @@ def test_one_array_of_numpy_is_audited_as_a_list_of_tensors_is() -> None:
         assert_privatizes(lambda grads: privatize(grads, 0.5), (6, 2), **stated)
 
 
-def test_the_assertion_fails_a_unit_test_and_says_why() -> None:
+def test_the_assertion_fails_a_unit_test_and_says_why():
     with pytest.raises(AssertionError, match="gradients are not clipped") as caught:
         assert_privatizes(
             Privatizer("no clipping"), SHAPES, noise_multiplier=SIGMA, max_grad_norm=NORM
@@ -93,7 +91,7 @@ def test_the_assertion_fails_a_unit_test_and_says_why() -> None:
     assert "Look at: where each per-sample gradient is scaled" in str(caught.value)
 
 
-def test_a_gradient_of_one_number_is_audited() -> None:
+def test_a_gradient_of_one_number_is_audited():
     generator = torch.Generator().manual_seed(1)
 
     def privatize(grads, norm=NORM):
@@ -106,7 +104,7 @@ def test_a_gradient_of_one_number_is_audited() -> None:
 
 
 @pytest.mark.heavy
-def test_a_correct_function_is_refuted_less_often_than_the_significance() -> None:
+def test_a_correct_function_is_refuted_less_often_than_the_significance():
     level, runs = 0.5, 15
     audits = (audit(Privatizer(seed=s), significance=level, seed=s, calls=80) for s in range(runs))
     assert sum(found.verdict.outcome == "VIOLATION" for found in audits) <= level * runs
@@ -136,7 +134,7 @@ test_arguments_out_of_range_are_refused = refused_changes(
         ),
     ],
 )
-def test_what_is_no_shape_is_refused(shapes, error, message) -> None:
+def test_what_is_no_shape_is_refused(shapes, error, message):
     with pytest.raises(error, match=message):
         audit_privatize(Privatizer(), shapes, noise_multiplier=1.0, max_grad_norm=1.0)
 
@@ -176,7 +174,7 @@ NAMES = {
 @pytest.mark.parametrize(("fault", "name"), FAULTS)
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
-def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(function, fault, name) -> None:
+def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(function, fault, name):
     found = audit(function(fault))
     assert (found.verdict.outcome, found.verdict.faults[0].name) == ("VIOLATION", name)
 
@@ -184,7 +182,7 @@ def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(function, fau
 @pytest.mark.parametrize("fault", FAULTY)
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
-def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault: str) -> None:
+def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault):
     torch.manual_seed(0)
     # More calls tell a norm that is somewhat too large from another unit.
     found = audit(noisy(FAULTY[fault]), calls=120 if "too large" in fault else 20).verdict
@@ -193,7 +191,7 @@ def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault:
     assert ("a single gradient moves" in found.faults[0].sentence) == (fault not in NAMES)
 
 
-def test_a_fault_by_its_trial_has_the_size_by_two_digits() -> None:
+def test_a_fault_by_its_trial_has_the_size_by_two_digits():
     torch.manual_seed(0)
     found = audit(noisy(FAULTY["spikes not clipped"])).verdict.faults[0]
     assert 'moves the release by 30 times C ("in one entry, norm 30 C"; 2 of' in found.sentence
@@ -210,20 +208,20 @@ def test_a_fault_by_its_trial_has_the_size_by_two_digits() -> None:
         ("per tensor", "clip_per_tensor"),
     ],
 )
-def test_a_fault_of_a_mean_is_found_by_name(fault: str, name: str) -> None:
+def test_a_fault_of_a_mean_is_found_by_name(fault, name):
     found = audit(Privatizer(fault, divisor=BATCH), expected_batch_size=BATCH)
     assert (found.verdict.outcome, found.verdict.faults[0].name) == ("VIOLATION", name)
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.8])
-def test_noise_somewhat_too_small_is_a_violation_and_no_question_of_units(factor: float) -> None:
+def test_noise_somewhat_too_small_is_a_violation_and_no_question_of_units(factor):
     found = audit(Privatizer(sigma=factor * SIGMA))
     assert found.verdict.faults[0].name == "noise_too_small"
     assert found.noises["no gradient"].ratio == pytest.approx(factor, abs=0.04)
 
 
 @pytest.mark.parametrize(("divisor", "stated"), [(1.0, 32.0), (32.0, None)])
-def test_another_unit_is_no_violation_and_no_pass(divisor: float, stated: float | None) -> None:
+def test_another_unit_is_no_violation_and_no_pass(divisor, stated):
     found = audit(Privatizer(divisor=divisor), expected_batch_size=stated)
     assert found.verdict.outcome == "INCONCLUSIVE"
     assert "sum and noise alike" in str(found)
@@ -231,7 +229,7 @@ def test_another_unit_is_no_violation_and_no_pass(divisor: float, stated: float 
 
 
 # --- What is read off a privatize function, by kind of gradient and of batch.
-def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain() -> None:
+def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain():
     correct, faulty = audit(Unrepeatable()), audit(Unrepeatable("no clipping"))
     assert correct.calls == 8 * 121 + 2  # two to see that no seed repeats it
     assert faulty.calls < correct.calls
@@ -246,7 +244,7 @@ def readings(fault: str, shapes=SHAPES, batches: str = "poisson"):
     return noises, read_shifts(called, probes(along, called.sizes, BATCH, 12), SIGMA, *plan, rng)
 
 
-def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there() -> None:
+def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there():
     noises, shifts = readings("", batches="fixed")
     assert list(noises) == ["no gradient", "an oversized gradient"]
     assert list(readings("")[0]) == [*noises, "twice as many gradients"]
@@ -263,11 +261,11 @@ def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there() -> None:
         ("clip after sum", {"against all others"}),
     ],
 )
-def test_a_clipping_fault_shows_in_its_kinds_of_gradients(fault: str, shown: set[str]) -> None:
+def test_a_clipping_fault_shows_in_its_kinds_of_gradients(fault, shown):
     assert {name for name, reading in readings(fault)[1].items() if reading.log_e >= 6.0} == shown
 
 
-def test_noise_that_follows_gradients_is_small_beside_large_ones_alone() -> None:
+def test_noise_that_follows_gradients_is_small_beside_large_ones_alone():
     noises, _ = readings("noise follows gradients")
     found = {name: noise.ratio for name, noise in noises.items()}
     expected = {"no gradient": 1, "an oversized gradient": 0.5, "twice as many gradients": 1}

@@ -1,7 +1,5 @@
 """Pages as headless Chromium shows them: what axe-core finds, and what a page must not do."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

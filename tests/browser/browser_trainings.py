@@ -1,7 +1,5 @@
 """Trainings whose reports the browser shows: of every outcome, and with names that break pages."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path

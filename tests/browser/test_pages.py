@@ -3,13 +3,10 @@
 `make browser` runs these tests. With ``SHOTS=folder`` it leaves pictures of the pages there.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser_pages import SCHEMES, WIDTHS, Shown, chromium
@@ -26,7 +23,7 @@ LONGEST = {"long-names", "card-long-names"}
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pages(tmp_path_factory):
     """A folder of all pages, as the command writes them from trainings."""
     folder, into = tmp_path_factory.mktemp("trainings"), tmp_path_factory.mktemp("pages")
     reports = {name: train(name, folder / name) for name in TRAININGS}
@@ -46,7 +43,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     with chromium() as started:
         yield started
 
@@ -66,7 +63,7 @@ VIEWS = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
 
 
 @pytest.fixture(scope="session")
-def observed(pages: Path, browser: Any) -> Callable[[str, int, str], Observed]:
+def observed(pages, browser):
     """Gives what a page did at a width and in a scheme; each page is loaded once."""
     known: dict[str, dict[tuple[int, str], Observed]] = {}
 

@@ -1,15 +1,10 @@
 """What the callback refuses, and which canaries it plans."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from trained import Audited
 from training_support import PrivateModule, assert_no_hooks_left, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
@@ -65,9 +60,7 @@ CLAIM = PrivacyClaim(epsilon=3.0, delta=1e-5)
         ),
     ],
 )
-def test_argument_out_of_range_is_named_with_its_value(
-    arguments: dict[str, Any], value: str, advice: str
-) -> None:
+def test_argument_out_of_range_is_named_with_its_value(arguments, value, advice):
     with pytest.raises(ValueError, match=re.escape(value)) as raised:
         PrivacyAudit(**arguments)
     assert "must" in str(raised.value)
@@ -81,15 +74,13 @@ def test_argument_out_of_range_is_named_with_its_value(
         ({"delta": 1e-6}, ("delta=1e-06", "claim.delta=1e-05")),
     ],
 )
-def test_contradicting_claims_are_both_named(
-    arguments: dict[str, Any], both: tuple[str, str]
-) -> None:
+def test_contradicting_claims_are_both_named(arguments, both):
     with pytest.raises(ValueError, match="give one of them") as raised:
         PrivacyAudit(claim=CLAIM, **arguments)
     assert all(part in str(raised.value) for part in both)
 
 
-def test_claim_gives_epsilon_and_delta() -> None:
+def test_claim_gives_epsilon_and_delta():
     audit = PrivacyAudit(claim=PrivacyClaim(epsilon=3.0, delta=1e-6))
     assert (audit.claimed_epsilon, audit.delta) == (3.0, 1e-6)
     assert PrivacyAudit(3.0, 1e-6, PrivacyClaim(epsilon=3.0, delta=1e-6)).delta == 1e-6
@@ -107,9 +98,7 @@ def test_claim_gives_epsilon_and_delta() -> None:
         (Dirac(tensor="net.0.weight"), "trainable"),  # which is frozen
     ],
 )
-def test_canary_in_an_unknown_or_frozen_tensor_is_refused_and_named(
-    tmp_path: Path, canary: Any, words: str
-) -> None:
+def test_canary_in_an_unknown_or_frozen_tensor_is_refused_and_named(tmp_path, canary, words):
     net = mlp()
     net[0].weight.requires_grad_(words == "net.0.weight")
     trainer, module = trainer_for(tmp_path, PrivacyAudit(canaries=[canary])), PrivateModule(net)
@@ -123,7 +112,7 @@ def test_canary_in_an_unknown_or_frozen_tensor_is_refused_and_named(
 # ------------------------------------------------------------------ planned canaries
 
 
-def test_canaries_enter_each_nth_step_only(audited: Audited) -> None:
+def test_canaries_enter_each_nth_step_only(audited):
     report = audited(PrivateModule(), every_n_steps=5, steps=32)
     entries = audited.entries
     planned = entries["step"] % 5 == 0
@@ -136,7 +125,7 @@ def test_canaries_enter_each_nth_step_only(audited: Audited) -> None:
     assert report.observations == 7 * 8
 
 
-def test_custom_canaries_are_used_by_name(audited: Audited) -> None:
+def test_custom_canaries_are_used_by_name(audited):
     canaries = [
         Constant(tensor="net.2.weight"),
         Random(moving=True),
@@ -165,13 +154,13 @@ def test_custom_canaries_are_used_by_name(audited: Audited) -> None:
         assert 0.1 < shift < 1.9, label
 
 
-def test_number_of_canaries_is_the_size_of_the_default_mix(audited: Audited) -> None:
+def test_number_of_canaries_is_the_size_of_the_default_mix(audited):
     audited(PrivateModule(), num_canaries=3, steps=8)
     header, _ = audited.record()
     assert len(header.canaries) == 3
 
 
-def test_the_arguments_that_are_not_at_their_defaults_are_known() -> None:
+def test_the_arguments_that_are_not_at_their_defaults_are_known():
     assert PrivacyAudit().config.given == ()
     audit = PrivacyAudit(
         8.0, delta=None, oversize=1000.0, canaries=[Dirac()], source_in_report=False

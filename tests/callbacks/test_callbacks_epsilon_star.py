@@ -1,7 +1,5 @@
 """Epsilon* is logged by trainings of either Lightning, and leaves them as they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -357,7 +355,7 @@ def own_numbers(_: Any, batch: Any) -> torch.Tensor:
     return batch[0][:, 0]
 
 
-def test_at_most_so_many_records_are_taken_evenly_and_in_order(tmp_path) -> None:
+def test_at_most_so_many_records_are_taken_evenly_and_in_order(tmp_path):
     trainer = trainer_for(tmp_path)
     shuffled = DataLoader(NUMBERS, batch_size=7, shuffle=True)
     for most, expected in ((4, [0, 100, 199, 299]), (None, range(300))):
@@ -366,7 +364,7 @@ def test_at_most_so_many_records_are_taken_evenly_and_in_order(tmp_path) -> None
         assert losses_of(trainer, nn.Identity(), loader, own_numbers, most).tolist() == [*expected]
 
 
-def test_no_more_batches_are_read_than_the_records_need(tmp_path) -> None:
+def test_no_more_batches_are_read_than_the_records_need(tmp_path):
     read = []
 
     def losses(_: Any, batch: torch.Tensor) -> torch.Tensor:
@@ -379,7 +377,7 @@ def test_no_more_batches_are_read_than_the_records_need(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails: bool) -> None:
+def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails):
     net = nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.BatchNorm1d(1))
     net[1].eval()
     seen = []
@@ -410,7 +408,7 @@ def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails: bo
         (0.5, "of type float, must be a tensor of shape"),
     ],
 )
-def test_losses_that_are_not_one_a_record_are_refused(tmp_path, losses: Any, words: str) -> None:
+def test_losses_that_are_not_one_a_record_are_refused(tmp_path, losses, words):
     with pytest.raises(MisconfigurationException, match=words):
         losses_of(trainer_for(tmp_path), nn.Identity(), [[]], lambda *_: losses, None)
 
@@ -418,13 +416,13 @@ def test_losses_that_are_not_one_a_record_are_refused(tmp_path, losses: Any, wor
 @pytest.mark.parametrize(
     ("loader", "kind"), [(DataLoader(Endless()), "DataLoader"), (None, "NoneType"), ([[1]], "list")]
 )
-def test_records_of_a_loader_without_a_length_are_refused(loader: Any, kind: str) -> None:
+def test_records_of_a_loader_without_a_length_are_refused(loader, kind):
     words = f"population_dataloader=None takes .* but is {kind}; pass population_dataloader"
     with pytest.raises(MisconfigurationException, match=words):
         fixed_loader("population_dataloader", loader, 4)
 
 
-def test_no_records_give_no_losses(tmp_path) -> None:
+def test_no_records_give_no_losses(tmp_path):
     found = losses_of(trainer_for(tmp_path), nn.Identity(), [], own_numbers, None)
     assert found.shape == (0,)
     assert found.dtype == np.float64

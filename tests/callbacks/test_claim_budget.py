@@ -1,7 +1,5 @@
 """A training ends before the step by which it would exceed the epsilon that its user claims."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +15,7 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from resume_support import RESUMING, checkpoint_at, saver, train
 from torch.nn import functional
 from torch.utils.data import DataLoader
-from trained import Audited, check, cut, private, weights
+from trained import check, cut, private, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
@@ -47,9 +45,7 @@ def next_one(report: AuditReport) -> float:
 
 
 @pytest.mark.parametrize("kind", [PrivateModule, ManualModule])
-def test_the_training_stops_before_the_step_that_would_exceed_the_claim(
-    tmp_path: Path, kind: type[pl.LightningModule], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_training_stops_before_the_step_that_would_exceed_the_claim(tmp_path, kind, caplog):
     report = trained(tmp_path, kind())
     assert 1 < report.steps < PLANNED
     assert report.verdict.outcome != "VIOLATION"
@@ -61,9 +57,7 @@ def test_the_training_stops_before_the_step_that_would_exceed_the_claim(
     assert any(note in stopped for note in report.notes)
 
 
-def test_it_trains_on_where_violations_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_trains_on_where_violations_are_warned_of(tmp_path, caplog):
     report = trained(tmp_path, PrivateModule(), on_violation="warn")
     assert (report.steps, report.verdict.outcome) == (PLANNED, "VIOLATION")
     assert report.verdict.root.name == "wrong_accounting"
@@ -71,9 +65,7 @@ def test_it_trains_on_where_violations_are_warned_of(
 
 
 @pytest.mark.parametrize("kwargs", [{"claimed_epsilon": 50.0}, {"allow": "accounting"}])
-def test_where_all_steps_keep_to_it_or_may_exceed_it_nothing_is_said(
-    tmp_path: Path, kwargs: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_all_steps_keep_to_it_or_may_exceed_it_nothing_is_said(tmp_path, kwargs, caplog):
     assert trained(tmp_path, PrivateModule(), **kwargs).steps == PLANNED
     assert "planned" not in caplog.text
 
@@ -128,9 +120,7 @@ class SplitBatches(PrivateModule):
         (HandWritten, dataclasses.replace(CLAIM, sample_rate=0.05), {}),
     ],
 )
-def test_a_claim_that_one_step_exceeds_is_a_violation_before_it(
-    tmp_path: Path, make: Any, claim: PrivacyClaim | None, planned: dict[str, Any]
-) -> None:
+def test_a_claim_that_one_step_exceeds_is_a_violation_before_it(tmp_path, make, claim, planned):
     audit = PrivacyAudit(claim=claim, claimed_epsilon=1e-3, seed=1)
     report = refused(tmp_path, make(), audit, max_epochs=3, **planned)
     assert claim is not None or "the first step costs epsilon" in report.verdict.summary
@@ -146,14 +136,14 @@ class SetByHook(PrivateModule):
         private.noise_multiplier = self.coming
 
 
-def test_noise_that_a_hook_raises_before_the_first_step_counts(tmp_path: Path) -> None:
+def test_noise_that_a_hook_raises_before_the_first_step_counts(tmp_path):
     assert composed_epsilon([Phase(0.4, 1 / 32, 1)], 1e-5) > 4.0
     report = trained(tmp_path, SetByHook(noise_multiplier=0.4), claimed_epsilon=4.0)
     assert report.steps == PLANNED
     assert report.verdict.outcome != "VIOLATION"
 
 
-def test_noise_that_a_hook_lowers_before_the_first_step_counts(tmp_path: Path) -> None:
+def test_noise_that_a_hook_lowers_before_the_first_step_counts(tmp_path):
     module = SetByHook()
     module.coming = 0.3
     refused(tmp_path, module, PrivacyAudit(claimed_epsilon=3.0, seed=1), max_epochs=3)
@@ -178,9 +168,7 @@ def audit_of_two_epochs(**kwargs: Any) -> PrivacyAudit:
 @pytest.mark.parametrize(
     "planned", [{}, {"limit_train_batches": 5}, {"min_epochs": 3}, {"max_steps": 65}]
 )
-def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(
-    tmp_path: Path, planned: dict[str, Any]
-) -> None:
+def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(tmp_path, planned):
     report = refused(tmp_path, Shuffled(), audit_of_two_epochs(), max_epochs=3, **planned)
     (found,) = (check for check in report.checks if check.name == "accounting")
     assert found.message.startswith("the 3 planned epochs cost epsilon 8.385")
@@ -207,17 +195,15 @@ class AfterTwoEpochs(pl.callbacks.EarlyStopping):
     ],
 )
 def test_epochs_that_keep_to_the_claim_or_may_end_before_are_trained(
-    tmp_path: Path, planned: dict[str, Any], callbacks: list[Any], steps: int
-) -> None:
+    tmp_path, planned, callbacks, steps
+):
     trainer_for(tmp_path, audit_of_two_epochs(), *callbacks, **planned).fit(Shuffled())
     report = report_in(tmp_path)
     assert report.steps == steps
     assert report.verdict.outcome != "VIOLATION"
 
 
-def test_epochs_that_exceed_the_claim_are_told_of_where_violations_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_epochs_that_exceed_the_claim_are_told_of_where_violations_are_warned_of(tmp_path, caplog):
     trainer_for(tmp_path, audit_of_two_epochs(on_violation="warn"), max_epochs=3).fit(Shuffled())
     report = report_in(tmp_path)
     assert (report.steps, report.verdict.root.name) == (96, "wrong_accounting")
@@ -234,9 +220,7 @@ class WrappedBefore(Shuffled):
 
 
 @pytest.mark.parametrize(("first", "epochs", "goes_on"), [(1, 2, True), (2, 3, False)])
-def test_epochs_of_before_a_resume_count(
-    tmp_path: Path, first: int, epochs: int, goes_on: bool
-) -> None:
+def test_epochs_of_before_a_resume_count(tmp_path, first, epochs, goes_on):
     def trainer(planned: int) -> pl.Trainer:
         callbacks = (audit_of_two_epochs(), saver(tmp_path / "saved", epoch_end=True))
         return trainer_for(tmp_path, *callbacks, max_epochs=planned, enable_checkpointing=True)
@@ -250,9 +234,7 @@ def test_epochs_of_before_a_resume_count(
     assert (report.verdict.outcome == "VIOLATION") == (not goes_on)
 
 
-def test_dp_sgd_by_hand_is_counted_from_its_first_step(
-    audited: Audited, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dp_sgd_by_hand_is_counted_from_its_first_step(audited, caplog):
     stated = dataclasses.replace(CLAIM, sample_rate=0.05)
     report = audited(HandWritten(), claim=stated, claimed_epsilon=CLAIMED, steps=200)
     assert 1 < report.steps < 200
@@ -260,9 +242,7 @@ def test_dp_sgd_by_hand_is_counted_from_its_first_step(
     assert "planned steps cost more" in caplog.text
 
 
-def test_trouble_with_the_count_ends_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trouble_with_the_count_ends_no_training(tmp_path, monkeypatch, caplog):
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
@@ -291,9 +271,7 @@ class EachStep(PrivateModule):
 @pytest.mark.parametrize(
     ("kind", "sigma", "claimed"), [(Falling, 1.0, 3.0), (EachStep, 1.0, 2.0), (EachStep, 2.0, 1.0)]
 )
-def test_noise_that_falls_is_counted_as_it_falls(
-    tmp_path: Path, kind: type[PrivateModule], sigma: float, claimed: float
-) -> None:
+def test_noise_that_falls_is_counted_as_it_falls(tmp_path, kind, sigma, claimed):
     report = trained(tmp_path, kind(noise_multiplier=sigma), claimed_epsilon=claimed)
     assert (32 if kind is Falling else 1) < report.steps < PLANNED
     assert len(report.history) > 1
@@ -302,7 +280,7 @@ def test_noise_that_falls_is_counted_as_it_falls(
     assert report.verdict.outcome != "VIOLATION"
 
 
-def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
+def test_a_resumed_training_has_what_is_left(tmp_path):
     def audit() -> PrivacyAudit:
         return PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, examinations=0)
 
@@ -312,7 +290,7 @@ def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
     assert 20 < whole.steps == resumed.steps < PLANNED
 
 
-def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path: Path) -> None:
+def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path):
     first, audit = (PrivacyAudit(claimed_epsilon=CLAIMED, seed=1) for _ in range(2))
     saved = tmp_path / "saved"
     train(tmp_path, first, saver(saved, epoch_end=True))
@@ -322,7 +300,7 @@ def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path: Path) ->
     assert audit.report.epsilon_spent <= CLAIMED
 
 
-def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path: Path) -> None:
+def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path):
     class Adaptive(PrivateModule):
         engine_arguments: ClassVar[dict[str, Any]] = {
             "clipping": "adaptive",
@@ -338,7 +316,7 @@ def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path: Path) -> 
     assert 0.9 * CLAIMED < report.epsilon_spent <= CLAIMED
 
 
-def test_optimizers_that_do_not_step_alike_are_counted_by_their_own_steps(tmp_path: Path) -> None:
+def test_optimizers_that_do_not_step_alike_are_counted_by_their_own_steps(tmp_path):
     class Unlike(TwoOptimizers):
         def configure_optimizers(self) -> Any:
             often, rarely = super().configure_optimizers()
@@ -359,7 +337,7 @@ def test_optimizers_that_do_not_step_alike_are_counted_by_their_own_steps(tmp_pa
     assert 2.5 < report.epsilon_spent <= 3.0
 
 
-def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited: Audited) -> None:
+def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited):
     module = PrivateModule(poisson=False, make_poisson=False)
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
     given = {"claimed_epsilon": 4.0, "allow": "sampling.not_poisson", "max_epochs": 30}
@@ -368,9 +346,7 @@ def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited:
     assert 3.0 < check(report, "accounting").evidence["epsilon_spent"] <= 4.0
 
 
-def test_where_the_training_goes_on_it_is_not_counted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_training_goes_on_it_is_not_counted_again(tmp_path, monkeypatch):
     calls = []
 
     def counted(*args: Any, **kwargs: Any) -> int | None:

@@ -1,7 +1,5 @@
 """An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets
@@ -32,7 +30,6 @@ from training_support import mlp as small_mlp
 import lightning_audit
 from lightning_audit import AuditReport, Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.replay.examiner import QUESTIONS
-from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import OF_THE_STEP
 from lightning_audit.testing.trainings import OwnFactors
 
@@ -726,7 +723,7 @@ def seeded(seed: int) -> None:
     ids=attrgetter("name"),
 )
 @pytest.mark.heavy_one_in(4)
-def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) -> None:
+def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path, fault):
     examination = examined(tmp_path, fault.module(), Examination(claim=fault.audit.get("claim")))
     assert fault.check in found(examination), examination
     assert not examination.passed
@@ -734,7 +731,7 @@ def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) ->
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_correct_clipping_of_ones_own_passes(tmp_path: Path, after: int) -> None:
+def test_correct_clipping_of_ones_own_passes(tmp_path, after):
     module = PrivateModule(small_mlp(64), dataset=digits(), optimizer_class=OwnFactors)
     examination = examined(tmp_path, module, Examination(after=after))
     assert examination.passed, examination
@@ -751,7 +748,7 @@ def test_correct_clipping_of_ones_own_passes(tmp_path: Path, after: int) -> None
     ids=lambda value: f"{value.group}: {value.name}" if isinstance(value, Row) else str(value),
 )
 @pytest.mark.heavy_one_in(4)
-def test_no_correct_training_is_accused_or_changed(tmp_path: Path, row: Row, seed: int) -> None:
+def test_no_correct_training_is_accused_or_changed(tmp_path, row, seed):
     ends = []
     examination = Examination(claim=row.audit.get("claim"), after=2, seed=seed)
     for callbacks in ([], [examination]):
@@ -769,7 +766,7 @@ def test_no_correct_training_is_accused_or_changed(tmp_path: Path, row: Row, see
     assert not_asked(examination).keys() == NOT_ASKED.get(part, set()), examination
 
 
-def test_dropout_and_noise_in_the_forward_pass_are_no_fault(tmp_path: Path) -> None:
+def test_dropout_and_noise_in_the_forward_pass_are_no_fault(tmp_path):
     class Augmented(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             x, y = batch
@@ -780,7 +777,7 @@ def test_dropout_and_noise_in_the_forward_pass_are_no_fault(tmp_path: Path) -> N
     assert examination.passed, examination
 
 
-def test_a_hand_written_step_that_shows_no_release_is_not_asked(tmp_path: Path) -> None:
+def test_a_hand_written_step_that_shows_no_release_is_not_asked(tmp_path):
     class Opaque(torch.optim.Optimizer):
         """Adds its noise within a step that is none of torch's."""
 
@@ -806,7 +803,7 @@ def test_a_hand_written_step_that_shows_no_release_is_not_asked(tmp_path: Path) 
     assert not examination.passed
 
 
-def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path: Path) -> None:
+def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path):
     class Once(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if (Path(tmp_path) / "ran").exists():
@@ -820,7 +817,7 @@ def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path: Path) -
     assert all("RuntimeError" in answer.reason for answer in examination.answers.values())
 
 
-def test_it_refuses_company_and_a_training_without_a_claim(tmp_path: Path) -> None:
+def test_it_refuses_company_and_a_training_without_a_claim(tmp_path):
     module = PrivateModule(small_mlp(64), dataset=digits())
     with pytest.raises(MisconfigurationException, match="use only one of them"):
         trainer_for(tmp_path, Examination(), PrivacyAudit(), max_steps=1).fit(module)
@@ -832,7 +829,7 @@ def test_it_refuses_company_and_a_training_without_a_claim(tmp_path: Path) -> No
     ("arguments", "message"),
     [({"after": 0}, "after=0 must be"), ({"claim": 1.0}, "claim=1.0 must be a PrivacyClaim")],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Examination(**arguments)
 
@@ -860,9 +857,7 @@ def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> 
     ids=lambda value: value.name if isinstance(value, Correct) else str(value),
 )
 @pytest.mark.heavy_one_in(4)
-def test_a_correct_training_is_not_accused_and_not_changed(
-    tmp_path: Path, case: Correct, seed: int
-) -> None:
+def test_a_correct_training_is_not_accused_and_not_changed(tmp_path, case, seed):
     examination = Examination(after=1 + 2 * seed, seed=seed)
     plain = trained(tmp_path / "plain", case, seed)
     assert torch.equal(plain, trained(tmp_path / "examined", case, seed, examination))
@@ -897,7 +892,7 @@ NOT_ASKED_OF_RANDOM = {
     ),
 )
 @pytest.mark.heavy_one_in(4)
-def test_a_correct_training_is_asked_and_not_accused(tmp_path: Path, name: str, seed: int) -> None:
+def test_a_correct_training_is_asked_and_not_accused(tmp_path, name, seed):
     seeded(seed)
     module = RANDOM_CORRECT[name]()
     examination = Examination(getattr(module, "claim", None), after=1 + seed, seed=seed)
@@ -922,7 +917,7 @@ def unseen(
 @pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", FAULTY)
 @pytest.mark.heavy_one_in(4)
-def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
+def test_a_fault_is_found(tmp_path, name, seed):
     report, _ = unseen(tmp_path, FAULTY[name], seed, 3)
     of_step = {"replay.sensitivity", "replay.clipping", "replay.release", "coupling"}
     assert of_step.intersection(violated(report))
@@ -931,9 +926,7 @@ def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", UNSEEN_CORRECT)
 @pytest.mark.heavy_one_in(4)
-def test_an_odd_correct_training_is_not_accused_and_not_changed(
-    tmp_path: Path, name: str, seed: int
-) -> None:
+def test_an_odd_correct_training_is_not_accused_and_not_changed(tmp_path, name, seed):
     report, examined = unseen(tmp_path / "examined", UNSEEN_CORRECT[name], seed, 3)
     assert violated(report) == []
     _, plain = unseen(tmp_path / "plain", UNSEEN_CORRECT[name], seed, 0)

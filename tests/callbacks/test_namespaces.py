@@ -1,7 +1,5 @@
 """One callback in the Trainers of both Lightning packages, and where only one is installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytorch_lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
-from trained import Audited, UnifiedModule
+from trained import UnifiedModule
 from training_support import (
     ManualTraining,
     PrivateModule,
@@ -37,7 +35,7 @@ class UnifiedManualModule(ManualTraining, lightning.pytorch.LightningModule):
 UNIFIED = {"trainer_class": lightning.pytorch.Trainer}
 
 
-def test_the_audit_is_a_callback_of_both_packages() -> None:
+def test_the_audit_is_a_callback_of_both_packages():
     assert pytorch_lightning.Callback is not lightning.pytorch.Callback
     for package in PACKAGES.values():
         assert isinstance(PrivacyAudit(), package.Callback)
@@ -45,8 +43,8 @@ def test_the_audit_is_a_callback_of_both_packages() -> None:
 
 @pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
 def test_sound_training_under_lightning_pytorch_passes_and_half_the_noise_does_not(
-    audited: Audited, accused: Audited, kind: Any
-) -> None:
+    audited, accused, kind
+):
     module = kind()
     report = audited(module, **UNIFIED)
     assert report.verdict.outcome == "PASS", report.verdict
@@ -56,7 +54,7 @@ def test_sound_training_under_lightning_pytorch_passes_and_half_the_noise_does_n
     assert report.verdict.fault.startswith("noise scale too small")
 
 
-def test_both_packages_give_the_same_record(audited: Audited) -> None:
+def test_both_packages_give_the_same_record(audited):
     found = []
     for kind, given in ((PrivateModule, {}), (UnifiedModule, UNIFIED)):
         torch.manual_seed(3)
@@ -66,14 +64,14 @@ def test_both_packages_give_the_same_record(audited: Audited) -> None:
     assert found[0] == found[1]
 
 
-def test_metrics_reach_the_trainer_of_lightning_pytorch(tmp_path: Path) -> None:
+def test_metrics_reach_the_trainer_of_lightning_pytorch(tmp_path):
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1, **UNIFIED)
     trainer.fit(UnifiedModule())
     metrics = {f"audit/{name}" for name in ("epsilon_lower", "epsilon_spent", "observations")}
     assert metrics <= set(trainer.callback_metrics)
 
 
-def test_one_callback_serves_both_packages_in_turn(tmp_path: Path) -> None:
+def test_one_callback_serves_both_packages_in_turn(tmp_path):
     audit = PrivacyAudit(seed=1)
     assert fit(tmp_path, PrivateModule(), audit, max_steps=16).steps == 16
     assert fit(tmp_path, UnifiedModule(), audit, max_steps=24, **UNIFIED).steps == 24
@@ -163,8 +161,8 @@ def at_fit_end(directory: Path, package: Any) -> None:
     ],
 )
 def test_a_refusal_at_any_hook_is_the_misconfiguration_of_both_packages(
-    tmp_path: Path, name: str, refused: Any, words: str
-) -> None:
+    tmp_path, name, refused, words
+):
     with pytest.raises(StandaloneRefusal, match=words) as raised:
         refused(tmp_path, PACKAGES[name])
     assert isinstance(raised.value, UnifiedRefusal)
@@ -231,14 +229,14 @@ def run_alone(script: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.heavy_one_in(4)
-def test_one_package_alone_is_enough(tmp_path: Path, package: str, absent: list[str]) -> None:
+def test_one_package_alone_is_enough(tmp_path, package, absent):
     done = run_alone(_ALONE.format(package=package, absent=absent, directory=str(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert "outcome: PASS 512" in done.stdout
 
 
 @pytest.mark.heavy
-def test_without_lightning_the_error_says_what_to_install() -> None:
+def test_without_lightning_the_error_says_what_to_install():
     done = run_alone(
         "import sys\n"
         "sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
 import traceback
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from opacus.optimizers import DPOptimizer
 from parsed_page import ParsedPage, check_page
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from trained import Audited, Trains, ValidatedModule, check, on_digits, private, weights
+from trained import ValidatedModule, check, on_digits, private, weights
 from training_support import (
     ManualModule,
     PrivateModule,
@@ -46,9 +43,7 @@ from lightning_audit.testing.faulty import HalfNoise
 
 @pytest.mark.whole_report
 @pytest.mark.heavy
-def test_the_picture_lies_beside_the_report_and_moves_away_with_it(
-    tmp_path: Path, audited: Audited
-) -> None:
+def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path, audited):
     for _ in range(2):
         audited(PrivateModule(), logger=TensorBoardLogger(tmp_path), steps=16)
     for folder in (audited.directory, audited.directory / "previous-1"):
@@ -59,8 +54,8 @@ def test_the_picture_lies_beside_the_report_and_moves_away_with_it(
 @pytest.mark.whole_report
 @pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger])
 def test_the_picture_is_drawn_once_and_only_for_a_logger_that_takes_it(
-    tmp_path: Path, audited: Audited, monkeypatch: pytest.MonkeyPatch, logger: type
-) -> None:
+    tmp_path, audited, monkeypatch, logger
+):
     drawn: list[object] = []
     monkeypatch.setattr(plots, "figure", lambda report: drawn.append(report) or figure(report))
     audited(PrivateModule(), logger=logger(tmp_path), steps=16)
@@ -82,14 +77,8 @@ def _disk_full(*_: object) -> None:
     ids=["no matplotlib", "disk full"],
 )
 def test_without_a_picture_the_audit_goes_on_with_a_warning_at_most(
-    tmp_path: Path,
-    audited: Audited,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    replaced: str,
-    by: Any,
-    said: str,
-) -> None:
+    tmp_path, audited, monkeypatch, caplog, replaced, by, said
+):
     monkeypatch.setattr(f"lightning_audit.{replaced}", by)
     report = audited(PrivateModule(), logger=TensorBoardLogger(tmp_path), steps=16)
     assert (report.steps, report.complete) == (16, True)
@@ -121,7 +110,7 @@ class Calls(pl.Callback):
         self.seen.append("fit")
 
 
-def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path: Path) -> None:
+def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path):
     calls, module = Calls(), PrivateModule(optimizer_class=HalfNoise)
     trainer = trainer_for(tmp_path, calls, PrivacyAudit(seed=1), max_epochs=5)
     with pytest.raises(PrivacyViolation) as raised:
@@ -134,26 +123,26 @@ def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path: Path
     assert_no_hooks_left(module)
 
 
-def test_stop_ends_the_training_and_raises_nothing(audited: Audited) -> None:
+def test_stop_ends_the_training_and_raises_nothing(audited):
     calls, module = Calls(), PrivateModule(optimizer_class=HalfNoise)
     report = audited(module, calls, on_violation="stop", max_epochs=5)
     assert (report.verdict.outcome, report.complete) == ("VIOLATION", True)
     assert calls.seen.count("epoch") == 1
 
 
-def test_warn_trains_to_the_end_and_raises_nothing(trained: Trains) -> None:
+def test_warn_trains_to_the_end_and_raises_nothing(trained):
     done = trained(private(HalfNoise), on_violation="warn", max_epochs=3)
     assert (done.report.verdict.outcome, done.report.steps) == ("VIOLATION", 96)
     assert done.module.trainer.current_epoch == 3
     assert sum("privacy audit: VIOLATION (mechanism)" in line for line in done.logged) == 1
 
 
-def test_violation_in_the_middle_of_an_epoch_is_found_at_max_steps(audited: Audited) -> None:
+def test_violation_in_the_middle_of_an_epoch_is_found_at_max_steps(audited):
     report = audited(PrivateModule(optimizer_class=HalfNoise), on_violation="warn", steps=20)
     assert (report.steps, report.verdict.outcome) == (20, "VIOLATION")
 
 
-def test_inconclusive_audit_is_raised_where_asked(tmp_path: Path) -> None:
+def test_inconclusive_audit_is_raised_where_asked(tmp_path):
     audit = PrivacyAudit(on_inconclusive="raise", seed=1)
     with pytest.raises(InconclusiveAudit, match="more steps are needed") as raised:
         trainer_for(tmp_path, audit, max_steps=4).fit(PrivateModule())
@@ -161,20 +150,20 @@ def test_inconclusive_audit_is_raised_where_asked(tmp_path: Path) -> None:
     assert report_in(tmp_path).verdict == raised.value.report.verdict
 
 
-def test_inconclusive_audit_only_warns_by_default(trained: Trains) -> None:
+def test_inconclusive_audit_only_warns_by_default(trained):
     done = trained(steps=4)
     assert done.report.verdict.outcome == "INCONCLUSIVE"
     assert "INCONCLUSIVE" in done.shown
 
 
-def test_report_is_shown_at_the_end(trained: Trains) -> None:
+def test_report_is_shown_at_the_end(trained):
     shown = trained().shown
     assert "PASS" in shown
     assert "report.json" in shown
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_every_check_is_shown_on_request_and_else_a_summary(trained: Trains, verbose: bool) -> None:
+def test_every_check_is_shown_on_request_and_else_a_summary(trained, verbose):
     done = trained(steps=4, **({"verbose": True} if verbose else {}))
     words = done.shown.split()
     assert all(check.name in words for check in done.report.checks) == verbose
@@ -188,7 +177,7 @@ _WRITE_PAGE = ReportFiles.write_page
 
 
 @pytest.fixture
-def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ParsedPage]:
+def page_of(tmp_path, monkeypatch):
     """The parsed page of a training, which `lightning-audit report` would write again."""
     monkeypatch.setattr(ReportFiles, "write_page", _WRITE_PAGE)
 
@@ -253,9 +242,7 @@ class OwnHalf(DPOptimizer):
     ids=["correct", "half the noise", "replace one", "shuffled", "allowed"],
 )
 @pytest.mark.heavy_one_in(1)
-def test_a_page_says_what_was_found_and_claimed(
-    tmp_path: Path, page_of: Any, module: dict[str, Any], audit: dict[str, Any], words: list[str]
-) -> None:
+def test_a_page_says_what_was_found_and_claimed(tmp_path, page_of, module, audit, words):
     text = page_of(PrivateModule(**module), **audit).text
     assert not [part for part in words if part not in text]
     if not module and "claimed_epsilon" in audit:
@@ -263,7 +250,7 @@ def test_a_page_says_what_was_found_and_claimed(
 
 
 @pytest.mark.heavy
-def test_a_training_that_is_too_short_says_what_is_missing(page_of: Any) -> None:
+def test_a_training_that_is_too_short_says_what_is_missing(page_of):
     parsed = page_of(steps=2)
     assert "No verdict: no fault was found, but 2 steps did not show enough" in parsed.text
     assert "What a pass still needs" in parsed.text
@@ -271,7 +258,7 @@ def test_a_training_that_is_too_short_says_what_is_missing(page_of: Any) -> None
 
 
 @pytest.mark.heavy
-def test_two_optimizers_have_a_line_each(page_of: Any) -> None:
+def test_two_optimizers_have_a_line_each(page_of):
     text = page_of(TwoNets(), steps=STEPS).text
     assert "Private optimizers2" in text
     assert min(text.count("actor"), text.count("critic")) > 10
@@ -301,7 +288,7 @@ def stopped(
 LONG = {"min_epochs": 3, "max_epochs": 5}
 
 
-def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path):
     calls = Calls()
     report, _ = stopped(tmp_path, PrivateModule(poisson=False), calls, **LONG)
     assert (report.steps, calls.steps) == (0, 0)
@@ -310,9 +297,7 @@ def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path: Pa
 
 
 @pytest.mark.parametrize("make_poisson", [True, False])
-def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(
-    trained: Trains, make_poisson: bool
-) -> None:
+def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(trained, make_poisson):
     make = private(poisson=False, make_poisson=make_poisson)
     found = check(trained(make, **LONG).report, "sampling.not_poisson")
     assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
@@ -320,7 +305,7 @@ def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(
     assert chosen == (not make_poisson)
 
 
-def test_three_epochs_of_shuffled_batches_cost_three_steps(trained: Trains) -> None:
+def test_three_epochs_of_shuffled_batches_cost_three_steps(trained):
     report = trained(private(poisson=False), on_violation="warn", max_epochs=3).report
     told = check(report, "sampling.not_poisson").message
     assert "3 epochs cost epsilon 8.385 at delta 1e-05 if a record is zeroed" in told
@@ -345,9 +330,7 @@ class GeneratorFirst(Gan):
 
 @pytest.mark.parametrize("on_violation", ["raise", "stop"])
 @pytest.mark.parametrize("kind", [NotPrivate, NotPrivateByHand, GeneratorFirst])
-def test_an_optimizer_that_is_not_private_takes_no_step(
-    tmp_path: Path, kind: type[pl.LightningModule], on_violation: str
-) -> None:
+def test_an_optimizer_that_is_not_private_takes_no_step(tmp_path, kind, on_violation):
     module = kind(dataset=digits()) if kind is GeneratorFirst else kind(mlp(64), dataset=digits())
     before, audit = weights(module), PrivacyAudit(seed=1, on_violation=on_violation)
     trainer = trainer_for(tmp_path, audit, **LONG)
@@ -362,7 +345,7 @@ def test_an_optimizer_that_is_not_private_takes_no_step(
     assert "was stopped before its first step" in report.verdict.summary
 
 
-def test_it_trains_where_violations_are_warned_of(tmp_path: Path) -> None:
+def test_it_trains_where_violations_are_warned_of(tmp_path):
     audit = PrivacyAudit(seed=1, on_violation="warn")
     trainer = trainer_for(tmp_path, audit, max_steps=3)
     trainer.fit(NotPrivate())
@@ -384,9 +367,7 @@ def test_it_trains_where_violations_are_warned_of(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.one_in(2)
-def test_a_fault_ends_the_training_within_five_steps_and_is_named(
-    trained: Trains, kind: type[torch.optim.Optimizer], names: set[str]
-) -> None:
+def test_a_fault_ends_the_training_within_five_steps_and_is_named(trained, kind, names):
     report = trained(private(kind, on_digits=True), **LONG).report
     root = report.verdict.root
     assert root.name in names
@@ -394,7 +375,7 @@ def test_a_fault_ends_the_training_within_five_steps_and_is_named(
     assert report.steps <= min(root.place.step + 5, 20)
 
 
-def test_other_callbacks_have_their_usual_end(tmp_path: Path) -> None:
+def test_other_callbacks_have_their_usual_end(tmp_path):
     calls, saver = Calls(), ModelCheckpoint(tmp_path / "saved", save_last=True)
     module = ValidatedModule(mlp(64), dataset=digits(), optimizer_class=HalfNoise)
     report, trainer = stopped(
@@ -406,9 +387,7 @@ def test_other_callbacks_have_their_usual_end(tmp_path: Path) -> None:
     assert (trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps) == (3, 60)
 
 
-def test_what_is_told_stands_where_it_happened_and_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_told_stands_where_it_happened_and_once(tmp_path, caplog):
     at: list[int] = []
 
     class Heard(logging.Handler):
@@ -428,12 +407,12 @@ def test_what_is_told_stands_where_it_happened_and_once(
     assert audit.report.steps > 60
 
 
-def test_a_manual_optimization_is_stopped_as_well(tmp_path: Path) -> None:
+def test_a_manual_optimization_is_stopped_as_well(tmp_path):
     report, _ = stopped(tmp_path, ManualModule(optimizer_class=HalfNoise), **LONG)
     assert report.steps < 20
 
 
-def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path: Path) -> None:
+def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path):
     audit = PrivacyAudit(seed=1, on_violation="stop")
     for number in range(2):
         trainer_for(tmp_path / str(number), audit, **LONG).fit(on_digits(HalfNoise))
@@ -442,7 +421,7 @@ def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("examinations", [0, "auto"])
-def test_a_correct_training_is_not_stopped(trained: Trains, examinations: Any) -> None:
+def test_a_correct_training_is_not_stopped(trained, examinations):
     report = trained(examinations=examinations, max_epochs=3).report
     assert report.steps == 96
     assert report.verdict.outcome != "VIOLATION"
@@ -475,9 +454,7 @@ class Logging(PrivateModule):
         return loss
 
 
-def test_a_progress_bar_shows_the_bound_at_the_ends_of_epochs_among_the_modules_metrics(
-    tmp_path: Path,
-) -> None:
+def test_a_progress_bar_shows_the_bound_at_the_ends_of_epochs_among_the_modules_metrics(tmp_path):
     bar, audit = Plain(), PrivacyAudit(seed=1)
     trainer_for(tmp_path, audit, bar, max_epochs=2, enable_progress_bar=True).fit(Logging())
     assert "audit" not in bar.shown[0]
@@ -487,7 +464,7 @@ def test_a_progress_bar_shows_the_bound_at_the_ends_of_epochs_among_the_modules_
     assert re.search(r"loss=\d+\.\d\d\d", bar.shown[-1])
 
 
-def test_a_progress_bar_shows_a_finding_after_the_step_that_shows_it(tmp_path: Path) -> None:
+def test_a_progress_bar_shows_a_finding_after_the_step_that_shows_it(tmp_path):
     bar, audit = Plain(), PrivacyAudit(seed=1, on_violation="warn")
     trainer = trainer_for(tmp_path, audit, bar, max_steps=12, enable_progress_bar=True)
     trainer.fit(on_digits(HalfNoise))
@@ -496,9 +473,7 @@ def test_a_progress_bar_shows_a_finding_after_the_step_that_shows_it(tmp_path: P
 
 
 @pytest.mark.parametrize("bar", [TQDMProgressBar(), RichProgressBar(), None])
-def test_lightnings_progress_bars_show_it_and_none_is_needed(
-    tmp_path: Path, bar: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lightnings_progress_bars_show_it_and_none_is_needed(tmp_path, bar, capsys):
     audit = PrivacyAudit(seed=1, on_violation="warn")
     given = [bar] if bar else []
     trainer = trainer_for(
@@ -511,9 +486,7 @@ def test_lightnings_progress_bars_show_it_and_none_is_needed(
     assert ("audit:VIOLATION|noise" in shown) == isinstance(bar, RichProgressBar)
 
 
-def test_a_violation_is_one_line_of_the_log_one_summary_and_one_exception(
-    trained: Trains, tmp_path: Path
-) -> None:
+def test_a_violation_is_one_line_of_the_log_one_summary_and_one_exception(trained, tmp_path):
     done = trained(private(HalfNoise, on_digits=True), **LONG)
     assert sum("VIOLATION" in line for line in done.logged) == 1
     assert done.logged[-1].startswith("privacy audit: VIOLATION (mechanism): too little noise is")
@@ -523,7 +496,7 @@ def test_a_violation_is_one_line_of_the_log_one_summary_and_one_exception(
     assert str(done.raised).count("VIOLATION") == 1
 
 
-def test_a_first_step_above_the_claim_is_logged_once(trained: Trains) -> None:
+def test_a_first_step_above_the_claim_is_logged_once(trained):
     (line,) = trained(claimed_epsilon=0.01, max_epochs=2).logged
     assert "accounting" in line
     assert "VIOLATION" in line

@@ -1,7 +1,5 @@
 """What an audit would be is told by a copy, and the training stays what it is."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,7 @@ def previewed(
     return made.preview(trainer_for(directory, made, **(planned or {"max_epochs": 3})), module)
 
 
-def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_cost(
-    tmp_path: Path,
-) -> None:
+def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_cost(tmp_path):
     found = previewed(tmp_path, PrivateModule())
     assert found.can_be_audited
     assert found.optimizers == (
@@ -49,7 +45,7 @@ def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_co
     assert "the first examination by replay" in text
 
 
-def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
+def test_nothing_of_the_training_changes(tmp_path):
     ends = []
     for first in (False, True):
         torch.manual_seed(5)
@@ -86,21 +82,19 @@ class Plain(PrivateModule):
     ],
     ids=["by the audit", "no private optimizer", "by Lightning or the audit at once"],
 )
-def test_what_is_refused_says_what_to_change(
-    tmp_path: Path, make: Any, audit: dict[str, Any], planned: dict[str, Any], words: str
-) -> None:
+def test_what_is_refused_says_what_to_change(tmp_path, make, audit, planned, words):
     found = previewed(tmp_path, make(), planned=planned, **audit)
     assert not found.can_be_audited
     assert str(found).startswith("cannot be audited: ")
     assert words in found.refused
 
 
-def test_what_is_wrong_before_the_first_step_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_before_the_first_step_is_told(tmp_path):
     (found,) = previewed(tmp_path, PrivateModule(poisson=False)).found
     assert "the trainer's loader is not Poisson" in found
 
 
-def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path: Path) -> None:
+def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path):
     found = previewed(tmp_path, PrivateModule(optimizer_class=HalfNoise, poisson=False))
     assert found.can_be_audited
     assert [one.partition(":")[0] for one in found.found] == ["noise", "sampling.not_poisson"]
@@ -109,31 +103,31 @@ def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path:
     assert "noise.tensor" in found.follows
 
 
-def test_too_few_steps_are_told_as_such(tmp_path: Path) -> None:
+def test_too_few_steps_are_told_as_such(tmp_path):
     found = previewed(tmp_path, PrivateModule(), planned={"max_steps": 10})
     assert "steps, 10 are planned: too few" in str(found)
 
 
-def test_an_input_canary_is_told_to_need_more_steps(tmp_path: Path) -> None:
+def test_an_input_canary_is_told_to_need_more_steps(tmp_path):
     found = previewed(tmp_path, Forwarding(), canaries=[Mislabeled(amplitude=100.0)])
     assert found.optimizers[0].endswith("a canary sample in the batch")
     assert any("10 or more times as many steps" in lack for lack in found.missing)
 
 
-def test_dp_sgd_by_hand_is_told_as_such(tmp_path: Path) -> None:
+def test_dp_sgd_by_hand_is_told_as_such(tmp_path):
     assert previewed(tmp_path, HandWritten(), claim=CLAIM).optimizers == (
         "SGD by hand, 6 tensors, 8 canary gradients per step, added by per_sample()",
     )
 
 
-def test_what_cannot_be_copied_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_copied_is_an_error_that_says_so(tmp_path):
     module = PrivateModule()
     module.__dict__["lock"] = threading.Lock()
     with pytest.raises(ValueError, match=r"cannot be copied .*fast_dev_run=True"):
         previewed(tmp_path, module)
 
 
-def test_the_users_own_error_is_his(tmp_path: Path) -> None:
+def test_the_users_own_error_is_his(tmp_path):
     class Broken(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             raise KeyError("label")
@@ -142,7 +136,7 @@ def test_the_users_own_error_is_his(tmp_path: Path) -> None:
         previewed(tmp_path, Broken())
 
 
-def test_a_trial_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_run_prints_it(tmp_path, capsys):
     audit = PrivacyAudit(seed=1, examinations="auto")
     trainer_for(tmp_path, audit, fast_dev_run=True).fit(PrivateModule())
     out = capsys.readouterr().out
@@ -150,9 +144,7 @@ def test_a_trial_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "a PASS takes about" in out
 
 
-def test_an_optimizer_in_the_module_is_an_error_that_breaks_no_later_training(
-    tmp_path: Path,
-) -> None:
+def test_an_optimizer_in_the_module_is_an_error_that_breaks_no_later_training(tmp_path):
     class Early(PrivateModule):
         def __init__(self) -> None:
             super().__init__()
@@ -169,7 +161,7 @@ def test_an_optimizer_in_the_module_is_an_error_that_breaks_no_later_training(
     assert report_in(tmp_path).steps == 32
 
 
-def test_a_trainer_that_has_fitted_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_that_has_fitted_is_refused(tmp_path):
     audit, module = PrivacyAudit(seed=1), PrivateModule()
     trainer = trainer_for(tmp_path, audit, max_steps=4)
     trainer.fit(module)
@@ -177,7 +169,7 @@ def test_a_trainer_that_has_fitted_is_refused(tmp_path: Path) -> None:
         audit.preview(trainer, module)
 
 
-def test_callbacks_and_modules_that_log_find_a_logger(tmp_path: Path) -> None:
+def test_callbacks_and_modules_that_log_find_a_logger(tmp_path):
     class Logs(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             self.logger.log_metrics({"batch": batch_idx})
@@ -192,7 +184,7 @@ def test_callbacks_and_modules_that_log_find_a_logger(tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists()
 
 
-def test_it_ends_where_lightning_counts_no_step(tmp_path: Path) -> None:
+def test_it_ends_where_lightning_counts_no_step(tmp_path):
     class Raw(ManualModule):
         batches = 0
 

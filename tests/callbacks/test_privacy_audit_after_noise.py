@@ -1,7 +1,5 @@
 """What is done to a release is no fault, and what is done with anything else is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +30,7 @@ from after_noise_support import (
 from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
 from stages import staged
-from trained import Audited, Forwarding, weights
+from trained import Forwarding, weights
 from training_support import ManualModule, PrivateModule, digits, fit, mlp, status, trainer_for
 
 import lightning_audit
@@ -113,20 +111,20 @@ SOME = [
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
-def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: str) -> None:
+def test_a_processed_release_is_not_accused(tmp_path, name, where):
     assert_not_accused(run(tmp_path, processed(name, where)), name)
 
 
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
-def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
+def test_half_the_noise_before_a_process_is_named(tmp_path, name, where):
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5)))
 
 
 @seeds
 @pytest.mark.parametrize(("name", "where"), SOME)
-def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
+def test_no_processed_release_is_accused(tmp_path, name, where, seed):
     assert_not_accused(run(tmp_path / "correct", processed(name, where), seed), name)
     assert_too_little_noise(run(tmp_path / "half", processed(name, where, share=0.5), seed))
 
@@ -142,26 +140,20 @@ by_hand = pytest.mark.parametrize(
 @pytest.mark.heavy
 @by_hand
 @pytest.mark.heavy_one_in(6)
-def test_a_hand_written_release_that_is_shown_is_not_accused(
-    tmp_path: Path, name: str, kind: type[ByHand]
-) -> None:
+def test_a_hand_written_release_that_is_shown_is_not_accused(tmp_path, name, kind):
     assert_not_accused(run(tmp_path, by_hand_that(name, kind=kind)()), name)
 
 
 @pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
 @pytest.mark.one_in(2)
-def test_half_the_noise_of_a_hand_written_release_is_named(
-    tmp_path: Path, kind: type[ByHand]
-) -> None:
+def test_half_the_noise_of_a_hand_written_release_is_named(tmp_path, kind):
     assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)()))
 
 
 @by_hand
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
-def test_a_hand_written_release_that_is_not_shown_is_not_accused(
-    tmp_path: Path, name: str, kind: type[ByHand]
-) -> None:
+def test_a_hand_written_release_that_is_not_shown_is_not_accused(tmp_path, name, kind):
     report = run(tmp_path, by_hand_that(name, kind=kind)(says=False))
     assert report.verdict.outcome != "VIOLATION", report.verdict
     if any(check.status == "undecided" for check in report.checks):
@@ -170,18 +162,14 @@ def test_a_hand_written_release_that_is_not_shown_is_not_accused(
 
 @seeds
 @pytest.mark.parametrize(("name", "kind"), BY_HAND[::3])
-def test_no_hand_written_release_is_accused(
-    tmp_path: Path, name: str, kind: type[ByHand], seed: int
-) -> None:
+def test_no_hand_written_release_is_accused(tmp_path, name, kind, seed):
     assert_not_accused(run(tmp_path / "shown", by_hand_that(name, kind=kind)(), seed), name)
     hidden = run(tmp_path / "hidden", by_hand_that(name, kind=kind)(says=False), seed, steps=100)
     assert hidden.verdict.outcome != "VIOLATION", hidden.verdict
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
-def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(
-    tmp_path: Path,
-) -> None:
+def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(tmp_path):
     plain = _kind(ByHand, process=staticmethod(support.nothing), share=0.5)
     assert_too_little_noise(run(tmp_path, plain(says=False)))
 
@@ -199,26 +187,26 @@ SHAPES: dict[str, Callable[[float], pl.LightningModule]] = {
 
 @pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
 @pytest.mark.one_in(3)
-def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
+def test_another_shape_of_release_is_not_accused(tmp_path, name):
     report = run(tmp_path, SHAPES[name](1.0))
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
 @seeds
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
+def test_no_other_shape_of_release_is_accused(tmp_path, name, seed):
     report = run(tmp_path, SHAPES[name](1.0), seed, steps=150)
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
 @pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
-def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
+def test_half_the_noise_in_another_shape_is_found(tmp_path, name):
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
     assert report.verdict.outcome == "VIOLATION", report.verdict
     assert status(report, "noise") == "violated"
 
 
-def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path: Path) -> None:
+def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path):
     class WhereGradientsAre(DPOptimizer):
         """Adds no noise to entries whose clipped sum is zero, and so tells which they are."""
 
@@ -305,9 +293,7 @@ class Leaks(HandWritten):
         ],
     ),
 )
-def test_an_update_that_follows_more_than_the_release_is_gradient_replaced(
-    tmp_path: Path, make: Callable[[], pl.LightningModule], steps: int
-) -> None:
+def test_an_update_that_follows_more_than_the_release_is_gradient_replaced(tmp_path, make, steps):
     assert_replaced(run(tmp_path, make(), steps=steps))
 
 
@@ -327,7 +313,7 @@ class TakesItsOwnNoiseOff(Processing):
 
 
 @pytest.mark.parametrize("part", [1.0, 0.7])
-def test_noise_that_is_taken_off_again_does_not_pass(tmp_path: Path, part: float) -> None:
+def test_noise_that_is_taken_off_again_does_not_pass(tmp_path, part):
     report = run(tmp_path, with_opacus(_kind(TakesItsOwnNoiseOff, part=part)), steps=80)
     assert report.verdict.outcome != "PASS", report.verdict
     assert any("could not be followed" in item for item in report.verdict.pass_blockers)
@@ -344,8 +330,8 @@ class InNoise(Processing):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
-    tmp_path: Path, name: str
-) -> None:
+    tmp_path, name
+):
     correct, half = (
         run(tmp_path / str(share), with_opacus(optimizer_that(InNoise, name, share)), steps=100)
         for share in (1.0, 0.5)
@@ -354,7 +340,7 @@ def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the
     assert half.verdict.outcome != "PASS", half.verdict
 
 
-def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> None:
+def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path):
     module = by_hand_that("low_pass")
     module.forward = lambda self, x: self.net(x)
     report = run(tmp_path, module(), canaries=[Mislabeled(amplitude=100.0)])
@@ -377,9 +363,7 @@ def models(
     return ends
 
 
-def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
-    tmp_path: Path,
-) -> None:
+def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(tmp_path):
     class Notes(ByHand):
         process = staticmethod(support.nothing)
 
@@ -401,9 +385,7 @@ def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_aud
     ],
     ids=["list", "number", "stacked", "part"],
 )
-def test_a_wrong_release_is_refused_with_what_to_give(
-    tmp_path: Path, change: Callable[[Any], Any], words: str
-) -> None:
+def test_a_wrong_release_is_refused_with_what_to_give(tmp_path, change, words):
     class Wrong(HandWritten):
         def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
             noisy = {f"net.{n}": g.sum(0) for n, g in grads.items()}
@@ -415,7 +397,7 @@ def test_a_wrong_release_is_refused_with_what_to_give(
     assert words in str(raised.value)
 
 
-def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_path: Path) -> None:
+def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_path):
     class Twice(ByHand):
         process = staticmethod(support.nothing)
         calls = 0
@@ -434,14 +416,14 @@ def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(tmp_p
         assert any(said in item for item in verdict.pass_blockers)
 
 
-def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Path) -> None:
+def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path):
     def make() -> pl.LightningModule:
         return with_opacus(_kind(Kalman, share=1.0), generator=torch.Generator().manual_seed(1))
 
     torch.testing.assert_close(*models(tmp_path, make, PrivacyAudit(seed=1)), rtol=1e-3, atol=1e-5)
 
 
-def test_a_violated_run_still_raises(accused: Audited) -> None:
+def test_a_violated_run_still_raises(accused):
     assert_too_little_noise(accused(processed("low_pass", "pre_step", share=0.5), steps=40))
 
 
@@ -458,9 +440,7 @@ class LouderInTheEnd(Forwarding):
 
 
 @pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])
-def test_noise_that_is_raised_before_a_step_is_that_of_the_step(
-    audited: Audited, canary: Dirac | Mislabeled
-) -> None:
+def test_noise_that_is_raised_before_a_step_is_that_of_the_step(audited, canary):
     report = audited(LouderInTheEnd(), canaries=[canary], seed=None, steps=8)
     assert status(report, "accounting") == "ok"
     assert status(report, "noise.excess") == "ok"
@@ -496,8 +476,8 @@ class ScalesInPlace(torch.optim.SGD):
     ids=["momentum in place", "on top of torch's", "scales what was released"],
 )
 def test_an_update_of_what_was_released_is_no_replaced_gradient_and_read_once_a_step(
-    audited: Audited, kind: type[torch.optim.SGD], options: dict[str, Any]
-) -> None:
+    audited, kind, options
+):
     module = PrivateModule(inner=lambda params: kind(params, lr=0.05, **options))
     report = audited(module, on_violation="warn")
     assert report.verdict.outcome == "PASS", report.verdict

@@ -1,7 +1,5 @@
 """Noise that is correlated over steps by design: `PrivacyClaim(noise_coefficients=...)`."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +18,7 @@ from report_edits import with_
 from resume_support import RESUMING, STEPS_PER_EPOCH, StepwiseModule, checkpoint_at, saver, train
 from stages import staged
 from torch.utils.data import DataLoader, RandomSampler, default_collate
-from trained import Audited, Forwarding, Trains, check, cut, on_digits, violated, weights
+from trained import Forwarding, check, cut, on_digits, violated, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import (
     PrivateModule,
@@ -73,7 +71,7 @@ def assert_nothing_is_composed(report: AuditReport) -> None:
     assert all("epsilon_lower" not in row for row in report.epochs)
 
 
-def test_right_banded_noise_passes_and_the_gate_takes_the_report(trained: Trains, capsys) -> None:
+def test_right_banded_noise_passes_and_the_gate_takes_the_report(trained, capsys):
     done = trained(banded, claim=BANDED, steps=250)
     assert done.report.verdict.outcome == "PASS"
     assert "the mechanism alone was judged" in done.report.verdict.summary
@@ -85,14 +83,14 @@ def test_right_banded_noise_passes_and_the_gate_takes_the_report(trained: Trains
 
 
 @pytest.mark.heavy
-def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(audited: Audited) -> None:
+def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(audited):
     claim = PrivacyClaim(noise_coefficients=COEFFICIENTS, epsilon=0.001, delta=1e-5)
     report = audited(banded(), claim=claim, delta=1e-5, steps=250)
     assert (report.verdict.outcome, report.claimed_epsilon) == ("PASS", 0.001)
     assert_nothing_is_composed(report)
 
 
-def test_half_of_the_banded_noise_is_too_small(audited: Audited) -> None:
+def test_half_of_the_banded_noise_is_too_small(audited):
     report = audited(banded(HalfBandedNoise), claim=BANDED, on_violation="warn", steps=20)
     assert report.verdict.root.name == "noise_too_small"
     assert report.verdict.root.evidence["noise_ratio_upper"] == pytest.approx(0.52, abs=0.05)
@@ -102,9 +100,7 @@ def test_half_of_the_banded_noise_is_too_small(audited: Audited) -> None:
 @pytest.mark.parametrize(
     "claim", [None, PrivacyClaim(noise_coefficients=(1.0, -0.5))], ids=["none", "other"]
 )
-def test_noise_that_is_correlated_otherwise_than_claimed_is_named(
-    accused: Audited, claim: PrivacyClaim | None
-) -> None:
+def test_noise_that_is_correlated_otherwise_than_claimed_is_named(accused, claim):
     report = accused(banded(), claim=claim, steps=20)
     assert report.verdict.root.name == "noise_correlated_over_steps"
 
@@ -116,9 +112,7 @@ class TwiceTheDraws(BandedNoise):
 
 
 @pytest.mark.heavy
-def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(
-    audited: Audited, accused: Audited
-) -> None:
+def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(audited, accused):
     claim = PrivacyClaim(noise_coefficients=TwiceTheDraws.coefficients)
     report = audited(banded(TwiceTheDraws), claim=claim, folder="right", steps=250)
     assert (report.verdict.outcome, report.history[0][0]) == ("PASS", 2.0)
@@ -133,7 +127,7 @@ class WholeSum(BandedNoise):
 
 
 @pytest.mark.heavy
-def test_noise_that_cancels_over_all_steps_is_judged(audited: Audited) -> None:
+def test_noise_that_cancels_over_all_steps_is_judged(audited):
     claim = PrivacyClaim(noise_coefficients=WholeSum.coefficients)
     report = audited(banded(WholeSum), claim=claim, steps=100)
     assert report.verdict.outcome != "VIOLATION"
@@ -151,20 +145,20 @@ class ClippedAtTwice(BandedNoise):
 
 
 @pytest.mark.heavy
-def test_clipping_is_judged_beside_correlated_noise(accused: Audited) -> None:
+def test_clipping_is_judged_beside_correlated_noise(accused):
     root = accused(banded(ClippedAtTwice), claim=BANDED, steps=100).verdict.root
     assert root.finding == "sensitivity"
     assert root.evidence["shift"] == pytest.approx(3.0, abs=0.6)
 
 
-def test_an_input_canary_is_read_beside_correlated_noise(audited: Audited) -> None:
+def test_an_input_canary_is_read_beside_correlated_noise(audited):
     made = banded(kind=Forwarding)
     report = audited(made, claim=BANDED, canaries=[Mislabeled(amplitude=100.0)], steps=100)
     assert report.verdict.outcome != "VIOLATION"
     assert status(report, "sensitivity") == "ok"
 
 
-def test_banded_noise_by_hand_passes(audited: Audited) -> None:
+def test_banded_noise_by_hand_passes(audited):
     claim = PrivacyClaim(**{**BY_HAND_CLAIM.to_dict(), "noise_coefficients": COEFFICIENTS})
     by_hand = type("ByHand", (BandedByHand, pl.LightningModule), {})()
     report = audited(by_hand, claim=claim, steps=300)
@@ -177,7 +171,7 @@ def test_banded_noise_by_hand_passes(audited: Audited) -> None:
 @pytest.mark.parametrize(
     ("kind", "outcome"), [(BandedNoise, "PASS"), (HalfBandedNoise, "VIOLATION")]
 )
-def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome: str) -> None:
+def test_two_processes_are_audited_together(tmp_path, kind, outcome):
     of_two = FAULTS["noise_averaged_over_processes"]
     training = replace(of_two, optimizer=kind, audit={"claim": BANDED}, steps=60)
     report = run_fault(training, tmp_path / "audit")
@@ -189,7 +183,7 @@ def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome:
 
 
 @pytest.mark.heavy
-def test_replays_leave_the_draws_of_the_training_as_they_are(audited: Audited) -> None:
+def test_replays_leave_the_draws_of_the_training_as_they_are(audited):
     ends = []
     for examinations in (0, 3):
         torch.manual_seed(0)
@@ -239,7 +233,7 @@ class BeginsAnew(KeepsItsDraws):
 
 
 @pytest.mark.parametrize("kind", staged(quick=[KeepsItsDraws], heavy=[BeginsAnew]))
-def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> None:
+def test_a_training_that_goes_on_is_not_accused(tmp_path, kind):
     def audit() -> PrivacyAudit:
         return PrivacyAudit(claim=BANDED, seed=1)
 
@@ -259,7 +253,7 @@ def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> N
 
 
 @pytest.mark.heavy
-def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path):
     first, other = (
         PrivacyAudit(claim=claim, seed=1)
         for claim in (BANDED, PrivacyClaim(noise_coefficients=(1.0, -0.5)))
@@ -270,7 +264,7 @@ def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) ->
 
 
 @pytest.mark.heavy
-def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path: Path) -> None:
+def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path):
     plain = trainer_for(tmp_path, max_steps=10)
     plain.fit(KeepsItsDraws())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
@@ -303,7 +297,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
-def test_an_edited_report_is_caught(trained: Trains, edit: Callable[..., Any]) -> None:
+def test_an_edited_report_is_caught(trained, edit):
     report = trained(banded, claim=BANDED, steps=250).report
     assert contradictions(report) == []
     assert contradictions(AuditReport.from_json(with_(report.to_json(), edit)))
@@ -337,9 +331,7 @@ def shuffled(kind: type[PrivateModule] = Shuffled, **kwargs: object) -> PrivateM
     return kind(dataset=random_data(1600), **kwargs)
 
 
-def test_the_epsilon_that_holds_is_reported_and_passes(
-    audited: Audited, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_epsilon_that_holds_is_reported_and_passes(audited, capsys):
     report = audited(shuffled(), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
     assert (report.epsilon_spent, report.epsilon_lower) == (HOLDS, None)
@@ -350,32 +342,32 @@ def test_the_epsilon_that_holds_is_reported_and_passes(
     assert capsys.readouterr().err == ""
 
 
-def test_a_claim_that_they_exceed_is_wrong_accounting(accused: Audited) -> None:
+def test_a_claim_that_they_exceed_is_wrong_accounting(accused):
     report = accused(shuffled(), claim=dealt_out(0.98 * HOLDS), max_epochs=EPOCHS)
     assert report.verdict.faults[0].name == "wrong_accounting"
     assert main(["check", str(accused.directory / "report.json")]) == 1
 
 
-def test_a_replaced_record_costs_more(audited: Audited) -> None:
+def test_a_replaced_record_costs_more(audited):
     holds = epsilon_of_passes(1.0, EPOCHS, DELTA, "replace_one")
     claim = dealt_out(1.01 * holds, adjacency="replace_one")
     report = audited(shuffled(), claim=claim, max_epochs=EPOCHS)
     assert (report.verdict.outcome, report.epsilon_spent) == ("PASS", holds)
 
 
-def test_what_an_accountant_says_is_no_claim(audited: Audited) -> None:
+def test_what_an_accountant_says_is_no_claim(audited):
     report = audited(shuffled(), claim=dealt_out(None), max_epochs=EPOCHS)
     assert (report.claimed_epsilon, report.epsilon_spent) == (None, HOLDS)
     assert "no epsilon is claimed" in check(report, "accounting").message
 
 
-def test_a_poisson_loader_is_not_what_is_claimed(audited: Audited) -> None:
+def test_a_poisson_loader_is_not_what_is_claimed(audited):
     report = audited(shuffled(PrivateModule), claim=dealt_out(20.0), max_epochs=EPOCHS)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("leave sampling out" in lack for lack in report.verdict.pass_blockers)
 
 
-def test_faults_of_the_noise_are_found_as_ever(accused: Audited) -> None:
+def test_faults_of_the_noise_are_found_as_ever(accused):
     report = accused(shuffled(optimizer_class=HalfNoise), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.faults[0].name == "noise_too_small"
 
@@ -397,8 +389,8 @@ class Resumed(Shuffled):
     ids=["at the end of an epoch", "amid an epoch"],
 )
 def test_a_training_that_goes_on_counts_all_its_epochs_and_a_resumed_one_twice(
-    tmp_path: Path, epoch_end: bool, first: dict[str, int], steps: int, epsilon: float, passes: int
-) -> None:
+    tmp_path, epoch_end, first, steps, epsilon, passes
+):
     def trainer(audit: PrivacyAudit, **planned: int) -> pl.Trainer:
         saves = saver(tmp_path / "saved", epoch_end=epoch_end)
         return trainer_for(tmp_path, audit, saves, enable_checkpointing=True, **planned)
@@ -454,7 +446,7 @@ class InOrder(Shuffled):
         return DataLoader(self.dataset, batch_size=self.batch_size)
 
 
-def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(audited: Audited) -> None:
+def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(audited):
     report = audited(shuffled(InOrder), claim=dealt_out(), max_epochs=EPOCHS)
     assert report.verdict.outcome == "PASS", report.verdict
 
@@ -463,14 +455,12 @@ def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(audited: Audited)
     ("kind", "holds"),
     [(Shuffled, True), (ByHand, False), (ThreePasses, False), (TwoLoaders, False)],
 )
-def test_the_epsilon_of_one_step_an_epoch_is_told_only_where_it_holds(
-    audited: Audited, kind: type[Shuffled], holds: bool
-) -> None:
+def test_the_epsilon_of_one_step_an_epoch_is_told_only_where_it_holds(audited, kind, holds):
     report = audited(kind(dataset=random_data(320)), on_violation="warn", delta=DELTA, max_epochs=1)
     assert ("What holds" in check(report, "sampling.not_poisson").message) == holds
 
 
-def test_more_batches_added_up_than_a_pass_has_end_no_training(audited: Audited) -> None:
+def test_more_batches_added_up_than_a_pass_has_end_no_training(audited):
     class AllAtOnce(ByHand):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.manual_backward(Shuffled.training_step(self, batch, batch_idx))
@@ -503,15 +493,13 @@ class Reloaded(Shuffled):
 
 
 @pytest.mark.parametrize("kind", [TwoViews, Reloaded])
-def test_records_that_enter_more_than_one_row_or_step_do_not_pass(
-    audited: Audited, kind: type[Shuffled]
-) -> None:
+def test_records_that_enter_more_than_one_row_or_step_do_not_pass(audited, kind):
     every = {"reload_dataloaders_every_n_epochs": int(kind is Reloaded)}
     report = audited(shuffled(kind), claim=dealt_out(40.0), max_epochs=EPOCHS, **every)
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
 
 
-def test_several_steps_a_batch_by_hand_are_several_passes(audited: Audited) -> None:
+def test_several_steps_a_batch_by_hand_are_several_passes(audited):
     class Thrice(HandWritten):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
@@ -527,7 +515,7 @@ def test_several_steps_a_batch_by_hand_are_several_passes(audited: Audited) -> N
     assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
 
 
-def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited: Audited) -> None:
+def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited):
     class TenOnOne(ByHand):
         def takes(self, batch_idx: int) -> int:
             return 10 if batch_idx == 7 else 1
@@ -547,9 +535,7 @@ STEPS = {"max_steps": 240}
     "allowed",
     [GENERATOR, Allow("no_dp", optimizer=1, reason=REASON), Allow("no_dp", "Adam", None, REASON)],
 )
-def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(
-    audited: Audited, allowed: Allow
-) -> None:
+def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(audited, allowed):
     report = audited(Gan(), allow=[allowed], **STEPS)
     assert report.verdict.outcome == "PASS", report.verdict
     told = check(report, "no_dp").message.replace(" of opt", " opt")
@@ -559,11 +545,11 @@ def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(
     assert kept["reason"] == REASON
 
 
-def test_without_the_exemption_it_is_a_violation(accused: Audited) -> None:
+def test_without_the_exemption_it_is_a_violation(accused):
     assert status(accused(Gan(), **STEPS), "no_dp") == "violated"
 
 
-def test_opacus_dcgan_shows_its_generator_the_number_of_records(accused: Audited) -> None:
+def test_opacus_dcgan_shows_its_generator_the_number_of_records(accused):
     report = accused(Dcgan(dataset=digits()), allow=[GENERATOR], **STEPS)
     fault = report.verdict.faults[0]
     assert fault.name == "number_of_records_reaches_exempt_optimizer"
@@ -574,18 +560,18 @@ def test_opacus_dcgan_shows_its_generator_the_number_of_records(accused: Audited
     assert violated(report) == ["no_dp"]
 
 
-def test_dcgan_with_a_fixed_number_of_fakes_passes(audited: Audited) -> None:
+def test_dcgan_with_a_fixed_number_of_fakes_passes(audited):
     report = audited(DcganOfFixedSize(dataset=digits()), allow=[GENERATOR], **STEPS)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-def test_without_the_exemption_dcgan_is_told_what_an_exemption_takes(accused: Audited) -> None:
+def test_without_the_exemption_dcgan_is_told_what_an_exemption_takes(accused):
     verdict = accused(Dcgan(dataset=digits()), **STEPS).verdict
     assert verdict.faults[0].name == "no_dp"
     assert "Train it on a fixed number of fakes" in verdict.advice
 
 
-def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(accused: Audited) -> None:
+def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(accused):
     report = accused(GanWithEncoder(), allow=[GENERATOR], steps=360)
     assert status(report, "no_dp") == "violated"
     assert report.verdict.summary.startswith("no_dp: SGD was stopped before its first step")
@@ -598,7 +584,7 @@ def refused(directory: Path, module: pl.LightningModule, allowed: Allow) -> str:
     return str(raised.value)
 
 
-def test_an_exemption_of_no_optimizer_of_the_training_is_refused(tmp_path: Path) -> None:
+def test_an_exemption_of_no_optimizer_of_the_training_is_refused(tmp_path):
     told = refused(tmp_path, Gan(), Allow("no_dp", optimizer="generator", reason=REASON))
     assert "optimizer='generator' is none of the training's" in told
     assert "1 is Adam of `G.0.weight`, `G.0.bias`" in told
@@ -615,9 +601,7 @@ class OneFaulty(TwoOptimizers):
 @pytest.mark.parametrize(
     ("optimizer", "status"), [("net.critic", "allowed"), ("net.actor", "violated")]
 )
-def test_a_finding_is_allowed_of_one_private_optimizer_alone(
-    audited: Audited, optimizer: str, status: str
-) -> None:
+def test_a_finding_is_allowed_of_one_private_optimizer_alone(audited, optimizer, status):
     allowed = Allow("sensitivity", optimizer=optimizer, reason="a trial")
     report = audited(OneFaulty(two_nets()), allow=[allowed], on_violation="warn", **STEPS)
     found = {c.optimizer: c.status for c in report.checks if c.name == "sensitivity"}
@@ -638,14 +622,14 @@ class Averaged(PrivateModule):
 
 
 @pytest.mark.parametrize(("pattern", "passes"), [("average.*", True), ("net.*", False)])
-def test_parameters_are_exempt_by_their_names(audited: Audited, pattern: str, passes: bool) -> None:
+def test_parameters_are_exempt_by_their_names(audited, pattern, passes):
     allowed = Allow("unaudited", parameters=pattern, reason="an average of released weights")
     report = audited(Averaged(), allow=allowed, steps=120)
     assert (report.verdict.outcome == "PASS") == passes, report.verdict
 
 
 @pytest.mark.parametrize("pattern", ["average", "nosuch.*"])
-def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path, pattern: str) -> None:
+def test_a_pattern_of_no_parameter_is_refused(tmp_path, pattern):
     told = refused(tmp_path, Averaged(), Allow("unaudited", parameters=pattern, reason="?"))
     assert f"parameters={pattern!r} matches none of the module's" in told
 
@@ -666,13 +650,13 @@ class EncoderByAdam(GanWithEncoder):
 
 
 @pytest.mark.parametrize("fits", ["G", "Adam"])
-def test_an_exemption_that_fits_two_optimizers_is_refused(tmp_path: Path, fits: str) -> None:
+def test_an_exemption_that_fits_two_optimizers_is_refused(tmp_path, fits):
     module = TwiceTrained() if fits == "G" else EncoderByAdam()
     told = refused(tmp_path, module, Allow("no_dp", optimizer=fits, reason=REASON))
     assert f"optimizer={fits!r} is 2 of the training's" in told
 
 
-def test_parameters_that_the_module_does_not_name_have_no_prefix(tmp_path: Path) -> None:
+def test_parameters_that_the_module_does_not_name_have_no_prefix(tmp_path):
     class Hidden(Gan):
         def configure_optimizers(self) -> Any:
             private, _ = super().configure_optimizers()
@@ -683,12 +667,12 @@ def test_parameters_that_the_module_does_not_name_have_no_prefix(tmp_path: Path)
     assert "is none of the training's" in refused(tmp_path, Hidden(), GENERATOR)
 
 
-def test_the_private_optimizer_needs_no_exemption_from_dp(tmp_path: Path) -> None:
+def test_the_private_optimizer_needs_no_exemption_from_dp(tmp_path):
     told = refused(tmp_path, Gan(), Allow("no_dp", optimizer=0, reason=REASON))
     assert "optimizer='0' is private" in told
 
 
-def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(audited: Audited) -> None:
+def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(audited):
     class Quiet(HandWritten):
         def noise(self, p: torch.Tensor) -> torch.Tensor:
             return 0.3 * super().noise(p)
@@ -698,7 +682,7 @@ def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(audited: Audite
     assert status(report, "noise") == status(report, "noise.tensor") == "allowed"
 
 
-def test_the_divisor_is_allowed_of_its_optimizer(audited: Audited) -> None:
+def test_the_divisor_is_allowed_of_its_optimizer(audited):
     stated = PrivacyClaim(private_dataset_size=True, delta=1e-5)
     allowed = Allow("expected_batch_size", optimizer="net", reason="a trial")
     report = audited(PrivateModule(), claim=stated, allow=allowed, steps=20)

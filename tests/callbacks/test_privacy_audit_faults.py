@@ -1,7 +1,5 @@
 """Each fault of a DP-SGD, on the real DPOptimizer, fails the run under its own name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from printed_report import as_text
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited, Trains, check, on_digits, private
+from trained import check, on_digits, private
 from training_matrix import (
     AdaClip,
     AdaptiveGhost,
@@ -60,9 +58,7 @@ TRAINS_ON = {"on_violation": "warn"}
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 @pytest.mark.one_in(4)
-def test_fault_of_the_mechanism_is_named(
-    trained: Trains, kind: type[torch.optim.Optimizer], finding: str, fault: str
-) -> None:
+def test_fault_of_the_mechanism_is_named(trained, kind, finding, fault):
     report = trained(private(kind, on_digits=True), **TRAINS_ON).report
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
@@ -70,7 +66,7 @@ def test_fault_of_the_mechanism_is_named(
     assert report.verdict.advice or report.verdict.root.look_at
 
 
-def test_clipping_at_twice_the_norm_is_named_with_its_size(accused: Audited) -> None:
+def test_clipping_at_twice_the_norm_is_named_with_its_size(accused):
     report = accused(on_digits(faulty.ClipAtTwice), steps=96)
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
     assert check(report, "sensitivity").status == "violated"
@@ -82,28 +78,28 @@ both_data = pytest.mark.parametrize("digits", [False, True], ids=["random", "dig
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @both_data
-def test_clipping_after_averaging_is_named(accused: Audited, seed: int, digits: bool) -> None:
+def test_clipping_after_averaging_is_named(accused, seed, digits):
     report = accused(private(faulty.ClipAfterAverage, on_digits=digits)(), seed=seed)
     assert status(report, "sensitivity") == "violated"
     assert "clipping after averaging" in report.verdict.fault
 
 
 @both_data
-def test_noise_seeded_again_at_every_step_is_named(accused: Audited, digits: bool) -> None:
+def test_noise_seeded_again_at_every_step_is_named(accused, digits):
     report = accused(private(faulty.ReseededNoise, on_digits=digits)())
     assert status(report, "reuse.lag") == "violated"
     assert "the same noise is added at every step" in report.verdict.fault
 
 
 @pytest.mark.parametrize("mode", ["hooks", pytest.param("functorch", marks=pytest.mark.heavy)])
-def test_clipping_per_tensor_is_named(accused: Audited, mode: str) -> None:
+def test_clipping_per_tensor_is_named(accused, mode):
     report = accused(PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor), steps=320)
     assert status(report, "sensitivity") == "violated"
     assert "clipping per tensor" in report.verdict.fault
 
 
 @both_data
-def test_missing_noise_on_biases_is_named_with_the_tensors(accused: Audited, digits: bool) -> None:
+def test_missing_noise_on_biases_is_named_with_the_tensors(accused, digits):
     report = accused(private(faulty.NoNoiseOnBiases, on_digits=digits)())
     assert status(report, "noise.tensor") == "violated"
     assert "noise of some tensors:" in report.verdict.fault
@@ -111,7 +107,7 @@ def test_missing_noise_on_biases_is_named_with_the_tensors(accused: Audited, dig
     assert "weight" not in report.verdict.fault
 
 
-def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(accused: Audited) -> None:
+def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(accused):
     # Here the data's part of the gradient is about one over the batch size.
     report = accused(PrivateModule(optimizer_class=faulty.NoNoise))
     assert "divided by the batch size" not in report.verdict.fault
@@ -120,7 +116,7 @@ def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(accused: Au
 # Two epochs of four steps; one is enough for most of the coins' draws, six steps for all of thirty.
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.one_in(4)
-def test_missing_clipping_in_short_epochs_is_named(accused: Audited, seed: int) -> None:
+def test_missing_clipping_in_short_epochs_is_named(accused, seed):
     module = PrivateModule(dataset=random_data(64), optimizer_class=faulty.NoClipping)
     report = accused(module, seed=seed, steps=8)
     assert report.steps < 8
@@ -136,15 +132,13 @@ def test_missing_clipping_in_short_epochs_is_named(accused: Audited, seed: int) 
     ],
     ids=["manual optimization", "functorch", "below the claim"],
 )
-def test_half_of_the_noise_is_found_in_other_trainings(
-    accused: Audited, make: Callable[[], PrivateModule], claim: PrivacyClaim | None
-) -> None:
+def test_half_of_the_noise_is_found_in_other_trainings(accused, make, claim):
     report = accused(make(), claim=claim)
     assert report.verdict.kind == "mechanism"
     assert "noise scale too small" in report.verdict.fault
 
 
-def test_allowed_finding_is_shown_and_does_not_fail(audited: Audited) -> None:
+def test_allowed_finding_is_shown_and_does_not_fail(audited):
     report = audited(PrivateModule(optimizer_class=faulty.ClipAtTwice), allow=["sensitivity"])
     assert status(report, "sensitivity") == "allowed"
     assert report.verdict.outcome != "VIOLATION"
@@ -175,9 +169,7 @@ class Plain(PrivateModule):
     ],
     ids=["plain", "private_one_lost", "no claim"],
 )
-def test_plain_optimizer_is_no_dp_with_a_claim_and_without(
-    accused: Audited, wrap: bool, claim: dict[str, Any]
-) -> None:
+def test_plain_optimizer_is_no_dp_with_a_claim_and_without(accused, wrap, claim):
     report = accused(Plain(wrap=wrap), steps=8, **claim)
     assert report.verdict.kind == "mechanism"
     assert status(report, "no_dp") == "violated"
@@ -185,7 +177,7 @@ def test_plain_optimizer_is_no_dp_with_a_claim_and_without(
     assert "SGD was stopped before its first step" in report.verdict.summary
 
 
-def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(accused: Audited) -> None:
+def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(accused):
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
     assert accused(Plain(wrap=False), claim=claim, steps=32).verdict.summary.startswith("noise")
 
@@ -212,7 +204,7 @@ class PlainBeside(PrivateModule):
         plain.step()
 
 
-def test_plain_optimizer_beside_the_private_one_is_no_dp(audited: Audited) -> None:
+def test_plain_optimizer_beside_the_private_one_is_no_dp(audited):
     report = audited(PlainBeside(), **TRAINS_ON)
     assert status(report, "no_dp") == "violated"
     assert "Adam took 32 steps" in report.verdict.summary
@@ -223,7 +215,7 @@ def test_plain_optimizer_beside_the_private_one_is_no_dp(audited: Audited) -> No
 # ------------------------------------------------------------------ sampling and accounting
 
 
-def test_loader_that_is_not_poisson_says_what_to_write(accused: Audited) -> None:
+def test_loader_that_is_not_poisson_says_what_to_write(accused):
     report = accused(PrivateModule(poisson=False))
     assert report.verdict.kind == "accounting"
     assert status(report, "sampling.not_poisson") == "violated"
@@ -232,13 +224,13 @@ def test_loader_that_is_not_poisson_says_what_to_write(accused: Audited) -> None
     assert "SequentialSampler" in report.verdict.summary
 
 
-def test_loader_that_is_not_poisson_passes_where_allowed(trained: Trains) -> None:
+def test_loader_that_is_not_poisson_passes_where_allowed(trained):
     report = trained(private(poisson=False), allow="sampling.not_poisson").report
     assert (report.verdict.outcome, report.steps) == ("PASS", 64)
     assert status(report, "sampling.not_poisson") == "allowed"
 
 
-def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(accused: Audited) -> None:
+def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(accused):
     class Doubled(PrivateModule):
         def train_dataloader(self) -> Any:
             self.batch_size, size = 2 * self.batch_size, self.batch_size
@@ -252,7 +244,7 @@ def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(accuse
     assert "draws more often" in report.verdict.fault
 
 
-def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(audited: Audited) -> None:
+def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(audited):
     report = audited(PrivateModule(), claimed_epsilon=1.7, on_violation="warn", max_epochs=6)
     assert report.verdict.kind == "accounting"
     assert status(report, "accounting") == "violated"
@@ -265,7 +257,7 @@ def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(audited:
     assert (violated[0], violated[-1]) == (0.0, 1.0)
 
 
-def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(accused: Audited) -> None:
+def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(accused):
     report = accused(PrivateModule(noise_multiplier=0.0), claimed_epsilon=8.0, steps=40)
     assert report.verdict.kind == "accounting"
     assert "the first step costs epsilon inf" in report.verdict.summary
@@ -273,7 +265,7 @@ def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(accused: A
     assert "noise_multiplier above 0" in report.verdict.advice
 
 
-def test_training_without_claimed_noise_never_passes_and_is_told_so(audited: Audited) -> None:
+def test_training_without_claimed_noise_never_passes_and_is_told_so(audited):
     report = audited(PrivateModule(noise_multiplier=0.0), steps=40)
     assert report.verdict.outcome != "PASS"
     said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.pass_blockers])
@@ -281,7 +273,7 @@ def test_training_without_claimed_noise_never_passes_and_is_told_so(audited: Aud
 
 
 @pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(accused: Audited) -> None:
+def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(accused):
     report = accused(PrivateModule(accountant="gdp"))
     assert report.verdict.kind == "accounting"
     assert "gdp accountant says" in report.verdict.summary
@@ -291,7 +283,7 @@ def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(accused: Aud
 # ------------------------------------------------------------------ one root, and what is beside it
 
 
-def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained: Trains) -> None:
+def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained):
     report = trained(private(faulty.HalfNoise, on_digits=True), **TRAINS_ON).report
     root = report.verdict.root
     assert (root.name, root.finding) == ("noise_too_small", "noise")
@@ -321,9 +313,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained: Trains) -
     ],
     ids=["half_noise_and_shuffled", "no_clipping_and_accounting"],
 )
-def test_two_independent_faults_are_two_findings(
-    trained: Trains, make: Callable[[], PrivateModule], claimed: float | None, findings: list[str]
-) -> None:
+def test_two_independent_faults_are_two_findings(trained, make, claimed, findings):
     report = trained(make, claimed_epsilon=claimed, **TRAINS_ON).report
     verdict = report.verdict
     assert [fault.finding for fault in (verdict.root, *verdict.further)] == findings
@@ -408,8 +398,8 @@ class SparesLast(SparesFirst):
     ],
 )
 def test_what_is_done_to_some_rows_is_found_by_canaries_without_an_examination(
-    tmp_path: Path, kind: type[DPOptimizer], finding: str, name: str, steps: int
-) -> None:
+    tmp_path, kind, finding, name, steps
+):
     plan = {"steps": steps, "audit": {"examinations": 0}}
     report = train(Fault(kind.__name__, "", "", finding, "", kind, **plan), tmp_path)
     assert (report.verdict.outcome, report.verdict.root.name) == ("VIOLATION", name)
@@ -449,7 +439,7 @@ def compared(folder: Path, make: Callable[[], pl.LightningModule], audit: Privac
     return len(plain)
 
 
-def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path: Path) -> None:
+def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path):
     def loss(module: PrivateModule, batch: Any) -> torch.Tensor:
         return functional.cross_entropy(module.net(batch[0]), batch[1])
 
@@ -474,7 +464,7 @@ def test_an_input_canary_is_not_left_in_the_clipped_sums(tmp_path: Path) -> None
 )
 @pytest.mark.one_in(3)
 def test_the_clipped_sums_of_a_step_that_is_done_are_those_of_a_training_without_the_audit(
-    tmp_path: Path, make: Callable[[], pl.LightningModule]
-) -> None:
+    tmp_path, make
+):
     # A fault is only warned of: what is compared is the whole training.
     assert compared(tmp_path, make, PrivacyAudit(seed=1, on_violation="warn")) >= STEPS // 4

@@ -1,7 +1,5 @@
 """A sound DP-SGD passes, whatever the network, the loader and the way it is optimized."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
@@ -23,8 +21,6 @@ from resume_support import RESUMING
 from stages import staged
 from torch import nn
 from trained import (
-    Audited,
-    Trains,
     UnifiedModule,
     ValidatedModule,
     check,
@@ -79,7 +75,7 @@ def _passes(report: AuditReport) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])
-def test_sound_training_passes_and_leaves_a_report(trained: Trains, mode: str) -> None:
+def test_sound_training_passes_and_leaves_a_report(trained, mode):
     done = trained(*([] if mode == "hooks" else [private(mode=mode)]))
     report = done.report
     _passes(report)
@@ -131,9 +127,7 @@ def convolutional() -> PrivateModule:
     ),
 )
 @pytest.mark.heavy_one_in(1)
-def test_sound_training_of_another_kind_passes(
-    audited: Audited, make: Callable[[], PrivateModule], steps: int, trainer: dict[str, Any]
-) -> None:
+def test_sound_training_of_another_kind_passes(audited, make, steps, trainer):
     module = make()
     report = audited(
         module, **(trainer if "max_epochs" in trainer else {"steps": steps, **trainer})
@@ -144,7 +138,7 @@ def test_sound_training_of_another_kind_passes(
     assert [epoch["epoch"] for epoch in report.epochs] == list(range(steps // 32))
 
 
-def test_callback_without_arguments_claims_the_accountants_epsilon(audited: Audited) -> None:
+def test_callback_without_arguments_claims_the_accountants_epsilon(audited):
     module = PrivateModule()
     report = audited(module, seed=None)
     _passes(report)
@@ -157,7 +151,7 @@ def test_callback_without_arguments_claims_the_accountants_epsilon(audited: Audi
     assert 0 <= report.epsilon_lower <= spent < report.epsilon_not_excluded
 
 
-def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path: Path, audited: Audited) -> None:
+def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path, audited):
     reports = []
 
     class Looking(PrivateModule):
@@ -170,7 +164,7 @@ def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path: Path, audite
     assert found == [("INCONCLUSIVE", False, 32), ("INCONCLUSIVE", False, 64)]
 
 
-def test_training_without_accountant_is_audited_and_the_note_says_so(audited: Audited) -> None:
+def test_training_without_accountant_is_audited_and_the_note_says_so(audited):
     report = audited(HandBuilt())
     _passes(report)
     assert any("no accountant" in note for note in report.notes)
@@ -178,7 +172,7 @@ def test_training_without_accountant_is_audited_and_the_note_says_so(audited: Au
     assert status(report, "accounting") == "not_run"
 
 
-def test_stated_sample_rate_composes_epsilons_without_accountant(audited: Audited) -> None:
+def test_stated_sample_rate_composes_epsilons_without_accountant(audited):
     report = audited(HandBuilt(), claimed_epsilon=8.0, claim=PrivacyClaim(sample_rate=RATE))
     _passes(report)
     full = PrivacyClaim(noise_multiplier=1.0, sample_rate=RATE, steps=64, delta=1e-5)
@@ -189,20 +183,20 @@ def test_stated_sample_rate_composes_epsilons_without_accountant(audited: Audite
     assert not any("no accountant" in note for note in report.notes)
 
 
-def test_claimed_epsilon_without_sample_rate_is_inconclusive(audited: Audited) -> None:
+def test_claimed_epsilon_without_sample_rate_is_inconclusive(audited):
     verdict = audited(HandBuilt(), claimed_epsilon=8.0).verdict
     assert (verdict.outcome, verdict.exit_code) == ("INCONCLUSIVE", 2)
     assert any("the sample rate is unknown" in lack for lack in verdict.pass_blockers)
     assert any("PrivacyClaim(sample_rate=" in lack for lack in verdict.pass_blockers)
 
 
-def test_too_few_steps_are_inconclusive_and_say_how_many_more(trained: Trains) -> None:
+def test_too_few_steps_are_inconclusive_and_say_how_many_more(trained):
     verdict = trained(steps=4).report.verdict
     assert verdict.outcome == "INCONCLUSIVE"
     assert any("more steps are needed" in lack for lack in verdict.pass_blockers)
 
 
-def test_empty_poisson_batches_are_steps_like_others(audited: Audited) -> None:
+def test_empty_poisson_batches_are_steps_like_others(audited):
     sizes = []
 
     class Counting(PrivateModule):
@@ -243,9 +237,7 @@ def grouped(params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     [(frozen, None, 64, 4), (Tied, None, 96, 4), (mlp, grouped, 32, 6)],
     ids=["frozen are left out", "tied are one", "of groups are audited together"],
 )
-def test_tensors_are_those_that_are_trained(
-    audited: Audited, net: Callable[[], nn.Module], inner: Any, steps: int, tensors: int
-) -> None:
+def test_tensors_are_those_that_are_trained(audited, net, inner, steps, tensors):
     made = net()
     before = [p.detach().clone() for p in made.parameters() if not p.requires_grad]
     _passes(audited(PrivateModule(made, inner=inner), steps=steps))
@@ -268,21 +260,19 @@ def test_tensors_are_those_that_are_trained(
     ids=["nesterov", "decay", "maximize", "adamw", "fused", "rmsprop", "adagrad", "nadam"],
 )
 @pytest.mark.one_in(4)
-def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(
-    audited: Audited, kind: type[torch.optim.Optimizer], settings: dict[str, Any]
-) -> None:
+def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(audited, kind, settings):
     report = audited(PrivateModule(inner=lambda params: kind(params, **settings)), steps=32)
     assert status(report, "gradient_replaced") == "ok"
     _passes(report)
 
 
-def test_rdp_accountant_passes_and_claims_more_than_is_spent(audited: Audited) -> None:
+def test_rdp_accountant_passes_and_claims_more_than_is_spent(audited):
     report = audited(PrivateModule(accountant="rdp"))
     _passes(report)
     assert report.epsilon_spent < report.claimed_epsilon
 
 
-def test_noise_multiplier_that_changes_is_followed(audited: Audited) -> None:
+def test_noise_multiplier_that_changes_is_followed(audited):
     class Rising(PrivateModule):
         def on_train_epoch_start(self) -> None:
             self.trainer.optimizers[0].noise_multiplier = 1.0 + self.current_epoch
@@ -297,14 +287,14 @@ def test_noise_multiplier_that_changes_is_followed(audited: Audited) -> None:
     assert report.history == ((1.0, RATE, 32), (2.0, RATE, 32))
 
 
-def test_accumulated_gradients_pass_as_one_step(audited: Audited) -> None:
+def test_accumulated_gradients_pass_as_one_step(audited):
     module = PrivateModule(poisson=False, make_poisson=False)
     report = audited(module, allow=["sampling.not_poisson"], steps=48, accumulate_grad_batches=2)
     _passes(report)
     assert (report.steps, report.observations) == (48, 48 * 8)
 
 
-def test_gradients_that_are_not_finite_never_pass(audited: Audited) -> None:
+def test_gradients_that_are_not_finite_never_pass(audited):
     class Diverging(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)
@@ -319,14 +309,14 @@ class OtherAudit(PrivacyAudit):
     """Has a state of its own in checkpoints: two of one class Lightning itself refuses."""
 
 
-def test_two_audits_of_one_training_are_refused(tmp_path: Path) -> None:
+def test_two_audits_of_one_training_are_refused(tmp_path):
     audits = [kind(report_dir=tmp_path / kind.__name__) for kind in (PrivacyAudit, OtherAudit)]
     # Each would see the other's canaries come and go.
     with pytest.raises(MisconfigurationException, match="has 2 PrivacyAudit callbacks"):
         trainer_for(tmp_path, *audits, max_steps=64).fit(PrivateModule())
 
 
-def test_classification_loss_with_validation_passes(audited: Audited) -> None:
+def test_classification_loss_with_validation_passes(audited):
     report = audited(ValidatedModule(), num_sanity_val_steps=2)
     _passes(report)
     assert report.steps == len(audited.entries) == 64
@@ -373,9 +363,7 @@ def assert_same_model(plain: torch.Tensor, audited: torch.Tensor, tolerance: flo
         [("adam", None, 200), ("momentum", None, 200)],
     ),
 )
-def test_audited_model_is_the_unaudited_one(
-    tmp_path: Path, inner: str, canaries: Any, steps: int
-) -> None:
+def test_audited_model_is_the_unaudited_one(tmp_path, inner, canaries, steps):
     plain, audited = (
         _train(tmp_path / str(len(audits)), *audits, inner=_INNER[inner], steps=steps)[0]
         for audits in ([], [PrivacyAudit(seed=1, canaries=canaries)])
@@ -386,9 +374,7 @@ def test_audited_model_is_the_unaudited_one(
 @pytest.mark.parametrize(
     "kind", [PhysicalBatches, pytest.param(GhostInParts, marks=pytest.mark.heavy)]
 )
-def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
-    tmp_path: Path, kind: type[PhysicalBatches]
-) -> None:
+def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(tmp_path, kind):
     ends = []
     for audits in ([], [PrivacyAudit(seed=1)]):
         torch.manual_seed(3)
@@ -400,7 +386,7 @@ def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
     assert set(entries["canaries"]) == {INJECTED, EARLIER}
 
 
-def test_global_generators_are_left_alone(tmp_path: Path) -> None:
+def test_global_generators_are_left_alone(tmp_path):
     _, plain = _train(tmp_path / "plain", steps=40)
     _, audited = _train(tmp_path / "audited", PrivacyAudit(), steps=40)
     assert torch.equal(plain.torch, audited.torch)
@@ -408,7 +394,7 @@ def test_global_generators_are_left_alone(tmp_path: Path) -> None:
     assert plain.python == audited.python
 
 
-def test_noise_generator_is_left_alone(tmp_path: Path) -> None:
+def test_noise_generator_is_left_alone(tmp_path):
     ends = []
     for name, callbacks in (("plain", ()), ("audited", (PrivacyAudit(),))):
         generator = torch.Generator().manual_seed(11)
@@ -417,20 +403,20 @@ def test_noise_generator_is_left_alone(tmp_path: Path) -> None:
     assert torch.equal(*ends)
 
 
-def test_making_the_callback_draws_nothing_from_global_generators() -> None:
+def test_making_the_callback_draws_nothing_from_global_generators():
     before = torch.get_rng_state(), random.getstate()
     PrivacyAudit()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
 
 
-def test_same_seed_gives_the_same_record_bit_for_bit(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_record_bit_for_bit(tmp_path):
     for name in ("first", "second"):
         _train(tmp_path / name, PrivacyAudit(seed=5), steps=40)
     assert _record(tmp_path / "first") == _record(tmp_path / "second")
 
 
-def test_another_seed_gives_other_coins(tmp_path: Path) -> None:
+def test_another_seed_gives_other_coins(tmp_path):
     coins = []
     for seed in (5, 6):
         _train(tmp_path / str(seed), PrivacyAudit(seed=seed), steps=40)
@@ -441,7 +427,7 @@ def test_another_seed_gives_other_coins(tmp_path: Path) -> None:
     assert 0.3 < coins[0].mean() < 0.7
 
 
-def test_seed_that_was_drawn_is_reported_and_repeats_the_run(tmp_path: Path) -> None:
+def test_seed_that_was_drawn_is_reported_and_repeats_the_run(tmp_path):
     first = PrivacyAudit()
     _train(tmp_path / "first", first, steps=20)
     _train(tmp_path / "second", PrivacyAudit(seed=first.report.settings["seed"]), steps=20)
@@ -470,7 +456,7 @@ def name_of(row: Row) -> str:
 )
 @pytest.mark.one_in(2)
 @pytest.mark.heavy_one_in(6)
-def test_signal_is_one_and_noise_is_as_claimed(audited: Audited, row: Row) -> None:
+def test_signal_is_one_and_noise_is_as_claimed(audited, row):
     module = row.module()
     report = audited(
         module, claimed_epsilon=1000.0, **row.audit, **{"max_steps": STEPS, **row.trainer}
@@ -506,7 +492,7 @@ def test_signal_is_one_and_noise_is_as_claimed(audited: Audited, row: Row) -> No
     "row", staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
 @pytest.mark.one_in(2)
-def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:
+def test_model_is_what_it_would_be(tmp_path, row):
     ends, norms = [], []
     for audits in ([], [PrivacyAudit(1000.0, seed=1, **row.audit)]):
         torch.manual_seed(3)
@@ -524,7 +510,7 @@ def _clipping_norm(module: pl.LightningModule) -> float:
     return float(getattr(module.trainer.optimizers[0], "max_grad_norm", 0.0))
 
 
-def test_docs_page_is_made_of_the_matrix() -> None:
+def test_docs_page_is_made_of_the_matrix():
     assert PAGE.read_text() == markdown(), "run `python tests/support/training_matrix.py`"
 
 
@@ -626,8 +612,8 @@ def copied_training(
 )
 @pytest.mark.parametrize("claimed", staged(quick=[50.0], heavy=[None]))
 def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_it(
-    tmp_path: Path, plain: type, copied: type, trainer_class: type, copies_class: type, claimed: Any
-) -> None:
+    tmp_path, plain, copied, trainer_class, copies_class, claimed
+):
     alone, audit = (PrivacyAudit(claimed_epsilon=claimed, seed=1) for _ in range(2))
     report, before = copied_training(tmp_path / "alone", plain, trainer_class, alone, None)
     copies = copies_class(audit)
@@ -640,7 +626,7 @@ def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_i
     assert audit.report.epochs == got.epochs
 
 
-def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_path: Path) -> None:
+def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_path):
     class Nested(pl.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
             if args[-1] == 5:
@@ -655,7 +641,7 @@ def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_p
     assert AuditReport.load(tmp_path / "audit" / "run-2" / "report.json").steps == 8
 
 
-def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_path: Path) -> None:
+def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_path):
     audit = PrivacyAudit(seed=1)
     copies = Copies(audit)
     trainer, module = trainer_for(tmp_path, audit, copies, max_steps=8), PrivateModule()
@@ -670,7 +656,7 @@ def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path: Path, way: Any) -> None:
+def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path, way):
     audit = PrivacyAudit(claimed_epsilon=50.0, seed=1)
     trainer_for(tmp_path, audit, max_steps=8).fit(PrivateModule())
     loaded = PrivacyAudit(claimed_epsilon=50.0, seed=1)
@@ -679,7 +665,7 @@ def test_a_callback_that_was_given_a_checkpoint_can_be_copied(tmp_path: Path, wa
     assert way(loaded).state_dict()["checksum"] == audit.state_dict()["checksum"]
 
 
-def test_a_copy_claims_and_allows_what_the_original_does(tmp_path: Path) -> None:
+def test_a_copy_claims_and_allows_what_the_original_does(tmp_path):
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0)
     audit = PrivacyAudit(50.0, claim=claim, allow=["noise.mean"], on_violation="stop", seed=3)
     for way in WAYS:
@@ -692,7 +678,7 @@ def losses(module: Any, batch: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
 
 
-def test_the_other_callbacks_are_copied_without_the_training(tmp_path: Path) -> None:
+def test_the_other_callbacks_are_copied_without_the_training(tmp_path):
     star, examination = EpsilonStar(1e-5, losses=losses, permutations=3), Examination(after=2)
     callbacks = (Copies(star, examination), star, examination)
     trainer_for(tmp_path, *callbacks, max_epochs=1, limit_train_batches=4).fit(ValidatedModule())

@@ -1,7 +1,5 @@
 """When the audit attaches, writes, stops, raises and lets go."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -28,8 +26,6 @@ from stages import staged
 from torch import nn
 from torch.nn import functional
 from trained import (
-    Audited,
-    Trains,
     UnifiedModule,
     Validated,
     ValidatedModule,
@@ -80,9 +76,7 @@ class Failing(PrivateModule):
 
 
 @pytest.mark.parametrize(("step", "kind"), [(0, RuntimeError), (40, KeyboardInterrupt)])
-def test_users_exception_comes_through_and_the_record_is_readable(
-    tmp_path: Path, step: int, kind: type[BaseException]
-) -> None:
+def test_users_exception_comes_through_and_the_record_is_readable(tmp_path, step, kind):
     error = kind("the user's own")
     module, audit = Failing(step, error), PrivacyAudit(on_inconclusive="raise", seed=1)
     with pytest.raises((kind, SystemExit)) as raised:  # Lightning ends the process on Ctrl+C
@@ -96,7 +90,7 @@ def test_users_exception_comes_through_and_the_record_is_readable(
     assert report.steps == len(entries) == step
 
 
-def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path: Path) -> None:
+def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path):
     error = RuntimeError("the user's own")
     module, audit = Failing(20, error), PrivacyAudit(seed=1, on_violation="warn")
     module.optimizer_class = HalfNoise
@@ -107,7 +101,7 @@ def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path: Path
     assert (report.verdict.outcome, report.complete) == ("VIOLATION", False)
 
 
-def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
+def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path):
     class Breaking(HalfNoise):
         def add_noise(self) -> None:
             raise RuntimeError("no noise today")
@@ -122,7 +116,7 @@ def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ again and again
 
 
-def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_report_goes_where_it_is_told(tmp_path):
     deep = tmp_path / "elsewhere" / "deep"
     audit = PrivacyAudit(report_dir=deep, seed=1)
     trainer_for(tmp_path / "root", audit, max_steps=4).fit(PrivateModule())
@@ -134,7 +128,7 @@ def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ the record
 
 
-def test_checks_stand_in_the_order_of_the_registry(trained: Trains) -> None:
+def test_checks_stand_in_the_order_of_the_registry(trained):
     report = trained().report
     for each in {c.status for c in report.checks}:
         names = [c.name for c in report.checks if c.status == each]
@@ -142,7 +136,7 @@ def test_checks_stand_in_the_order_of_the_registry(trained: Trains) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
-def test_replayed_record_gives_the_reports_e_values(trained: Trains, kind: Any) -> None:
+def test_replayed_record_gives_the_reports_e_values(trained, kind):
     done = trained(private(kind), on_violation="warn") if kind else trained()
     report = done.report
     header, entries = read_observations(done.directory / "observations.bin")
@@ -196,8 +190,8 @@ def killed(started: Trainings, job: Job, moment: float) -> bool:
 
 @pytest.mark.parametrize("kills", staged(heavy=[3], nightly=[8]))
 def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_report(
-    tmp_path: Path, kills: int
-) -> None:
+    tmp_path, kills
+):
     rng = random.Random(15)
     whole, lengths = tmp_path / "whole", set()
     with trainings(tmp_path / "log.txt") as started:
@@ -225,9 +219,7 @@ def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_rep
 
 
 @pytest.mark.heavy
-def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(
-    tmp_path: Path,
-) -> None:
+def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(tmp_path):
     audit = PrivacyAudit(seed=1)
     first = fit(tmp_path, PrivateModule(), audit, max_steps=64)
     record = (tmp_path / "audit" / "observations.bin").read_bytes()
@@ -242,13 +234,13 @@ def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(
     assert AuditReport.load(tmp_path / "audit" / "previous-2" / "report.json") == second
 
 
-def test_sound_fit_after_a_violated_one_passes(tmp_path: Path) -> None:
+def test_sound_fit_after_a_violated_one_passes(tmp_path):
     audit = PrivacyAudit(seed=1)
     violation(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, max_steps=32)
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_refused_training_leaves_no_report_of_an_earlier_one(audited: Audited) -> None:
+def test_refused_training_leaves_no_report_of_an_earlier_one(audited):
     class Broken(PrivateModule):
         def configure_optimizers(self) -> Any:
             raise ValueError("no optimizer today")
@@ -261,7 +253,7 @@ def test_refused_training_leaves_no_report_of_an_earlier_one(audited: Audited) -
 
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
-def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
+def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path, copy):
     audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
     report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
     assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 1)
@@ -307,9 +299,7 @@ class SeedsEveryEpoch(PrivateModule):
     ids=["three steps of three hundred", "each epoch"],
 )
 @pytest.mark.heavy_one_in(1)
-def test_noise_that_is_missing_or_the_same_at_times_is_seen(
-    audited: Audited, make: Any, planned: dict[str, int], fault: str
-) -> None:
+def test_noise_that_is_missing_or_the_same_at_times_is_seen(audited, make, planned, fault):
     verdict = audited(make(), **WARNS, **planned).verdict
     assert verdict.outcome == "VIOLATION"
     assert fault in verdict.fault
@@ -328,7 +318,7 @@ class ClipsByWhatTheBatchHolds(DPOptimizer):
         self.max_grad_norm = stated
 
 
-def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(audited: Audited) -> None:
+def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(audited):
     report = audited(on_digits(ClipsByWhatTheBatchHolds), steps=150, **WARNS)
     assert check(report, "sensitivity").status == check(report, "noise.excess").status == "ok"
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -341,7 +331,7 @@ class FreezesALayer(PrivateModule):
             next(self.net.parameters()).requires_grad_(False)
 
 
-def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
+def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path):
     ends, audit = [], PrivacyAudit(**WARNS, seed=1)
     for audits in ([], [audit]):
         pl.seed_everything(3, verbose=False)
@@ -388,7 +378,7 @@ class GainsAFrozenLayer(GainsAPrivateLayer):
             self.head = nn.Linear(10, 10).requires_grad_(False)
 
 
-def test_parameters_that_join_the_private_optimizer_are_said(audited: Audited) -> None:
+def test_parameters_that_join_the_private_optimizer_are_said(audited):
     verdict = audited(GainsAPrivateLayer(), steps=60, **WARNS).verdict
     (changed,) = (m for m in verdict.pass_blockers if "parameters changed" in m)
     assert "in step 21: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
@@ -397,9 +387,7 @@ def test_parameters_that_join_the_private_optimizer_are_said(audited: Audited) -
 
 
 @pytest.mark.parametrize(("kind", "said"), [(GainsALayerBeside, True), (GainsAFrozenLayer, False)])
-def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(
-    audited: Audited, kind: Any, said: bool
-) -> None:
+def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(audited, kind, said):
     verdict = audited(kind(), steps=96, **WARNS).verdict
     found = [m for m in verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
     assert len(found) == said
@@ -413,13 +401,13 @@ class NoiseFallsInTheModulesHook(PrivateModule):
         self.trainer.optimizers[0].noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
 
 
-def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(audited: Audited) -> None:
+def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(audited):
     report = audited(NoiseFallsInTheModulesHook(noise_multiplier=2.0), steps=60, **WARNS)
     assert report.verdict.outcome != "VIOLATION", report.verdict
     assert {sigma for sigma, *_ in report.history} == {2.0, 0.5}
 
 
-def test_canaries_of_the_clipping_norm_cannot_pass(audited: Audited) -> None:
+def test_canaries_of_the_clipping_norm_cannot_pass(audited):
     module = PrivateModule(optimizer_class=ClipAtTwice)
     verdict = audited(module, steps=150, oversize=1.0, **WARNS).verdict
     assert verdict.outcome == "INCONCLUSIVE"
@@ -437,9 +425,7 @@ class AccountantIsToldTwiceTheNoise(PrivateModule):
         return optimizer
 
 
-def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(
-    audited: Audited,
-) -> None:
+def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(audited):
     report = audited(AccountantIsToldTwiceTheNoise(), **WARNS)
     assert (report.verdict.outcome, report.verdict.kind) == ("VIOLATION", "accounting")
     assert report.epsilon_spent > 1.5 * report.claimed_epsilon
@@ -473,8 +459,8 @@ HOOKS = ("setup", "on_train_start", "on_before_optimizer_step", "on_train_batch_
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("package", [pl, lightning.pytorch])
 def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
-    tmp_path: Path, hook: str, package: Any
-) -> None:
+    tmp_path, hook, package
+):
     audit = PrivacyAudit(claimed_epsilon=50.0, seed=1)
     trainer, module = another(tmp_path / "b", audit, package)
     inner = FitsAnother(hook, lambda: trainer.fit(module))
@@ -489,7 +475,7 @@ def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
     assert report_in(tmp_path / "c").steps == 4
 
 
-def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
+def test_of_two_threads_the_second_is_refused(tmp_path):
     inside, go_on = threading.Event(), threading.Event()
 
     class Waits(pl.Callback):
@@ -515,7 +501,7 @@ def test_of_two_threads_the_second_is_refused(tmp_path: Path) -> None:
     assert not report_in(tmp_path / "a").verdict.summary.count("broke off")
 
 
-def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path: Path) -> None:
+def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path):
     class Fails(Validated, PrivateModule):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             raise RuntimeError("no validation today")
@@ -541,7 +527,7 @@ class BreaksItsEnd(pl.Callback):
         raise RuntimeError("second")
 
 
-def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_path: Path) -> None:
+def test_a_training_that_was_broken_off_without_its_end_blocks_no_later_one(tmp_path):
     audit = PrivacyAudit(seed=1)
     broken = trainer_for(tmp_path / "a", BreaksItsEnd(), audit, max_steps=8)
     with pytest.raises(RuntimeError, match="second"):
@@ -562,7 +548,7 @@ def losses(module: Any, batch: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     "make", [Examination, lambda: EpsilonStar(1e-5, losses=losses, permutations=3)]
 )
-def test_the_other_callbacks_are_part_of_one_fit_at_a_time(tmp_path: Path, make: Any) -> None:
+def test_the_other_callbacks_are_part_of_one_fit_at_a_time(tmp_path, make):
     callback = make()
     second, module = another(tmp_path / "b", callback)
     inner = FitsAnother("on_train_batch_end", lambda: second.fit(module))
@@ -592,8 +578,8 @@ class Seeds(pl.Callback):
 
 @pytest.mark.parametrize("stated", [None, 7])
 def test_a_seed_is_shown_before_the_training_has_ended_where_the_user_states_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int | None
-) -> None:
+    tmp_path, monkeypatch, stated
+):
     monkeypatch.setattr(evaluation, "EPOCH_SHARE", float("inf"))
     audit = PrivacyAudit(examinations=0, seed=stated)
     seeds = Seeds(audit, tmp_path)
@@ -609,7 +595,7 @@ def test_a_seed_is_shown_before_the_training_has_ended_where_the_user_states_it(
     assert stated in (None, ended)
 
 
-def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path: Path) -> None:
+def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path):
     audit = PrivacyAudit(examinations=0)
     seeds = []
     for name in ("one", "other"):

@@ -1,7 +1,5 @@
 """Real trainings: canaries without a copy where that is certain, by copy elsewhere, never left."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimiz
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from stages import staged
 from torch.nn import functional
-from trained import Audited, private, weights
+from trained import private, weights
 from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
 from training_support import (
     ManualModule,
@@ -54,7 +52,7 @@ def forbid_prefill(patch: pytest.MonkeyPatch, *, prefill: bool = False) -> None:
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]) -> list[int]:
+def copies(monkeypatch, clipped_rows):
     """Sizes of the batches that were copied."""
     found: list[int] = []
     inject = OpacusStep.inject
@@ -68,7 +66,7 @@ def copies(monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]) -> list[int
 
 
 @pytest.fixture
-def clipped_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def clipped_rows(monkeypatch):
     """Canary rows in each clipping of each step: those far longer than a gradient here can be."""
     monkeypatch.setattr(planner, "_SHORTEST", 1e9)  # none is shorter than the others
     found: list[int] = []
@@ -137,9 +135,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("kind", staged(["mlp"], [kind for kind in KINDS if kind != "mlp"]))
-def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
-    tmp_path: Path, kind: str, copies: list[int]
-) -> None:
+def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(tmp_path, kind, copies):
     make, how = KINDS[kind]
     modules = []
     for name in ("laid", "copied"):
@@ -166,9 +162,7 @@ def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
-def test_only_every_nth_step_takes_canaries(
-    tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
-) -> None:
+def test_only_every_nth_step_takes_canaries(tmp_path, every, clipped_rows, copies):
     entries = train(tmp_path, every_n_steps=every)
     due = np.arange(30) % every == 0
     assert (entries["canaries"] == np.where(due, INJECTED, NOT_PLANNED)).all()
@@ -176,9 +170,7 @@ def test_only_every_nth_step_takes_canaries(
     assert copies == []
 
 
-def test_copied_rows_enter_the_first_steps_and_few_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
-) -> None:
+def test_copied_rows_enter_the_first_steps_and_few_later(tmp_path, monkeypatch, clipped_rows):
     monkeypatch.setattr(planner, "FULL_STEPS", 7)
     monkeypatch.setattr(planner, "THINNED", 5)
     forbid_prefill(monkeypatch)
@@ -190,9 +182,7 @@ def test_copied_rows_enter_the_first_steps_and_few_later(
 
 
 @pytest.mark.usefixtures("clipped_rows")
-def test_rows_that_need_no_copy_are_never_thinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_need_no_copy_are_never_thinned(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "FULL_STEPS", 7)
     assert (train(tmp_path, every_n_steps=None)["canaries"] == INJECTED).all()
 
@@ -213,9 +203,7 @@ class InPhysicalBatches(PrivateModule):
         return self.private
 
 
-def test_a_physical_batch_takes_the_canaries_without_a_copy(
-    tmp_path: Path, clipped_rows: list[int], copies: list[int]
-) -> None:
+def test_a_physical_batch_takes_the_canaries_without_a_copy(tmp_path, clipped_rows, copies):
     entries = train(tmp_path, InPhysicalBatches(), steps=60)
     assert 8 < len(entries) < 40
     assert len(clipped_rows) == 60
@@ -227,9 +215,7 @@ def test_a_physical_batch_takes_the_canaries_without_a_copy(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
-def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
-    tmp_path: Path, clipped_rows: list[int]
-) -> None:
+def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(tmp_path, clipped_rows):
     sums = []
     for audited in (True, False):
         torch.manual_seed(0)
@@ -246,9 +232,7 @@ def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
 
 
 @pytest.mark.parametrize("by", ["the Trainer", "hand"])
-def test_accumulated_batches_take_canaries_by_copy_once_a_step(
-    tmp_path: Path, by: str, clipped_rows: list[int], copies: list[int]
-) -> None:
+def test_accumulated_batches_take_canaries_by_copy_once_a_step(tmp_path, by, clipped_rows, copies):
     class ByHand(ManualModule):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
@@ -270,17 +254,13 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(
 # ------------------------------------------------------------------ precision
 
 
-def test_mixed_precision_takes_canaries_by_copy(
-    tmp_path: Path, clipped_rows: list[int], copies: list[int]
-) -> None:
+def test_mixed_precision_takes_canaries_by_copy(tmp_path, clipped_rows, copies):
     entries = train(tmp_path, precision="bf16-mixed", steps=12)
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
     assert len(copies) == 12
 
 
-def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(
-    tmp_path: Path, copies: list[int]
-) -> None:
+def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(tmp_path, copies):
     class Autocast(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
@@ -327,9 +307,7 @@ class Sizes(pl.Callback):
 
 
 @pytest.mark.parametrize("make", [PrivateModule, ManualModule])
-def test_code_between_the_steps_sees_the_batch_alone(
-    tmp_path: Path, make: Callable[[], pl.LightningModule], copies: list[int]
-) -> None:
+def test_code_between_the_steps_sees_the_batch_alone(tmp_path, make, copies):
     sizes = Sizes()
     train(tmp_path, make(), sizes)
     assert len(sizes.seen) == 30
@@ -338,7 +316,7 @@ def test_code_between_the_steps_sees_the_batch_alone(
 
 
 @pytest.mark.usefixtures("clipped_rows")
-def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_path: Path) -> None:
+def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_path):
     class Median(PrivateModule):
         def on_after_backward(self) -> None:
             optimizer = self.optimizers()._optimizer
@@ -366,9 +344,7 @@ class Halving(PrivateModule):
             p.grad_sample = 0.5 * p.grad_sample
 
 
-def test_replaced_gradients_take_canaries_by_copy(
-    tmp_path: Path, clipped_rows: list[int], copies: list[int]
-) -> None:
+def test_replaced_gradients_take_canaries_by_copy(tmp_path, clipped_rows, copies):
     entries = train(tmp_path, Halving())
     assert len(copies) == 30
     assert (entries["canaries"] == INJECTED).all()
@@ -426,9 +402,7 @@ BROKEN = [
 
 @pytest.mark.usefixtures("clipped_rows")
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
-def test_training_that_breaks_off_leaves_no_canary(
-    tmp_path: Path, where: str, prefill: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_that_breaks_off_leaves_no_canary(tmp_path, where, prefill, monkeypatch):
     forbid_prefill(monkeypatch, prefill=prefill)
     module = FailingModule()
     module.where = where
@@ -445,12 +419,8 @@ def test_training_that_breaks_off_leaves_no_canary(
 
 @pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
-    tmp_path: Path,
-    where: str,
-    prefill: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    clipped_rows: list[int],
-) -> None:
+    tmp_path, where, prefill, monkeypatch, clipped_rows
+):
     forbid_prefill(monkeypatch, prefill=prefill)
     module = FailingManual(poisson=False, make_poisson=False)
     module.where = where
@@ -462,8 +432,8 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
 
 @pytest.mark.parametrize("prefill", [True, False])
 def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
-    tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
-) -> None:
+    tmp_path, prefill, monkeypatch, clipped_rows
+):
     class Twice(FailingManual):
         where = "on_before_optimizer_step"
 
@@ -480,9 +450,7 @@ def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
 
 
 @pytest.mark.parametrize("clear", [True, False])
-def test_a_batch_without_a_step_leaves_no_canary(
-    tmp_path: Path, clear: bool, clipped_rows: list[int]
-) -> None:
+def test_a_batch_without_a_step_leaves_no_canary(tmp_path, clear, clipped_rows):
     rows: list[int] = []
 
     class Skipping(ManualModule):
@@ -503,9 +471,7 @@ def test_a_batch_without_a_step_leaves_no_canary(
     assert_each_canary_once(entries, clipped_rows)
 
 
-def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
-    tmp_path: Path, clipped_rows: list[int]
-) -> None:
+def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(tmp_path, clipped_rows):
     class Raw(ManualModule):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer = self.optimizers(use_pl_optimizer=False)
@@ -521,7 +487,7 @@ def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
-def test_images_take_canaries_without_a_copy(tmp_path: Path, copies: list[int]) -> None:
+def test_images_take_canaries_without_a_copy(tmp_path, copies):
     net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
     entries = train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
     assert copies == []
@@ -586,7 +552,7 @@ class LooseGhost(Ghost):
 
 
 @pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
-def test_half_the_noise_is_found(audited: Audited, kind: Any) -> None:
+def test_half_the_noise_is_found(audited, kind):
     report = audited(wide(kind), on_violation="warn", steps=30)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"
@@ -594,16 +560,14 @@ def test_half_the_noise_is_found(audited: Audited, kind: Any) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
-def test_clipping_at_twice_the_norm_is_found(audited: Audited, kind: Any) -> None:
+def test_clipping_at_twice_the_norm_is_found(audited, kind):
     report = audited(wide(kind), on_violation="warn", steps=150)
     assert status(report, "sensitivity") == "violated"
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
     assert shift == pytest.approx(2.0, abs=0.4)
 
 
-def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(
-    audited: Audited,
-) -> None:
+def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(audited):
     module = wide(QuietAdaClip, noise_multiplier=2.0)
     module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
     assert status(audited(module, on_violation="warn", steps=60), "noise") == "violated"
@@ -619,9 +583,7 @@ class ShortNorms(Ghost):
         return optimizer
 
 
-def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(
-    accused: Audited,
-) -> None:
+def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(accused):
     report = accused(wide(ShortNorms), steps=20)
     assert status(report, "clipping.norm") == "violated"
     assert status(report, "sensitivity") == "ok"
@@ -637,7 +599,7 @@ class AroundLightning(ManualGhost):
         optimizer.step()
 
 
-def test_ghost_losses_that_run_backward_unannounced_are_not_passed(audited: Audited) -> None:
+def test_ghost_losses_that_run_backward_unannounced_are_not_passed(audited):
     report = audited(wide(AroundLightning), steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert (audited.entries["canaries"] == DROPPED).all()
@@ -646,9 +608,7 @@ def test_ghost_losses_that_run_backward_unannounced_are_not_passed(audited: Audi
 
 
 @pytest.mark.parametrize(("kind", "word"), [(PerLayer, "per-layer"), (AdaClip, "adaptive")])
-def test_input_canaries_that_could_not_be_taken_out_are_refused(
-    tmp_path: Path, kind: Any, word: str
-) -> None:
+def test_input_canaries_that_could_not_be_taken_out_are_refused(tmp_path, kind, word):
     loss = torch.nn.functional.cross_entropy
     trainer = trainer_for(tmp_path, PrivacyAudit(canaries=[Blank(loss=loss, num_classes=10)]))
     with pytest.raises(MisconfigurationException, match=f"{word} clipping; use gradient canaries"):

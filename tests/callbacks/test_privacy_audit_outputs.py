@@ -1,7 +1,5 @@
 """Ways in which people bring Opacus into a Lightning training, other than in the module's net."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess
@@ -96,9 +94,7 @@ def _rows(logger: CSVLogger, prefix: str = "audit") -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def logged(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[AuditReport, CSVLogger, TensorBoardLogger]:
+def logged(tmp_path_factory):
     """The whole report of two epochs, and the loggers that got their metrics."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -110,7 +106,7 @@ def logged(
 
 
 @pytest.mark.whole_report
-def test_csv_logger_gets_every_metric_of_every_epoch(logged: Any) -> None:
+def test_csv_logger_gets_every_metric_of_every_epoch(logged):
     report, logger, _ = logged
     rows = _rows(logger)
     assert [int(row["epoch"]) for row in rows] == [0, 1]
@@ -130,7 +126,7 @@ def test_csv_logger_gets_every_metric_of_every_epoch(logged: Any) -> None:
 
 
 @pytest.mark.whole_report
-def test_tensorboard_gets_every_metric(logged: Any) -> None:
+def test_tensorboard_gets_every_metric(logged):
     report, _, logger = logged
     events = EventAccumulator(logger.log_dir)
     events.Reload()
@@ -146,9 +142,7 @@ def test_tensorboard_gets_every_metric(logged: Any) -> None:
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
-def test_only_the_bounds_that_are_asked_for_are_computed(
-    audited: Audited, names: tuple[str, ...]
-) -> None:
+def test_only_the_bounds_that_are_asked_for_are_computed(audited, names):
     report = audited(PrivateModule(), bounds=list(names), steps=32)
     betting, mu, *others = report.bounds
     assert (betting.looks, betting.epsilon_lower) == ("anytime", report.epsilon_lower)
@@ -158,7 +152,7 @@ def test_only_the_bounds_that_are_asked_for_are_computed(
 
 
 @pytest.mark.whole_report
-def test_by_default_eight_metrics_are_logged(tmp_path: Path, audited: Audited) -> None:
+def test_by_default_eight_metrics_are_logged(tmp_path, audited):
     logger = CSVLogger(tmp_path)
     audited(PrivateModule(), bounds=(), logger=logger, max_epochs=1)
     (row,) = _rows(logger)
@@ -167,9 +161,7 @@ def test_by_default_eight_metrics_are_logged(tmp_path: Path, audited: Audited) -
 
 
 @pytest.mark.whole_report
-def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, monkeypatch):
     def epochs(**planned: int) -> list[float]:
         report = audited(PrivateModule(), bounds=(), **planned)
         assert report.epochs[-1]["step"] == report.steps
@@ -183,8 +175,8 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
 
 @pytest.mark.whole_report
 def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
-    tmp_path: Path, audited: Audited, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, audited, monkeypatch
+):
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
     audited(PrivateModule(), best, bounds=(), max_epochs=3, enable_checkpointing=True)
@@ -192,9 +184,7 @@ def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
 
 
 @pytest.mark.whole_report
-def test_two_loggers_get_the_metrics_under_the_chosen_prefix(
-    tmp_path: Path, audited: Audited
-) -> None:
+def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path, audited):
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
     audited(PrivateModule(), log_prefix="privacy", logger=[first, second], steps=32)
     for logger in (first, second):
@@ -204,7 +194,7 @@ def test_two_loggers_get_the_metrics_under_the_chosen_prefix(
 
 
 @pytest.mark.whole_report
-def test_training_without_logger_has_the_metrics_all_the_same(tmp_path: Path) -> None:
+def test_training_without_logger_has_the_metrics_all_the_same(tmp_path):
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), logger=False, max_steps=32)
     trainer.fit(PrivateModule())
     assert {f"audit/{name}" for name in NAMES} <= set(trainer.callback_metrics)
@@ -212,7 +202,7 @@ def test_training_without_logger_has_the_metrics_all_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.whole_report
-def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path: Path, accused: Audited) -> None:
+def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path, accused):
     logger = CSVLogger(tmp_path)
     report = accused(PrivateModule(optimizer_class=HalfNoise), logger=logger, max_epochs=5)
     (row,) = _rows(logger)
@@ -229,7 +219,7 @@ class _End(pl.Callback):
 
 
 @pytest.mark.whole_report
-def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_path: Path) -> None:
+def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_path):
     class Module(PrivateModule):
         ended = 0
 
@@ -247,7 +237,7 @@ def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_
 
 
 @pytest.mark.whole_report
-def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path, audited: Audited) -> None:
+def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path, audited):
     by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
     best = ModelCheckpoint(tmp_path / "checkpoints", **by)
     report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2)
@@ -258,9 +248,7 @@ def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path, audited: A
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("monitored", [None, "audit/epsilon_lower"])
-def test_what_another_callback_goes_by_is_logged_at_each_epoch(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch, monitored: str | None
-) -> None:
+def test_what_another_callback_goes_by_is_logged_at_each_epoch(audited, monkeypatch, monitored):
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
     others = [stopping] if monitored else []
@@ -293,9 +281,7 @@ def name_of(value: object) -> str:
     ids=name_of,
 )
 @pytest.mark.heavy_one_in(4)
-def test_artefacts_of_neighbours_with_the_same_releases_are_equal(
-    tmp_path: Path, row: Row, kind: Kind
-) -> None:
+def test_artefacts_of_neighbours_with_the_same_releases_are_equal(tmp_path, row, kind):
     one, other = neighbours(tmp_path, row, kind)
     assert differences(one, other) == []
     assert not any(check["status"] == "violated" for check in one.report["checks"])
@@ -306,7 +292,7 @@ TRAINED = [ROWS[0], *COMPARED[1:4]]
 
 
 @pytest.mark.nightly
-def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path: Path) -> None:
+def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path):
     differ: Counter[str] = Counter()
     for seed in range(PAIRS):
         kind: Kind = "removed" if seed // len(TRAINED) % 2 else "replaced"
@@ -334,9 +320,7 @@ def one_full_batch(audited: Audited, value: float, noise_seed: int) -> dict[str,
     return {check.name: dict(check.evidence) for check in report.checks}
 
 
-def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(
-    audited: Audited,
-) -> None:
+def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(audited):
     private = {check.name: check.public for check in REGISTRY.values() if check.private}
     noise = ("excess", "mean", "shape", "entries", "whole")
     reuse = ("forecast", "entries", "recurrence")
@@ -350,9 +334,7 @@ def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(
 
 
 @pytest.fixture(scope="module")
-def computed_and_shown(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[dict[str, dict[str, object]], str]:
+def computed_and_shown(tmp_path_factory):
     """What the checks of a correct training compute, by name, and the text of its report."""
     computed: dict[str, dict[str, object]] = {}
 
@@ -379,8 +361,8 @@ def computed_and_shown(
     ],
 )
 def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(
-    computed_and_shown: tuple[dict[str, dict[str, object]], str], check: str, number: str
-) -> None:
+    computed_and_shown, check, number
+):
     computed, text = computed_and_shown
     assert number in computed[check]
     (found,) = (c for c in json.loads(text)["checks"] if c["name"] == check)
@@ -393,9 +375,7 @@ class OwnClipping(FirstRowNotClipped):
     """Of the user."""
 
 
-def test_places_in_a_report_are_not_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_in_a_report_are_not_absolute_paths(tmp_path, monkeypatch):
     for folder in (Path.cwd(), tmp_path):
         monkeypatch.chdir(folder)
         directory = tmp_path / f"from_{folder.name}"
@@ -479,9 +459,7 @@ def made_private(
 
 
 @pytest.mark.parametrize("kind", [DPOptimizer, HalfNoise])
-def test_opacus_data_module_with_the_module_itself_private_is_judged_by_its_noise(
-    tmp_path: Path, kind: type[DPOptimizer]
-) -> None:
+def test_opacus_data_module_with_the_module_itself_private_is_judged_by_its_noise(tmp_path, kind):
     audit, module = PrivacyAudit(seed=1, on_violation="stop"), SelfPrivate(kind)
     data = DPLightningDataModule(PlainData())
     trainer_for(tmp_path, audit, max_steps=64).fit(module, datamodule=data)
@@ -555,9 +533,7 @@ def by_callback(
 @pytest.mark.parametrize("hook", HOOKS)
 @either_order
 @pytest.mark.one_in(4)
-def test_private_by_a_callback_passes_wherever_the_audit_stands(
-    tmp_path: Path, hook: str, first: bool
-) -> None:
+def test_private_by_a_callback_passes_wherever_the_audit_stands(tmp_path, hook, first):
     module, report = by_callback(tmp_path, MakePrivate(hook), first)
     assert_sound(report, 64)
     assert status(report, "no_dp") == "ok"
@@ -565,15 +541,13 @@ def test_private_by_a_callback_passes_wherever_the_audit_stands(
 
 
 @either_order
-def test_half_noise_by_a_callback_is_a_violation(tmp_path: Path, first: bool) -> None:
+def test_half_noise_by_a_callback_is_a_violation(tmp_path, first):
     user = MakePrivate("on_train_epoch_start", optimizer_class=HalfNoise)
     _, report = by_callback(tmp_path, user, first)
     assert report.verdict.fault.startswith("noise scale too small")
 
 
-def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(
-    audited: Audited,
-) -> None:
+def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(audited):
     claim = PrivacyClaim(noise_multiplier=1.0, sample_rate=SAMPLE_RATE)
     assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
 
@@ -595,7 +569,7 @@ class WrapConfiguration(MakePrivate):
         pl_module.configure_optimizers = private
 
 
-def test_configure_optimizers_wrapped_by_a_callback_passes(audited: Audited) -> None:
+def test_configure_optimizers_wrapped_by_a_callback_passes(audited):
     module = PlainModule()
     assert_sound(audited(module, WrapConfiguration()), 64)
     assert_no_hooks_left(module)
@@ -605,9 +579,7 @@ def test_configure_optimizers_wrapped_by_a_callback_passes(audited: Audited) -> 
 
 
 @either_order
-def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
-    tmp_path: Path, first: bool
-) -> None:
+def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(tmp_path, first):
     user = MakePrivate("on_train_epoch_start", once=False)
     _, report = by_callback(tmp_path, user, first, max_epochs=2)
     assert user.made == 2
@@ -615,14 +587,14 @@ def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(
     assert sum(n for *_, n in user.engine.accountant.history) == 2 * STEPS_PER_EPOCH
 
 
-def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused: Audited) -> None:
+def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused):
     user = MakePrivate("on_train_epoch_start", once=False, one_engine=False)
     report = accused(PlainModule(), user, max_epochs=4)
     assert report.verdict.kind == "accounting"
     assert status(report, "noise") == "ok"
 
 
-def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(accused: Audited) -> None:
+def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(accused):
     class Worsening(MakePrivate):
         def _make(self, *args: Any) -> None:
             self.optimizer_class = HalfNoise if self.made else DPOptimizer
@@ -646,7 +618,7 @@ class Unwrapped(PrivateModule):
         return replace_optimizer(optimizer, self.optimizer_class or DPOptimizer)
 
 
-def test_training_without_a_wrapped_model_passes_without_a_copy(audited: Audited) -> None:
+def test_training_without_a_wrapped_model_passes_without_a_copy(audited):
     module = Unwrapped()
     report = audited(module)
     assert type(module.net) is nn.Sequential
@@ -655,7 +627,7 @@ def test_training_without_a_wrapped_model_passes_without_a_copy(audited: Audited
     assert_no_hooks_left(module)
 
 
-def test_half_noise_without_a_wrapped_model_is_a_violation(accused: Audited) -> None:
+def test_half_noise_without_a_wrapped_model_is_a_violation(accused):
     report = accused(Unwrapped(optimizer_class=HalfNoise), steps=32)
     assert report.verdict.fault.startswith("noise scale too small")
 
@@ -685,7 +657,7 @@ PACKAGES = {
 
 
 @pytest.fixture(params=PACKAGES)
-def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def package(request, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     return PACKAGES[request.param][0]
 
@@ -741,15 +713,13 @@ def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
 
 
-def test_yaml_makes_the_audit_with_all_that_is_nested(package: ModuleType, tmp_path: Path) -> None:
+def test_yaml_makes_the_audit_with_all_that_is_nested(package, tmp_path):
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
     assert_as_configured(parse(package, ["--config", str(path)]))
 
 
-def test_printed_configuration_makes_the_same_audit(
-    package: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_configuration_makes_the_same_audit(package, tmp_path, capsys):
     given, printed = tmp_path / "given.yaml", tmp_path / "printed.yaml"
     given.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
     with pytest.raises(SystemExit) as ended:
@@ -760,19 +730,19 @@ def test_printed_configuration_makes_the_same_audit(
     assert_as_configured(parse(package, ["--config", str(printed)]))
 
 
-def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
+def test_dataclasses_need_no_class_path(package):
     plain = {"claim": CLAIM, "resolution": {"noise": 0.7}}
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
 
 
-def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> None:
+def test_an_exemption_is_made_with_its_scope_and_reason(package):
     allow = ["accounting", {"finding": "no_dp", "optimizer": "G", "reason": "sees no record"}]
     config = parse(package, with_audit(allow=allow)).config
     assert config.allow == ("accounting",)
     assert config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
 
 
-def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:
+def test_an_input_canary_is_made_with_its_loss_by_name(package):
     arguments = {"amplitude": 100.0, "loss": "torch.nn.functional.cross_entropy", "num_classes": 10}
     canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
     audit = parse(package, with_audit(canaries=canaries))
@@ -781,7 +751,7 @@ def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> N
     assert parse(package, with_audit(canaries=["Crafted"])).canaries == (Crafted(),)
 
 
-def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: ModuleType) -> None:
+def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package):
     class Audited(package.cli.LightningCLI):
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.add_lightning_class_args(PrivacyAudit, "audit")
@@ -809,9 +779,7 @@ def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: Module
         ({"allow": ["unheard"]}, "allow holds 'unheard'; it must hold names of findings"),
     ],
 )
-def test_wrong_value_gives_the_librarys_own_error(
-    package: ModuleType, arguments: dict[str, Any], message: str
-) -> None:
+def test_wrong_value_gives_the_librarys_own_error(package, arguments, message):
     with pytest.raises(ValueError, match="must") as raised:
         parse(package, with_audit(**arguments))
     assert message in str(raised.value)
@@ -825,9 +793,7 @@ def test_wrong_value_gives_the_librarys_own_error(
         ({"canaries": [{"class_path": "Unheard"}]}, ["canaries", "Unheard"]),
     ],
 )
-def test_wrong_name_is_refused_by_the_command_line(
-    package: ModuleType, capsys: pytest.CaptureFixture[str], arguments: Any, named: list[str]
-) -> None:
+def test_wrong_name_is_refused_by_the_command_line(package, capsys, arguments, named):
     with pytest.raises(SystemExit) as ended:
         parse(package, with_audit(**arguments))
     assert ended.value.code == 2
@@ -835,7 +801,7 @@ def test_wrong_name_is_refused_by_the_command_line(
     assert all(name in message for name in named), message
 
 
-def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_path: Path) -> None:
+def test_violation_leaves_the_command_line_as_an_error(package, tmp_path):
     config = with_audit(seed=1)
     config["trainer"] |= {"max_steps": 32, "default_root_dir": str(tmp_path)}
     config["model"] = {"faulty": True}
@@ -847,7 +813,7 @@ def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_
 
 
 @pytest.mark.heavy
-def test_the_example_passes_with_the_other_package_in_its_place(tmp_path: Path) -> None:
+def test_the_example_passes_with_the_other_package_in_its_place(tmp_path):
     """As it stands it is run as the README's command."""
     script = tmp_path / "cli.py"
     source = (EXAMPLES / "cli.py").read_text(encoding="utf-8")

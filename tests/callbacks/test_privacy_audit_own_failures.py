@@ -1,7 +1,5 @@
 """The audit's own exceptions end no training and give no pass; the user's pass untouched."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import random
@@ -25,7 +23,7 @@ from injected_faults import (
 )
 from pytorch_lightning.callbacks import ModelCheckpoint
 from stages import staged
-from trained import Audited, failing
+from trained import failing
 from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit
@@ -51,7 +49,7 @@ FEW, MANY = ([(name, number) for name in TRAININGS] for number in (3, 29))
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def plain(tmp_path_factory):
     """Trainings without an audit, by name."""
     return cache(lambda name: train(tmp_path_factory.mktemp("plain"), name))
 
@@ -59,8 +57,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "function"), PLACES)
 def test_a_fault_leaves_the_training_as_it_is_without_an_audit(
-    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str, function: str
-) -> None:
+    tmp_path, plain, caplog, name, function
+):
     assert try_one(tmp_path, name, plain(name), Faults(named=function), caplog) == []
 
 
@@ -84,9 +82,7 @@ def at_random(
 
 @pytest.mark.parametrize(("name", "number"), staged(heavy=FEW, nightly=MANY))
 @pytest.mark.heavy_one_in(6)
-def test_faults_at_random_calls_end_no_training(
-    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str, number: int
-) -> None:
+def test_faults_at_random_calls_end_no_training(tmp_path, plain, caplog, name, number):
     assert at_random(tmp_path, plain, caplog, name, number) == []
 
 
@@ -96,9 +92,7 @@ def test_faults_at_random_calls_end_no_training(
 @pytest.mark.parametrize(
     "error", [MemoryError("12 GB"), OSError(errno.EMFILE, "too many open files")], ids=repr
 )
-def test_a_report_that_cannot_be_built_gives_no_pass(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_report_that_cannot_be_built_gives_no_pass(audited, monkeypatch, error):
     monkeypatch.setattr("lightning_audit.run.audit_run.build_report", failing(error))
     report = audited(PrivateModule())
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -106,18 +100,14 @@ def test_a_report_that_cannot_be_built_gives_no_pass(
     assert str(error) not in report.to_json()
 
 
-def test_a_violation_that_was_found_before_stays_one(
-    accused: Audited, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_violation_that_was_found_before_stays_one(accused, monkeypatch):
     monkeypatch.setattr("lightning_audit.session.recorder.Recorder.close", failing(MemoryError()))
     report = accused(PrivateModule(optimizer_class=HalfNoise), steps=32)
     assert "noise scale too small" in report.verdict.fault
     assert any(note.startswith("the audit failed: MemoryError") for note in report.notes)
 
 
-def test_on_inconclusive_holds_for_a_failed_audit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_inconclusive_holds_for_a_failed_audit(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_audit.run.audit_run.AuditRun.start", failing(MemoryError()))
     audit = PrivacyAudit(seed=1, on_inconclusive="raise")
     with pytest.raises(InconclusiveAudit, match="the audit failed: MemoryError"):
@@ -126,7 +116,7 @@ def test_on_inconclusive_holds_for_a_failed_audit(
     assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
 
 
-def test_a_failed_set_up_is_reported_too(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_set_up_is_reported_too(audited, monkeypatch):
     monkeypatch.setattr("lightning_audit.run.audit_run.RunLints", failing(MemoryError()))
     verdict = audited(PrivateModule(), steps=4).verdict
     assert verdict.summary.startswith("the audit failed: MemoryError in run.audit_run")
@@ -139,9 +129,7 @@ def test_a_failed_set_up_is_reported_too(audited: Audited, monkeypatch: pytest.M
         ("send_report_figure", "drawing the report's figure"),
     ],
 )
-def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch, view: str, words: str
-) -> None:
+def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(audited, monkeypatch, view, words):
     monkeypatch.setattr(f"lightning_audit.callbacks.outcome.{view}", failing(RuntimeError("0.123")))
     report = audited(PrivateModule())
     assert report.verdict.outcome == "PASS"
@@ -152,9 +140,7 @@ def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
 CONCEAL = "lightning_audit.session.audit_session.AuditSession.conceal"
 
 
-def test_neither_log_nor_report_holds_an_exceptions_message(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_neither_log_nor_report_holds_an_exceptions_message(audited, monkeypatch, caplog):
     monkeypatch.setattr(CONCEAL, failing(ValueError("the third record is 0.123")))
     with caplog.at_level(logging.INFO):
         report = audited(PrivateModule(), steps=4)
@@ -162,9 +148,7 @@ def test_neither_log_nor_report_holds_an_exceptions_message(
     assert "0.123" not in caplog.text + report.to_json()
 
 
-def test_a_checkpoint_of_a_failed_audit_resumes_without_a_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_a_failed_audit_resumes_without_a_pass(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(CONCEAL, failing(MemoryError()))
         trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
@@ -212,9 +196,7 @@ class InDataSet(PrivateModule):
 
 @pytest.mark.parametrize("kind", [InTrainingStep, InAddNoise, InInnerStep, InDataSet])
 @pytest.mark.parametrize("of", [Theirs, MemoryError])
-def test_the_users_exception_reaches_the_user_as_the_same_object(
-    tmp_path: Path, kind: type[PrivateModule], of: type[Exception]
-) -> None:
+def test_the_users_exception_reaches_the_user_as_the_same_object(tmp_path, kind, of):
     module = kind()
     module.error = error = of("theirs")
     canaries = [Mislabeled(amplitude=100.0)] if kind is InTrainingStep else None
@@ -225,9 +207,7 @@ def test_the_users_exception_reaches_the_user_as_the_same_object(
     assert report_in(tmp_path).verdict.pass_blockers[0].startswith("the training broke off")
 
 
-def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(tmp_path, monkeypatch):
     module, leave = PrivateModule(mode="functorch"), Boundary.leave
     sizes: list[set[int]] = []
 
@@ -245,9 +225,7 @@ def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(
 
 
 @pytest.mark.parametrize("function", ["start_batch", "end_epoch"])
-def test_callbacks_that_monitor_the_audit_go_on_when_it_fails(
-    tmp_path: Path, function: str
-) -> None:
+def test_callbacks_that_monitor_the_audit_go_on_when_it_fails(tmp_path, function):
     logger, audit = pl.loggers.CSVLogger(tmp_path), PrivacyAudit(seed=1, examinations=0)
     stopping = pl.callbacks.EarlyStopping("audit/epsilon_lower", mode="max", patience=9)
     best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_spent", mode="max")

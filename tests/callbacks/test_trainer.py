@@ -1,7 +1,5 @@
 """`trainer.fit` again: the same training goes on with its audit, another one starts anew."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle
@@ -20,7 +18,7 @@ from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from resume_support import RESUMING, StepwiseModule, StopAt, checkpoint_at, saver
 from torch import nn
 from torch.utils.data import DataLoader
-from trained import Audited, weights
+from trained import weights
 from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
@@ -61,9 +59,7 @@ def go_on(trainer: pl.Trainer, module: pl.LightningModule, epochs: int, **given:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [StepwiseModule, HandWritten])
-def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
-    tmp_path: Path, kind: type[pl.LightningModule]
-) -> None:
+def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(tmp_path, kind):
     audit, module = PrivacyAudit(seed=1, claim=CLAIM if kind is HandWritten else None), kind()
     trainer = training(tmp_path, audit=audit, limit_train_batches=32)
     trainer.fit(module)
@@ -80,7 +76,7 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
+def test_more_epochs_give_the_report_of_one_long_training(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     # Each fit is examined anew, at other steps: `test_a_resumed_training_is_examined_anew`.
     audits = [PrivacyAudit(seed=1, examinations=0) for _ in (whole, parts)]
@@ -95,7 +91,7 @@ def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> Non
     assert (one.bounds, one.verdict) == (other.bounds, other.verdict)
 
 
-def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> None:
+def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path):
     module, trainer = StepwiseModule(optimizer_class=HalfNoise), training(tmp_path)
     for epochs in (1, 2):
         with pytest.raises(PrivacyViolation):
@@ -104,7 +100,7 @@ def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> No
     assert 1 <= report_in(tmp_path).steps < 20
 
 
-def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
+def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path):
     stop, module = StopAt(20), StepwiseModule()
     trainer = training(tmp_path, stop, max_epochs=2)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -121,7 +117,7 @@ def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
-def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path, kind: Any) -> None:
+def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path, kind):
     audit, file = PrivacyAudit(seed=1, on_violation="warn"), tmp_path / "audit" / "report.json"
     module, trainer = StepwiseModule(optimizer_class=kind), training(tmp_path, audit=audit)
     trainer.fit(module)
@@ -135,9 +131,7 @@ def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("planned", "most"), [({"max_steps": 1}, 1), ({"max_epochs": 1}, 19)])
-def test_a_training_that_was_stopped_raises_again_and_is_not_trained_on(
-    tmp_path: Path, planned: dict[str, int], most: int
-) -> None:
+def test_a_training_that_was_stopped_raises_again_and_is_not_trained_on(tmp_path, planned, most):
     module, trainer = StepwiseModule(optimizer_class=HalfNoise), training(tmp_path, **planned)
     for _ in range(2):
         with pytest.raises(PrivacyViolation):
@@ -146,7 +140,7 @@ def test_a_training_that_was_stopped_raises_again_and_is_not_trained_on(
 
 
 @pytest.mark.heavy
-def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: Path) -> None:
+def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path):
     trainer, last = training(tmp_path, max_epochs=2), tmp_path / "last.ckpt"
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(last)
@@ -168,7 +162,7 @@ def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: 
 
 
 @pytest.mark.heavy
-def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path):
     saved, module = tmp_path / "saved", StepwiseModule()
     saves = saver(saved, epoch_end=True)
     trainer = training(tmp_path, saves, max_epochs=2, enable_checkpointing=True)
@@ -180,7 +174,7 @@ def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_pa
     assert steps_on_disk(tmp_path) == list(range(96))
 
 
-def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path):
     plain, ckpt = trainer_for(tmp_path / "plain", max_epochs=2), tmp_path / "plain.ckpt"
     plain.fit(StepwiseModule())
     plain.save_checkpoint(ckpt)
@@ -196,7 +190,7 @@ def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path
 
 
 @pytest.mark.parametrize("anew", ["Trainer", "loop"])
-def test_a_new_trainer_or_loop_starts_the_audit_anew(tmp_path: Path, anew: str) -> None:
+def test_a_new_trainer_or_loop_starts_the_audit_anew(tmp_path, anew):
     audit, module = PrivacyAudit(seed=1), StepwiseModule()
     trainer = training(tmp_path, audit=audit)
     trainer.fit(module)
@@ -209,9 +203,7 @@ def test_a_new_trainer_or_loop_starts_the_audit_anew(tmp_path: Path, anew: str) 
     assert AuditReport.load(tmp_path / "audit" / "previous-1" / "report.json").steps == 32
 
 
-def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_steps(
-    tmp_path: Path,
-) -> None:
+def test_another_module_in_the_same_trainer_is_not_passed_by_the_first_ones_steps(tmp_path):
     trainer = training(tmp_path, max_epochs=2)
     trainer.fit(StepwiseModule())
     go_on(trainer, StepwiseModule(), 4)
@@ -227,7 +219,7 @@ def copies(audit: PrivacyAudit) -> list[PrivacyAudit]:
 
 
 @pytest.mark.heavy
-def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path) -> None:
+def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path):
     audit = PrivacyAudit(seed=1)
     training(tmp_path, audit=audit, max_epochs=2).fit(PrivateModule())
     for twin in copies(audit):
@@ -238,7 +230,7 @@ def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path
     assert audit.report.steps == 64
 
 
-def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path: Path) -> None:
+def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path):
     found, broken = PrivacyAudit(seed=1), PrivacyAudit(seed=1)
     with pytest.raises(PrivacyViolation) as raised:
         training(tmp_path / "a", audit=found).fit(PrivateModule(optimizer_class=HalfNoise))
@@ -253,7 +245,7 @@ def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path
 
 
 @pytest.mark.heavy
-def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) -> None:
+def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path):
     audit = PrivacyAudit(seed=1, claim=CLAIM)
     training(tmp_path, audit=audit, max_steps=8).fit(HandWritten())
     spawn = {"strategy": "ddp_spawn", "use_distributed_sampler": False}
@@ -261,7 +253,7 @@ def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) 
     assert report_in(tmp_path).steps == 12
 
 
-def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path: Path) -> None:
+def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path):
     class Copies(pl.Callback):
         taken: list[PrivacyAudit]
 
@@ -297,7 +289,7 @@ def shown(strategy: Strategy, *, automatic: bool = True, **calls: Any) -> Any:
     return show_batches(trainer, module, SimpleNamespace(**(nothing | calls)))
 
 
-def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
+def test_a_batch_is_trained_on_as_the_audit_gives_it():
     strategy = Strategy()
     hook = shown(strategy, admit=lambda batch, module: batch + 1)
     assert strategy.training_step(3, 0) == 8
@@ -307,14 +299,14 @@ def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
 
 
 @pytest.mark.parametrize("automatic", [True, False])
-def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic: bool) -> None:
+def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic):
     strategy, skipped = Strategy(), []
     shown(strategy, automatic=automatic, skipped=lambda: skipped.append(1))
     assert strategy.training_step(None, 0) is None
     assert len(skipped) == automatic
 
 
-def test_a_refusal_is_lightnings_own_exception() -> None:
+def test_a_refusal_is_lightnings_own_exception():
     def refuse(*args: Any) -> Any:
         raise UnauditableTraining("batches of this kind cannot be audited")
 
@@ -324,7 +316,7 @@ def test_a_refusal_is_lightnings_own_exception() -> None:
         strategy.training_step(1, 0)
 
 
-def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path):
     ends = []
     for audits in ([], [PrivacyAudit(seed=1)]):
         torch.manual_seed(0)
@@ -334,7 +326,7 @@ def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None
     assert torch.allclose(*ends, rtol=0, atol=1e-5)
 
 
-def test_validation_loaders_are_not_watched(audited: Audited) -> None:
+def test_validation_loaders_are_not_watched(audited):
     class Validated(OwnSampling):
         def val_dataloader(self) -> Any:
             self.val = DataLoader(self.dataset, batch_sampler=OwnSizes())
@@ -360,20 +352,20 @@ def test_validation_loaders_are_not_watched(audited: Audited) -> None:
         ("16-true", {"precision": "16-true"}),
     ],
 )
-def test_half_precision_is_refused(tmp_path, precision: str, options: dict[str, Any]) -> None:
+def test_half_precision_is_refused(tmp_path, precision, options):
     with pytest.raises(MisconfigurationException, match=f"precision='{precision}'") as raised:
         refuse_trainer(trainer_for(tmp_path, **options), audits=1)
     assert "'32-true' or 'bf16-mixed'" in str(raised.value)
 
 
 @pytest.mark.filterwarnings("ignore:You passed `Trainer")
-def test_what_lightning_makes_of_half_precision_on_a_cpu_is_not_refused(tmp_path) -> None:
+def test_what_lightning_makes_of_half_precision_on_a_cpu_is_not_refused(tmp_path):
     trainer = trainer_for(tmp_path, precision="16-mixed")
     assert trainer.precision == "bf16-mixed"
     refuse_trainer(trainer, audits=1)
 
 
-def test_an_ordinary_trainer_with_one_audit_is_not_refused_and_with_two_it_is(tmp_path) -> None:
+def test_an_ordinary_trainer_with_one_audit_is_not_refused_and_with_two_it_is(tmp_path):
     trainer = trainer_for(tmp_path, precision="bf16-mixed")
     refuse_trainer(trainer, audits=1)
     with pytest.raises(MisconfigurationException, match=r"has 2 PrivacyAudit callbacks.*Keep one"):
@@ -388,12 +380,12 @@ class _Trainer(SimpleNamespace):
 
 
 @pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
-def test_a_strategy_that_shards_parameters_is_refused_with_advice(kind: type) -> None:
+def test_a_strategy_that_shards_parameters_is_refused_with_advice(kind):
     with pytest.raises(MisconfigurationException, match=r"shards the parameters.*strategy='ddp'"):
         refuse_trainer(_Trainer(kind()), audits=1)
 
 
-def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
+def test_processes_of_a_strategy_that_is_not_known_are_refused():
     with pytest.raises(MisconfigurationException, match=r"2 processes.*strategy='ddp'"):
         refuse_trainer(_Trainer(object()), audits=1)
     refuse_trainer(_Trainer(DDPStrategy()), audits=1)

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ def placed_by_name(canary: GradientCanary) -> Placement:
     return place([canary], named(("first.weight", (5, 5)), ("first.bias", (5,))), generator())
 
 
-def test_the_default_mix_of_eight_is_the_documented_one() -> None:
+def test_the_default_mix_of_eight_is_the_documented_one():
     assert Counter(default_mix(8)) == Counter(
         {
             Dirac(tensor="largest"): 3,
@@ -36,11 +33,11 @@ def test_the_default_mix_of_eight_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_a_smaller_default_mix_takes_the_first_ones(count: int) -> None:
+def test_a_smaller_default_mix_takes_the_first_ones(count):
     assert default_mix(count) == default_mix(8)[:count]
 
 
-def test_a_larger_default_mix_repeats_the_list() -> None:
+def test_a_larger_default_mix_repeats_the_list():
     assert default_mix(19) == (default_mix(8) * 3)[:19]
 
 
@@ -65,18 +62,18 @@ def test_a_larger_default_mix_repeats_the_list() -> None:
         ),
     ],
 )
-def test_canaries_that_cannot_be_are_refused_with_what_to_do(make: Any, told: str) -> None:
+def test_canaries_that_cannot_be_are_refused_with_what_to_do(make, told):
     with pytest.raises(ValueError, match=told):
         make()
 
 
 @pytest.mark.parametrize("canary", [Dirac(), Spread(), BlockPair(), Constant(), Random()])
-def test_a_canary_cannot_be_changed_after_construction(canary: object) -> None:
+def test_a_canary_cannot_be_changed_after_construction(canary):
     with pytest.raises(dataclasses.FrozenInstanceError):
         canary.moving = True  # type: ignore[attr-defined]
 
 
-def test_canaries_are_fixed_unless_said_otherwise() -> None:
+def test_canaries_are_fixed_unless_said_otherwise():
     assert not any(c.moving for c in (Dirac(), Spread(), BlockPair(), Constant(), Random()))
 
 
@@ -136,7 +133,7 @@ def as_bytes(direction: Direction) -> list[tuple[int, bytes, bytes]]:
 
 
 @given(CASES)
-def test_directions_of_one_step_are_orthonormal(case: Case) -> None:
+def test_directions_of_one_step_are_orthonormal(case):
     _, layout, rng = case
     placement = place(*case)
     for _ in range(3):
@@ -145,7 +142,7 @@ def test_directions_of_one_step_are_orthonormal(case: Case) -> None:
 
 
 @given(CASES)
-def test_sparse_canaries_share_no_coordinate_with_any_other(case: Case) -> None:
+def test_sparse_canaries_share_no_coordinate_with_any_other(case):
     placement = place(*case)
     sparse = [coordinates(p.support) for p in placement.placed if not is_dense(p.canary)]
     others = [coordinates(p.support) for p in placement.placed if is_dense(p.canary)]
@@ -155,7 +152,7 @@ def test_sparse_canaries_share_no_coordinate_with_any_other(case: Case) -> None:
 
 
 @given(CASES)
-def test_every_canary_is_placed_or_named_as_skipped(case: Case) -> None:
+def test_every_canary_is_placed_or_named_as_skipped(case):
     canaries, placement = case[0], place(*case)
     left = list(canaries)
     for item in placement.placed:
@@ -167,7 +164,7 @@ def test_every_canary_is_placed_or_named_as_skipped(case: Case) -> None:
 
 
 @given(CASES)
-def test_directions_stay_within_the_stated_support(case: Case) -> None:
+def test_directions_stay_within_the_stated_support(case):
     rng, placement = case[2], place(*case)
     allowed = coordinates(placement.support())
     for direction in placement.draw(rng):
@@ -175,7 +172,7 @@ def test_directions_stay_within_the_stated_support(case: Case) -> None:
 
 
 @given(CASES)
-def test_fixed_directions_do_not_change_between_draws(case: Case) -> None:
+def test_fixed_directions_do_not_change_between_draws(case):
     rng, placement = case[2], place(*case)
     first, second = placement.draw(rng), placement.draw(rng)
     for item, before, after in zip(placement.placed, first, second, strict=True):
@@ -184,7 +181,7 @@ def test_fixed_directions_do_not_change_between_draws(case: Case) -> None:
 
 
 @given(CASES)
-def test_one_seed_gives_one_placement(case: Case) -> None:
+def test_one_seed_gives_one_placement(case):
     def run() -> tuple[Placement, list[object]]:
         canaries, layout, rng = copy.deepcopy(case)
         placement = place(canaries, layout, rng)
@@ -194,7 +191,7 @@ def test_one_seed_gives_one_placement(case: Case) -> None:
     assert (one.labels, one.skipped, drawn) == (two.labels, two.skipped, drawn_again)
 
 
-def test_other_seeds_give_other_placements() -> None:
+def test_other_seeds_give_other_placements():
     layout = layout_of((100, 100), (100,))
     supports = {
         frozenset(coordinates(place(default_mix(8), layout, generator(seed)).support()))
@@ -206,14 +203,14 @@ def test_other_seeds_give_other_placements() -> None:
 @pytest.mark.parametrize(
     "canary", [Dirac(moving=True), Spread(moving=True), BlockPair(moving=True), Random(moving=True)]
 )
-def test_moving_directions_change_between_draws(canary: GradientCanary) -> None:
+def test_moving_directions_change_between_draws(canary):
     rng = generator()
     placement = place([canary], layout_of((30, 10), (30, 10), (50,)), rng)
     drawn = {str(as_bytes(placement.draw(rng)[0])) for _ in range(20)}
     assert len(drawn) >= 10
 
 
-def test_a_moving_dirac_chooses_among_a_bounded_pool() -> None:
+def test_a_moving_dirac_chooses_among_a_bounded_pool():
     rng = generator()
     placement = place([Dirac(moving=True)], layout_of((1000,)), rng)
     seen = {int(placement.draw(rng)[0].parts[0].index[0]) for _ in range(600)}
@@ -221,12 +218,12 @@ def test_a_moving_dirac_chooses_among_a_bounded_pool() -> None:
     assert {(0, i) for i in seen} == coordinates(placement.support())
 
 
-def test_a_pool_leaves_half_of_a_small_tensor_to_others() -> None:
+def test_a_pool_leaves_half_of_a_small_tensor_to_others():
     placement = place([Dirac(moving=True)], layout_of((10,)), generator())
     assert len(coordinates(placement.support())) == 5
 
 
-def test_a_dirac_that_visits_each_tensor_is_in_any_with_room_at_one_place_at_a_time() -> None:
+def test_a_dirac_that_visits_each_tensor_is_in_any_with_room_at_one_place_at_a_time():
     rng = generator()
     placement = place([Dirac(moving=True, tensor="each")], layout_of((40,), (7,), (3, 5)), rng)
     drawn = [placement.draw(rng)[0] for _ in range(200)]
@@ -240,7 +237,7 @@ def test_a_dirac_that_visits_each_tensor_is_in_any_with_room_at_one_place_at_a_t
 
 
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_block_pair_is_plus_and_minus_at_one_place_of_like_tensors(moving: bool) -> None:
+def test_a_block_pair_is_plus_and_minus_at_one_place_of_like_tensors(moving):
     rng = generator(3)
     # The (9, 9) tensor is larger, but alone; the (4, 6) ones are the largest of one shape.
     layout = layout_of((3,), (4, 6), (9, 9), (3,), (4, 6))
@@ -255,7 +252,7 @@ def test_a_block_pair_is_plus_and_minus_at_one_place_of_like_tensors(moving: boo
 
 @pytest.mark.parametrize("shapes", [((40,), (4, 3), (7,)), ((5,),), ((1,), (1, 1))])
 @pytest.mark.parametrize("moving", [False, True])
-def test_a_lone_block_pair_is_a_spread(shapes: tuple[tuple[int, ...], ...], moving: bool) -> None:
+def test_a_lone_block_pair_is_a_spread(shapes, moving):
     rng = generator()
     (direction,) = place([BlockPair(moving=moving)], layout_of(*shapes), rng).draw(rng)
     assert [part.tensor for part in direction.parts] == list(range(len(shapes)))
@@ -263,21 +260,21 @@ def test_a_lone_block_pair_is_a_spread(shapes: tuple[tuple[int, ...], ...], movi
     np.testing.assert_allclose([float(part.value[0]) for part in direction.parts], weight)
 
 
-def test_a_spread_has_one_coordinate_of_equal_weight_in_every_tensor() -> None:
+def test_a_spread_has_one_coordinate_of_equal_weight_in_every_tensor():
     layout = layout_of((30, 3), (), (7,), (2, 2, 2))
     (direction,) = place([Spread()], layout, generator()).draw(generator())
     assert [(p.tensor, len(p.index)) for p in direction.parts] == [(j, 1) for j in range(4)]
     np.testing.assert_allclose([float(p.value[0]) for p in direction.parts], 0.5)
 
 
-def test_a_constant_weighs_all_coordinates_of_its_tensor_alike() -> None:
+def test_a_constant_weighs_all_coordinates_of_its_tensor_alike():
     (direction,) = place([Constant()], layout_of((3,), (4, 4)), generator()).draw(generator())
     (part,) = direction.parts
     assert part.tensor == 1
     np.testing.assert_allclose(part.value, np.full(16, 0.25))
 
 
-def test_random_covers_all_tensors_or_the_named_one() -> None:
+def test_random_covers_all_tensors_or_the_named_one():
     layout = layout_of((3,), (4, 4))
     everywhere, named = place(
         [Random(), Random(tensor="tensor_0.bias")], layout, generator()
@@ -301,18 +298,18 @@ def named(*names_and_shapes: tuple[str, tuple[int, ...]]) -> list[TensorSlot]:
     ids=["last vector named bias", "last vector", "last tensor", "a matrix is no bias"],
 )
 def test_last_bias_is_the_last_vector_named_bias_else_the_last_vector_else_the_last_tensor(
-    layout: list[TensorSlot], expected: int
-) -> None:
+    layout, expected
+):
     assert list(place([Dirac(tensor="last_bias")], layout, generator()).support()) == [expected]
 
 
-def test_largest_goes_on_to_the_next_tensor_when_the_largest_is_full() -> None:
+def test_largest_goes_on_to_the_next_tensor_when_the_largest_is_full():
     placement = place([Dirac()] * 3, layout_of((1,), (2,)), generator())
     assert [list(p.support) for p in placement.placed] == [[1], [1], [0]]
     assert placement.skipped == []
 
 
-def test_a_small_tensor_leaves_a_canary_out_and_says_so() -> None:
+def test_a_small_tensor_leaves_a_canary_out_and_says_so():
     canaries = [Dirac(tensor="last_bias")] * 3
     placement = place(canaries, named(("w", (5, 5)), ("bias", (2,))), generator())
     assert len(placement) == 2
@@ -321,21 +318,21 @@ def test_a_small_tensor_leaves_a_canary_out_and_says_so() -> None:
     assert "no coordinate left" in sentence
 
 
-def test_dense_canaries_that_span_their_tensor_leave_the_next_one_out() -> None:
+def test_dense_canaries_that_span_their_tensor_leave_the_next_one_out():
     placement = place([Random(tensor="bias") for _ in range(4)], named(("bias", (3,))), generator())
     assert len(placement) == 3
     (sentence,) = placement.skipped
     assert "others span its tensor" in sentence
 
 
-def test_an_empty_tensor_beside_others_holds_no_canary() -> None:
+def test_an_empty_tensor_beside_others_holds_no_canary():
     rng = generator()
     placement = place([Spread(), Random()], layout_of((0, 3), (4,)), rng)
     assert [list(p.support) for p in placement.placed] == [[1], [1]]
     assert [d.norm() for d in placement.draw(rng)] == pytest.approx([1.0, 1.0])
 
 
-def test_the_default_mix_fits_a_usual_model_whole() -> None:
+def test_the_default_mix_fits_a_usual_model_whole():
     layout = named(
         ("0.weight", (64, 20)), ("0.bias", (64,)), ("1.weight", (10, 64)), ("b.bias", (10,))
     )
@@ -351,6 +348,6 @@ def test_the_default_mix_fits_a_usual_model_whole() -> None:
 
 
 @given(CASES)
-def test_canaries_keep_their_order(case: Case) -> None:
+def test_canaries_keep_their_order(case):
     placement, rest = place(*case), iter(case[0])
     assert all(item.canary in rest for item in placement.placed)

@@ -1,7 +1,5 @@
 """Input canaries: what they are made of, and what they refuse."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lightning_audit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabeled, inputs
+from lightning_audit.canaries import Adversarial, Blank, Crafted, Mislabeled, inputs
 
 # --- `Crafted`: an input whose gradient is orthogonal to the data's.
 
@@ -38,7 +36,7 @@ def _cosine(canary: Crafted, net: nn.Module, sample: inputs.Sample) -> float:
 
 
 @pytest.mark.parametrize("amplitude", [1.0, 10.0])
-def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude: float) -> None:
+def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude):
     net, canary = _net(), Crafted(amplitude=amplitude)
     before, after = [], []
     for row in range(4):
@@ -53,7 +51,7 @@ def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude: float) -> No
     assert canary.at_step(net, made) is made
 
 
-def test_crafting_leaves_module_and_batch_alone() -> None:
+def test_crafting_leaves_module_and_batch_alone():
     net, batch = _net(), _batch()
     before = [p.detach().clone() for p in net.parameters()]
     sample = inputs.sample_of(batch, 0, None, None)
@@ -64,7 +62,7 @@ def test_crafting_leaves_module_and_batch_alone() -> None:
     assert torch.equal(sample.input, batch[0][:1])
 
 
-def test_frozen_and_unused_parameters_do_not_count() -> None:
+def test_frozen_and_unused_parameters_do_not_count():
     net, unused = _net(), nn.Parameter(torch.ones(3))
     made = Crafted(steps=2).made(
         net, inputs.sample_of(_batch(), 0, None, None), _batch(), [*net[2].parameters(), unused]
@@ -72,14 +70,14 @@ def test_frozen_and_unused_parameters_do_not_count() -> None:
     assert torch.isfinite(made.input).all()
 
 
-def test_an_empty_batch_has_no_direction_to_avoid() -> None:
+def test_an_empty_batch_has_no_direction_to_avoid():
     net, sample = _net(), inputs.sample_of(_batch(), 0, None, None)
     empty = (_batch()[0][:0], _batch()[1][:0])
     made = Crafted().made(net, sample, empty, list(net.parameters()))
     assert torch.equal(made.input, sample.input)
 
 
-def test_cosine_is_that_of_the_flattened_gradients_and_zero_for_none() -> None:
+def test_cosine_is_that_of_the_flattened_gradients_and_zero_for_none():
     first, second = (
         [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])],
         [torch.ones(2), torch.ones(1, 1)],
@@ -117,7 +115,7 @@ def _loss(net: Any, batch: Any) -> torch.Tensor:
     "canary",
     [Mislabeled(), Mislabeled(num_classes=5), Mislabeled(loss=_loss, num_classes=5), Blank()],
 )
-def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: InputCanary) -> None:
+def test_the_label_is_the_least_likely_class_of_the_present_weights(canary):
     net = _classifier()
     made = canary.made(net, _sample((_x(), _y())), (_x(), _y()), _params(net))
     for _ in range(3):
@@ -129,14 +127,14 @@ def test_the_label_is_the_least_likely_class_of_the_present_weights(canary: Inpu
         assert int(label) == int(net(made.input)[0].argmin())
 
 
-def test_the_amplitude_multiplies_the_input_and_a_blank_is_zero() -> None:
+def test_the_amplitude_multiplies_the_input_and_a_blank_is_zero():
     net, sample = _classifier(), _sample((_x(), _y()))
     made = Mislabeled(amplitude=50.0).made(net, sample, None, _params(net))
     assert torch.equal(made.input, 50.0 * sample.input)
     assert not Blank().made(net, sample, None, _params(net)).input.any()
 
 
-def test_adversarial_raises_the_loss_within_its_radius() -> None:
+def test_adversarial_raises_the_loss_within_its_radius():
     net, sample = _classifier(), _sample((_x(), _y()))
     canary = Adversarial(steps=20, step_size=0.1, radius=0.3)
     made = canary.made(net, sample, (_x(), _y()), _params(net))
@@ -147,14 +145,14 @@ def test_adversarial_raises_the_loss_within_its_radius() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_losses_of_the_users_own_are_used() -> None:
+def test_losses_of_the_users_own_are_used():
     sample = _sample((_x(), _y()))
     canary = Mislabeled(loss=lambda net, batch: batch[0].sum() * 2)
     assert float(inputs.loss_of(canary, None, sample.batch, sample)) == float(_x()[1].sum() * 2)
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Blank, Adversarial, Crafted])
-def test_canaries_are_compared_copied_and_written_by_their_arguments(kind: Any) -> None:
+def test_canaries_are_compared_copied_and_written_by_their_arguments(kind):
     canary = kind(amplitude=3.0)
     assert canary == kind(**asdict(canary))
     assert eval(repr(canary)) == canary
@@ -175,7 +173,7 @@ def test_canaries_are_compared_copied_and_written_by_their_arguments(kind: Any) 
         (lambda: Crafted(remake_every_n_steps=0), "remake_every_n_steps=0 must be"),
     ],
 )
-def test_arguments_are_checked(make: Callable[[], Any], words: str) -> None:
+def test_arguments_are_checked(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -205,7 +203,7 @@ class _Sequences(nn.Module):
         ),
     ],
 )
-def test_each_says_its_limits(canary: InputCanary, net: nn.Module, batch: Any, words: str) -> None:
+def test_each_says_its_limits(canary, net, batch, words):
     with pytest.raises(ValueError, match=words):
         canary.at_step(net, canary.made(net, _sample(batch), batch, _params(net)))
 
@@ -229,7 +227,7 @@ def _cut(batch: Any, **kwargs: Any) -> inputs.Sample:
 
 
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., Any]) -> None:
+def test_the_canary_is_one_more_row_of_the_same_containers(make):
     sample = _cut(make(_x(), _y())).with_label(7)
     longer = inputs.appended(make(_x(), _y()), sample.with_input(torch.full((1, 4), 9.0)))
     assert type(longer) is type(make(_x(), _y()))
@@ -240,7 +238,7 @@ def test_the_canary_is_one_more_row_of_the_same_containers(make: Callable[..., A
 
 
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_users_tensors_are_left_alone(make: Callable[..., Any]) -> None:
+def test_the_users_tensors_are_left_alone(make):
     x, y = _x(), _y()
     batch = make(x, y)
     sample = _cut(batch)
@@ -251,12 +249,12 @@ def test_the_users_tensors_are_left_alone(make: Callable[..., Any]) -> None:
     assert inputs.rows(batch) == 3
 
 
-def test_an_empty_batch_becomes_the_canary_alone() -> None:
+def test_an_empty_batch_becomes_the_canary_alone():
     longer = inputs.appended((_x()[:0], _y()[:0]), _cut((_x(), _y())))
     assert torch.equal(longer[0], _x()[1:2])
 
 
-def test_input_and_label_are_found_by_their_type_or_named() -> None:
+def test_input_and_label_are_found_by_their_type_or_named():
     batch = {"id": torch.arange(3), "far": {"x": _x()}, "y": _y(), "mask": torch.ones(3).bool()}
     found = _cut(batch)
     assert torch.equal(found.input, _x()[1:2])
@@ -279,14 +277,14 @@ class _Opaque:
         ((), ["holds no tensor"]),
     ],
 )
-def test_other_batches_are_refused_by_type_and_place(batch: Any, words: list[str]) -> None:
+def test_other_batches_are_refused_by_type_and_place(batch, words):
     with pytest.raises(ValueError, match="the batch") as raised:
         inputs.rows(batch)
     for word in words:
         assert word in str(raised.value)
 
 
-def test_a_batch_of_another_kind_than_the_canarys_is_refused() -> None:
+def test_a_batch_of_another_kind_than_the_canarys_is_refused():
     sample = _cut((_x(), _y()))
     with pytest.raises(ValueError, match="other containers"):
         inputs.appended([_x(), _y()], sample)
@@ -294,12 +292,12 @@ def test_a_batch_of_another_kind_than_the_canarys_is_refused() -> None:
         inputs.appended((torch.ones(2, 5), _y(2)), sample)
 
 
-def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"label='z' must name a tensor .* \['0', '1'\]"):
         _cut((_x(), _y()), label_name="z")
 
 
-def test_any_part_of_the_mixed_batch_has_copies_and_others() -> None:
+def test_any_part_of_the_mixed_batch_has_copies_and_others():
     alone, mixed, count = inputs.copies({"x": _x(8), "y": (_y(8),)})
     assert alone["y"][0].tolist() == [0] * 8
     assert torch.equal(alone["x"], _x(8)[:1].repeat(8, 1))

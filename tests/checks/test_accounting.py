@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,21 +27,21 @@ from lightning_audit.results.audit_report import CheckResult
         (math.inf, 8.0, "violated"),
     ],
 )
-def test_steps_may_cost_a_little_over_the_claim(spent: float, claimed: float, status: str) -> None:
+def test_steps_may_cost_a_little_over_the_claim(spent, claimed, status):
     result = accounting.accounting_result(spent, claimed, 1e-5, "the accountant")
     assert (result.status, result.kind) == (status, "accounting")
     assert accounting.exceeds(spent, claimed) == (status == "violated")
     assert bool(result.advice) == (status == "violated")
 
 
-def test_numbers_of_the_comparison_are_told() -> None:
+def test_numbers_of_the_comparison_are_told():
     result = accounting.accounting_result(9.0, 8.0, 1e-5, "the accountant")
     assert "epsilon 9 at delta 1e-05 as privacy loss distributions (spent)" in result.message
     assert result.message.endswith("the accountant says 8 (claimed)")
     assert result.evidence == {"epsilon_spent": 9.0, "claimed_epsilon": 8.0, "delta": 1e-5}
 
 
-def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:
+def test_what_replacing_costs_is_told_beside_what_removing_does():
     result = accounting.accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
     assert "epsilon 16 at delta 1e-05 if a record is replaced as privacy" in result.message
     assert result.evidence["epsilon_by_removal"] == 7.9
@@ -54,7 +51,7 @@ def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:
     assert more.advice.startswith("stop earlier")
 
 
-def test_steps_without_noise_are_told_to_get_some() -> None:
+def test_steps_without_noise_are_told_to_get_some():
     advice = accounting.accounting_result(math.inf, 8.0, 1e-5, "the accountant").advice
     assert advice == "set noise_multiplier above 0"
 
@@ -63,7 +60,7 @@ def test_steps_without_noise_are_told_to_get_some() -> None:
     ("spent", "claimed", "why"),
     [(None, 8.0, "the sample rate is unknown"), (8.0, None, "no epsilon is claimed")],
 )
-def test_an_unknown_is_not_compared(spent: float | None, claimed: float | None, why: str) -> None:
+def test_an_unknown_is_not_compared(spent, claimed, why):
     result = accounting.accounting_result(spent, claimed, 1e-5, "the accountant")
     assert result.status == "not_run"
     assert why in result.message
@@ -99,7 +96,7 @@ SIMULATED = {
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_counts_are_those_of_plain_loops(name: str) -> None:
+def test_counts_are_those_of_plain_loops(name):
     made, entries = simulate(60, **SIMULATED[name])  # type: ignore[arg-type]
     guesses, expected = monitor_of((made, entries)).guesses, naive(entries)
     assert [[p.fn, p.tp, p.fp, p.tn] for p in guesses.points] == expected
@@ -109,18 +106,18 @@ def test_counts_are_those_of_plain_loops(name: str) -> None:
     assert {sum(row) for row in expected} == {canaries}
 
 
-def test_thresholds_are_told_at_the_first_steps_noise_and_the_least_noise_is_kept() -> None:
+def test_thresholds_are_told_at_the_first_steps_noise_and_the_least_noise_is_kept():
     guesses = monitor_of(simulate(40, sigma=[2.0] * 10 + [1.0] * 20 + [3.0] * 10)).guesses
     assert [point.threshold for point in guesses.points] == [-3.5, -1.5, 0.5, 2.5, 4.5]
     assert guesses.least_noise == 1.0
 
 
-def test_least_noise_is_of_steps_with_canaries_alone() -> None:
+def test_least_noise_is_of_steps_with_canaries_alone():
     assert monitor_of(simulate(30, sigma=[1.0, 2.0, 2.0] * 10, every=3)).guesses.least_noise == 1.0
     assert monitor_of(simulate(30, sigma=[2.0, 1.0, 1.0] * 10, every=3)).guesses.least_noise == 2.0
 
 
-def test_a_reading_at_the_threshold_is_guessed_out() -> None:
+def test_a_reading_at_the_threshold_is_guessed_out():
     made, entries = simulate(1)
     entries["readings"][0], entries["coins"][0] = 0.5, 0
     guesses = accounting.Guesses(made)
@@ -128,7 +125,7 @@ def test_a_reading_at_the_threshold_is_guessed_out() -> None:
     assert guesses.middle.tn == len(made.canaries)
 
 
-def test_nothing_seen_gives_no_points_and_no_counts() -> None:
+def test_nothing_seen_gives_no_points_and_no_counts():
     guesses = accounting.Guesses(header())
     assert guesses.points == ()
     assert guesses.least_noise == math.inf
@@ -136,7 +133,7 @@ def test_nothing_seen_gives_no_points_and_no_counts() -> None:
     assert (middle.fn, middle.tp, middle.fp, middle.tn) == (0, 0, 0, 0)
 
 
-def test_a_gradient_without_noise_is_guessed_right_every_time() -> None:
+def test_a_gradient_without_noise_is_guessed_right_every_time():
     middle = monitor_of(simulate(50, noise=0.0)).guesses.middle
     assert (middle.fn, middle.fp, middle.tp + middle.tn) == (0, 0, 400)
 
@@ -148,14 +145,14 @@ LEVEL = accounting.EPSILON.share * SIGNIFICANCE
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("data", [0.0, 1.0])
-def test_correct_mechanism_leaks_at_most_its_claim(seed: int, sigma: float, data: float) -> None:
+def test_correct_mechanism_leaks_at_most_its_claim(seed, sigma, data):
     monitor = monitor_of(simulate(150, seed=seed, sigma=sigma, data=data))
     assert monitor.leakage.ratio_lower(LEVEL) <= 1
     assert monitor.signal_over_noise(0.05).ratio_lower <= 1
 
 
 @pytest.mark.parametrize("fault", [{"noise": 0.5}, {"shift": 2.0}])
-def test_bounds_are_above_the_claim_where_twice_as_much_leaks(fault: dict[str, float]) -> None:
+def test_bounds_are_above_the_claim_where_twice_as_much_leaks(fault):
     monitor = monitor_of(simulate(300, **fault))  # type: ignore[arg-type]
     lower = monitor.leakage.ratio_lower(LEVEL)
     assert 1.2 < lower <= 2
@@ -163,43 +160,43 @@ def test_bounds_are_above_the_claim_where_twice_as_much_leaks(fault: dict[str, f
     assert 1.6 < monitor.signal_over_noise(0.05).ratio_lower <= 2
 
 
-def test_noise_and_clipping_too_small_alike_leave_mu_within_the_claim() -> None:
+def test_noise_and_clipping_too_small_alike_leave_mu_within_the_claim():
     found = monitor_of(simulate(300, noise=0.5, shift=0.5)).signal_over_noise(0.05)
     assert found.signal_lower <= 0.5 <= found.noise_upper < 0.53
     assert 0.7 < found.ratio_lower <= 1
 
 
-def test_bound_is_tight_up_to_a_fifth_after_two_thousand_readings() -> None:
+def test_bound_is_tight_up_to_a_fifth_after_two_thousand_readings():
     assert 0.8 < monitor_of(simulate(250, sigma=0.7)).leakage.ratio_lower(0.05) <= 1
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.5, 20.0, 1e4])
-def test_bounds_are_on_the_scale_of_the_claim_whatever_the_noise_multiplier(sigma: float) -> None:
+def test_bounds_are_on_the_scale_of_the_claim_whatever_the_noise_multiplier(sigma):
     monitor = monitor_of(simulate(60, sigma=sigma))
     assert 0 <= monitor.leakage.ratio_lower(0.05) <= 1
     found = monitor.signal_over_noise(0.05)
     assert 0 <= found.signal_lower <= 1 <= found.noise_upper < 1.2
 
 
-def test_bounds_are_zero_before_anything_was_seen() -> None:
+def test_bounds_are_zero_before_anything_was_seen():
     assert accounting.LeakageBound(header()).ratio_lower(0.05) == 0.0
     assert accounting.LeakageBound(header()).front(0.05) == []
     found = AuditMonitor(header(), SIGNIFICANCE).signal_over_noise(0.05)
     assert (found, found.ratio_lower) == (accounting.SignalOverNoise(0.0, math.inf), 0.0)
 
 
-def test_a_step_without_any_noise_leaks_without_bound() -> None:
+def test_a_step_without_any_noise_leaks_without_bound():
     found = monitor_of(simulate(60, noise=0.0)).signal_over_noise(0.05)
     assert (found.noise_upper, found.ratio_lower) == (0.0, math.inf)
 
 
-def test_data_that_dominate_the_witnesses_make_the_bound_small_and_not_wrong() -> None:
+def test_data_that_dominate_the_witnesses_make_the_bound_small_and_not_wrong():
     quiet, loud = (monitor_of(simulate(290, data=d)).signal_over_noise(0.05) for d in (0.0, 3.0))
     assert loud.noise_upper > 3
     assert loud.ratio_lower < 0.5 * quiet.ratio_lower
 
 
-def test_bound_holds_and_grows_while_the_noise_multiplier_decays() -> None:
+def test_bound_holds_and_grows_while_the_noise_multiplier_decays():
     sigma = np.geomspace(2.0, 0.4, 300)
     lower = [monitor_of(simulate(n, sigma=sigma[:n])).leakage.ratio_lower(0.05) for n in (100, 300)]
     assert lower == sorted(lower)
@@ -207,7 +204,7 @@ def test_bound_holds_and_grows_while_the_noise_multiplier_decays() -> None:
     assert 0.8 < monitor_of(simulate(300, sigma=sigma)).signal_over_noise(0.05).ratio_lower <= 1
 
 
-def test_a_front_holds_each_ratio_with_the_steps_up_to_the_look_that_rejects_it() -> None:
+def test_a_front_holds_each_ratio_with_the_steps_up_to_the_look_that_rejects_it():
     # Half of the noise for 100 steps, then four times the claim: what was proved of the first
     # steps stays proved of them, and of no later ones.
     first, entries = simulate(100, noise=0.5)
@@ -246,7 +243,7 @@ def two_valued(runs: int, sigma: float) -> int:
 
 @pytest.mark.parametrize("runs", staged(heavy=[1000], nightly=[4000]))
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 0.7])
-def test_data_of_two_values_far_apart_accuse_no_correct_training(sigma: float, runs: int) -> None:
+def test_data_of_two_values_far_apart_accuse_no_correct_training(sigma, runs):
     # A t test accused 13 to 16 of 4,000.
     accused = two_valued(runs, sigma)
     print(f"\nsigma {sigma}: {accused} of {runs}")
@@ -265,7 +262,7 @@ def doubled(seed: int, steps: int, at: int) -> AuditMonitor:
 
 
 @pytest.mark.parametrize("steps", [310, 600, 1500])
-def test_signal_and_noise_that_double_together_bound_mu_by_the_claim(steps: int) -> None:
+def test_signal_and_noise_that_double_together_bound_mu_by_the_claim(steps):
     found = doubled(0, steps, 300).signal_over_noise(0.05)
     # Limits from looks of their own each would give 1 over 2, or 2 over 1.
     assert 0.4 < found.ratio_lower <= 1
@@ -275,14 +272,14 @@ def test_signal_and_noise_that_double_together_bound_mu_by_the_claim(steps: int)
 
 @pytest.mark.parametrize("runs", staged(heavy=[6], nightly=[30]))
 @pytest.mark.parametrize(("at", "steps"), [(300, 350), (300, 600), (100, 800)])
-def test_doubled_signal_and_noise_bound_mu_within_the_level(at: int, steps: int, runs: int) -> None:
+def test_doubled_signal_and_noise_bound_mu_within_the_level(at, steps, runs):
     ratios = [doubled(seed, steps, at).signal_over_noise(0.05).ratio_lower for seed in range(runs)]
     print(f"\ndoubled at {at} of {steps}: median {np.median(ratios):.3f}, {np.max(ratios):.3f}")
     assert np.sum(np.array(ratios) > 1) <= stats.binom.isf(0.01, runs, 0.05)
 
 
 @pytest.mark.parametrize("runs", staged(heavy=[60], nightly=[300]))
-def test_quotient_of_signal_and_noise_misses_no_oftener_than_its_level(runs: int) -> None:
+def test_quotient_of_signal_and_noise_misses_no_oftener_than_its_level(runs):
     significance = 0.2
     found = [
         monitor_of(simulate(40, seed=seed, sigma=0.5)).signal_over_noise(significance).ratio_lower
@@ -319,9 +316,7 @@ EARLIER = {"told_before": 30, "taken_before": 0}
         ([(2.0, 0.01, 50)], {}, {"told_noise": 2.0}),  # more than any step stated
     ],
 )
-def test_steps_and_noise_that_were_told_otherwise_are_found(
-    told: list[tuple[float, float, int]], earlier: dict[str, int], evidence: dict[str, Any] | None
-) -> None:
+def test_steps_and_noise_that_were_told_otherwise_are_found(told, earlier, evidence):
     found = results(told, **earlier)["ledger.accountant"]
     assert found.status == ("ok" if evidence is None else "violated")
     assert (evidence or {}).items() <= found.evidence.items()
@@ -330,14 +325,14 @@ def test_steps_and_noise_that_were_told_otherwise_are_found(
 
 
 @pytest.mark.parametrize(("hook", "part"), [("unread", "cannot be identified"), ("none", "no acc")])
-def test_where_no_accountant_is_known_nothing_is_compared(hook: str, part: str) -> None:
+def test_where_no_accountant_is_known_nothing_is_compared(hook, part):
     (found, *_) = accounting.Ledger(hook=hook).results([], TAKEN)
     assert found.status == "not_run"
     assert part in found.message
     assert found.evidence["hook"] == hook
 
 
-def test_steps_on_one_batch_and_records_that_stand_twice_are_found() -> None:
+def test_steps_on_one_batch_and_records_that_stand_twice_are_found():
     found = results([(1.0, 0.01, 50)], again=3, repeated=2)
     assert found["ledger.steps"].status == found["ledger.records"].status == "violated"
     found = results([(1.0, 0.01, 50)], unknown=3, repeated=0)

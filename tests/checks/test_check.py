@@ -3,8 +3,6 @@
 A word is what stands between spaces: "Poisson-sampled" is one.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -14,7 +12,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import pytest
@@ -71,32 +68,32 @@ def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str
     return found.status, found.message, found.advice
 
 
-def test_an_e_process_is_violated_at_its_share_of_the_significance() -> None:
+def test_an_e_process_is_violated_at_its_share_of_the_significance():
     # The threshold is log(1 / (0.1 * 0.01)), 6.91.
     assert result(BY_E_VALUE, 3.0, 6.9) == ("ok", "fine", "")
     assert result(BY_E_VALUE, 7.0, -5.0) == ("violated", "wrong", "do this")
 
 
-def test_a_check_that_warns_says_so_at_the_same_threshold() -> None:
+def test_a_check_that_warns_says_so_at_the_same_threshold():
     warns = Check("made.up", "nothing that exists", weight=WEIGHT, warns=True)
     assert result(warns, 6.9) == ("ok", "fine", "")
     assert result(warns, 7.0) == ("warned", "wrong", "do this")
 
 
-def test_what_was_not_looked_at_says_what_it_needs_or_what_is_known_to_lack() -> None:
+def test_what_was_not_looked_at_says_what_it_needs_or_what_is_known_to_lack():
     assert result(BY_E_VALUE) == ("not_run", "not tested: nobody looked", "")
     assert result(BY_E_VALUE, lack="it was dark") == ("not_run", "not tested: it was dark", "")
     assert result(BY_E_VALUE, 0.0, lack="it was dark") == ("ok", "fine", "")
 
 
-def test_a_rule_judges_evidence_and_advises_only_where_something_is_wrong() -> None:
+def test_a_rule_judges_evidence_and_advises_only_where_something_is_wrong():
     for n, expected in ((0, ("ok", "fine", "")), (2, ("violated", "wrong", "do this"))):
         found = BY_RULE.judged({"n": n}, "fine", "wrong", "do this")
         assert (found.status, found.message, found.advice) == expected
         assert (found.kind, found.evidence) == ("accounting", {"n": n})
 
 
-def test_a_check_that_could_not_be_made_says_why_and_shows_what_it_had() -> None:
+def test_a_check_that_could_not_be_made_says_why_and_shows_what_it_had():
     found = BY_RULE.not_run("there was nothing", {"m": 1})
     assert (found.status, found.message, found.evidence) == (
         "not_run",
@@ -106,7 +103,7 @@ def test_a_check_that_could_not_be_made_says_why_and_shows_what_it_had() -> None
     assert BY_RULE.not_run("there was nothing").evidence == {}
 
 
-def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors() -> None:
+def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors():
     with pytest.raises(KeyError, match="n"):
         BY_RULE.is_wrong({})
     with pytest.raises(KeyError, match=r"made\.up has an e-value"):
@@ -124,7 +121,7 @@ def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors() -> 
         (Check("a", "", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
     ],
 )
-def test_a_check_occurs_by_its_optimizers(check: Check, occurs: list[tuple[int, int]]) -> None:
+def test_a_check_occurs_by_its_optimizers(check, occurs):
     assert [check.occurs(optimizers) for optimizers in range(3)] == occurs
 
 
@@ -141,7 +138,7 @@ def test_a_check_occurs_by_its_optimizers(check: Check, occurs: list[tuple[int, 
         ({"reads": "steps", "init": lambda *_: None, "private": True}, "must not be declared"),
     ],
 )
-def test_a_statistic_that_cannot_run_or_leaks_fails(declared: dict[str, Any], why: str) -> None:
+def test_a_statistic_that_cannot_run_or_leaks_fails(declared, why):
     with pytest.raises(ValueError, match=rf"'made\.up'.*{why}"):
         Check("made.up", "nothing that exists", **{"each": True, **declared})
 
@@ -159,7 +156,7 @@ def is_a_sentence(text: str) -> bool:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_check_has_all_words(check: Check) -> None:
+def test_a_check_has_all_words(check):
     for title in (check.title, check.failed_title):
         assert 3 <= len(title.split()) <= 5, title
         assert title[0].isupper()
@@ -170,14 +167,14 @@ def test_a_check_has_all_words(check: Check) -> None:
     assert check.topic in QUESTIONS
 
 
-def test_titles_are_unique() -> None:
+def test_titles_are_unique():
     titles = [t for check in REGISTRY.values() for t in (check.title, check.failed_title)]
     assert len(set(titles)) == len(titles)
     meanings = [check.meaning for check in REGISTRY.values()]
     assert len(set(meanings)) == len(meanings)
 
 
-def test_every_topic_has_a_question_and_checks() -> None:
+def test_every_topic_has_a_question_and_checks():
     assert tuple(QUESTIONS) == get_args(Topic)
     assert {check.topic for check in REGISTRY.values()} == set(QUESTIONS)
     assert all(question.endswith("?") for question in QUESTIONS.values())
@@ -194,11 +191,11 @@ def test_every_topic_has_a_question_and_checks() -> None:
         ("", False),
     ],
 )
-def test_a_sentence_begins_large_and_ends_once(text: str, one: bool) -> None:
+def test_a_sentence_begins_large_and_ends_once(text, one):
     assert is_a_sentence(text) is one
 
 
-def test_the_heading_of_a_check_without_titles_is_its_name() -> None:
+def test_the_heading_of_a_check_without_titles_is_its_name():
     check = Check("made.up", "nothing that exists")
     assert check.heading() == check.heading(failed=True) == "made.up"
     check = Check("made.up", "nothing that exists", title="A made-up check")
@@ -207,7 +204,7 @@ def test_the_heading_of_a_check_without_titles_is_its_name() -> None:
     assert (check.heading(), check.heading(failed=True)) == (check.title, check.failed_title)
 
 
-def test_rules_of_one_fault_have_one_headline() -> None:
+def test_rules_of_one_fault_have_one_headline():
     known = headlines()
     for one in REGISTRY.values():
         for rule in one.faults:
@@ -215,7 +212,7 @@ def test_rules_of_one_fault_have_one_headline() -> None:
             assert rule.headline == known[rule.name]
 
 
-def test_every_fault_that_selftest_expects_has_a_headline() -> None:
+def test_every_fault_that_selftest_expects_has_a_headline():
     expected = {fault.likely for fault in FAULTS.values() if not fault.warn_only}
     assert expected
     assert expected <= set(headlines())
@@ -238,7 +235,7 @@ OTHER_NAMES = re.compile(
         (randomness, "noise_repeated_in_step"),
     ],
 )
-def test_every_fault_that_a_module_names_has_a_headline(module: ModuleType, fault: str) -> None:
+def test_every_fault_that_a_module_names_has_a_headline(module, fault):
     source = inspect.getsource(module)
     tree = ast.parse(source[source.index("\nHEADLINES = {") :])  # evidence of checks comes before
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
@@ -249,7 +246,7 @@ def test_every_fault_that_a_module_names_has_a_headline(module: ModuleType, faul
     assert set(module.HEADLINES) <= faults
 
 
-def test_headlines_are_short_and_unique() -> None:
+def test_headlines_are_short_and_unique():
     known = headlines()
     assert len(set(known.values())) == len(known)
     for name, headline in known.items():
@@ -259,7 +256,7 @@ def test_headlines_are_short_and_unique() -> None:
         assert not re.search(r"\d", headline), name
 
 
-def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch):
     rule = FaultRule("made_up", "made up: nothing", "nowhere", rank=-20)
     made_up = Check("made.up", "nothing that exists", wrong=lambda _: True, faults=(rule,))
     monkeypatch.setitem(REGISTRY, "made.up", made_up)
@@ -273,19 +270,19 @@ def case_of(**evidence: object) -> Case:
     return Case({"noise": check("noise", **evidence)}, None, 1000.0)
 
 
-def test_the_first_finding_is_that_of_the_question_and_not_of_the_record() -> None:
+def test_the_first_finding_is_that_of_the_question_and_not_of_the_record():
     case = Case({name: check(name) for name in ("noise", "sensitivity")}, None, 1000.0)
     assert case.first_of(("sensitivity", "noise")) == "sensitivity"
     assert case.first_of(("epsilon",)) is None
 
 
-def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers() -> None:
+def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers():
     case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
     fault = case.candidate("noise_scale", "noise", "too small", "add_noise").fault
     assert (fault.place, fault.evidence) == (Place(("a", "b"), 7, 1), {"ratio": 0.5})
 
 
-def test_a_rule_may_say_better_where_and_by_which_numbers() -> None:
+def test_a_rule_may_say_better_where_and_by_which_numbers():
     case = case_of(ratio=0.5, flagged=["a"])
     candidate = case.candidate(
         "noise_scale", "noise", "", "", {"lag": 3}, ("c",), explains=("reuse.lag",)
@@ -294,12 +291,12 @@ def test_a_rule_may_say_better_where_and_by_which_numbers() -> None:
     assert candidate.explains == ("reuse.lag",)
 
 
-def test_a_single_parameter_may_be_a_name_alone() -> None:
+def test_a_single_parameter_may_be_a_name_alone():
     fault = case_of(parameters="net.0.bias", step=0).candidate("f", "noise", "", "").fault
     assert fault.place == Place(("net.0.bias",), 0, None)
 
 
-def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:
+def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags():
     made, entries = simulate(60, noise=0.9)
     monitor, seen = AuditMonitor(made, SIGNIFICANCE), set()
     for entry in entries:
@@ -310,7 +307,7 @@ def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> No
     assert seen == {True, False}
 
 
-def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None:
+def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step():
     evidence = NOISE.test(0.01)
     assert evidence.threshold == pytest.approx(-math.log(0.01 * NOISE.share))
     evidence.update(evidence.threshold - 1e-9, 1)
@@ -321,7 +318,7 @@ def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None
     assert (evidence.violated_at, evidence.log_e) == (2, 99.0)
 
 
-def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share() -> None:
+def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share():
     for k in (1, 2, 40):
         evidence = NOISE_ENTRIES.test(0.01)
         evidence.segment = k
@@ -334,15 +331,15 @@ def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share() -> None:
         assert (evidence.violated, evidence.violated_at) == (True, 2)
 
 
-def test_the_weights_of_all_segments_add_up_to_one() -> None:
+def test_the_weights_of_all_segments_add_up_to_one():
     assert sum(math.exp(log_weight(k)) for k in range(1, 1000)) == pytest.approx(1.0 - 1.0 / 1000)
 
 
-def test_only_tests_of_private_numbers_restart() -> None:
+def test_only_tests_of_private_numbers_restart():
     assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)
 
 
-def test_a_checkpoint_with_other_checks_or_shares_is_refused() -> None:
+def test_a_checkpoint_with_other_checks_or_shares_is_refused():
     now = {"a": 0.1, "b": 0.2, "without": 0.0}
     refuse_others(now, dict(reversed(now.items())))
     for then in ({"a": 0.1, "without": 0.0}, {"a": 0.1, "b": 0.2}, {**now, "b": 0.3}):
@@ -357,7 +354,7 @@ class Outside:
         self.test, self.whole = Evidence("a.median", 1e-3, 0.1), [self]
 
 
-def test_tests_in_statistics_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_in_statistics_of_other_packages_are_found(monkeypatch):
     assert list(evidence_in({"a.median": Outside()})) == []  # of no package that adds a check
     median = Check(
         "a.median", "nothing", each=True, reads="steps", init=lambda *_: Outside(), weight=10
@@ -367,7 +364,7 @@ def test_tests_in_statistics_of_other_packages_are_found(monkeypatch: pytest.Mon
     assert list(evidence_in({"a.median": made})) == [made.test]
 
 
-def test_a_record_lists_all_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_lists_all_its_statistics(monkeypatch):
     before = AuditMonitor(HEADER, SIGNIFICANCE).shares
     assert before["noise.tensor"] == pytest.approx(shares()["noise.tensor"])
     plain = Check("a.count", "nothing", each=True, reads="steps", init=lambda *_: object())
@@ -385,25 +382,25 @@ MADE_UP = Check(
 )
 
 
-def test_shares_of_the_significance_leave_a_tenth() -> None:
+def test_shares_of_the_significance_leave_a_tenth():
     for handed_out in (shares(), shares(warns=True)):
         assert math.fsum(handed_out.values()) == pytest.approx(0.9)
         assert min(handed_out.values()) > 0
 
 
-def test_what_a_fault_entails_is_registered() -> None:
+def test_what_a_fault_entails_is_registered():
     rules = [(check.name, rule) for check in REGISTRY.values() for rule in check.faults]
     assert rules
     for name, rule in rules:
         assert set(entailed(rule)) <= set(REGISTRY), name
 
 
-def test_no_two_checks_name_faults_of_one_rank() -> None:
+def test_no_two_checks_name_faults_of_one_rank():
     ranks = [check.faults[0].rank for check in REGISTRY.values() if check.faults]
     assert len(set(ranks)) == len(ranks)
 
 
-def test_a_check_that_is_added_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_is_added_is_known_everywhere(monkeypatch):
     before = shares()
     monkeypatch.setitem(REGISTRY, MADE_UP.name, MADE_UP)
     found = MADE_UP.judged({"much": 2}, "", "too much", "less")
@@ -420,7 +417,7 @@ def test_a_check_that_is_added_is_known_everywhere(monkeypatch: pytest.MonkeyPat
     assert (fault.name, fault.finding) == ("made_up", "made.up")
 
 
-def test_a_fault_that_checks_tell_has_one_sentence_and_no_other_has_a_teller() -> None:
+def test_a_fault_that_checks_tell_has_one_sentence_and_no_other_has_a_teller():
     for one in REGISTRY.values():
         for rule in one.faults:
             told = teller(rule.name)
@@ -503,7 +500,7 @@ print("exit code", main(["check", f"{folder}/plain/report.json"]))
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """An installed package with the checks, and the trainings."""
     site = tmp_path_factory.mktemp("site")
     callback = "from lightning_audit import PrivacyAudit\n"
@@ -540,7 +537,7 @@ def gate(paths: tuple[Path, ...], directory: Path) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def trained(site: Path) -> str:
+def trained(site):
     """What was printed where the trainings were made."""
     code, output = run((site,), str(site / "trainings.py"), str(site))
     assert code == 0, output
@@ -552,7 +549,7 @@ def checks_of(directory: Path) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in report["checks"]}
 
 
-def test_a_check_from_outside_is_in_report_docs_gate_and_state(site: Path, trained: str) -> None:
+def test_a_check_from_outside_is_in_report_docs_gate_and_state(site, trained):
     found = checks_of(site / "plain")
     assert (found["noise.median"]["status"], found["steps.counted"]["status"]) == ("ok", "ok")
     assert found["steps.counted"]["message"] == "8 steps have noise"
@@ -569,11 +566,11 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_state(site: Path, train
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_check_from_outside_is_allowed_by_its_name(site: Path) -> None:
+def test_a_check_from_outside_is_allowed_by_its_name(site):
     assert checks_of(site / "shifted")["noise.median"]["status"] == "allowed"
 
 
-def test_a_check_that_cannot_be_loaded_is_named_before_a_training(tmp_path: Path) -> None:
+def test_a_check_that_cannot_be_loaded_is_named_before_a_training(tmp_path):
     installed(tmp_path, "broken", "broken = absent:CHECKS")
     script = "from lightning_audit import PrivacyAudit as A; print('here'); A()"
     _, output = run((tmp_path,), "-c", script)
@@ -586,7 +583,7 @@ def test_a_check_that_cannot_be_loaded_is_named_before_a_training(tmp_path: Path
     assert output.startswith("lightning-audit: the check 'absent:CHECKS' cannot be loaded")
 
 
-def test_checks_of_any_report_are_found_by_name() -> None:
+def test_checks_of_any_report_are_found_by_name():
     assert DECLARED[GUESSED_COINS.name] is GUESSED_COINS
     assert DECLARED["noise"] is REGISTRY["noise"]
     assert GUESSED_COINS.name not in REGISTRY

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +26,7 @@ from lightning_audit.verdict.diagnosis import likely_faults
 from lightning_audit.verdict.judge import PowerModel, Resolution
 
 
-def test_tensors_that_clipping_misses_are_named() -> None:
+def test_tensors_that_clipping_misses_are_named():
     monitor = monitor_of(simulate(40, shift=[1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]))
     found = [c for c in monitor.results() if c.status == "violated"]
     fault = likely_faults(found, monitor, OVERSIZE)[0]
@@ -38,7 +36,7 @@ def test_tensors_that_clipping_misses_are_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed: int) -> None:
+def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed):
     shift = [1.0, 4.0, 1.0, 2.0**0.5, 1.0, 1.0, 4.0, 1.0]
     monitor = monitor_of(simulate(30, seed=seed, shift=shift))
     fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
@@ -46,13 +44,13 @@ def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(seed: int) -> None:
+def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(seed):
     monitor = monitor_of(simulate(30, seed=seed, shift=2.0))
     fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
     assert fault.sentence.startswith("clipping norm too large:")
 
 
-def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped() -> None:
+def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped():
     fault = faults_of(simulate(40, shift=[1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]))[0]
     # A pair over two tensors does not tell which ones in its label.
     assert fault.place.parameters == ("fc.bias",)
@@ -60,14 +58,14 @@ def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped() -> 
     assert fault.place.step < 20
 
 
-def test_evidence_of_a_clipping_fault_is_its_shift() -> None:
+def test_evidence_of_a_clipping_fault_is_its_shift():
     fault = faults_of(simulate(150, shift=2.0))[0]
     assert fault.evidence["shift"] == pytest.approx(2.0, abs=0.2)
     assert 1.0 < fault.evidence["shift_lower"] < fault.evidence["shift"]
 
 
 @pytest.mark.parametrize(("norm", "named"), [(0.6, True), (0.9, False), (2.0, False)])
-def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, named: bool) -> None:
+def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm, named):
     made, entries = simulate(80, noise=0.6)
     entries["max_grad_norm"] = norm
     expected = ["noise_of_squared_norm"] * named + ["noise_too_small"]
@@ -79,7 +77,7 @@ def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, n
     [(4.0, ["record_counts_twice", "clipping_norm_too_large"]), (2.5, ["clipping_norm_too_large"])],
 )
 @pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
-def test_an_input_canary_counts_by_its_norm(shift: float, expected: list[str], label: str) -> None:
+def test_an_input_canary_counts_by_its_norm(shift, expected, label):
     made, entries = simulate(300, shift=shift, sigma=0.5)
     made = dataclasses.replace(made, canaries=(label,) * len(made.canaries))
     faults = faults_of((made, entries))
@@ -100,13 +98,13 @@ def one_step_in(every: int, shift: float = OVERSIZE, *, data: float = 0.0) -> tu
 
 
 @pytest.mark.parametrize(("every", "shift"), [(16, OVERSIZE), (10, OVERSIZE), (4, 30.0)])
-def test_clipping_that_is_missing_in_some_steps_is_named(every: int, shift: float) -> None:
+def test_clipping_that_is_missing_in_some_steps_is_named(every, shift):
     fault = faults_of(one_step_in(every, shift))[0]
     assert (fault.name, fault.evidence["loud_steps"][0]) == ("clipping_missing_at_times", every - 1)
     assert len(fault.evidence["loud_steps"]) <= 8
 
 
-def test_clipping_that_is_missing_in_most_steps_is_no_matter_of_some() -> None:
+def test_clipping_that_is_missing_in_most_steps_is_no_matter_of_some():
     assert "clipping_missing_at_times" not in names(faults_of(simulate(40, shift=OVERSIZE)))
     made, entries = simulate(120)
     loose = entries["step"] % 4 != 0
@@ -114,7 +112,7 @@ def test_clipping_that_is_missing_in_most_steps_is_no_matter_of_some() -> None:
     assert "clipping_missing_at_times" not in names(faults_of((made, entries)))
 
 
-def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
+def test_loud_data_are_not_taken_for_steps_without_clipping():
     made, entries = simulate(120, shift=3.0)
     entries["readings"][::20] += 40.0  # whether a canary is in or not
     assert "clipping_missing_at_times" not in names(faults_of((made, entries)))
@@ -132,7 +130,7 @@ def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
         ("", "one_record_moves_too_much"),
     ],
 )
-def test_what_replays_show_of_clipping_comes_before_sensitivity(kind: str, name: str) -> None:
+def test_what_replays_show_of_clipping_comes_before_sensitivity(kind, name):
     found = [
         check("replay.sensitivity", findings=2),
         check("replay.clipping", findings=3, kind=kind),
@@ -151,7 +149,7 @@ def test_what_replays_show_of_clipping_comes_before_sensitivity(kind: str, name:
         ("", "one_record_moves_too_much"),
     ],
 )
-def test_a_record_that_moves_too_much_has_the_name_that_replays_show(kind: str, name: str) -> None:
+def test_a_record_that_moves_too_much_has_the_name_that_replays_show(kind, name):
     found = [check("replay.sensitivity", findings=2, kind=kind)]
     faults = likely_faults(found, monitor_of(simulate(1)), OVERSIZE)
     assert names(faults) == [name]
@@ -160,14 +158,14 @@ def test_a_record_that_moves_too_much_has_the_name_that_replays_show(kind: str, 
     assert names(faults) == [name if kind and kind != "none" else "clipping_norm_too_large"]
 
 
-def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay() -> None:
+def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay():
     record = simulate(80, shift=CLIPPED_AFTER_AVERAGE)
     faults = faults_of(record, check("replay.clipping", findings=3, kind="sum"))
     assert names(faults) == ["clip_after_average"]
 
 
 @pytest.mark.parametrize("steps", [4, 12])
-def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps: int) -> None:
+def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps):
     (header, sound), (_, loud) = simulate(60), simulate(steps, seed=1, shift=OVERSIZE)
     entries = np.concatenate([sound, loud])
     entries["step"] = np.arange(len(entries))
@@ -179,7 +177,7 @@ def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps: int)
     assert faults_of((header, spared), check("sensitivity"))[0].name == "clipping_missing_at_times"
 
 
-def test_a_clipping_norm_that_is_larger_in_the_module_is_wrong_and_a_smaller_one_is_not() -> None:
+def test_a_clipping_norm_that_is_larger_in_the_module_is_wrong_and_a_smaller_one_is_not():
     assert clipping_norm_result(3, 1.0, (1.0, 1.0)).status == "ok"
     assert clipping_norm_result(3, 1.0, (1.0, 2.0)).status == "ok"
     single = float(np.float32(0.1))  # above .1, as a tensor rounds it
@@ -212,7 +210,7 @@ def check_of_parts(
 
 
 @pytest.mark.parametrize(("earlier", "last"), [(0.0, 2.0), (2.0, 0.0)])
-def test_parts_that_are_right_on_average_alone_are_found(earlier: float, last: float) -> None:
+def test_parts_that_are_right_on_average_alone_are_found(earlier, last):
     check = restore(snapshot(check_of_parts(100, earlier, last)))
     assert check.evidence.violated
     assert abs(check.shift - 1.0) < 0.5
@@ -222,13 +220,13 @@ def test_parts_that_are_right_on_average_alone_are_found(earlier: float, last: f
     assert result.evidence["shift_by_part"]["earlier"] == pytest.approx(earlier, abs=0.4)
 
 
-def test_sound_parts_are_not_accused() -> None:
+def test_sound_parts_are_not_accused():
     found = [check_of_parts(100, 1.0, 1.0, seed) for seed in range(20)]
     assert max(check.evidence.log_e for check in found) < 7.0
     assert not any(check.parts is not None and check.parts.differ for check in found)
 
 
-def test_the_stake_is_shared_from_the_first_split_batch_on() -> None:
+def test_the_stake_is_shared_from_the_first_split_batch_on():
     whole, split = (check_of_parts(60, 2.0, 2.0, split=share) for share in (0.0, 0.5))
     assert whole.parts is None
     assert whole.evidence.violated
@@ -242,11 +240,11 @@ SPREAD = [label.startswith("Spread") for label in LABELS]
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
-def test_canary_within_the_clipping_norm_is_not_flagged(seed: int, shift: float) -> None:
+def test_canary_within_the_clipping_norm_is_not_flagged(seed, shift):
     assert violated(monitor_of(simulate(150, seed=seed, shift=shift, data=0.1))) == set()
 
 
-def test_double_clipping_norm_is_flagged_and_named() -> None:
+def test_double_clipping_norm_is_flagged_and_named():
     record = simulate(150, shift=2.0)
     assert "sensitivity" in violated(monitor_of(record))
     verdict = verdict_of(record)
@@ -256,13 +254,13 @@ def test_double_clipping_norm_is_flagged_and_named() -> None:
     assert float(verdict.fault.split(" at ")[1].split(" times")[0]) == pytest.approx(2.0, abs=0.2)
 
 
-def test_clipping_after_averaging_is_named() -> None:
+def test_clipping_after_averaging_is_named():
     record = simulate(40, shift=CLIPPED_AFTER_AVERAGE)
     assert monitor_of(record).sensitivity.sum_is_clipped
     assert verdict_of(record).fault.startswith("clipping after averaging")
 
 
-def test_missing_clipping_is_named_and_not_taken_for_clipping_after_averaging() -> None:
+def test_missing_clipping_is_named_and_not_taken_for_clipping_after_averaging():
     record = simulate(40, shift=OVERSIZE)
     assert not monitor_of(record).sensitivity.sum_is_clipped
     assert verdict_of(record).fault == "no clipping: a canary passes with its full norm"
@@ -291,7 +289,7 @@ def clipped_share(norm_of_one: Callable[[int], float], steps: int, runs: int = 2
 
 
 @pytest.mark.parametrize("numbers", [[2, 4, 6, 3, 5, 4], [4, 5, 3, 4], [1, 7, 4, 4, 3, 5, 2, 6]])
-def test_clipping_one_by_one_is_not_taken_for_that_of_the_sum(numbers: list[int]) -> None:
+def test_clipping_one_by_one_is_not_taken_for_that_of_the_sum(numbers):
     # Four canaries in on average: their norms are those of a clipped sum on average, too.
     norms = [8.0 * math.sqrt(n) for n in numbers]
     assert np.mean(norms) == pytest.approx(16.0, rel=0.06)
@@ -299,28 +297,28 @@ def test_clipping_one_by_one_is_not_taken_for_that_of_the_sum(numbers: list[int]
     assert clipped_share(lambda _: 8.0, steps=12) <= 0.01
 
 
-def test_clipping_of_the_sum_is_seen_through_the_noise() -> None:
+def test_clipping_of_the_sum_is_seen_through_the_noise():
     assert check_of_norms([3, 5, 4, 4], [17.87, 16.24, 13.3, 15.88], scale=16.0)
     assert check_of_norms([3, 5, 4, 4], [16.0] * 4, scale=16.0)
     assert clipped_share(lambda n: 16.0 / math.sqrt(n), steps=12) >= 0.97
     assert clipped_share(lambda n: 16.0 / math.sqrt(n), steps=4) >= 0.9
 
 
-def test_clipping_of_each_tensor_is_named() -> None:
+def test_clipping_of_each_tensor_is_named():
     # The gradient has three tensors: one that is spread over them passes with sqrt(3).
     record = simulate(600, shift=np.where(SPREAD, math.sqrt(3), 1.0), sigma=0.5)
     assert verdict_of(record).fault.startswith("clipping per tensor")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed: int) -> None:
+def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed):
     # Clipping of each of six tensors: two canaries of eight pass with sqrt(6).
     monitor = monitor_of(simulate(90, seed=seed, shift=np.where(SPREAD, math.sqrt(6), 1.0)))
     assert "sensitivity" in violated(monitor)
     assert monitor.sensitivity.shift < 1.6
 
 
-def test_a_restored_check_goes_on_as_if_it_had_not_stopped() -> None:
+def test_a_restored_check_goes_on_as_if_it_had_not_stopped():
     made, entries = simulate(40, shift=1.5)
     whole, part = SensitivityCheck(made, 1e-3), SensitivityCheck(made, 1e-3)
     for entry in entries[:20]:
@@ -333,19 +331,19 @@ def test_a_restored_check_goes_on_as_if_it_had_not_stopped() -> None:
     assert again.results() == whole.results()
 
 
-def test_larger_clipping_norm_of_all_tensors_is_not_taken_for_clipping_of_each() -> None:
+def test_larger_clipping_norm_of_all_tensors_is_not_taken_for_clipping_of_each():
     fault = verdict_of(simulate(600, shift=1.7, sigma=0.5)).fault
     assert fault.startswith("clipping norm too large")
 
 
 @pytest.mark.parametrize("fault", [OVERSIZE, CLIPPED_AFTER_AVERAGE])
-def test_gross_clipping_faults_stop_injection_within_a_dozen_steps(fault: float | str) -> None:
+def test_gross_clipping_faults_stop_injection_within_a_dozen_steps(fault):
     monitor = monitor_of(simulate(40, shift=fault))
     assert monitor.clipping_is_broken
     assert by_name(monitor)["sensitivity"].evidence["violated_at_step"] < 12
 
 
-def test_shift_and_its_lower_limit_are_estimated() -> None:
+def test_shift_and_its_lower_limit_are_estimated():
     check = monitor_of(simulate(800, shift=1.0, sigma=1.0)).sensitivity
     error = 2 / math.sqrt(8 * 800)
     assert check.shift == pytest.approx(1.0, abs=4 * error)
@@ -355,13 +353,13 @@ def test_shift_and_its_lower_limit_are_estimated() -> None:
 
 
 @pytest.mark.heavy
-def test_lower_limit_of_the_shift_errs_in_one_of_twenty_runs() -> None:
+def test_lower_limit_of_the_shift_errs_in_one_of_twenty_runs():
     # 100 runs; the limit of the binomial is three standard errors.
     misses = sum(monitor_of(simulate(25, seed=s)).sensitivity.shift_lower > 1 for s in range(100))
     assert misses <= 100 * 0.05 + 3 * math.sqrt(100 * 0.05 * 0.95)
 
 
-def test_a_short_canary_that_was_in_alone_does_not_hide_that_the_sum_is_clipped() -> None:
+def test_a_short_canary_that_was_in_alone_does_not_hide_that_the_sum_is_clipped():
     check, made, rng = SensitivityCheck(header(), 1e-3), header(), np.random.default_rng(0)
     for step, number in enumerate((6, 1, 5, 3)):
         entry = np.zeros((), dtype=made.dtype)
@@ -373,7 +371,7 @@ def test_a_short_canary_that_was_in_alone_does_not_hide_that_the_sum_is_clipped(
     assert check.sum_is_clipped
 
 
-def test_nothing_is_said_before_anything_was_seen() -> None:
+def test_nothing_is_said_before_anything_was_seen():
     check = SensitivityCheck(header(), 1e-3)
     assert check.shift_lower == -math.inf
     assert math.isnan(check.residual_std)
@@ -382,7 +380,7 @@ def test_nothing_is_said_before_anything_was_seen() -> None:
     assert check.results()[0].status == "not_run"
 
 
-def test_changing_noise_multipliers_do_not_alarm() -> None:
+def test_changing_noise_multipliers_do_not_alarm():
     for sigma in (np.geomspace(3, 0.5, 150), np.geomspace(0.5, 3, 150)):
         assert "sensitivity" not in violated(monitor_of(simulate(150, sigma=sigma)))
 
@@ -394,7 +392,7 @@ RARE = {"coin_probability": 0.1}
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize("data", [0.0, 1.0])
-def test_a_sound_record_is_not_flagged_and_leaks_as_claimed(p: float, data: float) -> None:
+def test_a_sound_record_is_not_flagged_and_leaks_as_claimed(p, data):
     for seed in range(2):
         monitor = monitor_of(simulate(120, seed=seed, data=data, coin_probability=p))
         assert violated(monitor) == set()
@@ -402,39 +400,39 @@ def test_a_sound_record_is_not_flagged_and_leaks_as_claimed(p: float, data: floa
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
-def test_a_sound_record_of_enough_steps_passes(p: float) -> None:
+def test_a_sound_record_of_enough_steps_passes(p):
     assert verdict_of(simulate(160, coin_probability=p)).outcome == "PASS"
 
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
-def test_a_clipping_norm_twice_too_large_is_flagged(p: float) -> None:
+def test_a_clipping_norm_twice_too_large_is_flagged(p):
     monitor = monitor_of(simulate(150, shift=2.0, coin_probability=p))
     assert violated(monitor) == {"sensitivity"}
     assert monitor.sensitivity.shift == pytest.approx(2.0, abs=0.35)
 
 
-def test_too_little_noise_is_flagged_by_the_canaries_whatever_their_coins() -> None:
+def test_too_little_noise_is_flagged_by_the_canaries_whatever_their_coins():
     assert "noise.canary" in violated(monitor_of(simulate(40, noise=0.5, **RARE)))
 
 
-def test_leakage_is_proved_at_rare_coins() -> None:
+def test_leakage_is_proved_at_rare_coins():
     monitor = monitor_of(simulate(700, shift=3.0, **RARE))
     assert 1 < monitor.leakage.ratio_lower(EPSILON.share * SIGNIFICANCE) <= 3
 
 
-def test_signal_and_noise_are_bounded_at_rare_coins() -> None:
+def test_signal_and_noise_are_bounded_at_rare_coins():
     found = monitor_of(simulate(400, noise=0.5, **RARE)).signal_over_noise(0.05)
     assert 0.7 < found.signal_lower <= 1
     assert 0.5 <= found.noise_upper < 0.53
 
 
-def test_guesses_are_counted_by_world() -> None:
+def test_guesses_are_counted_by_world():
     middle = monitor_of(simulate(100, **RARE)).guesses.middle
     assert int(middle.n_in + middle.n_out) == 800
     assert int(middle.n_in) == pytest.approx(80, abs=4 * math.sqrt(72))
 
 
-def test_power_over_the_shift_is_that_of_the_coins_and_kept_by_the_checks() -> None:
+def test_power_over_the_shift_is_that_of_the_coins_and_kept_by_the_checks():
     steps, runs = 70, 16
     fair = PowerModel(monitor_of(simulate(steps))).sensitivity(2.0)
     promised = PowerModel(monitor_of(simulate(steps, **RARE))).sensitivity(2.0)
@@ -449,7 +447,7 @@ def test_power_over_the_shift_is_that_of_the_coins_and_kept_by_the_checks() -> N
     assert seen >= promised - 3 * math.sqrt(0.25 / runs)
 
 
-def test_rare_coins_need_more_steps() -> None:
+def test_rare_coins_need_more_steps():
     needed = [
         PowerModel(monitor_of(simulate(100, coin_probability=p)))
         .at(Resolution())["sensitivity"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -26,14 +24,14 @@ PRIVATE = [check for check in REGISTRY.values() if check.private]
 
 
 @pytest.mark.parametrize("check", PRIVATE, ids=lambda check: check.name)
-def test_every_private_check_says_what_is_fine_without_a_number(check: object) -> None:
+def test_every_private_check_says_what_is_fine_without_a_number(check):
     assert check.fine  # type: ignore[attr-defined]
     assert not any(character.isdigit() for character in check.fine)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("check", PRIVATE, ids=lambda check: check.name)
 @pytest.mark.parametrize("status", ["ok", "warned", "undecided", "not_run"])
-def test_a_private_check_without_violation_shows_no_number(check: object, status: str) -> None:
+def test_a_private_check_without_violation_shows_no_number(check, status):
     public = {key: 3 for key in check.public if key != "message"}  # type: ignore[attr-defined]
     found = result(
         check.name,  # type: ignore[attr-defined]
@@ -47,27 +45,27 @@ def test_a_private_check_without_violation_shows_no_number(check: object, status
         assert "68" not in told.message
 
 
-def test_a_reason_without_a_number_is_kept_and_one_with_a_setting_too() -> None:
+def test_a_reason_without_a_number_is_kept_and_one_with_a_setting_too():
     for text in ("not asked: the batch is too small", "not asked: set examinations=1"):
         found = dataclasses.replace(result("coupling", "not_run"), message=text)
         assert shown(found, SIGNIFICANCE).message == text
 
 
-def test_a_check_of_releases_is_shown_as_it_is() -> None:
+def test_a_check_of_releases_is_shown_as_it_is():
     found = result("noise", "ok", log_e_value=1.2345, evidence={"smallest_ratio": 0.98765})
     assert shown(found, SIGNIFICANCE) is found
     assert not NOISE.private
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 7, 23, 300])
-def test_a_coarse_e_value_is_a_whole_power_of_ten_and_such_a_power_stays(exponent: int) -> None:
+def test_a_coarse_e_value_is_a_whole_power_of_ten_and_such_a_power_stays(exponent):
     exact, threshold = exponent * LN10, 1e9
     for log_e in (exact, exact + 0.7 * LN10):
         assert coarse(log_e, threshold) == pytest.approx(exact, abs=1e-9)
 
 
 @pytest.mark.parametrize("share", [0.005, 0.01, 0.02, 0.13, 0.5])
-def test_a_coarse_e_value_stays_on_its_side_of_the_threshold(share: float) -> None:
+def test_a_coarse_e_value_stays_on_its_side_of_the_threshold(share):
     threshold = -math.log(share * SIGNIFICANCE)
     assert coarse(threshold, threshold) >= threshold
     assert coarse(threshold + 0.1, threshold) >= threshold
@@ -75,7 +73,7 @@ def test_a_coarse_e_value_stays_on_its_side_of_the_threshold(share: float) -> No
     assert coarse(math.inf, threshold) == math.inf
 
 
-def test_a_violated_private_check_shows_two_digits_and_its_step() -> None:
+def test_a_violated_private_check_shows_two_digits_and_its_step():
     found = dataclasses.replace(
         result(
             NOISE_WHOLE.name,
@@ -95,7 +93,7 @@ def test_a_violated_private_check_shows_two_digits_and_its_step() -> None:
     assert told.log_e_value == pytest.approx(53 * LN10)
 
 
-def test_rounding_changes_neither_the_status_nor_the_fault() -> None:
+def test_rounding_changes_neither_the_status_nor_the_fault():
     ratio = 1.104  # 1.1 is no violation
     found = result(CLIPPING_NORM.name, "violated", evidence={"checked": 8, "largest_ratio": ratio})
     assert CLIPPING_NORM.is_wrong(shown(found, SIGNIFICANCE).evidence)
@@ -105,7 +103,7 @@ def test_rounding_changes_neither_the_status_nor_the_fault() -> None:
     assert rule.applies(shown(found, SIGNIFICANCE).evidence)
 
 
-def test_the_report_says_once_which_numbers_are_of_the_data() -> None:
+def test_the_report_says_once_which_numbers_are_of_the_data():
     found = [
         result(NOISE_SHAPE.name, "violated"),
         result(NOISE_SHAPE.name, "violated"),

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +30,7 @@ from lightning_audit.record.store import (
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_healthy_record_violates_nothing(seed: int) -> None:
+def test_healthy_record_violates_nothing(seed):
     monitor = monitor_of(simulate(100, seed=seed, data=0.2))
     assert violated(monitor) == set()
     assert all(check.status == "ok" for check in monitor.results())
@@ -41,7 +38,7 @@ def test_healthy_record_violates_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("fault", [{}, {"noise": 0.5}, {"shift": 3.0}, {"reuse": "same"}])
-def test_replay_gives_the_numbers_of_the_run(fault: dict[str, object], tmp_path: Path) -> None:
+def test_replay_gives_the_numbers_of_the_run(fault, tmp_path):
     made, entries = simulate(80, sigma=np.geomspace(1.2, 0.8, 80), data=0.1, **fault)  # type: ignore[arg-type]
     live = AuditMonitor(made, SIGNIFICANCE)
     store = ObservationStore(tmp_path, made)
@@ -58,7 +55,7 @@ def test_replay_gives_the_numbers_of_the_run(fault: dict[str, object], tmp_path:
 
 @pytest.mark.parametrize("column", ["readings", "tensor_squares"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column: str, value: float) -> None:
+def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column, value):
     made, entries = simulate(100)
     assert verdict_of((made, entries)).outcome == "PASS"
     entries[column][40:42, 0] = value
@@ -70,19 +67,19 @@ def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column: str, va
     assert "2 of 100 steps were lost" in verdict.pass_blockers[0]
 
 
-def test_one_lost_step_in_a_hundred_is_no_obstacle() -> None:
+def test_one_lost_step_in_a_hundred_is_no_obstacle():
     made, entries = simulate(100)
     entries["readings"][40, 0] = np.nan
     assert verdict_of((made, entries)).outcome == "PASS"
 
 
-def test_faults_are_flagged_although_steps_are_lost() -> None:
+def test_faults_are_flagged_although_steps_are_lost():
     made, entries = simulate(100, noise=0.5)
     entries["readings"][::5] = np.nan
     assert verdict_of((made, entries)).outcome == "VIOLATION"
 
 
-def test_dropped_canaries_are_counted_but_their_witnesses_are_read() -> None:
+def test_dropped_canaries_are_counted_but_their_witnesses_are_read():
     record = simulate(100, dropped=range(10, 15))
     monitor = monitor_of(record)
     assert (monitor.lost_steps, monitor.canary_steps) == (5, 95)
@@ -92,19 +89,19 @@ def test_dropped_canaries_are_counted_but_their_witnesses_are_read() -> None:
     assert "5 of 100 steps were lost to failed injections" in verdict.pass_blockers[0]
 
 
-def test_audit_whose_canaries_were_all_dropped_is_inconclusive() -> None:
+def test_audit_whose_canaries_were_all_dropped_is_inconclusive():
     verdict = verdict_of(simulate(50, dropped=range(50)))
     assert verdict.outcome == "INCONCLUSIVE"
     assert "no canary was observed" in verdict.pass_blockers
 
 
-def test_steps_without_planned_canaries_are_not_lost() -> None:
+def test_steps_without_planned_canaries_are_not_lost():
     monitor = monitor_of(simulate(100, every=4))
     assert (monitor.lost_steps, monitor.canary_steps, monitor.steps) == (0, 25, 100)
     assert monitor.sensitivity.observations == 200
 
 
-def test_coins_of_dropped_and_unplanned_steps_do_not_enter_the_tests() -> None:
+def test_coins_of_dropped_and_unplanned_steps_do_not_enter_the_tests():
     made, entries = simulate(60)
     spoiled = entries.copy()
     spoiled["canaries"][30] = DROPPED
@@ -114,7 +111,7 @@ def test_coins_of_dropped_and_unplanned_steps_do_not_enter_the_tests() -> None:
     assert (ours, entries["canaries"][30]) == (theirs, INJECTED)
 
 
-def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:
+def test_steps_without_noise_are_in_the_history_and_in_no_test():
     made, entries = simulate(50)
     entries["noise_multiplier"][10:] = 0.0
     monitor = monitor_of((made, entries))
@@ -122,13 +119,13 @@ def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:
     assert (monitor.steps, monitor.canary_steps, monitor.lost_steps) == (50, 10, 0)
 
 
-def test_pass_is_not_given_for_tests_of_a_few_steps_among_many_without_noise() -> None:
+def test_pass_is_not_given_for_tests_of_a_few_steps_among_many_without_noise():
     made, entries = simulate(2000)
     entries["noise_multiplier"][60:] = 0.0
     assert verdict_of((made, entries)).outcome != "PASS"
 
 
-def test_nothing_observed_is_not_ok() -> None:
+def test_nothing_observed_is_not_ok():
     assert {c.status for c in AuditMonitor(header(), SIGNIFICANCE).results()} == {"not_run"}
 
 
@@ -187,19 +184,19 @@ def flagged(checks: NoiseChannelChecks) -> set[str]:
     return {name for name, was in status(checks).items() if was in ("violated", "warned")}
 
 
-def test_every_check_has_its_share() -> None:
+def test_every_check_has_its_share():
     checks = run(sound).results(clips=True)
     handed_out = {**shares(), **shares(warns=True)}
     assert {c.name: c.share for c in checks} == {name: handed_out[name] for name in NAMES}
     assert len(checks) == len(NAMES)
 
 
-def test_a_sound_training_is_left_alone() -> None:
+def test_a_sound_training_is_left_alone():
     expected = dict.fromkeys(NAMES, "ok") | dict.fromkeys(OF_TENSORS, "not_run")
     assert status(run(sound, steps=100)) == expected
 
 
-def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_the_same() -> None:
+def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_the_same():
     found = status(run(sound, known=False))
     assert {name for name, was in found.items() if was == "ok"} == {
         "noise.shape",
@@ -210,13 +207,13 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
     assert set(found.values()) == {"ok", "not_run"}
 
 
-def test_low_precision_is_not_tested() -> None:
+def test_low_precision_is_not_tested():
     checks = after(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), fine=False)
     assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
+def test_a_step_that_is_not_finite_leaves_no_trace(broken):
     none, lost = np.zeros(2), np.array([broken, 0.0])
     checks = after(NoiseSeen(lost, none, 1.0), NoiseSeen(none, lost, 1.0))
     assert set(status(checks).values()) == {"not_run"}
@@ -265,16 +262,16 @@ def too_much(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArra
         (too_much, "noise.excess", "warned"),
     ],
 )
-def test_a_fault_is_seen_in_twenty_steps(release: Release, finding: str, result: str) -> None:
+def test_a_fault_is_seen_in_twenty_steps(release, finding, result):
     assert status(run(release))[finding] == result
 
 
-def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
+def test_noise_that_is_too_large_or_has_a_mean_is_no_violation():
     for release in (with_mean, too_much):
         assert "violated" not in status(run(release, steps=100)).values()
 
 
-def test_the_steps_of_a_recurrence_are_told() -> None:
+def test_the_steps_of_a_recurrence_are_told():
     rows = np.random.default_rng(0).normal(size=(12, 200))
     rows[9] = rows[4]
     checks = after(*(NoiseSeen(row, np.zeros(200), 1.0) for row in rows))
@@ -284,11 +281,11 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: bool) -> None:
+def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known):
     assert "reuse.recurrence" in flagged(run(few_seeds, known=known, data=0.3))
 
 
-def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
+def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse():
     """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
     rng = np.random.default_rng(0)
     noisy = (sound(rng, rng.normal(size=384), 16) for _ in range(50))
@@ -310,9 +307,7 @@ SUMS = np.linspace(1.0, 9.0, 128)
         (SUMS, SUMS * np.inf, "no step's clipped sum was finite"),
     ],
 )
-def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
-    released: FloatArray, sums: FloatArray | None, why: str
-) -> None:
+def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(released, sums, why):
     checks = after(NoiseSeen(released, sums, 1.0))
     said = {check.name: check.message for check in checks.results(clips=True)}
     assert said["noise.mean"].startswith("not tested: ")
@@ -324,7 +319,7 @@ def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: int) -> None:
+def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps):
     checks = after(*(NoiseSeen(SUMS, None, 1.0, (0.5,)) for _ in range(steps)), fine=False)
     for check in checks.results(clips=True):
         assert check.status == "not_run"
@@ -332,12 +327,12 @@ def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: 
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor: float) -> None:
+def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor):
     checks = run(lambda rng, sums, rows: factor * sound(rng, sums, rows), data=10.0)
     assert status(checks)["noise.mean"] == "not_run"
 
 
-def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
+def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken():
     checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
@@ -349,20 +344,20 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
     assert next(c for c in checks.results(clips=False) if c.name == "noise.excess").status == "ok"
 
 
-def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
+def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts():
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     assert flagged(after(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
 
 
 @pytest.mark.parametrize("norm", [np.inf, np.nan])
-def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
+def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm):
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     assert flagged(after(NoiseSeen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [1e-5, 1e-6, 1e-7])
-def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known: bool, noise: float) -> None:
+def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known, noise):
     sums = 10.0 * np.random.default_rng(1).normal(size=384)
 
     def rounded(rng: np.random.Generator, _: FloatArray, rows: int) -> FloatArray:
@@ -377,19 +372,19 @@ def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known: bool, noise:
     assert flagged(checks) == set()
 
 
-def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
+def test_noise_that_is_thousands_of_times_too_large_is_seen():
     checks = run(lambda rng, sums, rows: sums + 5000.0 * rng.normal(size=len(sums)))
     assert flagged(checks) == {"noise.excess"}
 
 
-def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
+def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise():
     """In single precision a normal variable is zero once in some ten million times."""
     noisy = 1e9 * np.random.default_rng(0).normal(size=16)
     noisy[3] = 0.0
     assert flagged(after(NoiseSeen(noisy, np.zeros(16), 1e9))) == set()
 
 
-def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:
+def test_a_state_holds_what_the_first_steps_released_and_nothing_else():
     def state(scale: float) -> str:
         checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
         for step in range(8):
@@ -404,7 +399,7 @@ def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:
 @pytest.mark.parametrize("runs", staged(heavy=[100], nightly=[600]))
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [0.5, 2.0])
-def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> None:
+def test_correct_runs_are_not_accused(known, noise, runs):
     """Runs of 60 steps, beside data that follow the past; each test on its own at .05."""
     steps, n = 60, 24
     highest = dict.fromkeys(NAMES, 0)
@@ -428,7 +423,7 @@ def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> N
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("divided", [False, True])
-def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: bool) -> None:
+def test_the_divisor_is_told_from_noise_of_another_size(factor, divided):
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         noisy = sums + factor * rng.normal(size=len(sums))
         return np.asarray(noisy * 16.0 / rows if divided else noisy)
@@ -440,7 +435,7 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
 @pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("data", [0.1, 0.5])
-def test_the_divisor_is_told_without_known_sums(factor: float, divided: bool, data: float) -> None:
+def test_the_divisor_is_told_without_known_sums(factor, divided, data):
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         # A part of the sum that stays the same is taken off by what the past says.
         noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
@@ -452,7 +447,7 @@ def test_the_divisor_is_told_without_known_sums(factor: float, divided: bool, da
 
 
 @pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.5), (1.0, 5, 0.0)])
-def test_steps_alike_are_told_by_difference(factor: float, seeds: int, expected: float) -> None:
+def test_steps_alike_are_told_by_difference(factor, seeds, expected):
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         noise = np.random.default_rng(int(rng.integers(seeds))).normal(size=len(sums))
         return np.asarray(sums + factor * noise)
@@ -463,7 +458,7 @@ def test_steps_alike_are_told_by_difference(factor: float, seeds: int, expected:
     assert found.evidence["difference_ratio"] == pytest.approx(expected, abs=0.05)
 
 
-def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_comes_back() -> None:
+def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_comes_back():
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((40, 384))
     checks = NoiseChannelChecks(HEADER, 1e-3)

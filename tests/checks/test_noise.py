@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -68,13 +66,13 @@ def sizes_of(
 # ------------------------------------------------------------------ over whole tensors
 
 
-def test_the_claimed_noise_and_more_of_it_is_left_alone() -> None:
+def test_the_claimed_noise_and_more_of_it_is_left_alone():
     for factor in ((1.0, 1.0, 1.0), (1.3, 1.0, 1.001)):
         result = sizes_of(factor, steps=200)
         assert (result.status, result.evidence["flagged"]) == ("ok", [])
 
 
-def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_where() -> None:
+def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_where():
     result = sizes_of((1.0, 1.0, 0.9))
     assert (result.status, result.evidence["violated_at_step"]) == ("violated", 0)
     assert result.evidence["flagged"] == ["large"]
@@ -88,12 +86,12 @@ def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_wh
     assert result.evidence["noise_ratio_upper"] == 0.91
 
 
-def test_a_little_less_in_a_small_tensor_is_seen_over_the_steps() -> None:
+def test_a_little_less_in_a_small_tensor_is_seen_over_the_steps():
     assert sizes_of((0.85, 1.0, 1.0), steps=60).evidence["flagged"] == ["weight"]
     assert sizes_of((1.0, 0.5, 1.0), steps=60).evidence["flagged"] == ["bias"]
 
 
-def test_one_step_without_noise_among_many_is_seen() -> None:
+def test_one_step_without_noise_among_many_is_seen():
     rng, check = np.random.default_rng(1), WholeSizes(1e-3, NAMES)
     for step in range(200):
         factor = np.array([0.0 if step == 150 else 1.0, 1.0, 1.0])
@@ -102,7 +100,7 @@ def test_one_step_without_noise_among_many_is_seen() -> None:
     assert (result.evidence["violated_at_step"], result.evidence["flagged"]) == (150, ["weight"])
 
 
-def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen() -> None:
+def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen():
     missed = 0
     for run in range(60):
         rng, check = np.random.default_rng(run), WholeSizes(1e-3, NAMES)
@@ -114,14 +112,14 @@ def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen(
     assert missed <= 1
 
 
-def test_where_the_noise_is_not_known_alone_the_release_counts() -> None:
+def test_where_the_noise_is_not_known_alone_the_release_counts():
     assert sizes_of((0.9, 0.9, 0.9), alone=False, data=0.3).status == "ok"
     assert sizes_of((0.9, 0.9, 0.9), alone=False, data=0.1).status == "violated"
     # Of noise that was put into the sums before they were looked at nothing is left without them.
     assert sizes_of((0.0, 0.0, 0.0), alone=False, data=1.0).status == "ok"
 
 
-def test_noise_in_a_type_of_low_precision_is_not_too_small() -> None:
+def test_noise_in_a_type_of_low_precision_is_not_too_small():
     rng, check = np.random.default_rng(2), WholeSizes(1e-3, ("large",))
     entries = np.array([200_000.0])
     for step in range(20):
@@ -132,7 +130,7 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small() -> None:
     assert check.result("").status == "ok"
 
 
-def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() -> None:
+def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing():
     check, broken = WholeSizes(1e-3, ("a",)), np.array([np.nan])
     check.update(whole_step(WholeTensors(np.ones(1), broken, broken), 0))
     result = check.result("")
@@ -144,7 +142,7 @@ def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() 
 @pytest.mark.parametrize("runs", staged(heavy=[500], nightly=[5000]))
 @pytest.mark.parametrize("sizes", [[3.0], [40.0, 1e5], [10.0] * 30])
 @pytest.mark.parametrize("factor", [1.0, 1.001])
-def test_claimed_noise_is_accused_at_a_level(factor: float, sizes: list[float], runs: int) -> None:
+def test_claimed_noise_is_accused_at_a_level(factor, sizes, runs):
     accused, entries = 0, np.array(sizes)
     for seed in range(runs):
         rng, check = np.random.default_rng(seed), WholeSizes(1e-3, ["t"] * len(sizes))
@@ -157,7 +155,7 @@ def test_claimed_noise_is_accused_at_a_level(factor: float, sizes: list[float], 
 # ------------------------------------------------------------------ single entries
 
 
-def test_entries_without_noise_are_counted() -> None:
+def test_entries_without_noise_are_counted():
     rng, check = np.random.default_rng(0), SingleEntries(1e-3)
     for step in range(40):
         noise = rng.normal(size=384)
@@ -171,7 +169,7 @@ def test_entries_without_noise_are_counted() -> None:
     assert result.message.startswith("3 of the 384 entries that are read have too little noise")
 
 
-def test_entries_with_noise_of_their_own_are_left_alone() -> None:
+def test_entries_with_noise_of_their_own_are_left_alone():
     for seed in range(10):
         rng, check = np.random.default_rng(seed), SingleEntries(1e-3)
         for step in range(150):
@@ -183,7 +181,7 @@ def test_entries_with_noise_of_their_own_are_left_alone() -> None:
 # ------------------------------------------------------------------ entries that share it
 
 
-def test_entries_that_share_their_noise_are_told_with_their_distance() -> None:
+def test_entries_that_share_their_noise_are_told_with_their_distance():
     rng, check = np.random.default_rng(0), SharedEntries(1e-3)
     for step in range(5):
         check.update(block_step(np.resize(rng.normal(size=50), 500), step))
@@ -196,7 +194,7 @@ def test_entries_that_share_their_noise_are_told_with_their_distance() -> None:
     assert check.result("").evidence["left"] < 0.5  # as it was when most was seen
 
 
-def test_entries_that_share_nothing_are_left_alone() -> None:
+def test_entries_that_share_nothing_are_left_alone():
     rng, check = np.random.default_rng(0), SharedEntries(1e-3)
     for step in range(60):
         check.update(block_step(rng.normal(size=300), step))
@@ -231,13 +229,13 @@ def flagged(
 @pytest.mark.parametrize(
     ("segments", "runs"), staged(quick=[(10, 40)], heavy=[(40, 200)], nightly=[(100, 1000)])
 )
-def test_many_segments_flag_within_the_level(kind: type[Any], segments: int, runs: int) -> None:
+def test_many_segments_flag_within_the_level(kind, segments, runs):
     rng = np.random.default_rng(1)
     assert sum(flagged(kind, 0.005, segments, rng) for _ in range(runs)) <= LEVEL * runs
 
 
 @pytest.mark.parametrize("kind", [SingleEntries, NoiseForecast])
-def test_a_fault_of_the_third_segment_is_found(kind: type[Any]) -> None:
+def test_a_fault_of_the_third_segment_is_found(kind):
     assert flagged(kind, 0.005, 3, np.random.default_rng(2), quiet=3)
 
 
@@ -249,12 +247,12 @@ def found(mean: float, *, steps: int = 20, seed: int = 0) -> CheckResult:
     return check.result("")
 
 
-def test_noise_around_zero_is_left_alone() -> None:
+def test_noise_around_zero_is_left_alone():
     assert {found(0.0, seed=seed).status for seed in range(20)} == {"ok"}
 
 
 @pytest.mark.parametrize("mean", [0.3, -0.3])
-def test_noise_with_a_mean_is_warned_of_within_a_few_steps(mean: float) -> None:
+def test_noise_with_a_mean_is_warned_of_within_a_few_steps(mean):
     result = found(mean)
     assert result.status == "warned"
     assert result.evidence["violated_at_step"] < 5
@@ -262,7 +260,7 @@ def test_noise_with_a_mean_is_warned_of_within_a_few_steps(mean: float) -> None:
     assert "the mean of the noise is not zero" in result.message
 
 
-def test_a_run_without_noise_to_see_says_why_nothing_was_tested() -> None:
+def test_a_run_without_noise_to_see_says_why_nothing_was_tested():
     result = found(0.0, steps=0)
     assert result.status == "not_run"
     assert result.message == (
@@ -277,11 +275,11 @@ NOISE_OF_NOISE_SIZE = {"noise", "noise.tensor", "noise.canary"}
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("data", [0.0, 0.1, 5.0])
 @pytest.mark.parametrize("noise", [1.0, 1.3])
-def test_enough_noise_is_not_flagged(seed: int, data: float, noise: float) -> None:
+def test_enough_noise_is_not_flagged(seed, data, noise):
     assert violated(monitor_of(simulate(100, seed=seed, data=data, noise=noise))) == set()
 
 
-def test_half_noise_is_flagged_within_ten_steps_by_all_three_checks() -> None:
+def test_half_noise_is_flagged_within_ten_steps_by_all_three_checks():
     monitor = monitor_of(simulate(40, noise=0.5))
     checks = by_name(monitor)
     assert violated(monitor) >= NOISE_OF_NOISE_SIZE
@@ -289,7 +287,7 @@ def test_half_noise_is_flagged_within_ten_steps_by_all_three_checks() -> None:
     assert checks["noise"].evidence["smallest_ratio"] == pytest.approx(0.5, abs=0.05)
 
 
-def test_half_noise_is_named() -> None:
+def test_half_noise_is_named():
     record = simulate(40, noise=0.5)
     verdict = verdict_of(record)
     assert (verdict.outcome, verdict.kind) == ("VIOLATION", "mechanism")
@@ -298,7 +296,7 @@ def test_half_noise_is_named() -> None:
 
 
 @pytest.mark.parametrize("tensor", range(len(TENSORS)))
-def test_tensor_without_noise_is_named(tensor: int) -> None:
+def test_tensor_without_noise_is_named(tensor):
     noise = [float(j != tensor) for j in range(len(TENSORS))]
     record = simulate(60, noise=noise, canary_noise=1.0, data=0.05)
     checks = by_name(monitor_of(record))
@@ -321,19 +319,19 @@ def test_tensor_without_noise_is_named(tensor: int) -> None:
         (30, {"noise": 0.0, "data": 0.01}, "no noise", ""),
     ],
 )
-def test_other_sizes_are_named(steps: int, noise: dict[str, Any], begins: str, has: str) -> None:
+def test_other_sizes_are_named(steps, noise, begins, has):
     fault = verdict_of(simulate(steps, **noise)).fault
     assert fault.startswith(begins)
     assert has in fault
 
 
-def test_small_noise_on_the_canaries_alone_is_flagged() -> None:
+def test_small_noise_on_the_canaries_alone_is_flagged():
     monitor = monitor_of(simulate(100, noise=1.0, canary_noise=0.5))
     assert "noise.canary" in violated(monitor)
     assert not {"noise", "noise.tensor"} & violated(monitor)
 
 
-def test_small_noise_on_one_canary_is_flagged_and_named() -> None:
+def test_small_noise_on_one_canary_is_flagged_and_named():
     made, entries = simulate(200)
     quiet = 2
     residual = entries["readings"][:, quiet] - entries["coins"][:, quiet]
@@ -343,19 +341,19 @@ def test_small_noise_on_one_canary_is_flagged_and_named() -> None:
     assert LABELS[quiet] in by_name(monitor)["noise.canary"].message
 
 
-def test_tensors_where_data_dominate_do_not_hide_small_noise_elsewhere() -> None:
+def test_tensors_where_data_dominate_do_not_hide_small_noise_elsewhere():
     monitor = monitor_of(simulate(60, noise=0.6, data=[8.0, 8.0, 0.0], canary_noise=1.0))
     assert "noise.tensor" in violated(monitor)
     assert monitor.witness_noise.flagged_tensors() == [TENSORS[2]]
 
 
-def test_decaying_noise_multipliers_do_not_alarm_and_half_of_them_do() -> None:
+def test_decaying_noise_multipliers_do_not_alarm_and_half_of_them_do():
     sigma = np.geomspace(2.0, 0.5, 100)
     assert violated(monitor_of(simulate(100, sigma=sigma))) == set()
     assert violated(monitor_of(simulate(100, sigma=sigma, noise=0.5))) >= NOISE_OF_NOISE_SIZE
 
 
-def test_pooled_sums_take_a_unit_in_by_its_past_alone() -> None:
+def test_pooled_sums_take_a_unit_in_by_its_past_alone():
     sums, counts = PooledSums(2), np.array([4.0, 4.0])
     sums.update(counts, np.array([3.0, 400.0]))  # nothing is known of them yet
     assert (sums.pooled_count, sums.pooled_squares) == (0, 0)
@@ -366,7 +364,7 @@ def test_pooled_sums_take_a_unit_in_by_its_past_alone() -> None:
     assert sums.mean_square == pytest.approx([5 / 8, 50])
 
 
-def test_unit_that_was_loud_once_is_pooled_again_soon() -> None:
+def test_unit_that_was_loud_once_is_pooled_again_soon():
     sums, counts = PooledSums(1), np.array([4.0])
     sums.update(counts, np.array([4e6]))  # counts as 2: 0.9 + 0.1 * 2 = 1.1
     sums.update(counts, np.array([0.0]))  # 0.99
@@ -375,7 +373,7 @@ def test_unit_that_was_loud_once_is_pooled_again_soon() -> None:
     assert (sums.pooled_count, sums.pooled_squares) == (4, 400)
 
 
-def test_unit_without_terms_stays_as_loud_or_as_quiet_as_it_was() -> None:
+def test_unit_without_terms_stays_as_loud_or_as_quiet_as_it_was():
     sums = PooledSums(2)
     sums.update(np.array([4.0, 4.0]), np.array([3.0, 8.0]))  # quiet, and loud
     for _ in range(30):
@@ -385,12 +383,12 @@ def test_unit_without_terms_stays_as_loud_or_as_quiet_as_it_was() -> None:
     assert (sums.pooled_count, sums.pooled_squares) == (4, 5)
 
 
-def test_units_that_were_not_seen_read_the_claim() -> None:
+def test_units_that_were_not_seen_read_the_claim():
     assert PooledSums(3).mean_square.tolist() == [1, 1, 1]
     assert PooledSums(3).pooled_log_e == pytest.approx(0.0)
 
 
-def test_a_flag_stays_and_keeps_its_step() -> None:
+def test_a_flag_stays_and_keeps_its_step():
     made, entries = simulate(30, noise=0.5)
     _, later = simulate(400, seed=1, noise=1.5)
     later["step"] += 30
@@ -405,7 +403,7 @@ def test_a_flag_stays_and_keeps_its_step() -> None:
         assert last.log_e_value >= -math.log(0.1 * SIGNIFICANCE)
 
 
-def test_the_limit_since_a_step_leaves_out_the_step_that_was_chosen_by_its_readings() -> None:
+def test_the_limit_since_a_step_leaves_out_the_step_that_was_chosen_by_its_readings():
     rng, counts, runs = np.random.default_rng(5), np.array([8.0, 8.0, 8.0]), 200
     missed = 0
     for _ in range(runs):
@@ -420,7 +418,7 @@ def test_the_limit_since_a_step_leaves_out_the_step_that_was_chosen_by_its_readi
     assert missed <= 0.01 * runs + 2
 
 
-def test_the_limit_of_the_quietest_tensor_holds_though_it_is_chosen() -> None:
+def test_the_limit_of_the_quietest_tensor_holds_though_it_is_chosen():
     rng, counts, runs = np.random.default_rng(6), np.full(10, 6.0), 200
     missed = 0
     for _ in range(runs):
@@ -441,13 +439,13 @@ def names(*checks: Check) -> set[str]:
     return {check.name for check in checks}
 
 
-def test_every_optimizer_has_each_of_them_and_all_go_by_e_values() -> None:
+def test_every_optimizer_has_each_of_them_and_all_go_by_e_values():
     assert all(check.each and check.always and check.share > 0 for check in ALL)
     assert len({check.name for check in ALL}) == len(ALL)
     assert all(REGISTRY[check.name] is check for check in ALL)
 
 
-def test_those_of_its_size_must_run_and_may_be_undecided_and_those_that_warn_fail_nothing() -> None:
+def test_those_of_its_size_must_run_and_may_be_undecided_and_those_that_warn_fail_nothing():
     in_order = (NOISE.name, NOISE_TENSOR.name, NOISE_STEP.name, NOISE_CANARY.name)
     assert group("noise") == in_order
     sized = {check.name for check in ALL if check.size_of == "noise"}
@@ -457,7 +455,7 @@ def test_those_of_its_size_must_run_and_may_be_undecided_and_those_that_warn_fai
     assert set(shares(warns=True)) == names(NOISE_MEAN, NOISE_EXCESS)
 
 
-def test_dividing_by_the_batch_is_named_and_explains_what_follows_from_it() -> None:
+def test_dividing_by_the_batch_is_named_and_explains_what_follows_from_it():
     violated = [
         CheckResult(name, "mechanism", "violated", "wrong", log_e_value=99.0, share=0.01)
         for name in (BATCH_NORMALISED.name, NOISE_SHAPE.name)
@@ -469,7 +467,7 @@ def test_dividing_by_the_batch_is_named_and_explains_what_follows_from_it() -> N
     assert NOISE.name not in entailed(rule)
 
 
-def test_too_loud_noise_may_be_told_without_an_e_value() -> None:
+def test_too_loud_noise_may_be_told_without_an_e_value():
     assert NOISE_EXCESS.judged({"processes": 2}, "", "too much", "less").status == "warned"
 
 
@@ -488,7 +486,7 @@ def told(smallest_ratio: float, *also: Check) -> list[str]:
     return [fault.name for fault in likely_faults(violated, None, 1.0)]
 
 
-def test_a_tensor_with_too_little_noise_is_told_from_single_entries_without() -> None:
+def test_a_tensor_with_too_little_noise_is_told_from_single_entries_without():
     entries = (NOISE_ENTRIES, NOISE_SHAPE)
     assert told(0.5, *entries) == ["noise_too_small_over_a_tensor"]
     assert told(0.99, *entries) == ["noise_missing_at_entries"]

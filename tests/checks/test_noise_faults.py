@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,7 +10,7 @@ from lightning_audit.record.store import RecordHeader
 from lightning_audit.verdict.diagnosis import likely_faults
 
 
-def test_place_and_evidence_are_those_of_the_tensors_that_lack_noise() -> None:
+def test_place_and_evidence_are_those_of_the_tensors_that_lack_noise():
     record = simulate(80, noise=[1.0, 0.4, 1.0])
     fault = faults_of(record)[0]
     assert fault.place.parameters == (TENSORS[1],)
@@ -24,7 +22,7 @@ def test_place_and_evidence_are_those_of_the_tensors_that_lack_noise() -> None:
     assert fault.evidence["median_of_the_others"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_noise_that_is_small_on_the_canaries_alone_is_measured_there() -> None:
+def test_noise_that_is_small_on_the_canaries_alone_is_measured_there():
     record = simulate(200, noise=1.0, canary_noise=0.5)
     assert violated(monitor_of(record)) >= {"noise.canary"}
     fault = next(f for f in faults_of(record) if f.name == "noise_too_small")
@@ -33,7 +31,7 @@ def test_noise_that_is_small_on_the_canaries_alone_is_measured_there() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_noise_averaged_over_processes_is_named_where_there_are_some(processes: int) -> None:
+def test_noise_averaged_over_processes_is_named_where_there_are_some(processes):
     record = simulate(80, noise=1 / math.sqrt(processes))
     several = faults_of(record, processes=processes)
     assert names(several) == ["noise_averaged_over_processes", "noise_too_small"]
@@ -43,7 +41,7 @@ def test_noise_averaged_over_processes_is_named_where_there_are_some(processes: 
     assert names(faults_of(record, processes=16))[0] == "noise_too_small"
 
 
-def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size() -> None:
+def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size():
     faults = faults_of(simulate(80, sigma=0.6, noise=0.6))
     assert names(faults) == ["noise_of_squared_multiplier", "noise_too_small"]
     assert faults[0].evidence["noise_multiplier"] == 0.6
@@ -51,24 +49,24 @@ def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("fault", [{"noise": 0.5}, {"reuse": "lag 5"}, {"noise": [1, 1, 0]}])
-def test_the_shape_of_small_or_re_used_noise_is_no_fault_of_its_own(fault: dict[str, Any]) -> None:
+def test_the_shape_of_small_or_re_used_noise_is_no_fault_of_its_own(fault):
     faults = faults_of(simulate(80, **fault), check("noise.shape"))
     assert "noise_of_another_shape" not in names(faults)
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.5, 0.7])
-def test_the_first_steps_are_not_said_to_have_less_noise_than_others(noise: float) -> None:
+def test_the_first_steps_are_not_said_to_have_less_noise_than_others(noise):
     record = simulate(3, noise=noise)
     assert names(faults_of(record, check("noise.step", violated_at_step=0)))[0] == "noise_too_small"
 
 
-def test_a_step_without_noise_among_right_ones_is_said_to_be_one_of_few() -> None:
+def test_a_step_without_noise_among_right_ones_is_said_to_be_one_of_few():
     monitor = monitor_of(simulate(40))
     faults = likely_faults([check("noise.step", violated_at_step=39)], monitor, OVERSIZE)
     assert names(faults) == ["noise_missing_in_steps"]
 
 
-def test_few_readings_of_the_others_do_not_show_that_they_are_right() -> None:
+def test_few_readings_of_the_others_do_not_show_that_they_are_right():
     """Half of the noise everywhere, which data hide in the majority of the tensors."""
     found = check("noise.tensor", flagged=[TENSORS[1]], violated_at_step=1)
 
@@ -83,7 +81,7 @@ def test_few_readings_of_the_others_do_not_show_that_they_are_right() -> None:
     assert first(80, 0.87) == "noise_too_small_in_tensors"
 
 
-def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() -> None:
+def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums():
     monitor = monitor_of(simulate(2, data=5.0))
     whole = {"flagged": TENSORS[:2], "tensors": 3, "smallest_ratio": 0.38, "added_ratio": 0.4}
     whole["noise_ratio"] = [0.37, 0.42]
@@ -106,7 +104,7 @@ def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() 
         (None, "noise_too_small_over_a_tensor"),
     ],
 )
-def test_small_tensors_that_read_as_the_large_one_tell(others: float | None, name: str) -> None:
+def test_small_tensors_that_read_as_the_large_one_tell(others, name):
     seen = {"flagged": TENSORS[:1], "tensors": 3, "smallest_ratio": 0.74, "added_ratio": 0.76}
     seen |= {"flagged_ratio": 0.75, "ratio_of_the_others": others}
     (fault,) = likely_faults([check("noise.whole", **seen)], monitor_of(simulate(1)), OVERSIZE)
@@ -122,7 +120,7 @@ def _one_after_the_other(*records: tuple[RecordHeader, np.ndarray]) -> Any:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, 0.7])
 @pytest.mark.parametrize("steps", [8, 60])
-def test_noise_that_is_too_small_from_a_step_on_is_named_so(noise: float, steps: int) -> None:
+def test_noise_that_is_too_small_from_a_step_on_is_named_so(noise, steps):
     faults = faults_of(
         _one_after_the_other(simulate(40), simulate(steps, seed=1, noise=noise)),
         check("batch_normalised", divisor="batch"),
@@ -134,7 +132,7 @@ def test_noise_that_is_too_small_from_a_step_on_is_named_so(noise: float, steps:
     assert faults[0].place.parameters == ()
 
 
-def test_noise_of_a_tensor_that_ends_names_the_tensor() -> None:
+def test_noise_of_a_tensor_that_ends_names_the_tensor():
     record = _one_after_the_other(simulate(40), simulate(20, seed=1, noise=[1.0, 0.1, 1.0]))
     fault = faults_of(record)[0]
     assert fault.name == "noise_too_small_from_a_step_on"
@@ -142,7 +140,7 @@ def test_noise_of_a_tensor_that_ends_names_the_tensor() -> None:
     assert f"noise of `{TENSORS[1]}` too small from step 41 on" in fault.sentence
 
 
-def test_noise_that_is_missing_now_and_then_or_always_does_not_begin_at_a_step() -> None:
+def test_noise_that_is_missing_now_and_then_or_always_does_not_begin_at_a_step():
     sound, quiet = simulate(10), simulate(1, seed=1, noise=0.0)
     now_and_then = _one_after_the_other(*[sound, quiet] * 4, simulate(3, seed=2))
     assert names(faults_of(now_and_then))[0] == "noise_missing_in_steps"

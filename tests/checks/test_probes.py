@@ -4,8 +4,6 @@ Each stream has data that stay, data that follow the noise of the step before, a
 clipping shrinks, so that a part of it is left in the draws of later steps.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -44,7 +42,7 @@ SUMS, NOISE = 5.0 * RNG.standard_normal(400), RNG.standard_normal(400)
 
 
 @pytest.mark.parametrize("size", [0.8, 1.0, 3.0])
-def test_the_noise_is_in_units_of_its_claim(size: float) -> None:
+def test_the_noise_is_in_units_of_its_claim(size):
     noise, why = noise_of(NoiseSeen(SUMS + 2.0 * size * NOISE, SUMS, 2.0))
     assert why == ""
     assert noise is not None
@@ -60,13 +58,13 @@ def test_the_noise_is_in_units_of_its_claim(size: float) -> None:
         (NoiseSeen(1.5 * (SUMS + NOISE), SUMS, 1.0), "is correlated with them"),
     ],
 )
-def test_what_is_not_the_noise_alone_is_not_taken_for_it(seen: NoiseSeen, why: str) -> None:
+def test_what_is_not_the_noise_alone_is_not_taken_for_it(seen, why):
     noise, said = noise_of(seen)
     assert noise is None
     assert why in said
 
 
-def test_few_small_entries_are_no_sign_of_missing_noise() -> None:
+def test_few_small_entries_are_no_sign_of_missing_noise():
     noise, _ = noise_of(NoiseSeen(np.full(9, 0.2), np.full(9, 0.1), 1.0))
     assert noise is not None
 
@@ -90,19 +88,19 @@ def draws(steps: int = 60, width: int = 5, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("coefficients", [C, (1.0, -1.0), (1.0, 0.2, 0.0, -0.7)])
-def test_the_draws_of_each_step_come_back(coefficients: tuple[float, ...]) -> None:
+def test_the_draws_of_each_step_come_back(coefficients):
     drawn, made = draws(), Whitening(coefficients)
     found = [made.draw(read) for read in banded(drawn, coefficients)]
     assert np.array(found) == pytest.approx(drawn, abs=1e-9)
     assert made.settled
 
 
-def test_only_ratios_to_the_first_coefficient_count() -> None:
+def test_only_ratios_to_the_first_coefficient_count():
     drawn, made = draws(), Whitening((2.0, -1.0, -0.5))
     assert np.array([made.draw(read) for read in banded(drawn)]) == pytest.approx(drawn, abs=1e-9)
 
 
-def test_a_rest_of_one_step_stands_beside_later_draws_as_the_response_says() -> None:
+def test_a_rest_of_one_step_stands_beside_later_draws_as_the_response_says():
     drawn, made = draws(), Whitening(C)
     read = banded(drawn)
     read[10] += 3.0
@@ -113,7 +111,7 @@ def test_a_rest_of_one_step_stands_beside_later_draws_as_the_response_says() -> 
 
 
 @pytest.mark.parametrize("lost", ["not finite", "not read", "before"])
-def test_draws_that_are_not_known_are_forgotten_after_some_steps(lost: str) -> None:
+def test_draws_that_are_not_known_are_forgotten_after_some_steps(lost):
     drawn, made = draws(), Whitening(C)
     read, first = banded(drawn), 20
     if lost != "before":
@@ -136,7 +134,7 @@ def test_draws_that_are_not_known_are_forgotten_after_some_steps(lost: str) -> N
     assert max(r for r, s in zip(rest, settled, strict=True) if s) < 0.05
 
 
-def test_coefficients_that_sum_to_zero_never_forget() -> None:
+def test_coefficients_that_sum_to_zero_never_forget():
     made = Whitening((1.0, -1.0))
     made.draw(np.ones(2))
     made.lose()
@@ -145,13 +143,13 @@ def test_coefficients_that_sum_to_zero_never_forget() -> None:
     assert not made.settled
 
 
-def test_where_nothing_was_released_nothing_was_drawn() -> None:
+def test_where_nothing_was_released_nothing_was_drawn():
     made = Whitening(C)
     made.draw(np.array([1.0, 1.0]))
     assert made.draw(np.zeros(2), np.array([True, False])).tolist() == [0.0, 0.5]
 
 
-def test_draws_go_on_from_a_checkpoint(tmp_path) -> None:
+def test_draws_go_on_from_a_checkpoint(tmp_path):
     drawn, made, again = draws(), Whitening(C), Whitening(C)
     read = banded(drawn)
     again.load(made.state())
@@ -220,13 +218,13 @@ def share_of_alarms(runs: int, steps: int) -> float:
 
 
 @pytest.mark.heavy
-def test_right_banded_noise_alarms_in_fewer_runs_than_the_level() -> None:
+def test_right_banded_noise_alarms_in_fewer_runs_than_the_level():
     """Warnings have a level of their own, so that both may come in twice as many runs."""
     assert share_of_alarms(20, 100) <= 0.1
 
 
 @pytest.mark.nightly
-def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level() -> None:
+def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level():
     assert share_of_alarms(200, 160) <= 0.05
 
 
@@ -242,7 +240,7 @@ def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level() -> Non
         ("sensitivity", 150, {"shift": 3.0}),  # a canary that clipping lets through
     ],
 )
-def test_a_fault_is_seen_in_the_draws(finding: str, steps: int, fault: dict[str, Any]) -> None:
+def test_a_fault_is_seen_in_the_draws(finding, steps, fault):
     for seed in range(3):
         assert finding in flagged(run_of(seed, steps, **fault))
 
@@ -267,9 +265,7 @@ def index(*values: int) -> np.ndarray:
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_witnesses_are_distinct_few_and_off_the_canaries_where_there_is_room(
-    shapes: list[tuple[int, ...]], share: float, seed: int
-) -> None:
+def test_witnesses_are_distinct_few_and_off_the_canaries_where_there_is_room(shapes, share, seed):
     layout, rng = layout_of(*shapes), generator(seed)
     avoid = {
         j: np.sort(rng.permutation(slot.numel)[: round(share * slot.numel)])
@@ -292,20 +288,20 @@ def test_witnesses_are_distinct_few_and_off_the_canaries_where_there_is_room(
 
 
 @pytest.mark.parametrize(("tensors", "each"), [(1, 64), (64, 64), (100, 40), (5000, 1)])
-def test_there_are_at_most_4096_in_all_but_one_in_every_tensor(tensors: int, each: int) -> None:
+def test_there_are_at_most_4096_in_all_but_one_in_every_tensor(tensors, each):
     witnesses = choose_witnesses(layout_of(*[(80,)] * tensors), {}, generator())
     assert witnesses.counts == (each,) * tensors
     assert sum(witnesses.counts) <= max(IN_ALL, tensors)
 
 
-def test_canaries_of_the_default_mix_keep_the_witnesses_off() -> None:
+def test_canaries_of_the_default_mix_keep_the_witnesses_off():
     layout, rng = layout_of((20, 30), (30,), (10, 20), (10,)), generator()
     support = place(default_mix(8), layout, rng).support()
     for j, chosen in choose_witnesses(layout, support, rng).index.items():
         assert not np.isin(chosen, support[j]).any()
 
 
-def test_tensors_share_low_coordinates_and_have_others_of_their_own() -> None:
+def test_tensors_share_low_coordinates_and_have_others_of_their_own():
     witnesses = choose_witnesses(layout_of((5000,), (70, 90), (100, 100)), {}, generator())
     first, second, third = (set(witnesses.index[j].tolist()) for j in range(3))
     assert len({i for i in first & second & third if i < 64}) >= PER_TENSOR // 2
@@ -313,7 +309,7 @@ def test_tensors_share_low_coordinates_and_have_others_of_their_own() -> None:
     assert first - second
 
 
-def test_one_seed_gives_the_same_witnesses_and_another_seed_others() -> None:
+def test_one_seed_gives_the_same_witnesses_and_another_seed_others():
     layout = layout_of((500,), (40, 40))
 
     def chosen(seed: int) -> list[list[int]]:
@@ -411,7 +407,7 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sigmas", ["constant", "changing"])
 @pytest.mark.parametrize("lags", [LAGS, 3, 1])
-def test_sums_are_those_of_plain_loops_over_the_whole_past(sigmas: str, lags: int) -> None:
+def test_sums_are_those_of_plain_loops_over_the_whole_past(sigmas, lags):
     rng = generator(1)
     witnesses = choose_witnesses(layout_of((30, 5), (9,), (3,), (1,)), {}, rng)
     fast, naive = WitnessReducer(witnesses, lags), NaiveReducer(witnesses, lags)
@@ -428,7 +424,7 @@ def test_sums_are_those_of_plain_loops_over_the_whole_past(sigmas: str, lags: in
     assert 0 < naive.excluded < 75
 
 
-def test_sums_of_many_tensors_use_the_first_witnesses_of_each() -> None:
+def test_sums_of_many_tensors_use_the_first_witnesses_of_each():
     rng = generator(2)
     witnesses = choose_witnesses(layout_of(*[(80,)] * 60), {}, rng)
     fast, naive = WitnessReducer(witnesses), NaiveReducer(witnesses, LAGS)
@@ -438,7 +434,7 @@ def test_sums_of_many_tensors_use_the_first_witnesses_of_each() -> None:
         assert_same(fast.reduce(readings, 1.0), naive.reduce(readings, 1.0))
 
 
-def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone() -> None:
+def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone():
     rng = generator()
     reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
     block = rng.standard_normal((5, 20))
@@ -449,7 +445,7 @@ def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone() -> None:
         assert zeros.tolist() == [lag for lag in range(1, ready + 1) if lag % 5 == 0]
 
 
-def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
+def test_one_key_for_two_tensors_shows_as_a_small_pair_residual():
     rng = generator()
     reducer = WitnessReducer(Witnesses({0: index(0, 3, 7), 1: index(0, 3, 9), 2: index(3, 4)}))
     noise = rng.standard_normal(12)
@@ -459,27 +455,27 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
     assert reducer.reduce(rng.standard_normal(8), 1.0)["pair_squares"] > 0
 
 
-def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual() -> None:
+def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual():
     reducer = WitnessReducer(Witnesses({0: np.arange(10)}))
     assert reducer.reduce(np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
     sums = reducer.reduce(np.full(10, 2.5), 1.0)
     assert (sums["broadcast_count"], sums["broadcast_squares"]) == (9, pytest.approx(0, abs=1e-24))
 
 
-def test_a_single_witness_has_no_broadcast_pair_or_past() -> None:
+def test_a_single_witness_has_no_broadcast_pair_or_past():
     sums = WitnessReducer(Witnesses({0: index(0)})).reduce(np.array([1.5]), 0.5)
     assert sums["tensor_squares"].tolist() == [9.0]
     assert sums["broadcast_count"] == sums["pair_count"] == 0
     assert not sums["lag_count"].any()
 
 
-def test_the_first_residuals_are_readings_in_units_of_the_claimed_noise() -> None:
+def test_the_first_residuals_are_readings_in_units_of_the_claimed_noise():
     witnesses = Witnesses({0: np.arange(2), 1: np.arange(3)})
     sums = WitnessReducer(witnesses).reduce(np.array([2.0, 4.0, 6.0, 0.0, 2.0]), 2.0)
     assert sums["tensor_squares"].tolist() == [5.0, 10.0]
 
 
-def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum() -> None:
+def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum():
     witnesses = choose_witnesses(layout_of((0, 3), (5,)), {}, generator())
     assert witnesses.counts == (0, 5)
     reducer = WitnessReducer(witnesses)
@@ -488,7 +484,7 @@ def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum() -> No
     assert (sums["tensor_squares"][0], sums["lag_count"][0]) == (0, 5)
 
 
-def test_a_tensor_without_coordinates_is_not_the_quietest() -> None:
+def test_a_tensor_without_coordinates_is_not_the_quietest():
     # Data are loud everywhere: the quietest tensor that has coordinates is used all the same.
     rng, witnesses = generator(), Witnesses({0: index(), 1: np.arange(20), 2: np.arange(20)})
     fast, naive = WitnessReducer(witnesses), NaiveReducer(witnesses, LAGS)
@@ -500,7 +496,7 @@ def test_a_tensor_without_coordinates_is_not_the_quietest() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value: float) -> None:
+def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value):
     rng, witnesses = generator(), Witnesses({0: np.arange(6), 1: np.arange(4)})
     with_it, without = WitnessReducer(witnesses, lags=3), WitnessReducer(witnesses, lags=3)
     for step in range(12):
@@ -513,7 +509,7 @@ def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value: float) -> 
         assert_same(with_it.reduce(readings, 1.0), without.reduce(readings, 1.0))
 
 
-def test_sums_over_epochs_are_differences_at_the_same_place() -> None:
+def test_sums_over_epochs_are_differences_at_the_same_place():
     rng = generator(3)
     reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
     kept: dict[tuple[int, int], np.ndarray] = {}
@@ -543,7 +539,7 @@ def epochs_of(width: int, kept: int) -> _Epochs:
 
 @pytest.mark.parametrize("lost", [(), (0,), (1, 3), (0, 1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("kept", [2, 5, 100])
-def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kept: int) -> None:
+def test_epochs_are_compared_as_by_a_plain_dictionary(lost, kept):
     rng, epochs = generator(4), epochs_of(4, kept)
     use = np.array([True, False, True, True])
     past: dict[tuple[int, int], np.ndarray | None] = {}
@@ -573,7 +569,7 @@ def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kep
     assert compared > 0
 
 
-def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
+def test_an_epoch_number_that_comes_back_is_another_epoch():
     """Epochs are told apart by their change alone, as a loader that starts anew makes it."""
     epochs, use = epochs_of(1, 10), np.array([True])
     for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
@@ -581,7 +577,7 @@ def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 15, 16, 17, 40])
-def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept: int) -> None:
+def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept):
     trace = _Trace(3, kept)
     assert trace.at(0) is None
     for step in range(60):
@@ -597,7 +593,7 @@ def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept: int) -> None:
             assert found.tolist() == [float(step)] * 3
 
 
-def test_a_trace_takes_no_more_room_than_twice_its_steps() -> None:
+def test_a_trace_takes_no_more_room_than_twice_its_steps():
     trace = _Trace(2, 4096)
     for step in range(1000):
         trace.append(np.zeros(2))

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ from simulated_record import (
 from training_support import PrivateModule, digits, mlp, status, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.checks.check import Case, Check, entailed, group
+from lightning_audit.checks.check import Case, entailed, group
 from lightning_audit.checks.noise import NOISE
 from lightning_audit.checks.probes import NoiseSeen, NoiseStep
 from lightning_audit.checks.randomness import (
@@ -58,7 +55,7 @@ def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> Chec
     return check.result("")
 
 
-def test_new_noise_is_left_alone() -> None:
+def test_new_noise_is_left_alone():
     result = found(0.0)
     assert (result.status, result.share) == ("ok", REUSE_FORECAST.share)
 
@@ -71,7 +68,7 @@ def test_new_noise_is_left_alone() -> None:
         (-0.5, FORECAST_LAGS, "times the noise of 16 steps before"),
     ],
 )
-def test_noise_that_depends_on_the_past_is_told_so(part: float, lag: int, words: str) -> None:
+def test_noise_that_depends_on_the_past_is_told_so(part, lag, words):
     result = found(part, lag)
     assert result.status == "violated"
     assert words in result.message
@@ -82,7 +79,7 @@ def test_noise_that_depends_on_the_past_is_told_so(part: float, lag: int, words:
     ]
 
 
-def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
+def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past():
     check, rng = NoiseForecast(1e-3), np.random.default_rng(1)
     for step in range(30):
         check.update(noise_step(0.4 * rng.normal(size=256), step))
@@ -91,7 +88,7 @@ def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
     assert not any(rule.applies(result.evidence) for rule in REUSE_FORECAST.faults)
 
 
-def test_steps_that_lie_too_far_apart_are_not_compared() -> None:
+def test_steps_that_lie_too_far_apart_are_not_compared():
     result = found(0.5, every=FORECAST_LAGS + 1, steps=100)
     assert (result.status, result.message) == ("not_run", f"not tested: {REUSE_FORECAST.needs}")
     assert NoiseForecast(1e-3).result("it is hidden").message == "not tested: it is hidden"
@@ -130,12 +127,12 @@ def restart_status(check: NoiseRestart) -> str:
 @pytest.mark.parametrize(
     ("alone", "data"), [(True, 0.1), (True, 1.0), (True, 3.0), (False, 0.1), (False, 1.0)]
 )
-def test_noise_that_starts_again_is_found_by_the_first_releases(alone: bool, data: float) -> None:
+def test_noise_that_starts_again_is_found_by_the_first_releases(alone, data):
     assert restart_status(segments(0, again=True, alone=alone, data=data)) == "violated"
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool) -> None:
+def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone):
     sizes = [0.1, 1.0, 3.0]
     found = [
         restart_status(segments(seed, again=False, alone=alone, data=sizes[seed % 3])) == "violated"
@@ -144,11 +141,11 @@ def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool
     assert sum(found) == 0  # its share of .05 is 1e-4
 
 
-def test_a_training_that_was_never_resumed_has_no_such_check() -> None:
+def test_a_training_that_was_never_resumed_has_no_such_check():
     assert not NoiseRestart(0.05).resumed
 
 
-def test_where_the_first_steps_were_not_read_it_has_not_run() -> None:
+def test_where_the_first_steps_were_not_read_it_has_not_run():
     check = NoiseRestart(0.05)
     check.resume({}, 40)
     check.update(noise_step(np.zeros(4), 40))
@@ -184,8 +181,8 @@ class KeepsState(Resumable):
     ids=["the same seed", "another seed", "the state is kept"],
 )
 def test_a_seed_before_a_resume_repeats_the_noise_unless_it_is_another_or_the_state_is_kept(
-    tmp_path: Path, kind: type[Resumable], seed: int, found: str
-) -> None:
+    tmp_path, kind, seed, found
+):
     for number, seeded in enumerate((1, seed), 1):
         pl.seed_everything(seeded)
         module, audit = kind(), PrivacyAudit(seed=3, on_violation="warn", examinations=0)
@@ -204,7 +201,7 @@ REUSE = {"reuse.lag", "reuse.broadcast", "reuse.pair"}
 
 @pytest.mark.parametrize("data", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("seed", range(2))
-def test_fresh_noise_is_not_flagged(seed: int, data: float) -> None:
+def test_fresh_noise_is_not_flagged(seed, data):
     assert not violated(monitor_of(simulate(80, seed=seed, data=data))) & REUSE
 
 
@@ -219,8 +216,8 @@ def test_fresh_noise_is_not_flagged(seed: int, data: float) -> None:
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_reused_noise_is_flagged_within_the_published_steps_and_named(
-    reuse: str, check: str, steps: int, fault: str, seed: int
-) -> None:
+    reuse, check, steps, fault, seed
+):
     record = simulate(60, seed=seed, reuse=reuse, data=0.1)
     found = by_name(monitor_of(record))[check]
     assert found.status == "violated"
@@ -229,7 +226,7 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
     assert found.advice.startswith("look for")
 
 
-def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:
+def test_shortest_lag_of_noise_that_comes_back_is_told():
     monitor = monitor_of(simulate(60, reuse="lag 4"))
     assert monitor.reuse.lag == 4
     assert "as if the noise recurred every 4 steps" in by_name(monitor)["reuse.lag"].message
@@ -247,7 +244,7 @@ def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:
         ([0.0, 0.0, 0.0, 0.0], 1),
     ],
 )
-def test_lag_is_the_first_that_reads_about_as_little_as_any(means: list[float], lag: int) -> None:
+def test_lag_is_the_first_that_reads_about_as_little_as_any(means, lag):
     made = header(lags=len(means))
     check, entry = ReuseCheck(made, 1e-3), np.zeros(1, dtype=made.dtype)
     entry["lag_count"], entry["lag_squares"] = 10.0, 10.0 * np.array(means)
@@ -255,19 +252,19 @@ def test_lag_is_the_first_that_reads_about_as_little_as_any(means: list[float], 
     assert check.lag == lag
 
 
-def test_small_noise_is_not_taken_for_reused_noise() -> None:
+def test_small_noise_is_not_taken_for_reused_noise():
     assert verdict_of(simulate(60, noise=0.5)).fault.startswith("noise scale too small")
 
 
-def test_lag_beyond_those_looked_for_is_not_flagged() -> None:
+def test_lag_beyond_those_looked_for_is_not_flagged():
     assert "reuse.lag" not in violated(monitor_of(simulate(60, reuse="lag 17")))
 
 
-def test_same_noise_is_flagged_although_one_tensors_data_dominate() -> None:
+def test_same_noise_is_flagged_although_one_tensors_data_dominate():
     assert "reuse.lag" in violated(monitor_of(simulate(60, reuse="same", data=[6.0, 0.1, 0.1])))
 
 
-def test_same_noise_is_flagged_while_the_noise_multiplier_decays() -> None:
+def test_same_noise_is_flagged_while_the_noise_multiplier_decays():
     record = simulate(60, reuse="lag 2", sigma=np.geomspace(1.0, 0.9, 60))
     assert "reuse.lag" in violated(monitor_of(record))
 
@@ -282,15 +279,13 @@ BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST
         (NOISE_SHARED, {"shared": True}, "noise_shared_by_optimizers"),
     ],
 )
-def test_a_generator_that_is_seen_again_is_a_fault_for_certain(
-    check: Check, evidence: dict[str, Any], fault: str | None
-) -> None:
+def test_a_generator_that_is_seen_again_is_a_fault_for_certain(check, evidence, fault):
     assert fault_of(check, evidence) == fault
     assert check.share == 0
     assert all(rule.rank < 0 for rule in check.faults)
 
 
-def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_tested() -> None:
+def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_tested():
     assert set(group("reuse")) == {check.name for check in BY_E_VALUE}
     assert len({check.needs for check in BY_E_VALUE}) == len(BY_E_VALUE)
     for one in BY_E_VALUE:
@@ -300,14 +295,14 @@ def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_teste
         assert silent.message == f"not tested: {one.needs}"
 
 
-def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> None:
+def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step():
     (rule,) = NOISE_RESTARTED.faults
     assert rule.rank < 0
     assert set(entailed(rule)) == {REUSE_LAG.name, RECURRENCE.name}
 
 
 @pytest.mark.parametrize("check", [REUSE_FORECAST, REUSE_ENTRIES])
-def test_noise_that_others_tell_is_a_fault_and_explains_other_re_use(check: Check) -> None:
+def test_noise_that_others_tell_is_a_fault_and_explains_other_re_use(check):
     (rule,) = check.faults
     assert rule.applies({"left": 0.84})
     assert not rule.applies({"left": 0.99})  # the noise is small as a whole
@@ -316,14 +311,14 @@ def test_noise_that_others_tell_is_a_fault_and_explains_other_re_use(check: Chec
 
 
 @pytest.mark.parametrize("lag", [5, 16])
-def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag: int) -> None:
+def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag):
     monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.7, reuse=f"lag {lag}"))
     found = [check for check in monitor.results() if check.status == "violated"]
     assert likely_faults(found, monitor, OVERSIZE)[0].finding == "reuse.lag"
     assert not loses_no_privacy(found, monitor)
 
 
-def test_evidence_of_a_cycle_is_its_length() -> None:
+def test_evidence_of_a_cycle_is_its_length():
     fault = faults_of(simulate(80, reuse="lag 5", data=0.1))[0]
     assert fault.evidence["lag"] == 5
     assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
@@ -390,9 +385,7 @@ AT_A_LAG = {"reuse.lag": {}, **alike(difference_ratio=0.0)}
         ({}, lagged(0.01, coefficient=0.5, left=0.7), "few_seeds", []),
     ],
 )
-def test_noise_that_is_used_again_has_its_own_name(
-    record: dict[str, Any], seen: dict[str, Any], first: str, others: list[str] | None
-) -> None:
+def test_noise_that_is_used_again_has_its_own_name(record, seen, first, others):
     found = [check(name, **evidence) for name, evidence in seen.items()]
     named = names(faults_of(simulate(80, **record), *found))
     assert named[0] == first
@@ -403,7 +396,7 @@ def test_noise_that_is_used_again_has_its_own_name(
     ("alike_at", "expected"),
     [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
 )
-def test_steps_without_noise_are_no_few_seeds(alike_at: int, expected: list[str]) -> None:
+def test_steps_without_noise_are_no_few_seeds(alike_at, expected):
     found = [
         check("noise.step", violated_at_step=150),
         check("reuse.recurrence", violated_at_step=alike_at),
@@ -420,8 +413,8 @@ def test_steps_without_noise_are_no_few_seeds(alike_at: int, expected: list[str]
     ],
 )
 def test_noise_that_comes_back_is_named_by_the_distances_at_which_it_does(
-    distances: list[int], name: str, sentence: str
-) -> None:
+    distances, name, sentence
+):
     found = check("reuse.recurrence", difference_ratio=0.001, distances=distances)
     (fault,) = faults_of(simulate(80), found)
     assert fault.name == name
@@ -430,8 +423,8 @@ def test_noise_that_comes_back_is_named_by_the_distances_at_which_it_does(
 
 @pytest.mark.parametrize(("noise", "reuse", "seen"), [(0.4, "", False), (0.4, "same", True)])
 def test_noise_that_is_small_without_the_data_is_not_taken_for_noise_that_comes_back(
-    noise: float, reuse: str, seen: bool
-) -> None:
+    noise, reuse, seen
+):
     monitor = monitor_of(simulate(20, noise=noise, reuse=reuse))
     monitor.witness_noise.pooled = NOISE.test(1e-3)  # as under loud data that stay the same
     small = check("noise.whole", flagged=[], tensors=3, added_ratio=noise)

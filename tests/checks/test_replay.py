@@ -1,14 +1,12 @@
 """What examinations came to: counts where all is right, two digits where something is wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 
 import pytest
 from declared import fault_of
 
-from lightning_audit.checks.check import Check, entailed, group
+from lightning_audit.checks.check import entailed, group
 from lightning_audit.checks.replay import (
     COUPLING,
     REPLAY_CHECKS,
@@ -30,7 +28,7 @@ def changed(size: float) -> Answer:
     return Answer(1, (Finding("a record among others", size, 0.01),))
 
 
-def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
+def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen():
     seen = Coupling()
     for step, answer in ((0, Answer(1)), (8, changed(0.3)), (16, changed(0.5))):
         seen.take(step, answer)
@@ -40,14 +38,14 @@ def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
     assert "in step 9 a record's gradient changed by 0.3 of its norm" in result.message
 
 
-def test_where_nothing_changed_nothing_measured_is_told() -> None:
+def test_where_nothing_changed_nothing_measured_is_told():
     seen = Coupling()
     seen.take(0, Answer(1))
     assert seen.result().status == "ok"
     assert seen.result().evidence == {"replays": 1, "change": None, "step": None}
 
 
-def test_low_precision_rounds_more() -> None:
+def test_low_precision_rounds_more():
     assert tolerance_of(low_precision=True) > tolerance_of(low_precision=False)
 
 
@@ -59,7 +57,7 @@ def test_low_precision_rounds_more() -> None:
         ("the batch cannot be copied", "", "not asked: the batch cannot be copied"),
     ],
 )
-def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message: str) -> None:
+def test_nothing_compared_is_not_run_and_says_why(reason, off, message):
     result = Coupling(reason=reason).result(off)
     assert (result.status, result.message) == ("not_run", message)
 
@@ -71,7 +69,7 @@ def result(log: ExaminationLog, name: str):
     return next(found for found in log.results(0.05) if found.name == name)
 
 
-def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
+def test_before_anything_is_asked_no_check_ran_and_each_says_why():
     log = ExaminationLog(off="examinations=0")
     assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
     for found in log.results(0.05):
@@ -79,7 +77,7 @@ def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
         assert not found.evidence
 
 
-def test_counts_add_up_over_examinations() -> None:
+def test_counts_add_up_over_examinations():
     log = ExaminationLog()
     log.take(0, {"replay.sensitivity": Answer(5), "replay.clipping": Answer(7)})
     log.take(9, {"replay.sensitivity": Answer(6)})
@@ -87,7 +85,7 @@ def test_counts_add_up_over_examinations() -> None:
     assert log.asked("replay.clipping") == 7
 
 
-def test_a_finding_has_the_first_step_and_two_digits() -> None:
+def test_a_finding_has_the_first_step_and_two_digits():
     log = ExaminationLog()
     log.take(4, {"replay.sensitivity": Answer(5, (Finding("x", 2.0, 1.0), FAR))})
     log.take(8, {"replay.sensitivity": Answer(5, (Finding("y", 99.0, 1.0),))})
@@ -100,7 +98,7 @@ def test_a_finding_has_the_first_step_and_two_digits() -> None:
 
 
 @pytest.mark.parametrize(("fine_before", "kind"), [(False, "none"), (True, "")])
-def test_no_kind_is_told_where_earlier_steps_were_right(fine_before: bool, kind: str) -> None:
+def test_no_kind_is_told_where_earlier_steps_were_right(fine_before, kind):
     log = ExaminationLog()
     if fine_before:
         log.take(0, {"replay.clipping": Answer(8)})
@@ -108,7 +106,7 @@ def test_no_kind_is_told_where_earlier_steps_were_right(fine_before: bool, kind:
     assert result(log, "replay.clipping").evidence["kind"] == kind
 
 
-def test_a_size_without_end_has_none() -> None:
+def test_a_size_without_end_has_none():
     log = ExaminationLog()
     log.take(0, {"replay.clipping": Answer(1, (Finding("norm 1e5 C", math.inf, 1.0),))})
     found = result(log, "replay.clipping")
@@ -117,14 +115,14 @@ def test_a_size_without_end_has_none() -> None:
     json.dumps(dict(found.evidence), allow_nan=False)
 
 
-def test_a_reason_stays_with_its_question() -> None:
+def test_a_reason_stays_with_its_question():
     log = ExaminationLog()
     log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
     assert result(log, "replay.release").message == "not asked: too small"
     assert result(log, "replay.clipping").status == "ok"
 
 
-def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen() -> None:
+def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen():
     log = ExaminationLog(between_epochs=2)
     log.take(3, {"replay.clipping": Answer(5, (FAR,))})
     again = ExaminationLog()
@@ -142,7 +140,7 @@ def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen() -> 
         (Answer(2, (Finding("buffers", 0.5, 0.0),)), "1 of 2: buffers"),
     ],
 )
-def test_a_line_says_what_came_of_a_question(answer: Answer, line: str) -> None:
+def test_a_line_says_what_came_of_a_question(answer, line):
     assert answer.describe() == line
 
 
@@ -157,23 +155,23 @@ ALL = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
         (REPLAY_RELEASE, "more_than_the_release"),
     ],
 )
-def test_one_finding_is_a_fault_and_none_is_fine(check: Check, fault: str) -> None:
+def test_one_finding_is_a_fault_and_none_is_fine(check, fault):
     assert fault_of(check, {"findings": 1, "asked": 200}) == fault
     assert fault_of(check, {"findings": 0, "asked": 200}) is None
 
 
-def test_they_are_a_group_of_certainties_that_cost_no_significance() -> None:
+def test_they_are_a_group_of_certainties_that_cost_no_significance():
     assert set(group("replay")) == {check.name for check in ALL}
     assert all(check.always and not check.share and not check.doubtful for check in ALL)
 
 
-def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
+def test_records_that_are_coupled_explain_what_their_replays_show():
     (rule,) = COUPLING.faults
     assert set(group("replay")) <= set(entailed(rule))
 
 
 @pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
-def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
+def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check):
     blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
     assert blocker.startswith(f"{check.name}: not examined yet")
     assert "10 more steps" in blocker

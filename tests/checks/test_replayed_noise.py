@@ -1,7 +1,5 @@
 """Each family of tests sees its kind of noise, and none sees anything in noise as it should be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -111,7 +109,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("kind", FAULTY)
-def test_a_fault_is_seen_by_its_family(kind: str) -> None:
+def test_a_fault_is_seen_by_its_family(kind):
     assert drawn(FAULTY[kind]())[kind.strip()] > 14.0
 
 
@@ -119,7 +117,7 @@ def test_a_fault_is_seen_by_its_family(kind: str) -> None:
 @pytest.mark.parametrize("more", ["nothing", "a mean", "larger", "sizes of its own"])
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(5)
-def test_correct_noise_is_not_accused(count: int, more: str) -> None:
+def test_correct_noise_is_not_accused(count, more):
     # By simulation; the e-values are proved for independent normal noise of at least the claim.
     largest, total = 0.0, []
     for seed in range(60):
@@ -139,16 +137,16 @@ def test_correct_noise_is_not_accused(count: int, more: str) -> None:
     assert np.mean(total) < 1.2
 
 
-def test_a_part_that_goes_together_on_top_of_the_claimed_noise_is_no_fault() -> None:
+def test_a_part_that_goes_together_on_top_of_the_claimed_noise_is_no_fault():
     assert drawn([1.1 * own for own in paired(noise(24))])["together"] == 0.0
 
 
-def test_what_is_made_of_the_noise_is_not_sized() -> None:
+def test_what_is_made_of_the_noise_is_not_sized():
     assert max(drawn([0.5 * own for own in noise()], sized=False).values()) < 5.0
 
 
 @pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
-def test_a_part_of_all_draws_is_told_where_the_whole_is_as_claimed(part: float, told: str) -> None:
+def test_a_part_of_all_draws_is_told_where_the_whole_is_as_claimed(part, told):
     fixed = noise(1, seed=5)
     mixed = [
         part * f + math.sqrt(1 - part**2) * own for f, own in zip(fixed, noise(24), strict=True)
@@ -160,13 +158,13 @@ def test_a_part_of_all_draws_is_told_where_the_whole_is_as_claimed(part: float, 
     assert Draws([0.8 * own for own in noise(24)], names, 1.0).repeated_part == ""
 
 
-def test_every_family_may_be_asked_of_one_number() -> None:
+def test_every_family_may_be_asked_of_one_number():
     seen = drawn(noise(4, shapes=((1, 1),)))
     assert set(seen) == set(FAMILIES)
     assert max(seen.values()) < 5.0
 
 
-def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
+def test_less_noise_in_every_tensor_is_told_from_less_in_one():
     names = ["a", "b", "c", "d"]
     seen = draws_seen(Draws([0.5 * own for own in noise()], names, 1.0))
     assert SMALL not in seen
@@ -189,7 +187,7 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.85, 0.9])
-def test_noise_that_is_small_in_many_small_tensors_is_small_in_all_of_them(factor: float) -> None:
+def test_noise_that_is_small_in_many_small_tensors_is_small_in_all_of_them(factor):
     """As adapters of low rank have; none of them has numbers enough to tell alone."""
     shapes = ((4, 8),) * 24
     small = [factor * own for own in noise(4, seed=1, shapes=shapes)]
@@ -209,7 +207,7 @@ FINE = NoiseLook({kind: Seen(0.0, "") for kind in FAMILIES}, draws=12, entries=3
 SURE = NoiseLook({**FINE.seen, MISSING: Seen(CERTAIN, "3 entries have none")}, 12, 30)
 
 
-def test_the_looks_of_a_run_have_one_e_value() -> None:
+def test_the_looks_of_a_run_have_one_e_value():
     log, log_es = NoiseLog(), np.random.default_rng(0).normal(size=6)
     log.test.segment = 0  # without the weight of the first segment
     for step, log_e in enumerate(log_es):
@@ -224,7 +222,7 @@ def test_the_looks_of_a_run_have_one_e_value() -> None:
     assert math.exp(last) == pytest.approx((max(by_step) + 1.0) / 2.0)
 
 
-def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
+def test_what_is_certain_is_found_and_named_by_the_sharpest_kind():
     log = NoiseLog()
     for step in range(40):
         log.take(step, FINE)
@@ -238,7 +236,7 @@ def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
     assert "3 entries have none" in result.message
 
 
-def test_entries_that_go_together_a_little_in_every_look_are_found() -> None:
+def test_entries_that_go_together_a_little_in_every_look_are_found():
     # No look alone would do: log e of 5 each, of which the product alone grows.
     log = NoiseLog()
     for step in range(3):
@@ -252,19 +250,19 @@ def test_entries_that_go_together_a_little_in_every_look_are_found() -> None:
     assert rule.name == "noise_alike_at_entries"
 
 
-def test_a_kind_that_says_more_comes_before_a_larger_one() -> None:
+def test_a_kind_that_says_more_comes_before_a_larger_one():
     seen = {"small": Seen(900.0, "small"), OF_RECORDS: Seen(20.0, "of records")}
     assert NoiseLook(seen).largest == (OF_RECORDS, seen[OF_RECORDS])
     assert NoiseLook({**seen, OF_RECORDS: Seen(2.0, "")}).largest[0] == "small"
 
 
-def test_one_look_alone_is_sure_at_one_in_a_thousand() -> None:
+def test_one_look_alone_is_sure_at_one_in_a_thousand():
     assert NoiseLook({"small": Seen(math.log(999.0), "")}, kinds=1).findings == ()
     (found,) = NoiseLook({"small": Seen(math.log(1001.0), "small")}, kinds=1).findings
     assert found.describe() == "small"
 
 
-def test_without_a_look_it_says_why() -> None:
+def test_without_a_look_it_says_why():
     log = NoiseLog()
     log.take(0, None, "no noise is claimed")
     assert log.result(0.05, "examinations=0").message == "not asked: no noise is claimed"
@@ -290,11 +288,11 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("kind", REPEATED)
-def test_numbers_that_stand_at_several_places_are_found(kind: str) -> None:
+def test_numbers_that_stand_at_several_places_are_found(kind):
     assert repeated_numbers([REPEATED[kind](draws(1600)[0]), *draws(64, seed=1)])
 
 
-def test_a_tensor_that_has_the_numbers_of_another_is_found() -> None:
+def test_a_tensor_that_has_the_numbers_of_another_is_found():
     one, other = draws(300, 300)
     other[:, 100:200] = one[:, :100]
     assert repeated_numbers([one, other], across=True)
@@ -303,7 +301,7 @@ def test_a_tensor_that_has_the_numbers_of_another_is_found() -> None:
 
 @pytest.mark.parametrize("grid", [None, 1.0, 0.05, 2.0**-7])
 @pytest.mark.parametrize("sizes", [(8,), (40, 3), (5000, 64), (200_000,)])
-def test_numbers_that_are_drawn_anew_are_not(grid: float | None, sizes: tuple[int, ...]) -> None:
+def test_numbers_that_are_drawn_anew_are_not(grid, sizes):
     for seed in range(20 if sum(sizes) < 1e5 else 2):
         found = draws(*sizes, seed=seed)
         if grid is not None:
@@ -312,19 +310,19 @@ def test_numbers_that_are_drawn_anew_are_not(grid: float | None, sizes: tuple[in
         assert repeated_numbers(found, across=True) == ""
 
 
-def test_masks_of_zeros_are_no_numbers() -> None:
+def test_masks_of_zeros_are_no_numbers():
     (z,) = draws(2000)
     z[:, ::2] = 0.0
     z[:, :500] = 0.0
     assert repeated_numbers([z]) == ""
 
 
-def test_the_rate_of_pairs_is_that_of_all_pairs() -> None:
+def test_the_rate_of_pairs_is_that_of_all_pairs():
     assert pair_rate(np.array([1.0, -1.0, 2.0, 0.0, 3.0])) == pytest.approx(1.0 / 6.0)
     assert pair_rate(np.zeros(3)) == 1.0
 
 
-def test_few_values_count_only_beside_a_sum_of_many() -> None:
+def test_few_values_count_only_beside_a_sum_of_many():
     rng = np.random.default_rng(0)
     noise = np.round(4 * rng.normal(size=3000)) / 4
     assert "values, and a release has others" in few_values(
@@ -336,7 +334,7 @@ def test_few_values_count_only_beside_a_sum_of_many() -> None:
     assert few_values(noise[:30], fine[:30]) == ""
 
 
-def test_entries_that_are_copies_of_scattered_ones_are_counted() -> None:
+def test_entries_that_are_copies_of_scattered_ones_are_counted():
     rng = np.random.default_rng(0)
     for copies in (0, 1, 40):
         draws = rng.normal(size=(12, 3000)).astype(np.float32)
@@ -348,12 +346,12 @@ def test_entries_that_are_copies_of_scattered_ones_are_counted() -> None:
 
 @pytest.mark.parametrize("draws", [4, 12, 24])
 @pytest.mark.parametrize("unit", [1.0, 0.1, 1e-3])
-def test_entries_of_noise_on_a_lattice_are_no_copies(draws: int, unit: float) -> None:
+def test_entries_of_noise_on_a_lattice_are_no_copies(draws, unit):
     noise = np.round(np.random.default_rng(1).normal(size=(draws, 20_000)) / unit) * unit
     assert not copied_entries(noise)
 
 
-def test_entries_without_noise_are_no_copies() -> None:
+def test_entries_without_noise_are_no_copies():
     noise = np.random.default_rng(1).normal(size=(12, 500))
     noise[:, 100:200] = 0.0
     assert not copied_entries(noise)
@@ -396,14 +394,14 @@ def at_lag(lag: int, sign: float) -> list[np.ndarray]:
         *(at_lag(lag, sign) for lag in (1, 3, 6) for sign in (1.0, -1.0)),
     ],
 )
-def test_noise_that_depends_on_its_past_is_seen(noise: list[np.ndarray]) -> None:
+def test_noise_that_depends_on_its_past_is_seen(noise):
     seen = successive(noise)
     assert seen.log_e > 14.0
     assert "noise of a step goes" in seen.what
 
 
 @pytest.mark.parametrize("scale", [1.0, 7.0])
-def test_new_noise_is_not(scale: float) -> None:
+def test_new_noise_is_not(scale):
     # By simulation; proved by the signs of what is new, for noise of any size.
     rng, found = np.random.default_rng(3), []
     for seed in range(300):
@@ -413,7 +411,7 @@ def test_new_noise_is_not(scale: float) -> None:
     assert max(found) < 7.0
 
 
-def test_forecasts_are_of_the_past_alone() -> None:
+def test_forecasts_are_of_the_past_alone():
     noise = fresh()
     made = [forecast.copy() for _, forecast in forecasts(noise[:5])]
     for later in noise[5:]:

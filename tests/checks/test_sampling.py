@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks import sampling
 from lightning_audit.checks.accounting import ACCOUNTING
-from lightning_audit.checks.check import Check
 from lightning_audit.lints.settings import loader_facts
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
@@ -51,14 +48,14 @@ def shuffled(size: int = 16) -> Iterator[list[int]]:
         yield order[start : start + size].tolist()
 
 
-def test_poisson_batches_of_an_unknown_sampler_are_found_to_agree() -> None:
+def test_poisson_batches_of_an_unknown_sampler_are_found_to_agree():
     found = results(check_of(poisson(64)))
     assert [found[name].status for name in ("sampling.not_poisson", "sampling.rate")] == ["ok"] * 2
     assert "batches of MySampler agree with Poisson" in found["sampling.not_poisson"].message
     assert found["sampling.not_poisson"].share == sampling.NOT_POISSON.share
 
 
-def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead() -> None:
+def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead():
     found = results(check_of(shuffled()))["sampling.not_poisson"]
     assert (found.status, found.kind) == ("violated", "accounting")
     assert "DPDataLoader.from_data_loader" in found.advice
@@ -77,38 +74,38 @@ def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead() -> None:
         ),
     ],
 )
-def test_batches_that_tell_nothing_leave_it_open(batches: Any, rate: float, why: str) -> None:
+def test_batches_that_tell_nothing_leave_it_open(batches, rate, why):
     found = results(check_of(batches()), rate)["sampling.not_poisson"]
     assert found.status == "not_run"
     assert why in found.message
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.5, "violated"), (1.0, "ok"), (0.5, "ok")])
-def test_only_more_records_than_accounted_for_are_a_violation(factor: float, status: str) -> None:
+def test_only_more_records_than_accounted_for_are_a_violation(factor, status):
     found = results(check_of(poisson(128, rate=factor * RATE)))
     assert (found["sampling.rate"].status, found["sampling.not_poisson"].status) == (status, "ok")
 
 
-def test_favoured_records_are_more_than_the_accountant_is_told() -> None:
+def test_favoured_records_are_more_than_the_accountant_is_told():
     rng = np.random.default_rng(0)
     batches = (np.flatnonzero(rng.random(RECORDS // 4) < 4 * RATE) for _ in range(128))
     assert results(check_of(batches))["sampling.rate"].status == "violated"
 
 
-def test_a_record_that_stands_twice_in_a_batch_is_a_violation() -> None:
+def test_a_record_that_stands_twice_in_a_batch_is_a_violation():
     found = results(check_of([*poisson(64), [3, 4, 3]]))["sampling.not_poisson"]
     assert found.status == "violated"
     assert "contain a record twice" in found.message
 
 
-def test_batches_of_tensors_and_empty_ones_are_read() -> None:
+def test_batches_of_tensors_and_empty_ones_are_read():
     batches = [torch.tensor(batch) for batch in poisson(60)]
     check = check_of([*batches, [], torch.tensor([], dtype=torch.long), [torch.tensor(3)]])
     assert check.obstacle == ""
     assert results(check)["sampling.not_poisson"].evidence["batches"] == 63
 
 
-def test_looks_at_the_rate_are_as_good_as_one() -> None:
+def test_looks_at_the_rate_are_as_good_as_one():
     often, once = check_of([]), check_of(poisson(60, rate=1.3 * RATE))
     for batch in poisson(60, rate=1.3 * RATE):
         if often.batches % 32 == 0:
@@ -119,7 +116,7 @@ def test_looks_at_the_rate_are_as_good_as_one() -> None:
     assert often._rate_wealth == pytest.approx(once._rate_wealth)
 
 
-def test_threshold_is_that_of_the_share() -> None:
+def test_threshold_is_that_of_the_share():
     found = results(check_of(shuffled()))["sampling.not_poisson"]
     assert found.log_e_value >= -math.log(0.01 * 1e-3)
 
@@ -148,8 +145,8 @@ def blocks(result: CheckResult) -> str:
     ],
 )
 def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
-    expected: int, records: int, rate: float, of_neighbours: list[int]
-) -> None:
+    expected, records, rate, of_neighbours
+):
     result = sampling.batch_size_result(expected, records, rate, 10**9, PUBLIC)
     assert result.status == "ok"
     assert not blocks(result)
@@ -158,26 +155,26 @@ def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
     assert ("epsilon_of_divisor" in result.evidence) == bool(of_neighbours)
 
 
-def test_divisor_that_was_set_by_hand_is_not_remarked_upon() -> None:
+def test_divisor_that_was_set_by_hand_is_not_remarked_upon():
     assert sampling.batch_size_result(20, 512, 1 / 32, 1000, PRIVATE) is None
 
 
 @pytest.mark.parametrize("promise", [PUBLIC, PRIVATE])
-def test_the_cost_is_of_telling_the_noise_of_both_divisors_apart(promise: sampling.Promise) -> None:
+def test_the_cost_is_of_telling_the_noise_of_both_divisors_apart(promise):
     cost = isotropic_pair_epsilon(15 / 16, 100_000, 1e-5)
     result = of_512(promise)
     assert result.evidence["epsilon_of_divisor"] == pytest.approx(cost, rel=1e-9)
     assert f"alone costs epsilon {cost:.4g} at delta 1e-05" in result.message
 
 
-def test_of_two_neighbours_the_costlier_one_counts() -> None:
+def test_of_two_neighbours_the_costlier_one_counts():
     assert sampling.batch_size_result(2, 4, 0.5, 50, PRIVATE).evidence["of_neighbours"] == [1]
     every = sampling.batch_size_result(4, 4, 1.0, 50, PRIVATE)
     assert every.evidence["of_neighbours"] == [3, 5]
     assert every.evidence["epsilon_of_divisor"] == isotropic_pair_epsilon(4 / 3, 50, 1e-5)
 
 
-def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_more() -> None:
+def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_more():
     result = of_512(PRIVATE)
     assert (result.status, result.kind) == ("violated", "accounting")
     assert not blocks(result)
@@ -186,39 +183,39 @@ def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_m
     assert "PrivacyClaim(expected_batch_size=...)" in result.advice
 
 
-def test_a_cost_within_a_private_claim_is_neither_violated_nor_paid_for() -> None:
+def test_a_cost_within_a_private_claim_is_neither_violated_nor_paid_for():
     result = of_512(PRIVATE, coordinates=10)
     assert result.evidence["epsilon_of_divisor"] < 3.0
     assert result.status == "ok"
     assert blocks(result)
 
 
-def test_without_a_claim_nothing_is_violated() -> None:
+def test_without_a_claim_nothing_is_violated():
     result = of_512(dataclasses.replace(PRIVATE, claimed_epsilon=None))
     assert result.status == "ok"
     assert blocks(result)
 
 
-def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private() -> None:
+def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private():
     result = sampling.batch_size_result(255, 59_999, 1 / 235, 10**9, PRIVATE)
     assert result.status == "ok"
     assert not blocks(result)
     assert result.message == "one record more or less does not change the divisor of the gradients"
 
 
-def test_replacing_a_record_costs_nothing() -> None:
+def test_replacing_a_record_costs_nothing():
     result = of_512(dataclasses.replace(PUBLIC, adjacency="replace_one"))
     assert result.status == "ok"
     assert "epsilon_of_divisor" not in result.evidence
     assert result.message.endswith("= 16, which replacing a record does not change")
 
 
-def test_a_neighbour_without_a_divisor_is_told_apart_surely() -> None:
+def test_a_neighbour_without_a_divisor_is_told_apart_surely():
     result = sampling.batch_size_result(1, 1, 1.0, 10, PRIVATE)
     assert (result.evidence["epsilon_of_divisor"], result.status) == (math.inf, "violated")
 
 
-def test_before_the_first_step_nothing_is_spent() -> None:
+def test_before_the_first_step_nothing_is_spent():
     result = of_512(PRIVATE, coordinates=0)
     assert (result.evidence["epsilon_of_divisor"], result.status) == (0.0, "ok")
 
@@ -241,12 +238,12 @@ def taken(batches: list[Any], rate: float | None = DRAWN_RATE) -> sampling.Drawn
     return drawn
 
 
-def test_new_batches_are_fine() -> None:
+def test_new_batches_are_fine():
     assert taken(poisson_batches(300)).result().status == "ok"
 
 
 @pytest.mark.parametrize("known_first", [True, False])
-def test_an_epoch_that_comes_again_is_found(known_first: bool) -> None:
+def test_an_epoch_that_comes_again_is_found(known_first):
     epoch, drawn = poisson_batches(25), sampling.DrawnBatches(DRAWN_RECORDS, 0.05)
     drawn.rate = DRAWN_RATE if known_first else None
     for batch in (*epoch, *(list(reversed(b)) for b in epoch)):  # in any order
@@ -257,7 +254,7 @@ def test_an_epoch_that_comes_again_is_found(known_first: bool) -> None:
     assert found.message.startswith("25 of 50 batches")
 
 
-def test_records_in_every_batch_are_found() -> None:
+def test_records_in_every_batch_are_found():
     found = taken([sorted({*batch, 7}) for batch in poisson_batches(60)]).result()
     assert (found.status, found.evidence["of"]) == ("violated", "favoured")
 
@@ -273,13 +270,13 @@ def test_records_in_every_batch_are_found() -> None:
         ([[1, 2]], 1.0, "all records are taken"),
     ],
 )
-def test_what_cannot_be_told_says_why(batches: list[Any], rate: float | None, why: str) -> None:
+def test_what_cannot_be_told_says_why(batches, rate, why):
     found = taken(batches, rate).result()
     assert found.status == "not_run"
     assert why in found.message
 
 
-def test_empty_batches_are_batches() -> None:
+def test_empty_batches_are_batches():
     assert taken([[], [], [3]], 0.0005).result().status == "ok"
 
 
@@ -287,23 +284,23 @@ def statuses(*args: object) -> dict[str, str]:
     return {c.name: c.status for c in sampling.sampling_results(*args)}  # type: ignore[arg-type]
 
 
-def test_poisson_loader_at_the_accounted_rate_is_fine() -> None:
+def test_poisson_loader_at_the_accounted_rate_is_fine():
     assert statuses("poisson", "UniformWithReplacementSampler", 0.01, 0.01, [60, 70]) == {
         "sampling.not_poisson": "ok",
         "sampling.rate": "ok",
     }
 
 
-def test_poisson_loader_without_a_rate_of_its_own_is_not_compared() -> None:
+def test_poisson_loader_without_a_rate_of_its_own_is_not_compared():
     assert statuses("poisson", "a", None, 0.01, []) == {"sampling.not_poisson": "ok"}
 
 
 @pytest.mark.parametrize(("rate", "status"), [(0.0102, "violated"), (0.01005, "ok"), (0.001, "ok")])
-def test_only_a_loader_that_draws_more_often_is_a_violation(rate: float, status: str) -> None:
+def test_only_a_loader_that_draws_more_often_is_a_violation(rate, status):
     assert statuses("poisson", "a", rate, 0.01, [])["sampling.rate"] == status
 
 
-def test_shuffled_loader_is_a_violation_with_what_to_write_instead() -> None:
+def test_shuffled_loader_is_a_violation_with_what_to_write_instead():
     (found,) = sampling.sampling_results("not_poisson", "BatchSampler", None, 0.01, [64])
     assert (found.status, found.kind) == ("violated", "accounting")
     assert "BatchSampler" in found.message
@@ -311,12 +308,12 @@ def test_shuffled_loader_is_a_violation_with_what_to_write_instead() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 1.0])
-def test_nothing_is_compared_where_no_subsampling_is_accounted_for(rate: float | None) -> None:
+def test_nothing_is_compared_where_no_subsampling_is_accounted_for(rate):
     (found,) = sampling.sampling_results("not_poisson", "BatchSampler", None, rate, [64] * 99)
     assert found.status == "not_run"
 
 
-def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
+def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson():
     (found,) = sampling.sampling_results("unknown", "MySampler", None, 0.01, [64] * 30)
     assert found.status == "violated"
     assert "with batches all of one size" in found.message
@@ -325,14 +322,14 @@ def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
 @pytest.mark.parametrize(
     "sizes", [[], [64], [64] * 4, [64] * 30 + [63], [1] * 20, list(range(50, 80))]
 )
-def test_unknown_sampler_is_left_open_where_its_sizes_prove_nothing(sizes: list[int]) -> None:
+def test_unknown_sampler_is_left_open_where_its_sizes_prove_nothing(sizes):
     (found,) = sampling.sampling_results("unknown", "MySampler", None, 0.01, sizes)
     assert found.status == "not_run"
     assert "MySampler" in found.message
 
 
 @pytest.mark.parametrize("kind", ["poisson", "unknown"])
-def test_batches_of_a_poisson_sampler_are_never_taken_for_equal(kind: str) -> None:
+def test_batches_of_a_poisson_sampler_are_never_taken_for_equal(kind):
     rng = np.random.default_rng(0)
     for size in (2, 20, 200):
         for _ in range(200):
@@ -340,7 +337,7 @@ def test_batches_of_a_poisson_sampler_are_never_taken_for_equal(kind: str) -> No
             assert statuses(kind, "a", None, 0.01, sizes)["sampling.not_poisson"] != "violated"
 
 
-def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> None:
+def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law():
     def proves(number: int) -> bool:
         return statuses("unknown", "a", None, 0.01, [64] * number)["sampling.not_poisson"] == (
             "violated"
@@ -352,7 +349,7 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> 
 
 
 @pytest.mark.parametrize(("sigma", "passes"), [(1.0, 1), (2.0, 10), (0.7, 3)])
-def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma: float, passes: int) -> None:
+def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma, passes):
     told = sampling.what_holds(sigma, passes, 1e-5)
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
@@ -362,7 +359,7 @@ def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma: float, pass
     assert ("one epoch costs" in told) == (passes == 1)
 
 
-def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
+def test_what_was_chosen_is_told_otherwise_than_what_lightning_does():
     given = ("not_poisson", "BatchSampler", None, 0.01, [64])
     (dropped,) = sampling.sampling_results(*given)
     (chosen,) = sampling.sampling_results(*given, by_choice=True, holds=". What holds: so much")
@@ -380,9 +377,7 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
         ("unknown", False, "not_run", "it is unknown whether"),
     ],
 )
-def test_shuffled_ones_are_claimed_or_block(
-    kind: sampling.LoaderKind, once: bool, status: str, said: str
-) -> None:
+def test_shuffled_ones_are_claimed_or_block(kind, once, status, said):
     found = sampling.shuffled_result(kind, "a loader", once=once)
     assert found.status == status
     assert said in found.message
@@ -394,7 +389,7 @@ class _Stream(IterableDataset[tuple[torch.Tensor, ...]]):
         return iter(digits(64))
 
 
-def test_what_is_said_of_an_iterable_data_set_can_be_done() -> None:
+def test_what_is_said_of_an_iterable_data_set_can_be_done():
     stream = DataLoader(_Stream(), batch_size=8)
     facts = loader_facts(stream)
     (found,) = sampling.sampling_results(facts.kind, facts.description, None, 0.125, [])
@@ -452,11 +447,11 @@ def divisor(cost: float, claimed: float | None, *, private: bool = True) -> dict
         (sampling.EXPECTED_BATCH_SIZE, divisor(5.0, 3.0), "divisor_tells_the_number_of_records"),
     ],
 )
-def test_what_is_wrong_is_named(check: Check, evidence: dict[str, Any], fault: str | None) -> None:
+def test_what_is_wrong_is_named(check, evidence, fault):
     assert fault_of(check, evidence) == fault
 
 
-def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for() -> None:
+def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for():
     blocks = sampling.NOT_POISSON.blocks
     unknown = sampling.NOT_POISSON.not_run("how it draws is unknown", {"accounted_rate": 0.1})
     assert blocks(unknown) == (
@@ -467,7 +462,7 @@ def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for(
     assert sampling.SAMPLING_RATE.blocks is None
 
 
-def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass() -> None:
+def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass():
     blocks = sampling.EXPECTED_BATCH_SIZE.blocks
     found = sampling.EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
     found = dataclasses.replace(found, advice="set it")
@@ -482,13 +477,13 @@ def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass(
 @pytest.mark.parametrize(
     "batch", [[3, 0, 9], (3, 0, 9), torch.tensor([3, 0, 9]), np.array([3, 0, 9], dtype=np.uint8)]
 )
-def test_numbers_of_any_kind_are_read_in_their_order(batch: Any) -> None:
+def test_numbers_of_any_kind_are_read_in_their_order(batch):
     read = sampling.record_numbers(batch, 10)
     assert (read.dtype, read.tolist()) == (np.int64, [3, 0, 9])
 
 
 @pytest.mark.parametrize("batch", [[], (), torch.zeros(0), np.zeros((0, 2))])
-def test_an_empty_batch_has_no_records(batch: Any) -> None:
+def test_an_empty_batch_has_no_records(batch):
     assert sampling.record_numbers(batch, 10).tolist() == []
 
 
@@ -512,11 +507,11 @@ class Refuses:
         Refuses(),
     ],
 )
-def test_what_is_no_list_of_record_numbers_is_not_read(batch: Any) -> None:
+def test_what_is_no_list_of_record_numbers_is_not_read(batch):
     assert sampling.record_numbers(batch, 10) is None
 
 
-def test_an_iterator_is_left_as_it_is() -> None:
+def test_an_iterator_is_left_as_it_is():
     batch = iter([0, 1])
     sampling.record_numbers(batch, 10)
     assert list(batch) == [0, 1]

@@ -1,9 +1,6 @@
 """Which gradients are seen to be computed of releases alone, entry by entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +9,13 @@ from simulated_record import monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.checks import update
 from lightning_audit.checks.accounting import EPSILON
-from lightning_audit.checks.check import MEASURED, Check, entailed, group
+from lightning_audit.checks.check import MEASURED, entailed, group
 from lightning_audit.checks.clipping import CLIPPING_NORM, FINITE, LOSS_REDUCTION, SENSITIVITY
 from lightning_audit.checks.replay import COUPLING
 from lightning_audit.checks.sampling import LOGICAL_BATCH
 
 
-def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
+def test_replaced_gradient_is_flagged_by_one_step_and_named():
     record = simulate(60, replaced=[7])
     assert violated(monitor_of(record)) == {"gradient_replaced"}
     verdict = verdict_of(record)
@@ -50,17 +47,17 @@ def test_replaced_gradient_is_flagged_by_one_step_and_named() -> None:
         (EPSILON, {"epsilon_lower": 4.0, "claimed_epsilon": 3.0}, "leaks_more_than_claimed"),
     ],
 )
-def test_what_is_wrong_is_named(check: Check, evidence: dict[str, Any], fault: str | None) -> None:
+def test_what_is_wrong_is_named(check, evidence, fault):
     assert fault_of(check, evidence) == fault
 
 
-def test_a_loss_that_is_added_up_otherwise_warns() -> None:
+def test_a_loss_that_is_added_up_otherwise_warns():
     for loss, status in (("mean", "ok"), ("sum", "warned")):
         found = LOSS_REDUCTION.judged({"loss": loss, "optimizer": "mean"}, "", "", "")
         assert found.status == status
 
 
-def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it() -> None:
+def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it():
     measured = {name for of in MEASURED for name in group(of)}
     for check in (update.GRADIENT_REPLACED, update.UNSYNCHRONISED):
         assert check.faults
@@ -69,7 +66,7 @@ def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it() -> Non
     assert SENSITIVITY.size_of == "signal"
 
 
-def test_an_optimizer_beside_a_private_one_may_be_allowed_and_one_alone_may_not() -> None:
+def test_an_optimizer_beside_a_private_one_may_be_allowed_and_one_alone_may_not():
     assert "Allow('no_dp', optimizer=..., reason='...')" in update.no_dp_result(3, 5, "Adam").advice
     assert "Allow" not in update.no_dp_result(3, 0, "Adam").advice
 
@@ -123,7 +120,7 @@ def mean_of_four(release, *, state, **_):
         mean_of_four,
     ],
 )
-def test_functions_of_releases_are_followed(process) -> None:
+def test_functions_of_releases_are_followed(process):
     assert followed(process)
 
 
@@ -137,11 +134,11 @@ def test_functions_of_releases_are_followed(process) -> None:
         lambda release, data, **_: np.full(N, np.nan),
     ],
 )
-def test_what_uses_more_than_releases_is_not_followed(process) -> None:
+def test_what_uses_more_than_releases_is_not_followed(process):
     assert not followed(process)
 
 
-def test_a_few_steps_that_are_not_followed_are_let_go() -> None:
+def test_a_few_steps_that_are_not_followed_are_let_go():
     rng, seen = np.random.default_rng(2), update.ReleaseProcessing()
     for step in range(200):
         release = rng.normal(size=N)

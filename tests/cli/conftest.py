@@ -1,9 +1,6 @@
 """The command in this process, and reports for it."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +27,7 @@ class Said(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def cli(capsys):
     """Runs the command with these arguments, without a process of its own."""
 
     def run(*arguments: object) -> Said:
@@ -45,7 +42,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., Path]:
+def saved(tmp_path):
     """Saves a report that is made with these arguments, in a folder of the test's own."""
 
     def save(folder: str = "", outcome: Any = "PASS", **changes: Any) -> Path:

@@ -2,8 +2,6 @@
 say what was found, what became worse, and what could not be read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """`lightning-audit card` and `report`: cards, pages and indices, or why there are none."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

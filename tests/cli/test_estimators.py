@@ -1,7 +1,5 @@
 """`bound`, `epsilon-star`, `mcmc` and `power`: the library's own numbers, and what they mean."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sysconfig

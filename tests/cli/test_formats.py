@@ -1,12 +1,9 @@
 """Formats of the gate: GitHub, JSON, JUnit, lines, Markdown and SARIF say the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -147,7 +144,7 @@ _CODES = {"%0A": "\n", "%0D": "\r", "%3A": ":", "%2C": ",", "%25": "%"}
 
 
 @pytest.fixture(autouse=True)
-def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def summary(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     return tmp_path / "summary.md"
 

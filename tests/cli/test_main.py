@@ -1,7 +1,5 @@
 """The command as a whole: exit codes, budgets, folders, and files that lie, hang or pose."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """`audit-training`, `plan`, `selftest` and `status`: exit codes, and what is refused in words."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

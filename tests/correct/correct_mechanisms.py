@@ -5,8 +5,6 @@ released, in one of `PROCESSES`: by Opacus in the private optimizer or in an inn
 with the release shown to the audit or not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 

@@ -3,8 +3,6 @@
 `correct_mechanisms` says what each is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,7 +104,7 @@ FAULTS: list[tuple[str, Build, str]] = [
     ("name", "build"), staged(PASS[::4], [case for j, case in enumerate(PASS) if j % 4])
 )
 @pytest.mark.heavy_one_in(4)
-def test_a_correct_mechanism_passes(tmp_path: Path, name: str, build: Build) -> None:
+def test_a_correct_mechanism_passes(tmp_path, name, build):
     report = run(tmp_path, build, steps=300)
     assert report.verdict.outcome == "PASS", (name, report.verdict)
 
@@ -116,8 +114,8 @@ def test_a_correct_mechanism_passes(tmp_path: Path, name: str, build: Build) -> 
 )
 @pytest.mark.heavy_one_in(4)
 def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add(
-    tmp_path: Path, name: str, build: Build
-) -> None:
+    tmp_path, name, build
+):
     report = run(tmp_path, build)
     assert report.verdict.outcome == "INCONCLUSIVE", (name, report.verdict)
     assert any(SHOW in blocker for blocker in report.verdict.pass_blockers), report.verdict
@@ -127,16 +125,14 @@ def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add
     ("name", "build", "check"), staged(FAULTS[::4], [c for j, c in enumerate(FAULTS) if j % 4])
 )
 @pytest.mark.heavy_one_in(4)
-def test_a_fault_behind_a_mechanism_is_found(
-    tmp_path: Path, name: str, build: Build, check: str
-) -> None:
+def test_a_fault_behind_a_mechanism_is_found(tmp_path, name, build, check):
     report = run(tmp_path, build)
     assert report.verdict.outcome == "VIOLATION", (name, report.verdict)
     assert status(report, check) == "violated", report.verdict
 
 
 @pytest.mark.parametrize("since", [0, 60])
-def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path: Path, since: int) -> None:
+def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path, since):
     report = run(tmp_path, _by_opacus(ways.TakesNoiseBack, since=since), steps=300)
     assert report.verdict.outcome != "PASS", report.verdict
 
@@ -144,8 +140,6 @@ def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path: Path, s
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(2, 5))
 @pytest.mark.parametrize(("name", "build"), PASS + LINE)
-def test_no_correct_mechanism_is_accused_with_any_seed(
-    tmp_path: Path, name: str, build: Build, seed: int
-) -> None:
+def test_no_correct_mechanism_is_accused_with_any_seed(tmp_path, name, build, seed):
     report = run(tmp_path, build, seed)
     assert report.verdict.outcome != "VIOLATION", (name, report.verdict)

@@ -1,7 +1,5 @@
 """docs/build/english.py finds what docs/english.md lists, and nothing in code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from english import _ROW, GUIDE, found_in, phrases, texts

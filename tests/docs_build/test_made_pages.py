@@ -1,7 +1,5 @@
 """Pages of docs are those that their builders make of the registry and of results."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

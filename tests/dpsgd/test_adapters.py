@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -37,8 +35,8 @@ ADAPTIVE = {
     ],
 )
 def test_only_what_forms_no_per_sample_gradients_is_audited_through_its_losses(
-    kind: type[DPOptimizer], settings: dict[str, object], adapter: type[OpacusStep]
-) -> None:
+    kind, settings, adapter
+):
     net = GradSampleModule(nn.Linear(2, 1))
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = kind(plain, noise_multiplier=1.0, expected_batch_size=4, **settings)
@@ -100,7 +98,7 @@ class Reduces(DPOptimizer):
     ("kind", "expected"),
     [(DPOptimizer, 1.0), (OwnNoise, 1.0), (OwnBoth, 1.0), (DividesWithItsNoise, BATCH)],
 )
-def test_the_divisor_of_the_noisy_sum_is_told(kind: type[DPOptimizer], expected: float) -> None:
+def test_the_divisor_of_the_noisy_sum_is_told(kind, expected):
     optimizer = optimizer_of(kind)
     seen: list[float] = []
 
@@ -113,7 +111,7 @@ def test_the_divisor_of_the_noisy_sum_is_told(kind: type[DPOptimizer], expected:
     assert seen == [expected]
 
 
-def test_several_processes_release_what_they_have_added_up() -> None:
+def test_several_processes_release_what_they_have_added_up():
     optimizer: Any = optimizer_of(Reduces)
     seen: list[Any] = []
     hook = watch_cut(optimizer, lambda: seen.append(vars(optimizer).get("reduced")))

@@ -1,7 +1,5 @@
 """Ghost clipping: a canary's row, clipped and summed, without per-sample gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -72,7 +70,7 @@ def sums(step: OpacusStep) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("norm", [1000 * C, 0.5 * C])
 @pytest.mark.parametrize("rows", [5, 0])
-def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float, rows: int) -> None:
+def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm, rows):
     x, y = batch(rows)
     step, model, criterion = ghost()
     directions = directions_over(step)
@@ -92,7 +90,7 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float,
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts() -> None:
+def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts():
     x, y = batch()
     results = []
     for audited in (False, True):
@@ -104,7 +102,7 @@ def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts() -> 
         assert torch.equal(plain, with_audit)
 
 
-def test_nothing_is_seen_of_the_canaries_between_backward_and_step() -> None:
+def test_nothing_is_seen_of_the_canaries_between_backward_and_step():
     x, y = batch()
     gradients = []
     for audited in (False, True):
@@ -115,7 +113,7 @@ def test_nothing_is_seen_of_the_canaries_between_backward_and_step() -> None:
         assert torch.equal(plain, with_audit)
 
 
-def test_the_loss_is_the_users_again_when_its_backward_pass_is_done() -> None:
+def test_the_loss_is_the_users_again_when_its_backward_pass_is_done():
     x, y = batch()
     step, model, criterion = ghost()
     loss = criterion(model(x), y)
@@ -128,7 +126,7 @@ def test_the_loss_is_the_users_again_when_its_backward_pass_is_done() -> None:
 
 
 @pytest.mark.parametrize(("factor", "ratio"), [(1.0, 1.0), (1e-3, 1e3)])
-def test_norms_are_compared_with_those_of_the_gradients(factor: float, ratio: float) -> None:
+def test_norms_are_compared_with_those_of_the_gradients(factor, ratio):
     step, model, criterion = ghost()
     own = model.get_norm_sample
     model.__dict__["get_norm_sample"] = lambda: factor * own()
@@ -143,7 +141,7 @@ def test_norms_are_compared_with_those_of_the_gradients(factor: float, ratio: fl
     assert model.get_norm_sample() is not None
 
 
-def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was() -> None:
+def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was():
     x, y = batch()
     step, model, criterion = ghost()
     step.obstacle(Backward(criterion(model(x), y)))
@@ -154,7 +152,7 @@ def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was() -> None:
     assert not step.confirm()
 
 
-def test_another_loss_and_a_late_injection_are_said() -> None:
+def test_another_loss_and_a_late_injection_are_said():
     step, _, _ = ghost()
     assert "{'loss': loss}" in step.obstacle(Backward(torch.zeros(())))
     with pytest.raises(ValueError, match="clipped before a canary"):
@@ -162,7 +160,7 @@ def test_another_loss_and_a_late_injection_are_said() -> None:
 
 
 @pytest.mark.parametrize(("factors", "largest"), [((1.0, 0.5, 2.0), 0.5), ((1.0, 2.0), 1.0)])
-def test_clipping_norms_are_compared_each_step(factors: tuple[float, ...], largest: float) -> None:
+def test_clipping_norms_are_compared_each_step(factors, largest):
     step, model, criterion = ghost()
     assert step.norms.clipped_at == (0.0, 0.0)
     for factor in factors:

@@ -1,7 +1,5 @@
 """What `per_sample`, `rows` and `released` do without an audit, and whom they ask with one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any
@@ -18,13 +16,13 @@ def outer() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
 
 
-def test_without_an_audit_gradients_are_handed_back_and_nothing_is_checked() -> None:
+def test_without_an_audit_gradients_are_handed_back_and_nothing_is_checked():
     module, grads = outer(), {"no such name": torch.zeros(())}
     assert lightning_audit.per_sample(grads, module=module) is grads
     assert lightning_audit.rows(module=module) == []
 
 
-def test_another_modules_audit_gives_nothing() -> None:
+def test_another_modules_audit_gives_nothing():
     class Source:
         def per_sample(self, grads: Any, module: nn.Module, root: nn.Module) -> Any:
             return {"from": root}
@@ -44,7 +42,7 @@ def test_another_modules_audit_gives_nothing() -> None:
     assert lightning_audit.per_sample({}, module=audited) == {}
 
 
-def test_both_calls_load_nothing_heavy() -> None:
+def test_both_calls_load_nothing_heavy():
     script = (
         "import sys, lightning_audit as a\n"
         "grads = {}\n"
@@ -58,7 +56,7 @@ def test_both_calls_load_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_diverted_module_asks_its_own_audit_again_afterwards() -> None:
+def test_a_diverted_module_asks_its_own_audit_again_afterwards():
     class Source:
         def rows(self, module: nn.Module, root: nn.Module) -> list[Any]:
             return [self]

@@ -1,7 +1,5 @@
 """The adapter of hand-written DP-SGD: names, shapes, rows, and the optimizer that updates."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np
@@ -46,20 +44,20 @@ def _direction(tensor: int, *index: int) -> Direction:
     return Direction((Part(tensor, np.array(index, dtype=np.int64), value),))
 
 
-def test_claim_of_a_step_is_the_stated_one() -> None:
+def test_claim_of_a_step_is_the_stated_one():
     claim = PrivacyClaim(noise_multiplier=1.5, max_grad_norm=0.5, expected_batch_size=64)
     assert stated_claim(claim) == StepClaim(1.5, 0.5, 64.0)
 
 
 @pytest.mark.parametrize("missing", ["noise_multiplier", "max_grad_norm", "expected_batch_size"])
-def test_part_that_the_claim_lacks_is_named(missing: str) -> None:
+def test_part_that_the_claim_lacks_is_named(missing):
     parts = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 8.0}
     del parts[missing]
     with pytest.raises(ValueError, match=rf"^claim\.{missing}=None must be stated"):
         stated_claim(PrivacyClaim(**parts))
 
 
-def test_layout_has_the_names_of_the_outer_module() -> None:
+def test_layout_has_the_names_of_the_outer_module():
     module = Outer()
     module.net[1].bias.requires_grad_(False)
     step = _step(module, module.net)
@@ -73,7 +71,7 @@ def test_layout_has_the_names_of_the_outer_module() -> None:
 
 
 @pytest.mark.parametrize("given", ["root", "net", "child"])
-def test_names_may_be_those_of_the_module_or_of_the_network(given: str) -> None:
+def test_names_may_be_those_of_the_module_or_of_the_network(given):
     module, step = _trained()
     at = {"root": module, "net": module.net, "child": module.net[0]}[given]
     inner, outer = ["0.weight", "0.bias", "1.weight", "1.bias"], list(range(4))
@@ -82,7 +80,7 @@ def test_names_may_be_those_of_the_module_or_of_the_network(given: str) -> None:
     assert step.places(full, at, module) == dict(zip(full, outer, strict=True))
 
 
-def test_names_in_another_order_keep_their_tensors() -> None:
+def test_names_in_another_order_keep_their_tensors():
     module, step = _trained()
     assert step.places(["1.bias", "0.weight", "0.bias", "1.weight"], module, module) == {
         "1.bias": 3,
@@ -92,14 +90,14 @@ def test_names_in_another_order_keep_their_tensors() -> None:
     }
 
 
-def test_parameters_that_are_not_trained_may_have_gradients() -> None:
+def test_parameters_that_are_not_trained_may_have_gradients():
     module, step = _trained()
     places = step.places([name for name, _ in module.named_parameters()], module, module)
     assert places["frozen.weight"] is None
     assert sorted(j for j in places.values() if j is not None) == [0, 1, 2, 3]
 
 
-def test_names_that_fit_two_networks_need_the_right_module() -> None:
+def test_names_that_fit_two_networks_need_the_right_module():
     class Crossed(nn.Module):
         """The same two layers under exchanged names."""
 
@@ -119,7 +117,7 @@ def test_names_that_fit_two_networks_need_the_right_module() -> None:
     }
 
 
-def test_tied_parameter_under_two_names_is_refused() -> None:
+def test_tied_parameter_under_two_names_is_refused():
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     module[1].weight = module[0].weight
     step = _step(module)
@@ -135,7 +133,7 @@ def test_tied_parameter_under_two_names_is_refused() -> None:
         (["w", "0.bias", "1.weight", "1.bias"], "names `w` belong to no submodule of Outer"),
     ],
 )
-def test_missing_or_unknown_parameter_is_named(names: list[str], told: str) -> None:
+def test_missing_or_unknown_parameter_is_named(names, told):
     module, step = _trained()
     with pytest.raises(ValueError, match=told):
         step.places(names, module, module)
@@ -145,7 +143,7 @@ def test_missing_or_unknown_parameter_is_named(names: list[str], told: str) -> N
     ("name", "shape"),
     [("0.weight", (4, 3, 2)), ("0.weight", (2, 3)), ("1.bias", (5, 1)), ("1.bias", ())],
 )
-def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
+def test_wrong_shape_is_named(name, shape):
     module, step = _trained()
     grads = _stacked(module.net)
     places = step.places(list(grads), module, module)
@@ -154,7 +152,7 @@ def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
         step.check_shapes({**grads, name: torch.zeros(shape)}, places)
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_what_is_no_tensor_is_named():
     module, step = _trained()
     grads = {**_stacked(module.net), "0.weight": None}
     with pytest.raises(ValueError, match=r"grads\['0\.weight'\]=None must be a tensor"):
@@ -165,7 +163,7 @@ def test_what_is_no_tensor_is_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rows_stand_behind_the_samples_in_new_tensors(dtype: torch.dtype) -> None:
+def test_rows_stand_behind_the_samples_in_new_tensors(dtype):
     module, step = _trained()
     grads = OrderedDict((n, g.to(dtype)) for n, g in _stacked(module.net).items())
     kept = {name: g.clone() for name, g in grads.items()}
@@ -185,7 +183,7 @@ def test_rows_stand_behind_the_samples_in_new_tensors(dtype: torch.dtype) -> Non
     assert step.append(grads, step.places(list(grads), module, module)) is grads
 
 
-def test_empty_batch_gets_its_rows() -> None:
+def test_empty_batch_gets_its_rows():
     module, step = _trained()
     grads = _stacked(module.net, batch=0)
     places = step.places(list(grads), module, module)
@@ -194,7 +192,7 @@ def test_empty_batch_gets_its_rows() -> None:
     assert {len(g) for g in step.append(grads, places).values()} == {1}
 
 
-def test_single_rows_are_whole_gradients_of_their_own() -> None:
+def test_single_rows_are_whole_gradients_of_their_own():
     module, step = _trained()
     names = [name for name, _ in module.net.named_parameters()]
     step.inject([_direction(0, 0, 4), _direction(1, 1)], norm=2.0)
@@ -210,7 +208,7 @@ def test_single_rows_are_whole_gradients_of_their_own() -> None:
     assert step.singles(step.places(names, module.net, module)) == []
 
 
-def test_optimizer_held_by_another_is_the_one_that_updates() -> None:
+def test_optimizer_held_by_another_is_the_one_that_updates():
     class Holder:
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.inner = inner
@@ -224,7 +222,7 @@ def test_optimizer_held_by_another_is_the_one_that_updates() -> None:
     assert updating_optimizer(Holder(Holder(inner))) is inner
 
 
-def test_holder_of_two_optimizers_is_refused() -> None:
+def test_holder_of_two_optimizers_is_refused():
     param = nn.Parameter(torch.zeros(1))
     outer, first, second = (torch.optim.SGD([param], lr=0.1) for _ in range(3))
     outer.first, outer.second = first, second

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +46,7 @@ def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 @pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
 @pytest.mark.parametrize("accountant", ["rdp", "gdp", "prv"])
-def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant: str) -> None:
+def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant):
     engine, optimizer = engine_optimizer(accountant)
     link = opacus.accountant_link(optimizer)
     assert link.accountant is engine.accountant
@@ -71,13 +68,13 @@ def foreign_hooks() -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.parametrize("hook", list(foreign_hooks()), ids=range(5))
-def test_a_foreign_hook_has_no_accountant(hook: Callable[..., None]) -> None:
+def test_a_foreign_hook_has_no_accountant(hook):
     optimizer = hand_made()
     optimizer.attach_step_hook(hook)
     assert opacus.accountant_link(optimizer) is None
 
 
-def test_a_hand_made_optimizer_has_no_accountant() -> None:
+def test_a_hand_made_optimizer_has_no_accountant():
     assert opacus.accountant_link(hand_made()) is None
 
 
@@ -110,7 +107,7 @@ WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 @pytest.mark.parametrize("way", WRAPPED)
-def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
+def test_a_hook_that_is_wrapped_is_followed(way):
     engine, optimizer = engine_optimizer("prv")
     optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
     link = opacus.accountant_link(optimizer)
@@ -120,7 +117,7 @@ def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
+def test_a_hook_of_ones_own_has_the_rate_that_it_tells():
     engine, optimizer = engine_optimizer("prv")
     accountant = engine.accountant
     optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=1.0, sample_rate=0.125))
@@ -131,7 +128,7 @@ def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_of_two_accountants_none_is_chosen() -> None:
+def test_of_two_accountants_none_is_chosen():
     (_, one), (_, other) = engine_optimizer("prv"), engine_optimizer("prv")
     first, second = one.step_hook, other.step_hook
     one.attach_step_hook(lambda optimizer: (first(optimizer), second(optimizer)))
@@ -154,14 +151,14 @@ def params(*held: object) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value: float) -> None:
+def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value):
     found = opacus.not_finite([rows(0, value=value), rows(2, value=value), torch.ones(3)])
     assert found.tolist() == [True, False, True]
     assert opacus.not_finite([rows(), rows(count=4)]) is None
     assert opacus.not_finite([]) is None
 
 
-def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> None:
+def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows():
     last = rows(1, 2)
     held = params([rows(0), last], [rows(), rows()])
     found = opacus.waiting_not_finite(held, {})
@@ -171,11 +168,11 @@ def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows() -> No
 
 
 @pytest.mark.parametrize("held", [(rows(), None), (rows(), rows(count=4))])
-def test_nothing_is_told_where_the_samples_of_a_step_are_not_known(held: tuple[object]) -> None:
+def test_nothing_is_told_where_the_samples_of_a_step_are_not_known(held):
     assert opacus.waiting_not_finite(params(*held), {}) is None
 
 
-def test_a_missing_tensor_is_no_loss() -> None:
+def test_a_missing_tensor_is_no_loss():
     assert opacus.all_finite([None, torch.ones(2)])
     assert not opacus.all_finite([None, torch.tensor([1.0, torch.inf])])
 
@@ -252,7 +249,7 @@ def clipped_sums(optimizer: DPOptimizer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
+def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode):
     _, step = prepared(mode)
     before = [p.grad_sample.clone() for p in step.params]
     directions = directions_over(step)
@@ -264,7 +261,7 @@ def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) -> None:
+def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode):
     _, step = prepared(mode)
     assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
     directions = directions_over(step)
@@ -278,7 +275,7 @@ def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode: str) ->
 
 
 @pytest.mark.parametrize("index", [0, 1, 7, 13, 23])
-def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -> None:
+def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index):
     _, step = prepared()
     assert step.layout[0].shape == (3, 2, 2, 2)
     step.inject([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
@@ -292,9 +289,7 @@ def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index: int) -
     [*((conv_net, images(), mode) for mode in MODES), (Tied, torch.ones(6, 4).cumsum(0), "hooks")],
     ids=[*MODES, "tied"],
 )
-def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum(
-    net: Callable[[], nn.Module], batch: torch.Tensor, mode: str
-) -> None:
+def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum(net, batch, mode):
     sums = []
     for inject in (False, True):
         torch.manual_seed(2)
@@ -311,7 +306,7 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
 
 
 @pytest.mark.parametrize("part", [0, 1, -1])
-def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
+def test_rows_join_the_accumulated_batch_that_is_asked_for(part):
     optimizer, step = prepared(batches=3)
     directions = directions_over(step)
     step.inject(directions, 1000 * C, part)
@@ -325,7 +320,7 @@ def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
+def test_an_empty_batch_takes_canaries_and_nothing_else(mode):
     torch.manual_seed(1)
     model, optimizer = private(nn.Linear(4, 3), mode)
     backward(model, torch.zeros(0, 4))
@@ -337,7 +332,7 @@ def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
         torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
 
 
-def test_no_direction_changes_no_value() -> None:
+def test_no_direction_changes_no_value():
     model, optimizer = private(conv_net())
     backward(model, images())
     before = [p.grad_sample.clone() for p in optimizer.params]
@@ -346,7 +341,7 @@ def test_no_direction_changes_no_value() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str) -> None:
+def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode):
     model, optimizer = private(conv_net(), mode)
     backward(model, images(5))
     backward(model, images(4))
@@ -364,7 +359,7 @@ def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode: str)
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("inject", [False, True])
-def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject: bool) -> None:
+def test_opacus_guard_against_stale_gradients_still_raises(batches, inject):
     optimizer, step = prepared(batches=batches)
     if inject:
         step.inject(directions_over(step), C)
@@ -379,7 +374,7 @@ def test_opacus_guard_against_stale_gradients_still_raises(batches: int, inject:
         optimizer.clip_and_accumulate()
 
 
-def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
+def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad():
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
     for _ in range(3):
@@ -392,7 +387,7 @@ def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad() -> None:
 
 @pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_parameter_without_samples_is_a_clean_error(absent: str, batches: int) -> None:
+def test_a_parameter_without_samples_is_a_clean_error(absent, batches):
     _, step = prepared(batches=batches)
     directions = directions_over(step)
     *others, last = step.params
@@ -416,7 +411,7 @@ def test_a_parameter_without_samples_is_a_clean_error(absent: str, batches: int)
 @pytest.mark.parametrize(
     ("reduction", "batches", "scale"), [("mean", 1, 8.0), ("mean", 2, 16.0), ("sum", 2, 1.0)]
 )
-def test_the_claims_scale_is_of_the_reduction(reduction: str, batches: int, scale: float) -> None:
+def test_the_claims_scale_is_of_the_reduction(reduction, batches, scale):
     model, optimizer = private(conv_net(), noise_multiplier=1.5, loss_reduction=reduction)
     for _ in range(batches):
         backward(model, images())
@@ -425,7 +420,7 @@ def test_the_claims_scale_is_of_the_reduction(reduction: str, batches: int, scal
 
 @pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
 @pytest.mark.usefixtures("process_group")
-def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> None:
+def test_the_scale_is_that_of_all_processes(reduction, scale):
     plain = torch.optim.SGD(wrap_model(conv_net(), grad_sample_mode="hooks").parameters(), lr=0.1)
     changes = {"loss_reduction": reduction, "expected_batch_size": 4.0}
     optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
@@ -433,7 +428,7 @@ def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> Non
     assert opacus.OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
 
 
-def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
+def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm():
     optimizer, step = prepared()
     optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
     claim = step.claim()
@@ -441,7 +436,7 @@ def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() ->
     assert all(type(v) is float for v in (claim.max_grad_norm, claim.noise_multiplier))
 
 
-def test_the_claimed_scale_is_what_the_sum_is_divided_by() -> None:
+def test_the_claimed_scale_is_what_the_sum_is_divided_by():
     model, optimizer = private(conv_net(), loss_reduction="mean")
     backward(model, images(5))
     backward(model, images(4))
@@ -451,7 +446,7 @@ def test_the_claimed_scale_is_what_the_sum_is_divided_by() -> None:
         torch.testing.assert_close(param.grad * scale, param.summed_grad)
 
 
-def test_batch_size_is_none_without_samples() -> None:
+def test_batch_size_is_none_without_samples():
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
     assert step.batch_size() is None
@@ -459,7 +454,7 @@ def test_batch_size_is_none_without_samples() -> None:
     assert step.batch_size() == 3
 
 
-def test_only_the_last_physical_batch_ends_a_logical_one() -> None:
+def test_only_the_last_physical_batch_ends_a_logical_one():
     model, optimizer = private(conv_net())
     step = adapter(model, optimizer)
     assert step.final_step_of_batch()
@@ -474,7 +469,7 @@ def test_only_the_last_physical_batch_ends_a_logical_one() -> None:
     assert seen == [(False, False), (True, True)]  # asking twice takes nothing off the queue
 
 
-def test_frozen_parameters_are_not_in_the_layout() -> None:
+def test_frozen_parameters_are_not_in_the_layout():
     net = conv_net()
     net[0].weight.requires_grad_(False)
     net[3].bias.requires_grad_(False)
@@ -487,7 +482,7 @@ def test_frozen_parameters_are_not_in_the_layout() -> None:
     assert net[0].weight.grad is None
 
 
-def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
+def test_a_scalar_parameter_takes_its_part_of_a_canary():
     torch.manual_seed(2)
     model, optimizer = private(nn.Sequential(nn.Linear(3, 2), Factor()), "functorch")
     backward(model, torch.randn(6, 3))
@@ -499,7 +494,7 @@ def test_a_scalar_parameter_takes_its_part_of_a_canary() -> None:
     assert not step.params[0].grad_sample[-1].any()
 
 
-def test_a_parameter_unknown_to_the_module_is_numbered() -> None:
+def test_a_parameter_unknown_to_the_module_is_numbered():
     _, optimizer = private(nn.Linear(3, 2))
     assert [s.name for s in opacus.OpacusStep(optimizer, {}).layout] == [
         "parameter_0",
@@ -508,7 +503,7 @@ def test_a_parameter_unknown_to_the_module_is_numbered() -> None:
 
 
 @pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
+def process_group(tmp_path):
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -516,7 +511,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_sharded_parameters_are_refused_with_advice() -> None:
+def test_sharded_parameters_are_refused_with_advice():
     model = wrap_model(nn.Linear(3, 2), grad_sample_mode="hooks")
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = optimizers.FSDPOptimizerFastGradientClipping(plain, **SETTINGS)
@@ -532,13 +527,13 @@ class FaultyOptimizer(DPOptimizer):
 
 
 @pytest.mark.parametrize("kind", [DPOptimizer, FaultyOptimizer])
-def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind: type[DPOptimizer]) -> None:
+def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind):
     plain = torch.optim.Adam(nn.Linear(3, 2).parameters())
     opacus.refuse_unsupported(kind(plain, **SETTINGS))
     assert len(opacus.OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
 
 
-def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
+def test_innermost_follows_opacus_and_lightning_wrappers():
     _, optimizer = private(nn.Linear(3, 2))
     plain = optimizer.original_optimizer
     assert opacus.innermost(plain) is plain
@@ -547,7 +542,7 @@ def test_innermost_follows_opacus_and_lightning_wrappers() -> None:
     assert opacus.innermost(LightningOptimizer(plain)) is plain
 
 
-def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() -> None:
+def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation():
     _, optimizer = private(nn.Linear(3, 2))
     assert opacus.private_optimizer(optimizer) is optimizer
     assert opacus.private_optimizer(LightningOptimizer(optimizer)) is optimizer
@@ -556,7 +551,7 @@ def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode: str) -> None:
+def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode):
     sums = []
     for seed in (None, 0):
         torch.manual_seed(2)
@@ -576,7 +571,7 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode: str) -
         torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
 
 
-def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
+def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch():
     _, step = prepared()
     step.params[0].grad_sample[3] = torch.nan
     step.row_seed = (4,)
@@ -584,7 +579,7 @@ def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
     assert step.lost_rows().tolist() == [False, False, False, True, False]
 
 
-def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:
+def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was():
     _, step = prepared()
     before = [p.grad_sample.clone() for p in step.params]
     step.row_seed = (3,)

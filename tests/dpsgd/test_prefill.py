@@ -1,7 +1,5 @@
 """Rows laid out before the backward pass give the gradients that appended rows give, to the bit."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -285,7 +283,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> None:
+def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name):
     net, batch, how = NETWORKS[name]
     laid, copied = setting(net, **how), setting(net, **how)
     for made in (laid, copied):  # a second step meets what the first left behind
@@ -315,7 +313,7 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
         assert torch.equal(p, q)
 
 
-def test_no_canary_among_the_chosen_adds_no_row() -> None:
+def test_no_canary_among_the_chosen_adds_no_row():
     laid, plain = setting(mlp), setting(mlp)
     value = loss(laid.model, numbers(B, 4))
     assert laid.step.obstacle(Backward(None)) == ""
@@ -344,7 +342,7 @@ GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
+def test_what_cannot_be_laid_out_is_said_and_copied(name):
     net, batch, how, reason = GUARDED[name]
     guarded, plain = setting(net, **how), setting(net, **how)
     values = [loss(made.model, batch) for made in (guarded, plain)]
@@ -360,7 +358,7 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
     assert_same(guarded, plain)
 
 
-def test_without_modules_there_is_nothing_to_lay_out() -> None:
+def test_without_modules_there_is_nothing_to_lay_out():
     made = setting(mlp)
     step = OpacusStep(made.optimizer, {})
     value = loss(made.model, numbers(B, 4))
@@ -369,7 +367,7 @@ def test_without_modules_there_is_nothing_to_lay_out() -> None:
     assert not step.confirm()
 
 
-def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
+def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus():
     errors = []
     for prepare in (True, False):
         made = setting(Unused)
@@ -389,9 +387,7 @@ def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
     [(Positions, words(), {3, B}), (Halves, numbers(B, 4), {B, 2 * B})],
     ids=["positions", "halves"],
 )
-def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
-    net: Callable[[], nn.Module], batch: torch.Tensor, sizes: set[int]
-) -> None:
+def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(net, batch, sizes):
     made = setting(net)
     value = loss(made.model, batch)
     assert "several sizes" in made.prepare()
@@ -403,7 +399,7 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
         made.optimizer.pre_step()
 
 
-def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch):
     monkeypatch.setattr(opacus, "opacus_adds", lambda: False)
     made = setting(mlp)
     loss(made.model, numbers(B, 4))
@@ -420,7 +416,7 @@ class AddsByItself(GradSampleModule):
         super().capture_backprops_hook(module, *args, **kwargs)
 
 
-def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
+def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit():
     model = AddsByItself(mlp())
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -435,7 +431,7 @@ def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
     assert all(len(held) == B for held in made.held())
 
 
-def test_before_any_forward_pass_nothing_is_laid_out() -> None:
+def test_before_any_forward_pass_nothing_is_laid_out():
     made = setting(mlp)
     assert "took part in the forward pass" in made.prepare()
     made.model.eval()
@@ -443,7 +439,7 @@ def test_before_any_forward_pass_nothing_is_laid_out() -> None:
     assert "took part in the forward pass" in made.prepare()
 
 
-def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> None:
+def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows():
     laid, copied = setting(mlp), setting(mlp)
     for made in (laid, copied):
         made.backward(numbers(3, 4))
@@ -458,7 +454,7 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> No
     assert_same(laid, copied)
 
 
-def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
+def test_a_second_backward_pass_in_the_step_is_no_obstacle():
     laid, plain = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
     laid.backward(numbers(3, 4))
@@ -473,7 +469,7 @@ def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     assert_same(laid, plain)
 
 
-def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> None:
+def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer():
     laid, copied = setting(mlp), setting(mlp)
     batches = numbers(B, 4), numbers(B, 4).flip(0)
     values = [[loss(made.model, batch) for batch in batches] for made in (laid, copied)]
@@ -487,7 +483,7 @@ def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> N
     assert_same(laid, copied)
 
 
-def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() -> None:
+def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be():
     """Opacus waits for the other backward pass; what the first gave stays where it was."""
     laid, plain = setting(mlp), setting(mlp)
     values = []
@@ -507,7 +503,7 @@ def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() 
             made.optimizer.pre_step()
 
 
-def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others() -> None:
+def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others():
     made = setting(mlp)
     hidden: Any = made.model(numbers(B, 4))
     assert hidden.shape == (B, 3)
@@ -523,7 +519,7 @@ def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others()
 # ------------------------------------------------------------------ dropped and taken back
 
 
-def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
+def test_dropped_gradients_are_not_confirmed_and_nothing_is_left():
     made = setting(mlp)
     made.lay_out(numbers(B, 4))
     made.optimizer.zero_grad()
@@ -532,7 +528,7 @@ def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     assert_nothing_waits(made)
 
 
-def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None:
+def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it():
     """Lightning's closure clears gradients before the backward pass, some users do it late."""
     made = setting(mlp)
     value = loss(made.model, numbers(B, 4))
@@ -542,7 +538,7 @@ def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None
     assert made.step.confirm()
 
 
-def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
+def test_one_parameter_without_its_rows_takes_them_from_all():
     made, plain = setting(mlp), setting(mlp)
     made.lay_out(numbers(B, 4))
     made.step.params[1].grad_sample = made.step.params[1].grad_sample.clone()
@@ -566,7 +562,7 @@ def clip_at_the_median(made: Setting) -> None:
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "clips at the median"])
-def test_code_before_the_step_meets_no_canary(change: str) -> None:
+def test_code_before_the_step_meets_no_canary(change):
     laid, copied = setting(mlp), setting(mlp)
     laid.lay_out(numbers(B, 4))
     copied.backward(numbers(B, 4))
@@ -602,7 +598,7 @@ def _copied(made: Setting) -> Iterator[str]:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, "copied"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: bool) -> None:
+def test_withdrawn_rows_leave_the_users_gradients_alone(stages, listed):
     made, plain = setting(mlp), setting(mlp)
     way = _copied(made) if stages == "copied" else _laid_out(made)
     for _ in range(1 if stages == "copied" else stages):
@@ -619,7 +615,7 @@ def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: boo
     assert_same(made, plain)
 
 
-def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
+def test_withdrawing_before_the_backward_pass_leaves_no_trace():
     made, plain = setting(mlp), setting(mlp)
     values = [loss(each.model, numbers(B, 4)) for each in (made, plain)]
     assert made.prepare() == ""
@@ -632,7 +628,7 @@ def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
     assert_same(made, plain)
 
 
-def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
+def test_withdrawing_keeps_opacus_guard_against_stale_gradients():
     made = setting(mlp)
     made.backward(numbers(B, 4))
     made.copy()
@@ -642,7 +638,7 @@ def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
         made.optimizer.clip_and_accumulate()
 
 
-def test_the_step_frees_the_gradients_although_the_adapter_knows_them() -> None:
+def test_the_step_frees_the_gradients_although_the_adapter_knows_them():
     made = setting(mlp)
     for _ in _laid_out(made):
         pass
@@ -670,7 +666,7 @@ def add(param: torch.nn.Parameter, gradients: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_gradients_are_summed_up_before_the_spare_rows(times: int) -> None:
+def test_gradients_are_summed_up_before_the_spare_rows(times):
     param, buffer = buffer_for(batch=4)
     gradients = torch.randn(times, 4, 2, 3)
     for part in gradients:
@@ -684,7 +680,7 @@ def test_gradients_are_summed_up_before_the_spare_rows(times: int) -> None:
 
 
 @pytest.fixture
-def new_memory_is_nan() -> Iterator[None]:
+def new_memory_is_nan():
     """torch fills memory that nobody has written to with NaN."""
     torch.use_deterministic_algorithms(True)
     assert torch.ones(1).new_empty(1).isnan().all()
@@ -693,7 +689,7 @@ def new_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("new_memory_is_nan")
-def test_records_without_gradients_have_zeros() -> None:
+def test_records_without_gradients_have_zeros():
     param, _ = buffer_for(batch=4)
     add(param, torch.ones(1, 2, 3))
     add(param, torch.ones(3, 2, 3))
@@ -701,7 +697,7 @@ def test_records_without_gradients_have_zeros() -> None:
     assert whole[:4].sum(dim=(1, 2)).tolist() == [12.0, 6.0, 6.0, 0.0]
 
 
-def test_the_tensor_is_as_opacus_makes_its_own() -> None:
+def test_the_tensor_is_as_opacus_makes_its_own():
     param, _ = buffer_for(batch=4)
     theirs = torch.nn.Parameter(torch.zeros(2, 3))
     for one in (param, theirs):
@@ -714,7 +710,7 @@ def test_the_tensor_is_as_opacus_makes_its_own() -> None:
     )
 
 
-def test_what_stands_there_is_no_sequence() -> None:
+def test_what_stands_there_is_no_sequence():
     with pytest.raises(TypeError, match="not iterable"):
         list(buffer_for(batch=4)[1])  # type: ignore[call-overload]
 
@@ -724,7 +720,7 @@ def _by_position(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -
 
 
 @pytest.fixture
-def asked_anew() -> Iterator[None]:
+def asked_anew():
     """Whether Opacus adds is looked at again, and once more after the test."""
     opacus_adds.cache_clear()
     yield
@@ -732,7 +728,7 @@ def asked_anew() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_this_version_of_opacus_adds_as_is_expected() -> None:
+def test_this_version_of_opacus_adds_as_is_expected():
     assert opacus_adds()
 
 
@@ -750,7 +746,7 @@ def _with_other_arguments(param: Any, gradients: torch.Tensor) -> None:
 
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("other", [_by_method, _anew, _by_position, _with_other_arguments])
-def test_another_way_of_adding_is_seen(monkeypatch, other: Callable[..., None]) -> None:
+def test_another_way_of_adding_is_seen(monkeypatch, other):
     monkeypatch.setattr(opacus, "create_or_accumulate_grad_sample", other)
     assert not opacus_adds()
 
@@ -762,7 +758,7 @@ def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("batch", "canaries"), [(5, 2), (3, 3), (2, 4), (0, 3), (4, 0)])
-def test_rows_change_places_alike_and_none_is_lost(batch: int, canaries: int) -> None:
+def test_rows_change_places_alike_and_none_is_lost(batch, canaries):
     places = draw_places((1,), batch, canaries)
     assert len(places) <= min(batch, canaries)
     assert len(set(places.tolist())) == len(places)
@@ -781,7 +777,7 @@ def test_rows_change_places_alike_and_none_is_lost(batch: int, canaries: int) ->
 
 
 @pytest.mark.parametrize(("batch", "canaries"), [(8, 3), (2, 5)])
-def test_a_canary_stands_in_every_row_as_often_as_in_any_other(batch: int, canaries: int) -> None:
+def test_a_canary_stands_in_every_row_as_often_as_in_any_other(batch, canaries):
     counts, runs = np.zeros(batch), 4000
     behind = 0
     for seed in range(runs):
@@ -795,5 +791,5 @@ def test_a_canary_stands_in_every_row_as_often_as_in_any_other(batch: int, canar
     assert abs(behind - runs * canaries * part) < canaries * allowed
 
 
-def test_without_a_seed_canaries_stay_behind_the_batch() -> None:
+def test_without_a_seed_canaries_stay_behind_the_batch():
     assert len(draw_places(None, 5, 2)) == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -27,7 +25,7 @@ def adapters() -> list[DPSGDStep]:
 
 
 @pytest.mark.parametrize("step", adapters(), ids=lambda step: type(step).__name__)
-def test_each_adapter_is_called_as_the_protocol_says(step: DPSGDStep) -> None:
+def test_each_adapter_is_called_as_the_protocol_says(step):
     for name in METHODS:
         asked = inspect.signature(getattr(DPSGDStep, name)).parameters.values()
         given = inspect.signature(getattr(type(step), name)).parameters.values()
@@ -37,7 +35,7 @@ def test_each_adapter_is_called_as_the_protocol_says(step: DPSGDStep) -> None:
 
 
 @pytest.mark.parametrize("step", adapters(), ids=lambda step: type(step).__name__)
-def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step: DPSGDStep) -> None:
+def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step):
     step.conceal()
     assert not step.confirm()
     step.withdraw()
@@ -45,7 +43,7 @@ def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step: DPSGDS
     assert step.batch_size() is None
 
 
-def test_optimizers_that_repeat_their_closure_are_refused_by_every_adapter() -> None:
+def test_optimizers_that_repeat_their_closure_are_refused_by_every_adapter():
     plain = torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
     private = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)
     with pytest.raises(UnsupportedOptimizer, match=r"LBFGS .* such as SGD or Adam") as one:

@@ -1,7 +1,5 @@
 """Posteriors on trained models: that of DP-SGD is lower, and few challenges show less."""
 
-from __future__ import annotations
-
 import attack_posteriors as experiment
 import numpy as np
 import pytest

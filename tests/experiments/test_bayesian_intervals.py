@@ -1,7 +1,5 @@
 """The Bayesian interval is narrower than Clopper-Pearson's, and covers less than it states."""
 
-from __future__ import annotations
-
 import bayesian_intervals as experiment
 import numpy as np
 import pytest

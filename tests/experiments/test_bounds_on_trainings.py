@@ -1,7 +1,5 @@
 """Bounds of audits over real trainings seldom exceed the truth, and come near it."""
 
-from __future__ import annotations
-
 import bounds_on_trainings as experiment
 import pytest
 from common import save

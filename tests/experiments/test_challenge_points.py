@@ -1,7 +1,5 @@
 """At a small size: the worst points are given away more than random ones."""
 
-from __future__ import annotations
-
 import challenge_points
 import pytest
 

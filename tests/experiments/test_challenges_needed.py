@@ -1,7 +1,5 @@
 """The Bayesian interval needs fewer challenges, and intervals shrink with their number."""
 
-from __future__ import annotations
-
 import math
 
 import challenges_needed as experiment

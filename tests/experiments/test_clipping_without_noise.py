@@ -1,7 +1,5 @@
 """What clipping without noise leaks: shapes of Figure 11, and how soon claims are refuted."""
 
-from __future__ import annotations
-
 import clipping_without_noise as experiment
 import pytest
 from common import save

@@ -1,7 +1,5 @@
 """Every experiment has a page, a figure, a test and a row; tables print as pages show them."""
 
-from __future__ import annotations
-
 import common
 import pytest
 from places import DOCS, REPOSITORY

@@ -1,7 +1,5 @@
 """Epsilon* rises with epochs and falls with weight decay and DP-SGD."""
 
-from __future__ import annotations
-
 import epsilon_star_sweep as experiment
 import pytest
 from common import cells, save

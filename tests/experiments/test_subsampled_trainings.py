@@ -1,7 +1,5 @@
 """What a black-box audit proves of the epsilon that is spent, and of any mechanism."""
 
-from __future__ import annotations
-
 import pytest
 import subsampled_trainings as experiment
 from common import save

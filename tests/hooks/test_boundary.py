@@ -1,10 +1,7 @@
 """The audit's own exceptions stay on its side of the boundary; all others pass."""
 
-from __future__ import annotations
-
 import logging
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -41,7 +38,7 @@ def inside(boundary: Boundary, make: object, *args: object, **kwargs: object) ->
     return boundary.run(make, args, kwargs)
 
 
-def test_an_entry_that_fails_does_as_without_an_audit(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_entry_that_fails_does_as_without_an_audit(caplog):
     boundary = Boundary(Refusal)
     called = inside(boundary, entry, fails, lambda given: given)
     with caplog.at_level(logging.INFO):
@@ -51,7 +48,7 @@ def test_an_entry_that_fails_does_as_without_an_audit(caplog: pytest.LogCaptureF
     assert current() is None
 
 
-def test_an_entry_that_begins_a_training_runs_after_the_failure_of_an_earlier_one() -> None:
+def test_an_entry_that_begins_a_training_runs_after_the_failure_of_an_earlier_one():
     boundary = Boundary()
 
     def setup(owner: Boundary) -> str:
@@ -67,7 +64,7 @@ def test_an_entry_that_begins_a_training_runs_after_the_failure_of_an_earlier_on
 
 
 @pytest.mark.parametrize("kind", [BadArgument, Refusal, KeyboardInterrupt, SystemExit])
-def test_deliberate_exceptions_and_interrupts_pass(kind: type[BaseException]) -> None:
+def test_deliberate_exceptions_and_interrupts_pass(kind):
     def ours() -> None:
         raise kind("on purpose")
 
@@ -79,12 +76,12 @@ def test_deliberate_exceptions_and_interrupts_pass(kind: type[BaseException]) ->
     assert bool(undone) == (kind in (KeyboardInterrupt, SystemExit))
 
 
-def test_an_entry_made_outside_of_a_training_lets_all_pass() -> None:
+def test_an_entry_made_outside_of_a_training_lets_all_pass():
     with pytest.raises(MemoryError):
         entry(fails)()
 
 
-def test_the_users_exception_passes_as_the_same_object() -> None:
+def test_the_users_exception_passes_as_the_same_object():
     error = ValueError("theirs")
 
     def own() -> None:
@@ -99,7 +96,7 @@ def test_the_users_exception_passes_as_the_same_object() -> None:
     assert not boundary.failure
 
 
-def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
+def test_a_call_of_the_users_runs_once_whatever_fails_around_it():
     for before, after in ((fails, fails), (lambda *_: None, fails), (fails, lambda *_: None)):
         boundary, rescued = Boundary(), Mock()
         assert inside(boundary, around, lambda x: x + 1, before, after, rescued)(1) == 2
@@ -108,7 +105,7 @@ def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
 
 
 @pytest.mark.parametrize("make", [entry, lambda ours: around(lambda: None, ours)])
-def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make: object) -> None:
+def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make):
     boundary, went_on = Boundary(), []
 
     def own_pass() -> None:
@@ -122,7 +119,7 @@ def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make: object) ->
     assert not went_on
 
 
-def test_what_is_under_way_is_undone_latest_first() -> None:
+def test_what_is_under_way_is_undone_latest_first():
     boundary, undone = Boundary(), []
 
     def ours() -> None:
@@ -133,7 +130,7 @@ def test_what_is_under_way_is_undone_latest_first() -> None:
     assert undone[:2] == ["second", "first"]
 
 
-def test_hooks_are_removed_latest_first_and_once() -> None:
+def test_hooks_are_removed_latest_first_and_once():
     class Hook:
         def __init__(self, name: str) -> None:
             self.name = name
@@ -156,7 +153,7 @@ def test_hooks_are_removed_latest_first_and_once() -> None:
     assert removed == ["gone", "third", "second", "first"]
 
 
-def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog):
     calls = []
 
     def once() -> None:
@@ -169,7 +166,7 @@ def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog: pytest.LogCapture
     assert "cleaning up failed" in caplog.text
 
 
-def test_an_exception_is_told_by_its_type_and_the_innermost_function() -> None:
+def test_an_exception_is_told_by_its_type_and_the_innermost_function():
     with pytest.raises(TypeError) as raised:
         Boundary().run(None, (), {})  # type: ignore[arg-type]
     assert where(raised.value)[0] == "TypeError in hooks.boundary.timed"
@@ -195,7 +192,7 @@ class _Slow:
         return "done"
 
 
-def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
+def test_a_hook_on_a_method_counts_itself_and_not_the_method():
     slow, run = _Slow(), RunTime()
     MethodHook(slow, "step", _pause, _pause)
     assert slow.step() == "done"
@@ -206,7 +203,7 @@ def test_a_hook_on_a_method_counts_itself_and_not_the_method() -> None:
 
 @pytest.mark.parametrize("kind", [StepHooks, ClosureHooks])
 @pytest.mark.parametrize("closure", [False, True])
-def test_hooks_count_themselves_and_no_closure(kind: type[StepHooks], closure: bool) -> None:
+def test_hooks_count_themselves_and_no_closure(kind, closure):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     hooks, run = kind(optimizer, _enters, _pause, _pause), RunTime()
     optimizer.step(lambda: time.sleep(4 * PAUSE) or 0.0) if closure else optimizer.step()
@@ -214,7 +211,7 @@ def test_hooks_count_themselves_and_no_closure(kind: type[StepHooks], closure: b
     hooks.remove()
 
 
-def test_a_hook_that_runs_counts_up_to_now() -> None:
+def test_a_hook_that_runs_counts_up_to_now():
     run = RunTime()
     OWN_TIME.since = time.perf_counter() - 5.0
     assert run.cost()["seconds"] >= 5.0
@@ -223,7 +220,7 @@ def test_a_hook_that_runs_counts_up_to_now() -> None:
 
 
 @pytest.mark.training
-def test_a_report_says_what_the_audit_took_of_its_training(tmp_path: Path) -> None:
+def test_a_report_says_what_the_audit_took_of_its_training(tmp_path):
     audit = PrivacyAudit(report_dir=tmp_path, seed=0, on_violation="warn")
     began = time.perf_counter()
     trainer_for(tmp_path, audit, max_epochs=1).fit(PrivateModule())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,7 +58,7 @@ def reading(
     return found
 
 
-def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -> None:
+def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else():
     found = reading()
     assert (found.values.tolist(), found.moves.start.tolist()) == ([1.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     assert found.moves.update.tolist() == [-0.5, -1.5, -2.0]
@@ -69,18 +67,18 @@ def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else() -
     assert (found.factor, found.used, found.dead) == (None, None, None)
 
 
-def test_entries_that_were_zero_when_they_were_read_are_told() -> None:
+def test_entries_that_were_zero_when_they_were_read_are_told():
     assert reading(zero=2).dead.tolist() == [False, True, False]
 
 
-def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear() -> None:
+def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear():
     found = reading(Doubles)
     assert found.unclear
     assert (found.used.tolist(), found.values.tolist()) == ([2.0, 6.0, 8.0], [1.0, 3.0, 4.0])
 
 
 @pytest.mark.parametrize("name", ["values", "replaced"])
-def test_a_reading_is_not_changed_once_it_is_made(name: str) -> None:
+def test_a_reading_is_not_changed_once_it_is_made(name):
     with pytest.raises(AttributeError, match=name):
         setattr(reading(), name, None)
 
@@ -192,7 +190,7 @@ def flat(tensors: Sequence[torch.Tensor]) -> np.ndarray:
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
 @pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
-def test_an_ordinary_update_is_left_alone(case: tuple[str, dict[str, Any]], foreach: bool) -> None:
+def test_an_ordinary_update_is_left_alone(case, foreach):
     params = parameters()
     optimizer = getattr(torch.optim, case[0])(params, lr=0.1, foreach=foreach, **case[1])
     _, readings = tapped(optimizer, params)
@@ -206,9 +204,7 @@ def test_an_ordinary_update_is_left_alone(case: tuple[str, dict[str, Any]], fore
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
 @pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
-def test_the_update_with_a_canary_taken_out_is_the_one_without_it_bit_for_bit(
-    case: tuple[str, dict[str, Any]], foreach: bool
-) -> None:
+def test_the_update_with_a_canary_taken_out_is_the_one_without_it_bit_for_bit(case, foreach):
     clean, audited = parameters(), parameters()
     build = getattr(torch.optim, case[0])
     plain = build(clean, lr=0.1, foreach=foreach, **case[1])
@@ -227,7 +223,7 @@ def test_the_update_with_a_canary_taken_out_is_the_one_without_it_bit_for_bit(
         assert torch.equal(one, other)
 
 
-def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
+def test_a_canary_of_any_size_is_taken_out_up_to_rounding():
     rng = torch.Generator().manual_seed(5)
     grads = [torch.randn(shape, generator=rng) for shape in SHAPES]
     clean, audited = parameters(), parameters()
@@ -244,7 +240,7 @@ def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
     np.testing.assert_allclose(flat(audited), flat(clean), rtol=0, atol=5e-7)
 
 
-def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() -> None:
+def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds():
     params, optimizer, readings = watched(before=lambda: of_canary(2.0), lr=1.0)
     set_gradients(params, gradients(0))  # no canary had been added
     optimizer.step()
@@ -253,7 +249,7 @@ def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() ->
     np.testing.assert_array_equal(readings[0].values, flat(expected))
 
 
-def test_values_come_in_the_order_of_the_coordinates() -> None:
+def test_values_come_in_the_order_of_the_coordinates():
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=1.0)
     where = {2: np.array([23, 0, 5]), 0: np.array([11, 4])}
@@ -280,7 +276,7 @@ class ReplacesItsGradient(torch.optim.Optimizer):
                 param.sub_(group["lr"] * param.grad)
 
 
-def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_read() -> None:
+def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_read():
     params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
@@ -309,7 +305,7 @@ def nudge_by_strides(params: Sequence[nn.Parameter]) -> None:
 
 
 @pytest.mark.parametrize("change", [nudge, nudge_by_other_memory, nudge_by_strides])
-def test_a_change_in_the_step_is_seen(change: Callable[[Sequence[nn.Parameter]], None]) -> None:
+def test_a_change_in_the_step_is_seen(change):
     params, optimizer, readings = watched(ReplacesItsGradient)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: change(params))
@@ -327,14 +323,14 @@ class CallsItsParent(torch.optim.SGD):
 
 
 @pytest.fixture
-def sgd_was_used_before() -> None:
+def sgd_was_used_before():
     # torch wraps a class's step on its first instance: from then on super().step() runs the hooks
     # of the instance a second time, inside the step of the subclass.
     torch.optim.SGD(parameters(), lr=0.1)
 
 
 @pytest.mark.usefixtures("sgd_was_used_before")
-def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> None:
+def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once():
     params, optimizer, readings = watched(CallsItsParent, before=lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
@@ -345,7 +341,7 @@ def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> Non
 
 
 @pytest.mark.usefixtures("sgd_was_used_before")
-def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> None:
+def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced():
     params, optimizer, readings = watched(CallsItsParent)
     set_gradients(params, gradients(0))
     optimizer.step(lambda: backward(params, gradients(1)))
@@ -353,7 +349,7 @@ def test_a_gradient_replaced_before_the_parents_step_counts_as_replaced() -> Non
     np.testing.assert_array_equal(readings[0].values, flat(gradients(1)))
 
 
-def test_nan_equals_itself_and_is_read_as_nan() -> None:
+def test_nan_equals_itself_and_is_read_as_nan():
     params, optimizer, readings = watched()
     grads = gradients(0)
     grads[0][1, 1], grads[1][2] = torch.nan, torch.inf
@@ -364,7 +360,7 @@ def test_nan_equals_itself_and_is_read_as_nan() -> None:
     assert np.isnan(readings[0].values).sum() == 1
 
 
-def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> None:
+def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal():
     params, optimizer, readings = watched(before=lambda: of_canary(1.0))
     set_gradients(params, gradients(0))
     params[0].grad = None
@@ -376,14 +372,14 @@ def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> Non
     assert torch.equal(params[0], before)
 
 
-def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
+def test_a_gradient_that_appears_inside_the_step_counts_as_replaced():
     params, optimizer, readings = watched(ReplacesItsGradient)
     optimizer.step(lambda: backward(params, gradients(1)))
     assert readings[0].replaced
 
 
 @pytest.mark.parametrize("kind", [GradientTap, UpdateTap])
-def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> None:
+def test_the_gradients_of_a_step_are_not_kept_alive(kind):
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=0.1)
     tap = Tapped(optimizer, params, every_coordinate(), kind=kind)
@@ -396,7 +392,7 @@ def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> 
     tap.remove()
 
 
-def test_remove_takes_the_hooks_off() -> None:
+def test_remove_takes_the_hooks_off():
     params = parameters()
     optimizer, asked = torch.optim.SGD(params, lr=0.1), []
 
@@ -414,7 +410,7 @@ def test_remove_takes_the_hooks_off() -> None:
     assert torch.equal(params[0].grad, gradients(1)[0])
 
 
-def test_inside_step_is_true_between_reading_and_the_end_of_the_update_only() -> None:
+def test_inside_step_is_true_between_reading_and_the_end_of_the_update_only():
     params = parameters()
     optimizer = ReplacesItsGradient(params)
     tap = tapped(optimizer, params)[0].tap
@@ -434,7 +430,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("also_parameters", [False, True])
-def test_gradients_of_any_memory_layout_are_read_and_cleaned(also_parameters: bool) -> None:
+def test_gradients_of_any_memory_layout_are_read_and_cleaned(also_parameters):
     params = parameters()
     if also_parameters:
         params = [nn.Parameter(strided(p.detach())) for p in params]
@@ -453,7 +449,7 @@ def test_gradients_of_any_memory_layout_are_read_and_cleaned(also_parameters: bo
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_gradients_of_other_precisions_are_read_and_cleaned(dtype: torch.dtype) -> None:
+def test_gradients_of_other_precisions_are_read_and_cleaned(dtype):
     params = [nn.Parameter(p.detach().to(dtype)) for p in parameters()]
     optimizer = torch.optim.SGD(params, lr=0.1)
     _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
@@ -465,7 +461,7 @@ def test_gradients_of_other_precisions_are_read_and_cleaned(dtype: torch.dtype) 
     np.testing.assert_array_equal(readings[0].values, flat(gradients(0)))
 
 
-def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
+def test_a_parameter_of_no_dimension_is_read_and_cleaned():
     params = [nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD(params, lr=1.0)
     where = {0: np.array([0]), 1: np.array([0, 1])}
@@ -517,7 +513,7 @@ def noise_reading(optimizer: Any, **wanted: bool) -> NoiseReading:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) -> None:
+def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode):
     optimizer = stepped(mode=mode)
     found = noise_reading(optimizer)
     assert found.sums is not None
@@ -528,7 +524,7 @@ def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode: str) ->
     assert found.sum_norm <= 8 * 0.7
 
 
-def test_the_entries_are_those_of_the_coordinates() -> None:
+def test_the_entries_are_those_of_the_coordinates():
     optimizer = stepped(1.0)
     found = noise_reading(optimizer)
     grads = [p.grad.flatten().double().numpy() for p in optimizer.params]
@@ -536,7 +532,7 @@ def test_the_entries_are_those_of_the_coordinates() -> None:
     np.testing.assert_array_equal(found.released, expected)
 
 
-def test_what_is_left_is_the_noise() -> None:
+def test_what_is_left_is_the_noise():
     generator = torch.Generator().manual_seed(7)
     noisy, plain = (
         noise_reading(stepped(2.0, noise_generator=generator)),
@@ -553,7 +549,7 @@ def test_what_is_left_is_the_noise() -> None:
 
 
 @pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
-def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
+def test_tensors_that_are_not_contiguous_are_read_as_well(strided):
     optimizer = stepped(1.0)
     expected = noise_reading(optimizer)
     for p in (optimizer.params[j] for j in strided):
@@ -566,14 +562,14 @@ def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ..
     np.testing.assert_array_equal(found.sums, expected.sums)
 
 
-def test_tensors_of_several_precisions_are_read_as_well() -> None:
+def test_tensors_of_several_precisions_are_read_as_well():
     optimizer = stepped(1.0)
     expected = noise_reading(optimizer)
     optimizer.params[0].summed_grad = optimizer.params[0].summed_grad.double()
     assert noise_reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
 
 
-def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
+def test_a_sum_that_became_the_gradient_in_place_is_no_sum():
     optimizer = stepped(1.0)
     for p in optimizer.params:
         p.grad = p.summed_grad.view_as(p)
@@ -582,13 +578,13 @@ def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
     assert found.sum_norm is None
 
 
-def test_what_is_not_wanted_is_not_read() -> None:
+def test_what_is_not_wanted_is_not_read():
     optimizer = stepped(1.0)
     assert noise_reading(optimizer, norm=False).sum_norm is None
     assert noise_reading(optimizer, sums=False).sums is None
 
 
-def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
+def test_gradients_that_are_missing_or_coarse_give_no_reading():
     optimizer = stepped(1.0)
     optimizer.params[1].grad = None
     assert (
@@ -605,7 +601,7 @@ def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_tensors_are_read_with_sums(small, monkeypatch):
     if not small:
         monkeypatch.setattr(gradient_tap, "_SMALL", 0)
         monkeypatch.setattr(gradient_tap, "_AT_ONCE", 5)
@@ -623,7 +619,7 @@ def test_whole_tensors_are_read_with_sums(small: bool, monkeypatch: pytest.Monke
     assert read_tensors(params, grads_of(params), divisor, block=False).block is None
 
 
-def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_holds_both_ends_of_each_tensor(monkeypatch):
     monkeypatch.setattr(gradient_tap, "BLOCK", 8)
     params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
     for p in params:
@@ -633,7 +629,7 @@ def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch)
     assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
 
 
-def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
+def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read():
     param = nn.Parameter(torch.zeros(4))
     param.grad = torch.ones(4)
     assert read_tensors([param], [param.grad], 1.0, block=True) is None
@@ -655,7 +651,7 @@ DIRECTIONS = [
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
+def test_a_view_shares_the_memory_of_plain_tensors_alone():
     tensor = torch.zeros(2, 3)
     view = numpy_view(tensor)
     view[4] = 7.0
@@ -666,7 +662,7 @@ def test_a_view_shares_the_memory_of_plain_tensors_alone() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
-def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) -> None:
+def test_directions_are_added_entry_by_entry(dtype, strided):
     tensors = [torch.ones(shape, dtype=dtype) for shape in VIEWED]
     if strided:
         tensors[0] = torch.ones(3, 2, dtype=dtype).t()
@@ -678,7 +674,7 @@ def test_directions_are_added_entry_by_entry(dtype: torch.dtype, strided: bool) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype) -> None:
+def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype):
     buffers = [torch.zeros((3, *shape), dtype=dtype) for shape in VIEWED]
     for buffer in buffers:
         buffer[0] = 1.0
@@ -691,7 +687,7 @@ def test_rows_behind_the_batch_are_the_directions_at_the_norm(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_entries_come_in_the_order_of_the_coordinates_from_any_memory(dtype: torch.dtype) -> None:
+def test_entries_come_in_the_order_of_the_coordinates_from_any_memory(dtype):
     tensors = [torch.arange(6.0).reshape(2, 3).to(dtype), torch.arange(6.0).reshape(2, 3).t()]
     read = entries_at([tensors[1], tensors[0]], {1: np.array([1, 4]), 0: np.array([5])})
     assert (read.dtype, read.tolist()) == (np.float64, [3.0, 2.0, 5.0])
@@ -711,7 +707,7 @@ def read(weights: list[nn.Parameter]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: bool) -> None:
+def test_moves_are_those_of_the_update_and_those_between_updates(contiguous):
     weights = params()
     if not contiguous:
         weights[0] = nn.Parameter(torch.randn(10, 8).t())
@@ -730,7 +726,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous: boo
     assert (outside[:40], outside[40:]) == (pytest.approx(0.0), pytest.approx(-0.5))
 
 
-def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between() -> None:
+def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between():
     watch, seen = WeightWatch(params(), INDEX), []
     for _ in range(140):
         watch.start()
@@ -755,7 +751,7 @@ def step(net: torch.nn.Linear, mark: WeightFingerprint) -> None:
     mark.end()
 
 
-def test_updates_are_no_changes() -> None:
+def test_updates_are_no_changes():
     net, mark = made()
     for _ in range(5):
         step(net, mark)
@@ -763,7 +759,7 @@ def test_updates_are_no_changes() -> None:
 
 
 @pytest.mark.parametrize("change", ["data", "in place", "another tensor"])
-def test_a_change_is_seen_within_an_epoch_and_between_two(change: str) -> None:
+def test_a_change_is_seen_within_an_epoch_and_between_two(change):
     net, mark = made()
     step(net, mark)
     for epoch in (False, True):
@@ -781,7 +777,7 @@ def test_a_change_is_seen_within_an_epoch_and_between_two(change: str) -> None:
     assert (mark.within, mark.between) == (1, 1)
 
 
-def test_weights_that_are_put_back_have_not_changed() -> None:
+def test_weights_that_are_put_back_have_not_changed():
     net, mark = made()
     step(net, mark)
     kept = net.weight.detach().clone()
@@ -791,7 +787,7 @@ def test_weights_that_are_put_back_have_not_changed() -> None:
     assert mark.within == 0
 
 
-def test_what_numpy_cannot_see_is_seen_by_the_number_of_changes() -> None:
+def test_what_numpy_cannot_see_is_seen_by_the_number_of_changes():
     net, mark = made(torch.bfloat16)
     step(net, mark)
     step(net, mark)

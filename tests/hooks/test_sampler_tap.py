@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Iterator
@@ -50,7 +48,7 @@ class Plain:
 
 
 @pytest.fixture
-def plain() -> Iterator[Plain]:
+def plain():
     torch.manual_seed(0)
     made = Plain()
     made.use.attach([made.net], [made.optimizer])
@@ -58,7 +56,7 @@ def plain() -> Iterator[Plain]:
     made.use.detach()
 
 
-def test_each_step_on_the_batch_that_was_given_is_recognised(plain: Plain) -> None:
+def test_each_step_on_the_batch_that_was_given_is_recognised(plain):
     for _ in range(5):
         x = torch.randn(20, 5)
         plain.give([x, torch.zeros(20)])
@@ -66,7 +64,7 @@ def test_each_step_on_the_batch_that_was_given_is_recognised(plain: Plain) -> No
     assert plain.counts() == (5, 0, None)
 
 
-def test_a_batch_of_before_is_stale_until_it_is_given_again(plain: Plain) -> None:
+def test_a_batch_of_before_is_stale_until_it_is_given_again(plain):
     x, other = torch.randn(2, 20, 5)
     plain.step_on(x)
     plain.give(other)
@@ -76,14 +74,14 @@ def test_a_batch_of_before_is_stale_until_it_is_given_again(plain: Plain) -> Non
     assert plain.counts() == (3, 1, 2)
 
 
-def test_a_batch_that_comes_again_in_its_order_is_counted(plain: Plain) -> None:
+def test_a_batch_that_comes_again_in_its_order_is_counted(plain):
     x, other = torch.randn(2, 20, 5)
     for batch in (x, other, x, x.flip(0)[-20:], torch.cat([x, other]), other):
         plain.give(batch)
     assert plain.use.regiven == 2
 
 
-def test_batches_of_few_kinds_of_rows_do_not_come_again(plain: Plain) -> None:
+def test_batches_of_few_kinds_of_rows_do_not_come_again(plain):
     # Nine kinds: two batches have the same ones, and another order.
     kinds = torch.eye(9)
     for _ in range(200):
@@ -91,7 +89,7 @@ def test_batches_of_few_kinds_of_rows_do_not_come_again(plain: Plain) -> None:
     assert plain.use.regiven == 0
 
 
-def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
+def test_a_part_of_a_step_may_be_of_before(plain):
     x, other = torch.randn(2, 20, 5)
     plain.step_on(x)
     plain.give(other)
@@ -99,7 +97,7 @@ def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
     assert plain.counts() == (2, 1, 2)
 
 
-def test_parts_that_are_added_up_are_one_step(plain: Plain) -> None:
+def test_parts_that_are_added_up_are_one_step(plain):
     for part in torch.randn(3, 20, 5):
         plain.give(part)
         plain.net(part).sum().backward()
@@ -107,14 +105,14 @@ def test_parts_that_are_added_up_are_one_step(plain: Plain) -> None:
     assert plain.counts() == (1, 0, None)
 
 
-def test_rows_that_are_joined_leave_a_batch_what_it_is(plain: Plain) -> None:
+def test_rows_that_are_joined_leave_a_batch_what_it_is(plain):
     x = torch.randn(20, 5)
     plain.give(x)
     plain.take(torch.cat([x, torch.randn(1, 5)]))
     assert plain.counts() == (1, 0, None)
 
 
-def test_what_makes_no_gradient_is_no_use(plain: Plain) -> None:
+def test_what_makes_no_gradient_is_no_use(plain):
     x, other = torch.randn(2, 20, 5)
     plain.step_on(x)
     plain.give(other)
@@ -125,7 +123,7 @@ def test_what_makes_no_gradient_is_no_use(plain: Plain) -> None:
     assert plain.counts() == (2, 0, None)
 
 
-def test_what_was_changed_on_its_way_says_nothing(plain: Plain) -> None:
+def test_what_was_changed_on_its_way_says_nothing(plain):
     x = torch.randn(20, 5)
     for _ in range(3):
         plain.give(x)
@@ -133,14 +131,14 @@ def test_what_was_changed_on_its_way_says_nothing(plain: Plain) -> None:
     assert plain.counts() == (0, 0, None)
 
 
-def test_replays_do_not_count(plain: Plain) -> None:
+def test_replays_do_not_count(plain):
     plain.use.attach([plain.net], [plain.optimizer], lambda: False)
     x = torch.randn(20, 5)
     plain.step_on(x)
     assert plain.counts() == (0, 0, None)
 
 
-def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain: Plain) -> None:
+def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain):
     plain.step_on(torch.randn(20, 5))
     assert not plain.net._forward_hooks
     copy.deepcopy(plain.net)
@@ -163,11 +161,11 @@ def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain: Plain) -
         None,
     ],
 )
-def test_what_tells_no_batch_from_another_has_no_digest(leaf: Any) -> None:
+def test_what_tells_no_batch_from_another_has_no_digest(leaf):
     assert content_of(leaf) is None
 
 
-def test_the_digest_is_that_of_the_values_whatever_their_layout() -> None:
+def test_the_digest_is_that_of_the_values_whatever_their_layout():
     x = torch.randn(20, 6)
     assert content_of(x) == content_of(x.t().contiguous().t()) == content_of(x.double())
     assert content_of(x) != content_of(x + 1e-6)
@@ -211,7 +209,7 @@ def loader_with(workers: int = 0) -> DataLoader:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers: int) -> None:
+def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers):
     plain, loader = drawn(loader_with(workers), 2), loader_with(workers)
     watched = Watched(loader)
     assert drawn(loader, 2) == plain
@@ -219,7 +217,7 @@ def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers: in
     assert watched.starts == 2
 
 
-def test_the_global_generator_is_left_where_it_would_be() -> None:
+def test_the_global_generator_is_left_where_it_would_be():
     drawn(loader_with())
     after, loader = torch.get_rng_state(), loader_with()
     Watched(loader)
@@ -227,7 +225,7 @@ def test_the_global_generator_is_left_where_it_would_be() -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None:
+def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would():
     class Eager(OwnPoisson):
         def __iter__(self) -> Iterator[list[int]]:
             return iter(torch.randperm(40).reshape(8, 5).tolist())
@@ -242,7 +240,7 @@ def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would() -> None
     assert order(loader) == order(plain)
 
 
-def test_the_sampler_shows_its_type_its_length_and_its_attributes() -> None:
+def test_the_sampler_shows_its_type_its_length_and_its_attributes():
     loader = loader_with()
     own, watched = loader.batch_sampler, Watched(loader)
     sampler: Any = loader.batch_sampler
@@ -257,7 +255,7 @@ def test_the_sampler_shows_its_type_its_length_and_its_attributes() -> None:
     assert unwatched(own) is own
 
 
-def test_logical_batches_are_watched_where_opacus_splits_them() -> None:
+def test_logical_batches_are_watched_where_opacus_splits_them():
     optimizer = DPOptimizer(
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1),
         noise_multiplier=1.0,
@@ -275,14 +273,14 @@ def test_logical_batches_are_watched_where_opacus_splits_them() -> None:
     assert type(loader.batch_sampler.sampler) is OwnPoisson
 
 
-def test_a_list_of_batches_is_watched_too() -> None:
+def test_a_list_of_batches_is_watched_too():
     loader = DataLoader(DATA, batch_sampler=[[0, 1], [2]])
     watched = Watched(loader)
     assert drawn(loader) == [[0.0, 1.0], [2.0]]
     assert watched.batches == [[0, 1], [2]]
 
 
-def test_what_has_no_batch_sampler_or_no_length_cannot_be_watched() -> None:
+def test_what_has_no_batch_sampler_or_no_length_cannot_be_watched():
     class Endless(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[int]:
             return iter([1])

@@ -1,7 +1,5 @@
 """Whoever installs hooks is told where a step is, and of nothing once they are off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +33,7 @@ class More(Counts):
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(Counts, 6), (More, 7)])
-def test_both_ends_of_a_method_are_told_and_its_result_stays(kind: type, expected: int) -> None:
+def test_both_ends_of_a_method_are_told_and_its_result_stays(kind, expected):
     counts = kind()
     said = counts.said
     hook = MethodHook(counts, "add", lambda: said.append("a"), lambda: said.append("b"))
@@ -47,7 +45,7 @@ def test_both_ends_of_a_method_are_told_and_its_result_stays(kind: type, expecte
     assert "add" not in vars(counts)
 
 
-def test_the_end_is_not_told_of_a_method_that_fails() -> None:
+def test_the_end_is_not_told_of_a_method_that_fails():
     said: list[str] = []
     hook = MethodHook(Counts(), "add", after=lambda: said.append("b"))
     with pytest.raises(TypeError):
@@ -55,7 +53,7 @@ def test_the_end_is_not_told_of_a_method_that_fails() -> None:
     assert not said
 
 
-def test_a_hook_under_another_one_falls_silent_and_leaves_it_there() -> None:
+def test_a_hook_under_another_one_falls_silent_and_leaves_it_there():
     counts = Counts()
     low = MethodHook(counts, "add", lambda: counts.said.append("low"))
     high = MethodHook(counts, "add", lambda: counts.said.append("high"))
@@ -77,7 +75,7 @@ def optimizer(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return kind([param], lr=0.1)
 
 
-def test_steps_are_counted_until_others_are_watched() -> None:
+def test_steps_are_counted_until_others_are_watched():
     counts, one, other = PlainSteps(), optimizer(torch.optim.SGD), optimizer(torch.optim.Adam)
     counts.watch([(one, "", None), (other, "Adam (why)", None)])
     for each in (one, other, other):
@@ -92,7 +90,7 @@ def test_steps_are_counted_until_others_are_watched() -> None:
     assert counts.count == 2
 
 
-def test_the_first_step_that_is_not_exempt_is_refused() -> None:
+def test_the_first_step_that_is_not_exempt_is_refused():
     counts, one, exempt = PlainSteps(), optimizer(torch.optim.SGD), optimizer(torch.optim.Adam)
 
     def refuse(kind: str) -> None:
@@ -109,7 +107,7 @@ def test_the_first_step_that_is_not_exempt_is_refused() -> None:
     assert (counts.count, counts.exempt) == (0, {"Adam (why)": 1})
 
 
-def test_a_checkpoint_holds_the_counts() -> None:
+def test_a_checkpoint_holds_the_counts():
     counts, one = PlainSteps(), optimizer(torch.optim.SGD)
     counts.watch([(one, "", None)])
     one.step()
@@ -139,7 +137,7 @@ SIZES = (14, 15, 16, 17, 14, 19, 16, 12)
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_an_exempt_optimizer_that_goes_by_the_number_of_records_is_told(each: int) -> None:
+def test_an_exempt_optimizer_that_goes_by_the_number_of_records_is_told(each):
     gan = Gan()
     for records in SIZES[:-1]:
         gan.step(records, each * records)
@@ -150,7 +148,7 @@ def test_an_exempt_optimizer_that_goes_by_the_number_of_records_is_told(each: in
     assert gan.counts.follow_records == ()
 
 
-def test_a_fixed_number_of_rows_follows_no_records_whatever_is_detached() -> None:
+def test_a_fixed_number_of_rows_follows_no_records_whatever_is_detached():
     gan = Gan()
     for records in SIZES:
         gan.step(records, 16, detached=records)
@@ -162,7 +160,7 @@ def test_a_fixed_number_of_rows_follows_no_records_whatever_is_detached() -> Non
     assert gan.counts.follow_records == constant.counts.follow_records == ()
 
 
-def test_no_checkpoint_holds_how_many_records_there_were() -> None:
+def test_no_checkpoint_holds_how_many_records_there_were():
     gan = Gan()
     for records in SIZES:
         gan.step(records, records)
@@ -210,20 +208,20 @@ def told_of(
 
 
 @pytest.mark.parametrize("kind", [StepHooks, ClosureHooks])
-def test_a_step_and_its_parents_step_are_told_by_their_depth(kind: type[StepHooks]) -> None:
+def test_a_step_and_its_parents_step_are_told_by_their_depth(kind):
     assert told_of(kind, torch.optim.SGD, closure=False) == ["arrives 1", "leaves 1", "off"]
     nested = ["arrives 1", "arrives 2", "leaves 2", "leaves 1", "off"]
     assert told_of(kind, Own, closure=False) == nested
 
 
-def test_gradients_arrive_when_the_closure_that_makes_them_is_done() -> None:
+def test_gradients_arrive_when_the_closure_that_makes_them_is_done():
     told = told_of(ClosureHooks, torch.optim.SGD, closure=True)
     assert told == ["closure", "arrives 1", "leaves 1", "off", "closure"]
     told = told_of(StepHooks, torch.optim.SGD, closure=True)
     assert told == ["arrives 1", "closure", "leaves 1", "off", "closure"]
 
 
-def test_steps_are_those_of_a_class_and_its_parents() -> None:
+def test_steps_are_those_of_a_class_and_its_parents():
     own, parents, *_ = steps_of(Own)
     assert (own, is_torchs(own)) == (vars(Own)["step"], False)
     assert is_torchs(parents)

@@ -1,7 +1,5 @@
 """Where the gradient of a plain optimizer's update is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,7 @@ def moved(change, steps: int = 20) -> bool:
     return seen.like_noise
 
 
-def test_noise_on_the_weights_is_seen() -> None:
+def test_noise_on_the_weights_is_seen():
     def noise(weights, rng, step):
         for w in weights:
             w -= 0.01 * torch.randn(w.shape, generator=rng)
@@ -53,11 +51,11 @@ def test_noise_on_the_weights_is_seen() -> None:
     ],
     ids=["nothing", "decay", "same", "sometimes"],
 )
-def test_what_else_moves_weights_is_not_taken_for_noise(change) -> None:
+def test_what_else_moves_weights_is_not_taken_for_noise(change):
     assert not moved(change)
 
 
-def test_few_steps_tell_nothing_and_one_that_is_not_finite_is_not_counted() -> None:
+def test_few_steps_tell_nothing_and_one_that_is_not_finite_is_not_counted():
     seen = MovesOutside()
     shaken = Moves(np.ones(4), np.array([1.0, 0.0, 0.0, 0.0]), np.array([0.0, 3.0, -3.0, 3.0]))
     for _ in range(2):
@@ -113,9 +111,7 @@ def _closure(param: nn.Parameter) -> Any:
     [(torch.optim.SGD, [1.0, 3.0], False), (Doubling, [2.0, 6.0], False), (Own, [1.0, 3.0], True)],
 )
 @pytest.mark.parametrize("by_closure", [True, False])
-def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
-    kind: type[torch.optim.Optimizer], read: list[float], opaque: bool, by_closure: bool
-) -> None:
+def test_gradient_is_read_behind_the_closure_in_the_innermost_step(kind, read, opaque, by_closure):
     optimizer, param, tapped, readings = _tapped(kind)
     tap: Any = tapped.tap
     assert tap.trial is (kind is not torch.optim.SGD)
@@ -136,7 +132,7 @@ def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) -> None:
+def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name):
     class Base(torch.optim.Optimizer):
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
@@ -174,13 +170,13 @@ def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) 
     assert not getattr(own, "hooked", False)
 
 
-def test_closure_given_by_name_is_observed_and_its_loss_returned() -> None:
+def test_closure_given_by_name_is_observed_and_its_loss_returned():
     optimizer, param, _, readings = _tapped(torch.optim.SGD)
     assert optimizer.step(closure=_closure(param)) == 0.0
     assert readings[0].values.tolist() == [1.0, 3.0]
 
 
-def test_what_is_taken_out_is_not_in_the_update() -> None:
+def test_what_is_taken_out_is_not_in_the_update():
     param = nn.Parameter(torch.zeros(3))
     optimizer = Doubling([param], lr=1.0)
     taken: list[np.ndarray | None] = [None]

@@ -1,7 +1,5 @@
 """Findings point to the user's own classes and methods, and to no library's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +44,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
 
 
-def test_a_method_has_its_lines_and_its_source_without_indentation() -> None:
+def test_a_method_has_its_lines_and_its_source_without_indentation():
     (place,) = of_methods(made(Overrides), "add_noise", "clip_and_accumulate")
     first = line_of("def add_noise")
     assert (place.file, place.line, place.end_line) == (HERE, first, first + 1)
@@ -54,7 +52,7 @@ def test_a_method_has_its_lines_and_its_source_without_indentation() -> None:
     assert place.source == "def add_noise(self) -> None:\n    super().add_noise()"
 
 
-def test_a_finding_names_its_methods_else_any_of_the_step_else_the_class() -> None:
+def test_a_finding_names_its_methods_else_any_of_the_step_else_the_class():
     def names(kind: type[DPOptimizer], *methods: str) -> list[str]:
         return [place.name for place in of_optimizer(made(kind), *methods)]
 
@@ -63,7 +61,7 @@ def test_a_finding_names_its_methods_else_any_of_the_step_else_the_class() -> No
     assert (names(Plain, "add_noise"), names(DPOptimizer, "add_noise")) == (["Plain"], [])
 
 
-def test_long_code_and_long_lines_are_cut(tmp_path: Path, monkeypatch: Any) -> None:
+def test_long_code_and_long_lines_are_cut(tmp_path, monkeypatch):
     file = tmp_path / "users_own.py"
     body = "".join(f"    x{n} = '{'a' * 300}'\n" for n in range(30))
     file.write_text(f"class Long:\n{body}")
@@ -139,7 +137,7 @@ def places(finding: str, module: Any, **kwargs: Any) -> str:
     return OwnCode(trainer(**kwargs), module).places(finding)
 
 
-def test_each_finding_is_of_the_code_that_may_cause_it() -> None:
+def test_each_finding_is_of_the_code_that_may_cause_it():
     own, step = line_of("class OwnOptimizer"), line_of("def training_step")
     hook = line_of("def configure_gradient_clipping")
     expected = {
@@ -158,14 +156,14 @@ def test_each_finding_is_of_the_code_that_may_cause_it() -> None:
         assert found == told, finding
 
 
-def test_a_step_by_hand_is_where_its_noise_is() -> None:
+def test_a_step_by_hand_is_where_its_noise_is():
     module = Lit()
     assert "training_step" not in places("noise", module)
     module.automatic_optimization = False
     assert "Lit.training_step at" in places("noise", module)
 
 
-def test_the_users_own_callback_may_change_gradients_and_lightnings_may_not() -> None:
+def test_the_users_own_callback_may_change_gradients_and_lightnings_may_not():
     class Own(pl.Callback):
         def on_after_backward(self, *args: Any) -> None:
             """Of the user."""
@@ -178,11 +176,11 @@ def test_the_users_own_callback_may_change_gradients_and_lightnings_may_not() ->
 
 
 @pytest.mark.parametrize("finding", REGISTRY)
-def test_code_of_libraries_is_no_place(finding: str) -> None:
+def test_code_of_libraries_is_no_place(finding):
     assert places(finding, pl.LightningModule(), optimizer=DPOptimizer) == ""
 
 
-def test_what_was_typed_in_has_no_place_and_raises_nothing(tmp_path: Path) -> None:
+def test_what_was_typed_in_has_no_place_and_raises_nothing(tmp_path):
     typed: dict[str, Any] = {"__name__": "__main__", "Lit": Lit}
     source = "class Typed(Lit):\n    def training_step(self, batch, batch_idx): pass\n"
     for file in ("<stdin>", str(tmp_path / "ipykernel_7" / "123.py")):
@@ -191,7 +189,7 @@ def test_what_was_typed_in_has_no_place_and_raises_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("status", ["violated", "undecided", "ok", "not_run"])
-def test_only_what_is_found_has_a_place_and_only_advice_alone_repeats_it(status: Any) -> None:
+def test_only_what_is_found_has_a_place_and_only_advice_alone_repeats_it(status):
     check = CheckResult("finite", "mechanism", status, "it is not", "look")
     (found,) = OwnCode(trainer(), Lit()).located([check])
     place = f"Lit.training_step at {AT}{line_of('def training_step')}"

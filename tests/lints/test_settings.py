@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,7 +44,7 @@ def private(reduction: str = "mean", noise_multiplier: float = 1.0) -> DPOptimiz
     )
 
 
-def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:
+def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write():
     (remark,) = settings.accumulation_remarks(private("mean"), 3)
     assert remark.startswith("accumulate_grad_batches=3 divides gradients twice")
     assert "Return 3 times the loss" in remark
@@ -55,21 +53,21 @@ def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() ->
 @pytest.mark.parametrize(
     ("optimizer", "batches"), [(private("mean"), 1), (private("sum"), 3), (plain(), 3)]
 )
-def test_one_division_is_not_remarked_upon(optimizer: Any, batches: int) -> None:
+def test_one_division_is_not_remarked_upon(optimizer, batches):
     assert settings.accumulation_remarks(optimizer, batches) == []
 
 
 DATA = TensorDataset(torch.zeros(40, 2))
 
 
-def test_loader_of_a_batch_memory_manager_splits_batches() -> None:
+def test_loader_of_a_batch_memory_manager_splits_batches():
     loader = DPDataLoader(DATA, sample_rate=0.2)
     split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private())
     assert settings.splits_batches([loader, split])
     assert not settings.splits_batches([loader])
 
 
-def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
+def test_signals_of_batches_that_workers_load_ahead_are_no_rest():
     assert settings.signals_ahead(DataLoader(DATA)) == 2
     assert settings.signals_ahead([DataLoader(DATA, num_workers=2, prefetch_factor=3)]) == 8
     optimizer = private()
@@ -79,7 +77,7 @@ def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
     assert settings.carries_over(optimizer, 8)
 
 
-def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest() -> None:
+def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest():
     optimizer = private()
     assert not settings.carries_over(optimizer, 2)
     optimizer.params[0].summed_grad = torch.zeros(1)
@@ -105,7 +103,7 @@ def made_by(engine: PrivacyEngine) -> tuple[nn.Module, DPOptimizer, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said() -> None:
+def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said():
     _, optimizer, _ = made_by(PrivacyEngine())
     assert settings.ghost_remarks(optimizer, 1, None) == []
     dropped, shortened = settings.ghost_remarks(optimizer, 3, 0.5)
@@ -114,7 +112,7 @@ def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said() -
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_a_division_takes_adaptive_clipping_off_the_loss_and_is_said() -> None:
+def test_a_division_takes_adaptive_clipping_off_the_loss_and_is_said():
     module, _, loss = made_by(PrivacyEngineAdaptiveClipping())
     assert settings.adaptive_remark(module, loss) == ""
     assert "self.automatic_optimization = False" in settings.adaptive_remark(module, loss / 1)
@@ -122,7 +120,7 @@ def test_a_division_takes_adaptive_clipping_off_the_loss_and_is_said() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_plain_ghost_clipping_has_nothing_to_lose_by_a_division() -> None:
+def test_plain_ghost_clipping_has_nothing_to_lose_by_a_division():
     module, _, loss = made_by(PrivacyEngine())
     assert settings.adaptive_remark(module, loss / 1) == ""
 
@@ -144,7 +142,7 @@ EMPTY, FULL = torch.zeros(0, 3), torch.zeros(2, 3)
         ("a batch of its own kind", False),
     ],
 )
-def test_a_batch_is_empty_if_its_tensors_hold_no_sample(batch: Any, expected: bool) -> None:
+def test_a_batch_is_empty_if_its_tensors_hold_no_sample(batch, expected):
     assert settings.is_empty(batch) == expected
 
 
@@ -158,13 +156,13 @@ def seen(*epochs: str) -> settings.LeftOutBatches:
     return found
 
 
-def test_an_empty_batch_without_a_step_is_left_out() -> None:
+def test_an_empty_batch_without_a_step_is_left_out():
     assert not seen("sS").empty
     assert seen("sS,").empty
     assert not seen("sS,").irregular
 
 
-def test_a_training_that_adds_up_batches_is_not_taken_for_one_that_leaves_some_out() -> None:
+def test_a_training_that_adds_up_batches_is_not_taken_for_one_that_leaves_some_out():
     assert not seen(".,s,").empty
 
 
@@ -181,7 +179,7 @@ def test_a_training_that_adds_up_batches_is_not_taken_for_one_that_leaves_some_o
         ("ss,ss", "..s,.s..s"),  # an empty batch is no batch that a loss is of
     ],
 )
-def test_steps_at_a_fixed_distance_leave_none_out(epochs: tuple[str, ...]) -> None:
+def test_steps_at_a_fixed_distance_leave_none_out(epochs):
     assert not seen(*epochs).irregular
 
 
@@ -189,7 +187,7 @@ def test_steps_at_a_fixed_distance_leave_none_out(epochs: tuple[str, ...]) -> No
     "epochs",
     [("sss.s",), ("ssss.",), ("sssss", "..sss"), (".s.s..s.s",), ("..s..s.s..s",), ("..s..s...",)],
 )
-def test_batches_left_out_at_no_fixed_distance_are_seen(epochs: tuple[str, ...]) -> None:
+def test_batches_left_out_at_no_fixed_distance_are_seen(epochs):
     assert seen(*epochs).irregular
 
 
@@ -251,20 +249,20 @@ def drawing(kind: type[UniformWithReplacementSampler], rate: float) -> DataLoade
         *((nothing, "unknown", None, ".*") for nothing in ([], {}, None)),
     ],
 )
-def test_how_a_loader_draws_is_told(loader: Any, kind: str, rate: Any, description: str) -> None:
+def test_how_a_loader_draws_is_told(loader, kind, rate, description):
     facts = settings.loader_facts(loader)
     assert (facts.kind, facts.sample_rate) == (kind, rate and pytest.approx(rate))
     assert re.fullmatch(description, facts.description)
 
 
-def test_a_stream_is_never_taken_for_poisson() -> None:
+def test_a_stream_is_never_taken_for_poisson():
     facts = settings.loader_facts(DataLoader(Stream(), batch_size=2))
     assert facts.kind != "poisson"
     assert facts.sample_rate is None
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, lambda x: dict(enumerate(x)), lambda x: {"a": x}])
-def test_of_several_loaders_the_first_doubtful_one_is_told(wrap: Any) -> None:
+def test_of_several_loaders_the_first_doubtful_one_is_told(wrap):
     fixed, unknown = DataLoader(DATA, batch_size=8), DataLoader(DATA, batch_sampler=EveryOther())
     assert settings.loader_facts(wrap([poisson(), fixed, unknown])).kind == "not_poisson"
     assert settings.loader_facts(wrap([poisson(), unknown, fixed])).kind == "unknown"
@@ -275,7 +273,7 @@ def split(loader: DataLoader) -> DataLoader:
     return wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private())
 
 
-def test_physical_batches_are_drawn_as_the_logical_ones() -> None:
+def test_physical_batches_are_drawn_as_the_logical_ones():
     assert settings.loader_facts(split(poisson(0.2))).kind == "poisson"
     assert settings.loader_facts(split(poisson(0.2))).sample_rate == 0.2
     assert settings.loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
@@ -283,12 +281,12 @@ def test_physical_batches_are_drawn_as_the_logical_ones() -> None:
     assert settings.loader_facts(own).description == "DataLoader with EveryOther"
 
 
-def test_number_of_records_is_that_of_the_data_set() -> None:
+def test_number_of_records_is_that_of_the_data_set():
     assert settings.loader_facts(poisson(0.2)).records == 40
     assert settings.loader_facts(DataLoader(Stream(), batch_size=2)).records is None
 
 
-def test_a_loader_over_a_subset_draws_from_a_part() -> None:
+def test_a_loader_over_a_subset_draws_from_a_part():
     part = DPDataLoader(Subset(DATA, range(20)), sample_rate=0.2)
     assert settings.draws_from([poisson()], part=False)
     assert not settings.draws_from([poisson()], part=True)
@@ -304,7 +302,7 @@ ONES = torch.ones(4, 3)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_torchs_losses_tell(reduction: str) -> None:
+def test_torchs_losses_tell(reduction):
     losses = [
         functional.cross_entropy(X, Y, reduction=reduction),
         functional.mse_loss(X, ONES, reduction=reduction),
@@ -317,7 +315,7 @@ def test_torchs_losses_tell(reduction: str) -> None:
     assert [settings.reduction_of(loss) for loss in losses] == [reduction] * len(losses)
 
 
-def test_what_lightning_divides_by_is_left_aside() -> None:
+def test_what_lightning_divides_by_is_left_aside():
     total = functional.cross_entropy(X, Y, reduction="sum")
     assert settings.reduction_of(total / 1) == "sum"
     assert settings.reduction_of(total / 3, accumulated=3) == "sum"
@@ -326,14 +324,14 @@ def test_what_lightning_divides_by_is_left_aside() -> None:
     assert settings.reduction_of(total / 1 / 4) is None
 
 
-def test_a_loss_that_is_made_otherwise_tells_nothing() -> None:
+def test_a_loss_that_is_made_otherwise_tells_nothing():
     total = functional.cross_entropy(X, Y, reduction="sum")
     mean = functional.cross_entropy(X, Y)
     losses = [total / 4, 0.5 * mean, mean + total, mean.detach(), None, X.norm()]
     assert [settings.reduction_of(loss) for loss in losses] == [None] * len(losses)
 
 
-def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing() -> None:
+def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing():
     each = functional.cross_entropy(X, Y, reduction="none")
     mean = functional.mse_loss(X, ONES)
     weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
@@ -372,11 +370,11 @@ def numbers_of(seed: int, drawn: int) -> list[int]:
         (((1, 5), (2, 5)), False),
     ],
 )
-def test_the_same_noise_in_two_processes_is_seen(processes: Any, equal: bool) -> None:
+def test_the_same_noise_in_two_processes_is_seen(processes, equal):
     assert settings.equal_draws([numbers_of(seed, drawn) for seed, drawn in processes]) == equal
 
 
-def test_a_generator_that_shows_no_state_tells_nothing() -> None:
+def test_a_generator_that_shows_no_state_tells_nothing():
     draws = settings.NoiseDraws()
     draws.start(None)
     draws.end(0, None)
@@ -411,7 +409,7 @@ SCHEDULERS = [
 
 @pytest.mark.parametrize("each", [1, 7])
 @pytest.mark.parametrize("make", SCHEDULERS)
-def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: int) -> None:
+def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make, each):
     optimizer = scheduled()
     scheduler = make(optimizer)
     changes = run(optimizer, 60, lambda number: number % each == 0, scheduler)
@@ -420,13 +418,13 @@ def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make: Any, each: in
 
 
 @pytest.mark.parametrize("make", SCHEDULERS)
-def test_a_scheduler_stepped_where_something_else_decides_is_not(make: Any) -> None:
+def test_a_scheduler_stepped_where_something_else_decides_is_not(make):
     optimizer = scheduled()
     changes = run(optimizer, 60, {7, 14, 15, 28, 36, 40, 41, 44, 52}.__contains__, make(optimizer))
     assert not settings.follows_a_scheduler(changes, optimizer)
 
 
-def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed() -> None:
+def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed():
     optimizer, losses = scheduled(), iter(range(100))
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: 1.0 / (1.0 + next(losses)))
     assert not settings.follows_a_scheduler(
@@ -434,7 +432,7 @@ def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followe
     )
 
 
-def test_a_lambda_that_fails_is_not_followed() -> None:
+def test_a_lambda_that_fails_is_not_followed():
     optimizer = scheduled()
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda e: 1.0 / (1.0 + e))
     changes = run(optimizer, 20, lambda _: True, scheduler)
@@ -451,7 +449,7 @@ class ByTheLoss(ExponentialNoise):
 
 
 @pytest.mark.parametrize("kind", [None, ByTheLoss])
-def test_changes_without_a_known_scheduler_follow_none(kind: Any) -> None:
+def test_changes_without_a_known_scheduler_follow_none(kind):
     optimizer, others = scheduled(), scheduled()
     ExponentialNoise(others, gamma=0.9)
     scheduler = kind and kind(optimizer, gamma=0.9)
@@ -460,7 +458,7 @@ def test_changes_without_a_known_scheduler_follow_none(kind: Any) -> None:
     assert scheduler is None or scheduler.last_epoch == 0
 
 
-def test_a_change_beside_the_scheduler_is_not_followed() -> None:
+def test_a_change_beside_the_scheduler_is_not_followed():
     optimizer = scheduled()
     scheduler = ExponentialNoise(optimizer, gamma=0.9)
     changes = run(optimizer, 30, lambda number: number % 5 == 0, scheduler)
@@ -471,7 +469,7 @@ def test_a_change_beside_the_scheduler_is_not_followed() -> None:
     assert not settings.follows_a_scheduler(lowered, optimizer)
 
 
-def test_equal_noise_at_other_rates_is_no_change() -> None:
+def test_equal_noise_at_other_rates_is_no_change():
     runs = [Phase(1.0, 0.1, 3), Phase(1.0, 0.2, 4), Phase(0.5, 0.2, 1)]
     assert settings.changes_of_noise(runs) == [(1.0, 7), (0.5, 1)]
 
@@ -482,7 +480,7 @@ HELD = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
 OTHER = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
 
 
-def test_indices_are_followed_through_subsets_and_concatenations() -> None:
+def test_indices_are_followed_through_subsets_and_concatenations():
     assert settings.repeated_indices(HELD) == 0
     assert settings.repeated_indices(Subset(HELD, [1, 2, 2, 5])) == 1
     assert settings.repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 1])) == 1
@@ -492,7 +490,7 @@ def test_indices_are_followed_through_subsets_and_concatenations() -> None:
     assert settings.repeated_indices(Subset(ConcatDataset([HELD, OTHER]), [0, 10, 13, 13])) == 1
 
 
-def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
+def test_a_data_set_that_chooses_by_itself_is_not_followed():
     class Own(Dataset[int]):
         def __len__(self) -> int:
             return 3
@@ -509,14 +507,14 @@ def test_a_data_set_that_chooses_by_itself_is_not_followed() -> None:
     assert settings.repeated_indices(Stream()) is None
 
 
-def test_contents_are_compared_with_their_labels() -> None:
+def test_contents_are_compared_with_their_labels():
     assert settings.repeated_contents(HELD) == 0
     assert settings.repeated_contents(OTHER) == 3
     assert settings.repeated_contents(TensorDataset(torch.zeros(4, 2), torch.arange(4))) == 0
     assert settings.repeated_contents(TensorDataset(torch.zeros(0, 2))) is None
 
 
-def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_change() -> None:
+def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_change():
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     before = settings.fingerprints(net, net[0].parameters())
     assert set(before) == {"1.weight"}
@@ -528,7 +526,7 @@ def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_c
     assert settings.fingerprints(net, net[0].parameters()) != before
 
 
-def test_entries_that_change_by_opposite_amounts_are_seen() -> None:
+def test_entries_that_change_by_opposite_amounts_are_seen():
     layer = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(layer.weight)
     before = settings.fingerprints(layer, ())

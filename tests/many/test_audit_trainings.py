@@ -1,7 +1,5 @@
 """`audit_training` from call to report: verdicts, resumption, refusals, and the gate."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

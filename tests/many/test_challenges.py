@@ -1,7 +1,5 @@
 """Targets are scored by what is fitted on other models; bounds hold apart or paid, not without."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

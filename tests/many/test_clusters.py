@@ -1,7 +1,5 @@
 """A real local Ray and Dask of two worker processes, in an environment of their own."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -29,7 +27,7 @@ each_cluster = pytest.mark.parametrize("kind", CLUSTERS)
 
 
 @each_cluster
-def test_without_the_package_the_error_names_the_extra(kind, monkeypatch) -> None:
+def test_without_the_package_the_error_names_the_extra(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, {"dask": "distributed"}.get(kind, kind), None)
     with pytest.raises(BadArgument, match=re.escape(f"pip install 'lightning-audit[{kind}]'")):
         CLUSTERS[kind]("auto").start(work_of())
@@ -38,7 +36,7 @@ def test_without_the_package_the_error_names_the_extra(kind, monkeypatch) -> Non
 @pytest.mark.heavy
 @pytest.mark.heavy_one_in(1)
 @each_cluster
-def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(kind, tmp_path) -> None:
+def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(kind, tmp_path):
     found = on_cluster(kind, "smoke", tmp_path)
     assert found["equal"]
     assert found["others"]
@@ -49,7 +47,7 @@ def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(kind
 
 @pytest.mark.nightly
 @each_cluster
-def test_a_cluster_that_does_not_answer_is_one_sentence(kind: str, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_is_one_sentence(kind, tmp_path):
     error = on_cluster(kind, "unreachable", tmp_path)["error"]
     sentence = r"the {} .* does not answer \(\w+\);.* which continues after what is"
     assert re.match(sentence.format(kind.title()), error)
@@ -58,14 +56,14 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(kind: str, tmp_path: Pat
 
 @pytest.mark.nightly
 @each_cluster
-def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(kind, tmp_path) -> None:
+def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(kind, tmp_path):
     found = on_cluster(kind, "chaos", tmp_path)
     assert found["killed"] == {"driver": 10, "worker": 10}
     assert (found["last_error"], found["different"]) == ("", 0)
 
 
 @pytest.mark.nightly
-def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(tmp_path) -> None:
+def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(tmp_path):
     found = on_cluster("dask", "gone", tmp_path)
     assert "which continues after what is stored" in found["error"]
     assert found["equal"]

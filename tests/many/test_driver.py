@@ -1,7 +1,5 @@
 """The driver stores each training once, whatever fails; what failed costs one training."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future

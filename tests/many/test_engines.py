@@ -1,7 +1,5 @@
 """Processes of this machine: killed, hanging, without a guard."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import os

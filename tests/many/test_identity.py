@@ -1,7 +1,5 @@
 """A digest is the same for the same training in any process, and another for another training."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

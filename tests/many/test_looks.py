@@ -1,7 +1,5 @@
 """Guesses and looks: naive twins, laws, and false alarms on adversarial scores by simulation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -38,7 +36,7 @@ def gaussian(mu: float) -> Mechanism:
     return lambda rng, coins: rng.standard_normal(len(coins)) + mu * coins
 
 
-def test_guesses_of_groups_that_do_not_overlap_are_right() -> None:
+def test_guesses_of_groups_that_do_not_overlap_are_right():
     rng = np.random.default_rng(0)
     for mu in (9.0, -9.0):  # the side of the canary is learnt
         scores, coins, failed = played(rng, 200, gaussian(mu))
@@ -48,7 +46,7 @@ def test_guesses_of_groups_that_do_not_overlap_are_right() -> None:
         assert guesses.total == 200 - guesses.first
 
 
-def test_a_guess_depends_on_its_own_score_and_the_past_only() -> None:
+def test_a_guess_depends_on_its_own_score_and_the_past_only():
     rng = np.random.default_rng(1)
     scores, coins, failed = played(rng, 60, gaussian(1.0))
     whole = guess_coins(scores, coins, failed)
@@ -61,14 +59,14 @@ def test_a_guess_depends_on_its_own_score_and_the_past_only() -> None:
     )
 
 
-def test_the_own_coin_decides_only_whether_the_guess_is_right() -> None:
+def test_the_own_coin_decides_only_whether_the_guess_is_right():
     scores, coins, failed = played(np.random.default_rng(2), 50, gaussian(1.0))
     flipped = coins.copy()
     flipped[-1] = not flipped[-1]
     assert sorted([guess_coins(scores, c, failed).wrong[-1] for c in (coins, flipped)]) == [0, 1]
 
 
-def test_a_threshold_half_way_between_the_means_is_the_naive_one() -> None:
+def test_a_threshold_half_way_between_the_means_is_the_naive_one():
     scores, coins, failed = played(np.random.default_rng(3), 300, gaussian(2.0))
     guesses = guess_coins(scores, coins, failed)
     naive = []
@@ -79,7 +77,7 @@ def test_a_threshold_half_way_between_the_means_is_the_naive_one() -> None:
     assert guesses.errors <= special.ndtr(-1) * 300 + 3 * math.sqrt(300 * 0.16 * 0.84)
 
 
-def test_a_failed_training_is_a_wrong_guess_and_teaches_nothing() -> None:
+def test_a_failed_training_is_a_wrong_guess_and_teaches_nothing():
     scores, coins, failed = played(np.random.default_rng(4), 80, gaussian(5.0))
     failed[[10, 40]] = True
     scores[[10, 40]] = np.nan
@@ -92,7 +90,7 @@ def test_a_failed_training_is_a_wrong_guess_and_teaches_nothing() -> None:
     assert int(guesses.counts.n_in + guesses.counts.n_out) == others.total
 
 
-def test_counts_are_of_the_guesses() -> None:
+def test_counts_are_of_the_guesses():
     scores, coins, failed = played(np.random.default_rng(5), 200, gaussian(1.0))
     guesses = guess_coins(scores, coins, failed)
     assert int(guesses.counts.fn + guesses.counts.fp) == guesses.errors
@@ -100,7 +98,7 @@ def test_counts_are_of_the_guesses() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_without_both_groups_nothing_is_guessed(n: int) -> None:
+def test_without_both_groups_nothing_is_guessed(n):
     given = np.arange(float(n)), np.ones(n, dtype=bool), np.zeros(n, dtype=bool)
     guesses = guess_coins(*given)
     assert (guesses.total, guesses.errors, guesses.first) == (0, 0, n)
@@ -108,7 +106,7 @@ def test_without_both_groups_nothing_is_guessed(n: int) -> None:
     assert (seen.refuted, seen.log_e, seen.refuted_after) == (False, 0, None)
 
 
-def test_a_look_is_the_largest_e_value_of_its_prefixes() -> None:
+def test_a_look_is_the_largest_e_value_of_its_prefixes():
     scores, coins, failed = played(np.random.default_rng(6), 120, gaussian(4.0))
     promise, wrong = promise_of(GaussianTradeoff(1.0)), guess_coins(scores, coins, failed).wrong
     naive = [
@@ -123,7 +121,7 @@ def test_a_look_is_the_largest_e_value_of_its_prefixes() -> None:
         assert look(scores[:n], coins[:n], failed[:n], promise, 1e-3).refuted is refuted
 
 
-def test_a_longer_prefix_stays_refuted() -> None:
+def test_a_longer_prefix_stays_refuted():
     scores, coins, failed = played(np.random.default_rng(7), 400, gaussian(4.0))
     coins[100:] = np.random.default_rng(8).random(300) < FAIR  # errors from there on
     promise = promise_of(GaussianTradeoff(1.0))
@@ -131,7 +129,7 @@ def test_a_longer_prefix_stays_refuted() -> None:
     assert look(scores, coins, failed, promise, 1e-3).refuted
 
 
-def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses() -> None:
+def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses():
     coins = np.random.default_rng(9).random(60) < FAIR
     scores, failed = coins.astype(float), np.zeros(60, dtype=bool)
     mu = float(gaussian_mu(8, 1e-5))
@@ -140,7 +138,7 @@ def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses() -> None:
 
 
 # Several canaries in one training.
-def test_canaries_of_one_training_are_guessed_from_earlier_trainings_only() -> None:
+def test_canaries_of_one_training_are_guessed_from_earlier_trainings_only():
     rng = np.random.default_rng(10)
     coins = rng.random((40, 5)) < FAIR
     offsets = 10 * np.arange(5)  # each canary has a scale of its own
@@ -156,7 +154,7 @@ def test_canaries_of_one_training_are_guessed_from_earlier_trainings_only() -> N
     assert abs(again.wrong[-1] - guesses.wrong[-1]) <= 0.8
 
 
-def test_one_column_is_one_canary() -> None:
+def test_one_column_is_one_canary():
     given = played(np.random.default_rng(11), 100, gaussian(1.5))
     one, column = guess_coins(*given), guess_coins(given[0][:, None], given[1][:, None], given[2])
     assert np.array_equal(one.wrong, column.wrong)
@@ -191,7 +189,7 @@ ADVERSARIES = {
 
 @pytest.mark.parametrize("name", ADVERSARIES)
 @pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
-def test_a_true_claim_is_seldom_refuted_at_any_look(name: str, runs: int) -> None:
+def test_a_true_claim_is_seldom_refuted_at_any_look(name, runs):
     promise, rng = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(12)
     refuted = sum(
         look(*played(rng, 150, ADVERSARIES[name]), promise, 0.05).refuted for _ in range(runs)
@@ -201,7 +199,7 @@ def test_a_true_claim_is_seldom_refuted_at_any_look(name: str, runs: int) -> Non
 
 @pytest.mark.parametrize("name", ["gaussian", "ties", "drift", "past"])
 @pytest.mark.parametrize("runs", staged(quick=[30], heavy=[120], nightly=[1000]))
-def test_limits_of_the_error_rate_cover_the_least_one(name: str, runs: int) -> None:
+def test_limits_of_the_error_rate_cover_the_least_one(name, runs):
     truth, rng = LEAST_ERROR, np.random.default_rng(13)
     below = {"end": 0, "anytime": 0}
     for _ in range(runs):
@@ -226,7 +224,7 @@ def share_their_noise(rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.heavy
 @pytest.mark.heavy_one_in(1)
 @pytest.mark.parametrize(("made", "seed"), [(low_scores_fail, 14), (share_their_noise, 15)])
-def test_failures_and_canaries_that_depend_refute_no_true_claim(made, seed: int) -> None:
+def test_failures_and_canaries_that_depend_refute_no_true_claim(made, seed):
     promise, rng = promise_of(GaussianTradeoff(1.0)), np.random.default_rng(seed)
     refuted = sum(look(*made(rng), promise, 0.05).refuted for _ in range(150))
     assert refuted <= most_failures(150, 0.05, 4000)
@@ -245,7 +243,7 @@ test_bad_arrays_are_refused = refused_changes(
 )
 
 
-def test_a_significance_that_is_no_probability_is_refused() -> None:
+def test_a_significance_that_is_no_probability_is_refused():
     with pytest.raises(ValueError, match=r"significance=1\.5"):
         look([], [], [], promise_of((1.0, 0.0)), 1.5)
 
@@ -266,7 +264,7 @@ def uniform_log_e(n: int, s: int, rate: float) -> float:
 
 
 @pytest.mark.parametrize(("n", "s"), UNIFORM)
-def test_the_bet_in_use_is_near_the_uniform_one_of_the_lab(n: int, s: int) -> None:
+def test_the_bet_in_use_is_near_the_uniform_one_of_the_lab(n, s):
     for epsilon, expected in zip((1, 4, 8), UNIFORM[n, s], strict=True):
         rate = float(special.ndtr(-gaussian_mu(epsilon, 1e-5) / 2))
         assert uniform_log_e(n, s, rate) == pytest.approx(expected, abs=1e-5)
@@ -283,7 +281,7 @@ def test_the_bet_in_use_is_near_the_uniform_one_of_the_lab(n: int, s: int) -> No
         (2000, 1990, (0.991534, 4.77633, 31.065), (0.989136, 4.59016, 29.4067)),
     ],
 )
-def test_limits_of_counts_are_those_of_the_lab(n, s, one_look, any_time) -> None:
+def test_limits_of_counts_are_those_of_the_lab(n, s, one_look, any_time):
     upper = float(clopper_pearson_upper(n - s, n, 0.05))
     proved = promise_of(GaussianTradeoff(1.0)).proved_at(upper)
     assert (1 - upper, proved.mu) == pytest.approx(one_look[:2], abs=1e-5)

@@ -1,7 +1,5 @@
 """What another process reads of a store while a driver writes it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

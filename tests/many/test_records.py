@@ -1,7 +1,5 @@
 """Records of a data set, and data sets with other records."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

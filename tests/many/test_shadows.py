@@ -1,7 +1,5 @@
 """Groups of shadow models share no model, and no pair is divided."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

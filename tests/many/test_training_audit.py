@@ -1,9 +1,6 @@
 """Results of audits, their reach on Gaussian scores, and their reports."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from stages import most_failures, staged
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.many.looks import guess_coins, look
 from lightning_audit.many.training_audit import PooledRun, conclude, posteriors_of
-from lightning_audit.many.verdict import Claim, mu_of_error, promise_of
+from lightning_audit.many.verdict import mu_of_error, promise_of
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats._arguments import ConfusionCounts
 from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_confidence_sequence
@@ -35,7 +32,7 @@ STEPS8 = PrivacyClaim(noise_multiplier=10 / MU8, sample_rate=1.0, steps=100, del
 COUNTS = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
 
 
-def test_intervals_of_the_published_example() -> None:
+def test_intervals_of_the_published_example():
     found = posteriors_of(COUNTS, 0.05, 0.95)
     assert found.epsilon == pytest.approx((0.52179, 1.26665), abs=1e-5)  # 000: 0.522, 1.268
     assert (found.level, found.delta) == (0.95, 0.05)
@@ -44,19 +41,19 @@ def test_intervals_of_the_published_example() -> None:
         posteriors_of(COUNTS, 0.0, 1.0)
 
 
-def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible() -> None:
+def test_an_attack_that_may_be_weak_leaves_a_larger_epsilon_possible():
     found = posteriors_of(COUNTS, 1e-5)
     assert found.epsilon_of_strength[1] > found.epsilon[1]
     assert 0 < found.strength[0] < found.strength[1] <= 1
 
 
-def test_without_scores_of_a_data_set_the_strength_is_unknown() -> None:
+def test_without_scores_of_a_data_set_the_strength_is_unknown():
     found = posteriors_of(ConfusionCounts(fn=0, tp=9, fp=0, tn=0), 1e-5)
     assert found.epsilon_of_strength is None
     assert found.strength is None
 
 
-def test_an_attack_without_errors_has_intervals() -> None:
+def test_an_attack_without_errors_has_intervals():
     found = posteriors_of(ConfusionCounts(fn=0, tp=50, fp=0, tn=50), 1e-5)
     assert found.epsilon[0] > 2
     assert found.epsilon_of_strength[0] > 1
@@ -78,7 +75,7 @@ def flawless(trainings: int, canaries: int) -> PooledRun:
         (1000, 1000, 2.36807, 5.78228),
     ],
 )
-def test_bounds_of_all_coins_are_those_of_the_lab(right, coins, mu, epsilon) -> None:
+def test_bounds_of_all_coins_are_those_of_the_lab(right, coins, mu, epsilon):
     assert mu_one_run(right, coins, coins, 0.05) == pytest.approx(mu, abs=1e-5)
     assert epsilon_one_run(right, coins, coins, DELTA, 0.05) == pytest.approx(epsilon, abs=1e-5)
 
@@ -94,7 +91,7 @@ def test_bounds_of_all_coins_are_those_of_the_lab(right, coins, mu, epsilon) -> 
         (8, 1e-3, None, 1334),
     ],
 )
-def test_coins_that_refute_if_all_are_right(epsilon, significance, steinke, gaussian) -> None:
+def test_coins_that_refute_if_all_are_right(epsilon, significance, steinke, gaussian):
     # The lab searched in steps: its numbers are up to 0.7 % above the least ones.
     claim = GaussianTradeoff(float(gaussian_mu(epsilon, DELTA)))
     for n, refuted in ((gaussian, True), (int(0.993 * gaussian) - 1, False)):
@@ -103,7 +100,7 @@ def test_coins_that_refute_if_all_are_right(epsilon, significance, steinke, gaus
         assert (one_run_p_value(n, n, n, epsilon, DELTA) <= significance) is refuted
 
 
-def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
+def test_bets_on_trainings_prove_more_from_16_trainings_on():
     # As docs/many-trainings-statistics.md has it, for 760 right guesses of 1,000.
     def of_bets(trainings: int) -> float:
         return mu_of_error(share_error_upper([0.76] * trainings, 0.05))
@@ -112,7 +109,7 @@ def test_bets_on_trainings_prove_more_from_16_trainings_on() -> None:
     assert [round(of_bets(n), 2) for n in (30, 100)] == [0.87, 1.23]
 
 
-def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot() -> None:
+def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot():
     rng = np.random.default_rng(1)
     coins = rng.random((3, 400)) < 0.5
     given = coins + 0.2 * rng.standard_normal((3, 400)), coins, np.zeros(3, bool)
@@ -125,7 +122,7 @@ def test_three_trainings_of_many_canaries_refute_what_three_bets_cannot() -> Non
     assert before.verdict.outcome == "INCONCLUSIVE"
 
 
-def test_claims_are_refuted_in_their_form() -> None:
+def test_claims_are_refuted_in_their_form():
     pooled, steps = flawless(4, 100), {"sample_rate": 1.0, "steps": 100, "delta": DELTA}
     full = PrivacyClaim(noise_multiplier=10.0, **steps)
     for claim in (GaussianTradeoff(1.0), full, (1.0, DELTA)):
@@ -137,7 +134,7 @@ def test_claims_are_refuted_in_their_form() -> None:
     assert names == ["coins_one_run", "coins_one_run_mu"]
 
 
-def test_coins_of_failed_trainings_count_and_are_not_guessed() -> None:
+def test_coins_of_failed_trainings_count_and_are_not_guessed():
     rng = np.random.default_rng(2)
     coins = rng.random((6, 50)) < 0.5
     failed = np.array([True, True, False, True, False, False])
@@ -147,7 +144,7 @@ def test_coins_of_failed_trainings_count_and_are_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("runs", staged(quick=[40], heavy=[300]))
-def test_a_true_claim_is_seldom_refuted(runs: int) -> None:
+def test_a_true_claim_is_seldom_refuted(runs):
     # By simulation: each canary is seen with mu 1.
     rng, promise, refuted = np.random.default_rng(3), promise_of(GaussianTradeoff(1.0)), 0
     for _ in range(runs):
@@ -157,7 +154,7 @@ def test_a_true_claim_is_seldom_refuted(runs: int) -> None:
     assert refuted <= most_failures(runs, 0.05, 4000)
 
 
-def test_half_the_noise_is_a_violation() -> None:
+def test_half_the_noise_is_a_violation():
     audit = audited(mu=2.0)
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "epsilon")
     assert audit.seen.refuted_after is not None
@@ -168,14 +165,14 @@ def test_half_the_noise_is_a_violation() -> None:
     assert f"refuted after {audit.seen.refuted_after} trainings" in str(audit)
 
 
-def test_a_mechanism_that_is_refuted_is_a_violation_of_the_mechanism() -> None:
+def test_a_mechanism_that_is_refuted_is_a_violation_of_the_mechanism():
     audit = audited(mu=4.0, promise=promise_of(STEPS8))
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "mechanism")
     assert 1 < audit.seen.ratio_lower <= 4.0 / MU8
     assert {bound.name for bound in audit.bounds} == {"coins", "coins_any"}
 
 
-def test_the_claimed_mechanism_passes_with_posteriors_beside_the_verdict() -> None:
+def test_the_claimed_mechanism_passes_with_posteriors_beside_the_verdict():
     audit = audited(mu=1.0)
     assert audit.passed
     assert 0 < audit.epsilon_lower < gaussian_epsilon(1.0, DELTA)
@@ -188,7 +185,7 @@ def test_the_claimed_mechanism_passes_with_posteriors_beside_the_verdict() -> No
     assert "posterior" not in str(audit)
 
 
-def test_too_few_trainings_are_inconclusive_and_say_how_many_more() -> None:
+def test_too_few_trainings_are_inconclusive_and_say_how_many_more():
     audit = audited(mu=1.0, n=100)
     assert audit.verdict.outcome == "INCONCLUSIVE"
     needed = audit.seen.trainings_to_pass
@@ -197,14 +194,14 @@ def test_too_few_trainings_are_inconclusive_and_say_how_many_more() -> None:
     assert "trainings: 98 of the" in audit.verdict.pass_blockers[0]
 
 
-def test_a_claim_that_no_attack_refutes_by_then_is_inconclusive_with_the_number() -> None:
+def test_a_claim_that_no_attack_refutes_by_then_is_inconclusive_with_the_number():
     audit = audited(mu=9.0, promise=promise_of((8.0, DELTA)), n=500)
     assert audit.verdict.outcome == "INCONCLUSIVE"
     assert "before 20,844 guesses" in audit.verdict.pass_blockers[0]
     assert audit.epsilon_lower > 4
 
 
-def test_errors_that_are_rare_say_how_many_trainings_refute() -> None:
+def test_errors_that_are_rare_say_how_many_trainings_refute():
     audit = audited(mu=1.3, n=250)
     assert audit.verdict.outcome != "VIOLATION"
     more = audit.seen.trainings_more
@@ -212,7 +209,7 @@ def test_errors_that_are_rare_say_how_many_trainings_refute() -> None:
     assert f"run about {more:,} more trainings to refute the claim" in audit.outlook
 
 
-def test_a_canary_that_is_not_seen_cannot_pass() -> None:
+def test_a_canary_that_is_not_seen_cannot_pass():
     audit = audited(mu=0.0, n=600)
     assert audit.verdict.outcome == "INCONCLUSIVE"
     assert any("the canary is not seen" in text for text in audit.verdict.pass_blockers)
@@ -220,7 +217,7 @@ def test_a_canary_that_is_not_seen_cannot_pass() -> None:
 
 
 @pytest.mark.parametrize("mu", [0.3, 0.6])
-def test_a_canary_that_is_hardly_seen_cannot_pass_and_says_what_to_do(mu: float) -> None:
+def test_a_canary_that_is_hardly_seen_cannot_pass_and_says_what_to_do(mu):
     audit = audited(mu=mu, n=500, promise=promise_of(STEPS8))
     assert audit.verdict.outcome == "INCONCLUSIVE"
     (blocker,) = audit.verdict.pass_blockers
@@ -229,14 +226,14 @@ def test_a_canary_that_is_hardly_seen_cannot_pass_and_says_what_to_do(mu: float)
     assert "known initial weights, a crafted canary, or the logit margin" in blocker
 
 
-def test_a_claim_of_epsilon_is_not_passed_by_gaussian_scores_and_says_what_to_claim() -> None:
+def test_a_claim_of_epsilon_is_not_passed_by_gaussian_scores_and_says_what_to_claim():
     audit = audited(mu=0.25, n=900, promise=promise_of((1.0, DELTA)))  # epsilon 1 is mu 0.26
     assert audit.verdict.outcome == "INCONCLUSIVE"
     assert "claim noise_multiplier, sample_rate and steps" in audit.verdict.pass_blockers[-1]
 
 
 @pytest.mark.parametrize("audits", staged(quick=[5], heavy=[40]))
-def test_a_correct_training_with_a_good_canary_passes_at_500(audits: int) -> None:
+def test_a_correct_training_with_a_good_canary_passes_at_500(audits):
     # By simulation: the attack sees mu 1.59 of 1.67; at 300 trainings 96 of 100 pass.
     found = [audited(mu=1.59, n=500, promise=promise_of(STEPS8), seed=s) for s in range(audits)]
     assert sum(audit.passed for audit in found) >= 0.95 * audits
@@ -246,14 +243,14 @@ def test_a_correct_training_with_a_good_canary_passes_at_500(audits: int) -> Non
     assert f"mu {found[0].seen.mu_lower:.3g} of the claim's 1.67" in told
 
 
-def test_the_trainings_of_a_pass_are_told_before_and_reach_it() -> None:
+def test_the_trainings_of_a_pass_are_told_before_and_reach_it():
     short = audited(mu=1.59, n=60, promise=promise_of(STEPS8))
     needed = short.seen.trainings_to_pass
     assert f"a PASS needs about {needed - 60:,} more trainings" in short.outlook
     assert audited(mu=1.59, n=2 * needed, promise=promise_of(STEPS8)).passed
 
 
-def test_failures_count_as_errors_and_are_reported() -> None:
+def test_failures_count_as_errors_and_are_reported():
     scores, coins, failed = trainings(1.0, 400)
     failed[100:140] = True
     audit = conclude(scores, coins, failed, promised(), planned=400)
@@ -264,20 +261,20 @@ def test_failures_count_as_errors_and_are_reported() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 20])
-def test_trainings_that_all_fail_and_no_training_yet_are_inconclusive(n: int) -> None:
+def test_trainings_that_all_fail_and_no_training_yet_are_inconclusive(n):
     given = np.full(n, np.nan), np.arange(n) % 2 > 0, np.ones(n, bool)
     audit = conclude(*given, promised(), planned=20)
     assert (audit.verdict.outcome, audit.trainings) == ("INCONCLUSIVE", n)
     assert (audit.guesses, audit.failures, audit.epsilon_lower) == (0, n, 0)
 
 
-def test_the_bound_of_one_look_is_given_at_the_planned_end_only() -> None:
+def test_the_bound_of_one_look_is_given_at_the_planned_end_only():
     assert audited(n=200, planned=300).epsilon_lower_at_end is None
     end = audited(n=200)
     assert end.epsilon_lower_at_end > end.epsilon_lower
 
 
-def test_the_bounds_are_those_of_the_counts() -> None:
+def test_the_bounds_are_those_of_the_counts():
     audit = audited(mu=2.0, n=300, promise=promise_of(STEPS8))
     limits = {
         "anytime": error_rate_confidence_sequence(audit.errors, audit.guesses, 0.05),
@@ -291,7 +288,7 @@ def test_the_bounds_are_those_of_the_counts() -> None:
         assert bound.assumptions
 
 
-def test_several_canaries_in_one_training_are_one_bet() -> None:
+def test_several_canaries_in_one_training_are_one_bet():
     rng = np.random.default_rng(0)
     coins = rng.random((120, 4)) < 0.5
     scores = rng.standard_normal((120, 4)) + 2.5 * coins
@@ -304,7 +301,7 @@ def test_several_canaries_in_one_training_are_one_bet() -> None:
 
 
 @pytest.mark.parametrize("mu", [0.5, 2.5])
-def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
+def test_a_report_is_read_back_and_printed(mu, tmp_path):
     report = audited(mu=mu).to_report({"seed": 3}, ["a note"], 12.0)
     assert AuditReport.load(report.save(tmp_path / "report.json")) == report
     text = as_text(report)
@@ -317,7 +314,7 @@ def test_a_report_is_read_back_and_printed(mu: float, tmp_path: Path) -> None:
 
 # The reach that the issue asks for, on scores of a Gaussian attack that sees mu 1.61 of 1.67.
 @pytest.mark.parametrize(("n", "at_end", "anytime"), [(500, 0.65, 0.60), (1000, 0.75, 0.68)])
-def test_the_median_bound_reaches_its_share_of_epsilon_8(n, at_end, anytime) -> None:
+def test_the_median_bound_reaches_its_share_of_epsilon_8(n, at_end, anytime):
     promise, ends, at_any_time = promise_of(STEPS8), [], []
     for seed in range(20):
         guesses = guess_coins(*trainings(1.61, n, seed))
@@ -329,7 +326,7 @@ def test_the_median_bound_reaches_its_share_of_epsilon_8(n, at_end, anytime) -> 
 
 @pytest.mark.parametrize("epsilon", [1, 4, 8])
 @pytest.mark.parametrize("audits", staged(quick=[20], heavy=[100], nightly=[1000]))
-def test_bounds_seldom_exceed_the_true_epsilon(epsilon: float, audits: int) -> None:
+def test_bounds_seldom_exceed_the_true_epsilon(epsilon, audits):
     # By simulation: the attack sees the whole of the mechanism, so the bound has no slack.
     mu = float(gaussian_mu(epsilon, DELTA))
     truth = float(special.ndtr(-mu / 2))
@@ -350,7 +347,7 @@ def test_bounds_seldom_exceed_the_true_epsilon(epsilon: float, audits: int) -> N
         ((4.0, DELTA), 500),
     ],
 )
-def test_an_attack_without_errors_refutes_within_the_goal(claim: Claim, within: int) -> None:
+def test_an_attack_without_errors_refutes_within_the_goal(claim, within):
     for seed in range(10):
         assert look(*trainings(40.0, within, seed), promise_of(claim), 1e-3).refuted
 

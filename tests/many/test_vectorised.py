@@ -1,7 +1,5 @@
 """Many models at once are the models of a plain loop and of Opacus, and an audit trains them."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,6 @@ from lightning_audit.accounting.history import Phase, leaking
 from lightning_audit.checks.check import GUESSED_COINS
 from lightning_audit.cli.main import main
 from lightning_audit.many.verdict import (
-    Promise,
     before_the_first,
     contradiction_of_epsilon,
     contradictions,
@@ -45,13 +41,13 @@ SAMPLED = PrivacyClaim(noise_multiplier=2.0, sample_rate=0.25, steps=100, delta=
 
 
 @pytest.fixture(scope="module")
-def sampled() -> Promise:
+def sampled():
     return promise_of(SAMPLED)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 30.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
-def test_epsilon_and_delta_allow_the_errors_of_their_trade_off(epsilon, delta) -> None:
+def test_epsilon_and_delta_allow_the_errors_of_their_trade_off(epsilon, delta):
     error = promise_of((epsilon, delta)).least_error
     f, alpha = ApproxDPTradeoff(epsilon, delta), np.linspace(0, 1, 100_001)
     naive = 0.5 * np.min(alpha + f(alpha))
@@ -61,7 +57,7 @@ def test_epsilon_and_delta_allow_the_errors_of_their_trade_off(epsilon, delta) -
 
 
 @pytest.mark.parametrize("epsilon", [1, 4, 8])
-def test_a_gaussian_allows_phi_of_half_its_mu(epsilon: float) -> None:
+def test_a_gaussian_allows_phi_of_half_its_mu(epsilon):
     mu = gaussian_mu(epsilon, DELTA)
     promise = promise_of(GaussianTradeoff(mu))
     assert promise.least_error == pytest.approx(special.ndtr(-mu / 2), rel=1e-9)
@@ -71,7 +67,7 @@ def test_a_gaussian_allows_phi_of_half_its_mu(epsilon: float) -> None:
     assert promise_of(steps).least_error == pytest.approx(promise.least_error, rel=1e-9)
 
 
-def test_any_trade_off_function_allows_its_least_sum_of_errors() -> None:
+def test_any_trade_off_function_allows_its_least_sum_of_errors():
     promise = promise_of(PiecewiseTradeoff([0.1, 0.4], [0.5, 0.2]))
     assert promise.least_error == pytest.approx(0.3, abs=1e-5)
     assert (promise.form, promise.gaussian) == ("tradeoff", False)
@@ -80,7 +76,7 @@ def test_any_trade_off_function_allows_its_least_sum_of_errors() -> None:
     assert proved.ratio is None
 
 
-def test_the_strongest_form_of_a_claim_counts() -> None:
+def test_the_strongest_form_of_a_claim_counts():
     both = PrivacyClaim(epsilon=8.0, delta=DELTA, noise_multiplier=6.0, sample_rate=1.0, steps=100)
     assert promise_of(both) == promise_of(FULL)
     assert promise_of(PrivacyClaim(epsilon=8.0, delta=DELTA)) == promise_of((8.0, DELTA))
@@ -88,7 +84,7 @@ def test_the_strongest_form_of_a_claim_counts() -> None:
     assert promise_of(FULL).least_error > 500 * promise_of((8.0, DELTA)).least_error
 
 
-def test_shuffled_passes_are_full_batches_and_a_replaced_record_shows_more() -> None:
+def test_shuffled_passes_are_full_batches_and_a_replaced_record_shows_more():
     steps = {"noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 40, "delta": DELTA}
     shuffled = PrivacyClaim(**steps, sampling="shuffled")
     passes = PrivacyClaim(**{**steps, "sample_rate": 1.0, "steps": 4})
@@ -97,7 +93,7 @@ def test_shuffled_passes_are_full_batches_and_a_replaced_record_shows_more() -> 
     assert error == pytest.approx(special.ndtr(-10 / 6), rel=1e-12)
 
 
-def test_a_limit_gives_back_the_ratio_that_allows_it(sampled: Promise) -> None:
+def test_a_limit_gives_back_the_ratio_that_allows_it(sampled):
     for ratio in (0.4, 1.0, 1.7, 3.0):
         proved = sampled.proved_at(0.5 * (1 - total_variation(leaking(sampled.history, ratio))))
         assert ratio * 0.995 < proved.ratio <= ratio * (1 + 1e-9)
@@ -105,7 +101,7 @@ def test_a_limit_gives_back_the_ratio_that_allows_it(sampled: Promise) -> None:
         assert truth * 0.98 < proved.epsilon <= truth * 1.002
 
 
-def test_a_limit_of_full_batches_is_a_gaussian_bound() -> None:
+def test_a_limit_of_full_batches_is_a_gaussian_bound():
     proved = promise_of(FULL).proved_at(0.2)
     mu = -2 * special.ndtri(0.2)
     assert (proved.mu, proved.ratio) == pytest.approx((mu, mu * 6 / 10))
@@ -114,14 +110,14 @@ def test_a_limit_of_full_batches_is_a_gaussian_bound() -> None:
     assert proved.epsilon_any == pytest.approx(math.log(0.8 / 0.2), rel=1e-4)
 
 
-def test_a_limit_of_a_half_proves_nothing(sampled: Promise) -> None:
+def test_a_limit_of_a_half_proves_nothing(sampled):
     for promise in (sampled, promise_of(FULL), promise_of((1.0, 0.0))):
         for limit in (0.5, 0.7, 1.0):
             proved = promise.proved_at(limit)
             assert (proved.epsilon, proved.epsilon_any, proved.mu) == (0, 0, 0)
 
 
-def test_the_bound_for_any_mechanism_is_that_of_the_claim_that_just_allows_the_error() -> None:
+def test_the_bound_for_any_mechanism_is_that_of_the_claim_that_just_allows_the_error():
     for epsilon, delta in ((0.3, 0.0), (4.0, 1e-5), (20.0, 0.01)):
         error = promise_of((epsilon, delta)).least_error
         assert epsilon_of_any_mechanism(error, delta) == pytest.approx(epsilon)
@@ -150,7 +146,7 @@ test_bad_claims_and_plans_are_refused = refusals(
 )
 
 
-def test_phases_of_a_promise_are_the_claimed_ones_and_what_is_no_claim_is_refused() -> None:
+def test_phases_of_a_promise_are_the_claimed_ones_and_what_is_no_claim_is_refused():
     assert promise_of(FULL).history == (Phase(6.0, 1.0, 100),)
     with pytest.raises(TypeError, match="claim='8'"):
         promise_of("8")  # type: ignore[arg-type]
@@ -179,12 +175,12 @@ def test_phases_of_a_promise_are_the_claimed_ones_and_what_is_no_claim_is_refuse
         ((40.0, 0.0), 10, r"after more than 10\^12 guesses"),
     ],
 )
-def test_what_the_plan_can_refute_is_said_before_the_first_training(claim, trainings, said) -> None:
+def test_what_the_plan_can_refute_is_said_before_the_first_training(claim, trainings, said):
     assert re.search(said, before_the_first(promise_of(claim), trainings, 1e-3), re.DOTALL)
 
 
 @pytest.mark.parametrize("mu", [0.5, 0.9249, 1.666])
-def test_a_pass_has_95_percent_power_against_twice_the_mu(mu: float) -> None:
+def test_a_pass_has_95_percent_power_against_twice_the_mu(mu):
     promise = promise_of(GaussianTradeoff(mu))
     needed = trainings_to_pass(promise.least_error, 1e-3)
     strong = float(special.ndtr(-mu))
@@ -193,12 +189,12 @@ def test_a_pass_has_95_percent_power_against_twice_the_mu(mu: float) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.666])
-def test_half_of_the_claimed_mu_must_be_seen(mu: float) -> None:
+def test_half_of_the_claimed_mu_must_be_seen(mu):
     seen = error_to_see(promise_of(GaussianTradeoff(mu)).least_error)
     assert mu_of_error(seen) == pytest.approx(0.5 * mu)
 
 
-def test_failures_and_several_canaries_need_more() -> None:
+def test_failures_and_several_canaries_need_more():
     error = promise_of(GaussianTradeoff(1.0)).least_error
     more = ({}, {"canaries": 5}, {"failed": 0.1})
     numbers = [trainings_to_pass(error, 1e-3, **each) for each in more]
@@ -214,12 +210,12 @@ def edited(report: AuditReport, **changes: Any) -> AuditReport:
 
 
 @pytest.fixture(scope="module")
-def passing() -> AuditReport:
+def passing():
     return audited(mu=1.0).to_report()
 
 
 @pytest.mark.parametrize(("mu", "n"), [(1.0, 400), (2.5, 400), (1.0, 60), (0.0, 600)])
-def test_reports_of_every_outcome_do_not_contradict_themselves(mu: float, n: int) -> None:
+def test_reports_of_every_outcome_do_not_contradict_themselves(mu, n):
     assert contradictions(audited(mu=mu, n=n).to_report()) == []
 
 
@@ -230,11 +226,11 @@ COUNTED |= {"mu_lower": (0.9,), "claim": ("2-GDP",)}
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in COUNTED.items() for v in vs])
-def test_an_edited_count_is_found(passing: AuditReport, name: str, value: Any) -> None:
+def test_an_edited_count_is_found(passing, name, value):
     assert contradictions(edited(passing, **{name: value})) != []
 
 
-def test_an_edited_verdict_check_or_bound_is_found(passing: AuditReport) -> None:
+def test_an_edited_verdict_check_or_bound_is_found(passing):
     bad = audited(mu=2.5).to_report()
     higher = tuple(dataclasses.replace(bound, epsilon_lower=0.0) for bound in passing.bounds)
     for report, change in (
@@ -251,7 +247,7 @@ def test_an_edited_verdict_check_or_bound_is_found(passing: AuditReport) -> None
 
 
 @pytest.mark.parametrize("claim", [(4.0, 1e-5), SAMPLED])
-def test_the_claim_of_a_report_is_computed_again(claim: Any) -> None:
+def test_the_claim_of_a_report_is_computed_again(claim):
     report = audited(mu=1.0, n=200, promise=promise_of(claim)).to_report()
     assert (contradictions(report), contradiction_of_epsilon(report)) == ([], "")
     wrong = edited(report, least_error=report.trainings.least_error * 0.9)
@@ -261,7 +257,7 @@ def test_the_claim_of_a_report_is_computed_again(claim: Any) -> None:
     assert "epsilon_lower is 7.0" in contradiction_of_epsilon(higher)
 
 
-def test_a_claim_that_is_no_longer_there_is_found() -> None:
+def test_a_claim_that_is_no_longer_there_is_found():
     report = audited(n=100, promise=promise_of((4.0, 1e-5))).to_report()
     lost = dataclasses.replace(report, claimed_epsilon=None)
     assert "cannot be composed" in contradiction_of_epsilon(lost)
@@ -270,7 +266,7 @@ def test_a_claim_that_is_no_longer_there_is_found() -> None:
 
 @pytest.mark.parametrize(("mu", "n", "code"), [(1.0, 400, 0), (2.5, 400, 1), (1.0, 60, 2)])
 @pytest.mark.parametrize("form", ["text", "json", "junit", "sarif", "github", "markdown"])
-def test_the_gate_shows_it_in_every_format(mu, n, code, form, tmp_path, capsys) -> None:
+def test_the_gate_shows_it_in_every_format(mu, n, code, form, tmp_path, capsys):
     path = audited(mu=mu, n=n).to_report().save(tmp_path / "report.json")
     assert main(["check", str(path), "--format", form]) == code
     shown = capsys.readouterr().out
@@ -278,14 +274,14 @@ def test_the_gate_shows_it_in_every_format(mu, n, code, form, tmp_path, capsys) 
     assert shown
 
 
-def test_the_budget_compares_what_is_claimed_and_proved(tmp_path, capsys) -> None:
+def test_the_budget_compares_what_is_claimed_and_proved(tmp_path, capsys):
     path = str(audited(mu=1.0).to_report().save(tmp_path / "report.json"))
     assert main(["check", path, "--max-epsilon", "5"]) == 0
     assert main(["check", path, "--max-epsilon", "4"]) == 1  # 1-GDP is 4.38
     assert "epsilon claimed 4.377" in capsys.readouterr().out
 
 
-def test_an_edited_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_file_is_refused(tmp_path, capsys):
     report = edited(audited(mu=2.5).to_report(), errors=1)
     assert main(["check", str(report.save(tmp_path / "report.json"))]) == 2
     assert "contradicts itself" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Neighboring data sets differ by the canaries whose coins are 1, and by nothing else."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -197,7 +195,7 @@ def test_a_loader_of_torch_reads_the_data_set(form):
     assert (classes.tolist(), classes.dtype) == ([0, 1, 2, 1, 2], torch.int64)
 
 
-def test_a_given_pair_is_passed_unchanged_and_a_record_may_be_anything() -> None:
+def test_a_given_pair_is_passed_unchanged_and_a_record_may_be_anything():
     worlds = worlds_of(Neighbors("without", "with", record=(1.0, 1)), Blank(), "add_remove")
     assert (worlds.of((0,)), worlds.of((1,)), worlds.records) == ("without", "with", ((1.0, 1),))
     assert worlds_of([1, 2], ChosenRecord(7), "add_remove").of((1,)) == [1, 2, 7]

@@ -1,7 +1,5 @@
 """Directories of reports: one claim at a time, trainings below, and what is set aside."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -156,7 +154,7 @@ def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
 
 
 @pytest.fixture(params=[errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def _no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_locks(request, monkeypatch):
     """A file system as Lustre is without its option: stood in for, since none can be had here."""
 
     def flock(*_: Any) -> None:

@@ -1,7 +1,5 @@
 """Scores of canaries: read from files and reports, and asked for every bound."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,7 @@ from lightning_audit.stats.thresholds import Fixed, Grid, Maximum, MultiSplit, S
 
 
 @pytest.fixture
-def groups() -> tuple[np.ndarray, np.ndarray]:
+def groups():
     rng = np.random.default_rng(0)
     return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
 

@@ -1,7 +1,5 @@
 """What is kept of a run: verdicts of earlier segments, snapshots of its parts, and its record."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

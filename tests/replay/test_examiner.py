@@ -1,7 +1,5 @@
 """What runs in a fork gives its result, and changes nothing here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -62,12 +60,12 @@ def examined_once(**told: Any) -> Schedule:
     return schedule
 
 
-def test_none_are_made_where_none_are_wanted() -> None:
+def test_none_are_made_where_none_are_wanted():
     assert Schedule(0, 1, USUAL).due == NEVER
 
 
 @given(count=st.integers(1, 8), seed=st.integers(0, 1000))
-def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
+def test_as_many_as_are_wanted_the_first_at_once(count, seed):
     schedule = Schedule(count, seed, USUAL)
     assert schedule.budget(0.0) is None
     found = steps_of(schedule, NEVER - 1)
@@ -77,13 +75,13 @@ def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_later_ones_are_rarer(seed: int) -> None:
+def test_later_ones_are_rarer(seed):
     found = steps_of(Schedule("auto", seed, USUAL), 100_000)
     assert found[0] == 1
     assert sum(step <= 1000 for step in found) > sum(step > 99_000 for step in found)
 
 
-def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
+def test_the_first_asks_everything_and_later_ones_one_question_in_turns():
     schedule = Schedule("auto", 0, USUAL)
     assert schedule.budget(0.0) == FIRST_REPLAYS
     asked = []
@@ -94,7 +92,7 @@ def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> Non
     assert asked == [NAMES, ["a"], ["b"], ["c"]]
 
 
-def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
+def test_later_ones_take_no_more_than_their_share_of_the_time():
     schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
     schedule.note(1, NAMES, 3.0, now, replayed=3)
     for step in range(2, 5000):
@@ -112,7 +110,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
     assert spent > 10.0
 
 
-def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
+def test_what_had_no_replays_left_is_asked_soon_whatever_the_time():
     schedule = examined_once(late=["c"])
     assert 1 < schedule.due <= 11
     assert schedule.next_questions(0.0) == ["c"]
@@ -122,7 +120,7 @@ def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
     assert schedule.next_questions(0.11 / LATER_SHARE) == ["a"]
 
 
-def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows() -> None:
+def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows():
     schedule, asked = Schedule("auto", 0, USUAL), []
     for _ in range(3):
         asked.append(schedule.next_questions(0.0))
@@ -132,7 +130,7 @@ def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows(
 
 
 @given(seed=st.integers(0, 1000), clock=st.floats(1e-3, 1e3))
-def test_unanswered_questions_come_at_the_same_steps_anywhere(seed: int, clock: float) -> None:
+def test_unanswered_questions_come_at_the_same_steps_anywhere(seed, clock):
     def steps(factor: float) -> list[tuple[int, list[str]]]:
         schedule, found = Schedule("auto", seed, USUAL), []
         for late in (["b", "c"], ["c"], []):
@@ -144,7 +142,7 @@ def test_unanswered_questions_come_at_the_same_steps_anywhere(seed: int, clock: 
     assert steps(clock) == steps(1.0)
 
 
-def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end() -> None:
+def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end():
     schedule, asked = Schedule("auto", 0, USUAL), []
     while names := schedule.next_questions(0.0):
         asked.append(names)
@@ -152,7 +150,7 @@ def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end()
     assert asked == [NAMES, *4 * [["c"]]]
 
 
-def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
+def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much():
     schedule = examined_once()
     schedule.note(2, ["a"], 0.5, 1.0, late=["a"])
     # Half a second was spent, and twice as much is needed.
@@ -161,7 +159,7 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() ->
 
 
 @pytest.mark.parametrize("wanted", ["auto", 3])
-def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
+def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted):
     schedule = Schedule(wanted, 0, USUAL)
     schedule.note(1, NAMES, 0.3, 0.0, replayed=3)
     schedule.due = 500
@@ -184,7 +182,7 @@ def children() -> set[str]:
 
 
 @pytest.fixture
-def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+def _others(monkeypatch):
     """Processes that earlier tests left, such as the tracker of multiprocessing."""
     monkeypatch.setattr(sys.modules[__name__], "others", children())
 
@@ -193,7 +191,7 @@ def no_children() -> bool:
     return children() <= others
 
 
-def test_a_result_comes_back_and_nothing_is_changed() -> None:
+def test_a_result_comes_back_and_nothing_is_changed():
     held = torch.zeros(1000)
 
     def work(beat: Beat) -> torch.Tensor:
@@ -208,11 +206,11 @@ def test_a_result_comes_back_and_nothing_is_changed() -> None:
     assert no_children()
 
 
-def test_a_large_result_comes_back() -> None:
+def test_a_large_result_comes_back():
     assert len(in_a_fork(lambda beat: bytes(2**24), 10.0)) == 2**24
 
 
-def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
+def test_operations_that_several_threads_ran_before_run_in_the_fork():
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -228,9 +226,7 @@ def test_operations_that_several_threads_ran_before_run_in_the_fork() -> None:
         torch.set_num_threads(threads)
 
 
-def test_a_fork_that_is_interrupted_before_it_begins_does_not_train_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fork_that_is_interrupted_before_it_begins_does_not_train_on(monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -256,7 +252,7 @@ def _hangs(beat: Beat) -> None:
         (lambda beat: lambda: None, r"Error in replay\.examiner\.send"),  # cannot be sent
     ],
 )
-def test_no_result_says_why_and_leaves_no_process(work: Callable[[Beat], Any], why: str) -> None:
+def test_no_result_says_why_and_leaves_no_process(work, why):
     begun = time.monotonic()
     with pytest.raises((ForkFailed, FailedElsewhere), match=why):
         in_a_fork(work, 1.0)
@@ -264,7 +260,7 @@ def test_no_result_says_why_and_leaves_no_process(work: Callable[[Beat], Any], w
     assert no_children()
 
 
-def test_an_interrupted_training_ends_the_fork() -> None:
+def test_an_interrupted_training_ends_the_fork():
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -278,7 +274,7 @@ def test_an_interrupted_training_ends_the_fork() -> None:
     assert no_children()
 
 
-def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() -> None:
+def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert in_a_fork(lambda beat: 3, 10.0) == 3
@@ -286,14 +282,14 @@ def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes() 
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path: Path) -> None:
+def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path):
     with (tmp_path / "log").open("w") as file:
         file.write("once")
         in_a_fork(lambda beat: None, 10.0)
     assert (tmp_path / "log").read_text() == "once"
 
 
-def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_among_threads_warns_of_nothing(monkeypatch):
     fork = os.fork
 
     def warns() -> int:
@@ -304,7 +300,7 @@ def test_a_fork_among_threads_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert in_a_fork(lambda beat: 1, 10.0) == 1
 
 
-def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_separated_runs_nothing(monkeypatch):
     monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
     shared = torch.zeros(10).share_memory_()
     with pytest.raises(CannotSeparate, match="shared memory"):
@@ -312,7 +308,7 @@ def test_what_cannot_be_separated_runs_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert not shared.any()
 
 
-def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch):
     assert may_fork([torch.zeros(1)])
     assert not may_fork([torch.zeros(1, device="meta")])
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -337,7 +333,7 @@ def net(*more: nn.Module) -> nn.Sequential:
 
 
 @pytest.fixture
-def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+def _large(monkeypatch):
     """The net of 403 weights is larger than what is kept of any net."""
     monkeypatch.setattr(clipping, "_ENTRIES", 400)
     monkeypatch.setattr(noise, "_ENTRIES", 400)
@@ -348,7 +344,7 @@ def _large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("budget", [FIRST_REPLAYS, None])
-def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> None:
+def test_no_question_is_refused_for_the_size_of_a_net(budget):
     found = examined(PlainStep(net=net()), budget=budget, trials=8)
     assert {name: answer.reason for name, answer in found.answers.items()} == dict.fromkeys(
         QUESTIONS, ""
@@ -357,13 +353,13 @@ def test_no_question_is_refused_for_the_size_of_a_net(budget: int | None) -> Non
 
 
 @pytest.mark.usefixtures("_large")
-def test_of_a_large_net_too_records_that_depend_on_each_other_are_found() -> None:
+def test_of_a_large_net_too_records_that_depend_on_each_other_are_found():
     user = PlainStep(net=net(OverTheBatch()))
     (finding,) = examined(user, names=["coupling"]).answers["coupling"].findings
     assert finding.size > 0.1
 
 
-def test_an_examination_is_stated_in_times_of_the_step_on_the_users_own_batch() -> None:
+def test_an_examination_is_stated_in_times_of_the_step_on_the_users_own_batch():
     found = examined(Busy(), budget=FIRST_REPLAYS, trials=8)
     assert 10 < found.step_times < found.steps
 
@@ -391,7 +387,7 @@ def first_examination(folder: Path, row: Any) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.parametrize("row", ROWS[::6], ids=lambda row: row.name)
-def test_a_first_examination_makes_at_most_eighty_replays(tmp_path: Path, row: Any) -> None:
+def test_a_first_examination_makes_at_most_eighty_replays(tmp_path, row):
     assert 10 < first_examination(tmp_path, row)[0] <= FIRST_REPLAYS == 80
 
 
@@ -408,7 +404,7 @@ class Slow:
     thread_time = perf_counter
 
 
-def test_a_busy_machine_asks_as_quiet_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_asks_as_quiet_ones(tmp_path, monkeypatch):
     quiet = first_examination(tmp_path / "quiet", ROWS[0])
     for module in (examinations, examiner):
         monkeypatch.setattr(module, "time", Slow())
@@ -419,7 +415,7 @@ def test_a_busy_machine_asks_as_quiet_ones(tmp_path: Path, monkeypatch: pytest.M
 # --- Nothing that goes wrong in an examination is raised, and the user's own code is named.
 
 
-def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:
+def test_a_loop_without_lightning_is_examined_and_left_as_it_was():
     user, other = PlainStep(), PlainStep()
     found = examined(user)
     torch.manual_seed(5)
@@ -432,21 +428,21 @@ def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:
     assert found.step_times > 1.0
 
 
-def test_some_questions_may_be_asked_alone() -> None:
+def test_some_questions_may_be_asked_alone():
     assert set(examined(PlainStep(), names=["replay.release"]).answers) == {"replay.release"}
 
 
-def test_what_has_no_replays_asks_nothing_and_says_so() -> None:
+def test_what_has_no_replays_asks_nothing_and_says_so():
     found = examined(PlainStep(), budget=0)
     assert "no replays were left" in found.answers["replay.clipping"].reason
 
 
-def test_a_batch_that_is_too_small_is_not_asked() -> None:
+def test_a_batch_that_is_too_small_is_not_asked():
     answers = examined(PlainStep(), records=LEAST_RECORDS - 1).answers
     assert {answer.reason for answer in answers.values()} == {"the batch is too small"}
 
 
-def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
+def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed():
     user = PlainStep()
     user.held = [SimpleNamespace(stream=iter([1]))]
     before = [p.detach().clone() for p in user.module.parameters()]
@@ -455,7 +451,7 @@ def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
 
 
 @pytest.mark.parametrize("when", ["a replay", "the state"])
-def test_exceptions_are_recorded(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceptions_are_recorded(when, monkeypatch):
     user = PlainStep()
 
     def fail(*_: object) -> Any:

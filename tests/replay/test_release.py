@@ -1,7 +1,5 @@
 """What a step does beside its release: what its records decide, and what they must not."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -82,7 +80,7 @@ class GradientsAreTooLarge(StepsAtTimes):
 
 
 @pytest.mark.parametrize("kind", [StepsBelowALimit, LosslessClosure, GradientsAreTooLarge])
-def test_steps_that_are_skipped_by_their_records_are_named(tmp_path: Path, kind: Any) -> None:
+def test_steps_that_are_skipped_by_their_records_are_named(tmp_path, kind):
     found = report(tmp_path, kind)
     assert named(found) == "steps_depend_on_records"
     assert found.verdict.faults[0].finding == "replay.release"
@@ -99,7 +97,7 @@ class RecordsOfLosses(StepsAtTimes):
         return round(1e4 * self.mean) % 2
 
 
-def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path: Path) -> None:
+def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path):
     found = report(tmp_path, RecordsOfLosses, audit={"examinations": 0})
     assert found.verdict.outcome == "INCONCLUSIVE"
     (line,) = (item for item in found.verdict.pass_blockers if "made no step" in item)
@@ -159,13 +157,13 @@ class NoiseByALambda(SeesItsLoss):
     ("kind", "callbacks"),
     [(NoiseByTheLoss, []), (NoiseByALambda, []), (PrivateModule, [ByTheLossBefore])],
 )
-def test_noise_that_records_set_is_named(tmp_path: Path, kind: Any, callbacks: Any) -> None:
+def test_noise_that_records_set_is_named(tmp_path, kind, callbacks):
     found = report(tmp_path, kind, *(callback() for callback in callbacks))
     assert named(found) == "noise_set_by_records"
     assert "noise_multiplier of a step depends on records" in found.verdict.summary
 
 
-def test_noise_by_a_limit_that_losses_come_to_later_is_named(tmp_path: Path) -> None:
+def test_noise_by_a_limit_that_losses_come_to_later_is_named(tmp_path):
     found = report(tmp_path, NoiseByALimit, max_epochs=6)
     assert named(found) == "noise_set_by_records"
     assert found.verdict.faults[0].place.step > 0
@@ -190,7 +188,7 @@ class NoiseByTheEpochsLoss(SeesItsLoss):
         self.last = mean
 
 
-def test_noise_that_changes_by_no_known_schedule_does_not_pass(tmp_path: Path) -> None:
+def test_noise_that_changes_by_no_known_schedule_does_not_pass(tmp_path):
     found = report(tmp_path, NoiseByTheEpochsLoss, max_epochs=4)
     assert found.verdict.outcome == "INCONCLUSIVE"
     changes = len(found.history) - 1
@@ -273,7 +271,7 @@ class SkipsAtRandom(StepsAtTimes):
         pytest.param(SkipsAtRandom, marks=pytest.mark.heavy),
     ],
 )
-def test_correct_steps_and_noise_are_not_accused(tmp_path: Path, kind: Any) -> None:
+def test_correct_steps_and_noise_are_not_accused(tmp_path, kind):
     found = report(tmp_path, kind, max_epochs=3)
     assert found.verdict.outcome != "VIOLATION", found.verdict
     assert schedule(found).status == ("not_run" if kind is SkipsAtRandom else "ok")
@@ -284,7 +282,7 @@ class ByEpoch(PrivateModule):
         self.trainer.optimizers[0].noise_multiplier = 0.95**self.current_epoch
 
 
-def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path: Path) -> None:
+def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path):
     found = report(tmp_path, ByEpoch, audit={"allow": ["ledger.schedule"]}, max_epochs=3)
     assert schedule(found).status == "not_run"
     assert not any("noise_multiplier changed" in item for item in found.verdict.pass_blockers)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -124,7 +122,7 @@ def faulty(name: str) -> type[DPOptimizer] | None:
 
 @pytest.mark.parametrize("training", [Training, BatchesOf8, BatchesOf100, WithMomentum])
 @pytest.mark.parametrize("name", ["clip_after_average", "clip_sum"])
-def test_clipping_together_is_told(name: str, training: type[Training]) -> None:
+def test_clipping_together_is_told(name, training):
     assert asked(faulty(name), training, {}).kind == "sum"
 
 
@@ -139,7 +137,7 @@ def test_clipping_together_is_told(name: str, training: type[Training]) -> None:
     ],
 )
 @pytest.mark.parametrize("training", [BatchesOf8, DeepTraining])
-def test_other_ways_to_clip_are_told_apart(name: str, kind: str, training: Any) -> None:
+def test_other_ways_to_clip_are_told_apart(name, kind, training):
     assert asked(faulty(name), training, {}).kind == kind
 
 
@@ -174,7 +172,7 @@ def test_other_ways_to_clip_are_told_apart(name: str, kind: str, training: Any) 
         ("changed_after_step", ChangedAfterStep, "release", ""),
     ],
 )
-def test_findings_tell_their_kind(name: str, training: Any, question: str, kind: str) -> None:
+def test_findings_tell_their_kind(name, training, question, kind):
     # Lightning divides the loss by the number of batches that it adds up.
     norm = 0.3 if name == "clip_at_1.5" else 0.2 if training is AddedUp else None
     settings = {"max_grad_norm": norm} if norm else {}
@@ -190,7 +188,7 @@ def test_findings_tell_their_kind(name: str, training: Any, question: str, kind:
         (WithMomentum, "clipping"),
     ],
 )
-def test_correct_steps_have_no_kind(training: type[Training], question: str) -> None:
+def test_correct_steps_have_no_kind(training, question):
     answer = asked(None, training, {}, f"replay.{question}")
     assert answer.asked
     assert (answer.findings, answer.kind) == ((), "")
@@ -202,7 +200,7 @@ SIZES = (24, 6, 12, 2)
 
 
 @pytest.fixture(scope="module")
-def trials() -> list[Trial]:
+def trials():
     return list(CraftedGradients(SIZES, batch=16, seed=1).trials())
 
 
@@ -213,14 +211,14 @@ def only(trial: Trial) -> torch.Tensor:
     return rows
 
 
-def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_order(trials: list[Trial]) -> None:
+def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_order(trials):
     for trial in trials:
         kept = [row for j, row in enumerate(trial.rows) if j != trial.left_out % len(trial.rows)]
         assert torch.equal(trial.neighbour, torch.stack(kept))
         assert torch.equal(trial.rows - trial.with_zeros, only(trial))
 
 
-def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
+def test_norms_are_those_of_the_names(trials):
     named = [trial for trial in trials if ", norm " in trial.name or trial.name.startswith("norm ")]
     assert len(named) >= 10
     for trial in named:
@@ -228,22 +226,22 @@ def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
         assert float(trial.rows[trial.left_out].norm()) == pytest.approx(stated)
 
 
-def test_norms_go_from_half_the_clipping_norm_to_100_000_times_it(trials: list[Trial]) -> None:
+def test_norms_go_from_half_the_clipping_norm_to_100_000_times_it(trials):
     norms = [float(trial.rows[trial.left_out].norm()) for trial in trials]
     assert min(norms) <= 0.5
     assert max(norms) >= 1e5
 
 
-def test_first_middle_and_last_place_are_all_left_out(trials: list[Trial]) -> None:
+def test_first_middle_and_last_place_are_all_left_out(trials):
     assert {0, 8, 15} <= {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
 
 
-def test_batches_are_of_two_of_the_usual_and_of_over_twice_that_size(trials: list[Trial]) -> None:
+def test_batches_are_of_two_of_the_usual_and_of_over_twice_that_size(trials):
     assert {len(trial.rows) for trial in trials} == {2, 16, 34}
     assert {len(trial.neighbour) for trial in trials} == {1, 15, 33}
 
 
-def test_one_gradient_outweighs_all_others_and_one_is_alone(trials: list[Trial]) -> None:
+def test_one_gradient_outweighs_all_others_and_one_is_alone(trials):
     named = {trial.name: trial for trial in trials}
     against = named["against all others, which it outweighs"]
     one, others = against.rows[against.left_out], against.neighbour.sum(0)
@@ -252,7 +250,7 @@ def test_one_gradient_outweighs_all_others_and_one_is_alone(trials: list[Trial])
     assert not named["norm 1e+03 C, alone"].neighbour.any()
 
 
-def test_each_tensor_has_a_gradient_of_its_own(trials: list[Trial]) -> None:
+def test_each_tensor_has_a_gradient_of_its_own(trials):
     ends, alone = list(itertools.accumulate(SIZES)), set()
     for trial in trials:
         where = trial.rows[trial.left_out].nonzero().flatten()
@@ -261,7 +259,7 @@ def test_each_tensor_has_a_gradient_of_its_own(trials: list[Trial]) -> None:
     assert alone == set(range(len(SIZES)))
 
 
-def test_families_take_turns(trials: list[Trial]) -> None:
+def test_families_take_turns(trials):
     first = [trial.name for trial in trials[:4]]
     assert first[0].startswith("norm ")
     assert first[1].startswith("the same in all entries")
@@ -269,12 +267,12 @@ def test_families_take_turns(trials: list[Trial]) -> None:
     assert first[3].startswith("one of two")
 
 
-def test_large_models_have_fewer_gradients_at_once() -> None:
+def test_large_models_have_fewer_gradients_at_once():
     crafted = CraftedGradients([3_000_000], batch=512, seed=0)
     assert len(next(iter(crafted.trials())).rows) <= 8
 
 
-def test_one_seed_gives_one_set() -> None:
+def test_one_seed_gives_one_set():
     one, other = (list(CraftedGradients(SIZES, 4, seed=3).trials()) for _ in range(2))
     assert all(torch.equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))
 
@@ -313,7 +311,7 @@ def _loss(module: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
     return functional.cross_entropy(module(x[rows]), y[rows])
 
 
-def test_generators_logs_and_gradients_are_untouched() -> None:
+def test_generators_logs_and_gradients_are_untouched():
     module = _Module(GradSampleModule(_net()))
     params = list(module.parameters())
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
@@ -333,7 +331,7 @@ def test_generators_logs_and_gradients_are_untouched() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
+def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped):
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     hooked = GradSampleModule(net) if wrapped else net
     hooks = hooked if wrapped else GradSampleHooks(net)
@@ -350,7 +348,7 @@ def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
         assert torch.allclose(p.grad_sample[-1], direction.norm * part, atol=1e-6)
 
 
-def test_another_thread_that_trains_draws_no_number_twice() -> None:
+def test_another_thread_that_trains_draws_no_number_twice():
     module, ended = _Module(_net()), threading.Event()
     other = threading.Thread(target=lambda: ended.wait(), name="study")
     other.start()
@@ -366,7 +364,7 @@ def test_another_thread_that_trains_draws_no_number_twice() -> None:
     assert torch.rand(1) == own
 
 
-def test_running_statistics_are_put_back() -> None:
+def test_running_statistics_are_put_back():
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with undisturbed(net):
@@ -375,7 +373,7 @@ def test_running_statistics_are_put_back() -> None:
     assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
 
 
-def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
+def test_product_and_removal_are_those_of_the_flattened_vectors():
     net = nn.Linear(4, 3)
     params = [*net.parameters(), nn.Parameter(torch.ones(2))]  # the last takes no part
     direction = own_direction(_loss(net), params)
@@ -393,6 +391,6 @@ def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf")])
-def test_a_gradient_without_direction_gives_none(factor: float) -> None:
+def test_a_gradient_without_direction_gives_none(factor):
     net = nn.Linear(4, 3)
     assert own_direction(_loss(net) * factor, list(net.parameters())) is None

@@ -1,7 +1,5 @@
 """Several draws of a step's noise show what is wrong with it, and accuse no correct one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -127,7 +125,7 @@ class Whole(faulty.OwnNoise):
         (faulty.LatticeNoise, "noise_of_another_shape"),
     ],
 )
-def test_faulty_noise_is_found_in_one_examination(kind: type[DPOptimizer], name: str) -> None:
+def test_faulty_noise_is_found_in_one_examination(kind, name):
     assert named(answer(kind)) == name
 
 
@@ -136,7 +134,7 @@ def test_faulty_noise_is_found_in_one_examination(kind: type[DPOptimizer], name:
     [None, faulty.OwnNoise, Tempered, Masked, Whole, faulty.NoiseTimesBatch, faulty.ShiftedNoise],
     ids=lambda kind: getattr(kind, "__name__", "Opacus"),
 )
-def test_correct_noise_is_not_accused(kind: type[DPOptimizer] | None) -> None:
+def test_correct_noise_is_not_accused(kind):
     found = answer(kind)
     assert found.asked >= 12
     assert not found.findings
@@ -144,23 +142,23 @@ def test_correct_noise_is_not_accused(kind: type[DPOptimizer] | None) -> None:
 
 @pytest.mark.parametrize("noise_multiplier", [0.3, 50.0])
 @pytest.mark.parametrize("max_grad_norm", [1e-6, 1e6])
-def test_it_counts_in_units_of_the_claim(noise_multiplier: float, max_grad_norm: float) -> None:
+def test_it_counts_in_units_of_the_claim(noise_multiplier, max_grad_norm):
     given = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
     assert not answer(None, **given).findings
     assert named(answer(faulty.HalfNoise, **given)) == "noise_too_small"
 
 
-def test_one_weight_may_be_all_that_is_trained() -> None:
+def test_one_weight_may_be_all_that_is_trained():
     assert not answer(None, nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())).findings
 
 
-def test_noise_whose_seed_is_made_in_the_step_is_not_asked() -> None:
+def test_noise_whose_seed_is_made_in_the_step_is_not_asked():
     found = answer(SeededEachStep)
     assert not found.asked
     assert "same under other random numbers" in found.reason
 
 
-def test_what_claims_no_noise_is_not_asked() -> None:
+def test_what_claims_no_noise_is_not_asked():
     assert answer(None, noise_multiplier=0.0).reason == "no noise is claimed"
 
 
@@ -174,7 +172,7 @@ LAYOUT = [
 ]
 
 
-def test_all_entries_are_looked_at_in_their_order() -> None:
+def test_all_entries_are_looked_at_in_their_order():
     entries = NoiseEntries.of(LAYOUT, most=1000)
     assert entries.count == 24 + 6 + 12 + 1
     release = torch.arange(43, dtype=torch.float64)
@@ -183,7 +181,7 @@ def test_all_entries_are_looked_at_in_their_order() -> None:
     np.testing.assert_array_equal(flat(parts), release.numpy())
 
 
-def test_of_many_the_first_rows_of_each_tensor_are() -> None:
+def test_of_many_the_first_rows_of_each_tensor_are():
     entries = NoiseEntries.of(LAYOUT, most=22)
     parts = entries.of_release(torch.arange(43, dtype=torch.float64))
     assert [part.shape[0] for part in parts] == [4, 1, 2, 1]
@@ -193,7 +191,7 @@ def test_of_many_the_first_rows_of_each_tensor_are() -> None:
     assert wide.count <= 102
 
 
-def test_tensors_are_named_by_what_is_marked_in_them() -> None:
+def test_tensors_are_named_by_what_is_marked_in_them():
     entries = NoiseEntries.of(LAYOUT, most=1000)
     marked = torch.zeros(43, dtype=torch.bool)
     marked[[25, 42]] = True
@@ -229,7 +227,7 @@ def watched(kind: type[DPOptimizer] | None, steps: int) -> tuple[PlainStep, Succ
 
 
 @pytest.mark.parametrize(("kind", "found"), [(Recalls, True), (OwnNoise, False), (None, False)])
-def test_noise_that_is_recalled_is_seen(kind: type[DPOptimizer] | None, found: bool) -> None:
+def test_noise_that_is_recalled_is_seen(kind, found):
     user, kept = watched(kind, STEPS + 2)
     assert kept.full
     look = kept.look()
@@ -240,13 +238,13 @@ def test_noise_that_is_recalled_is_seen(kind: type[DPOptimizer] | None, found: b
     assert "add_noise" not in vars(user.optimizers[0])
 
 
-def test_one_step_tells_nothing() -> None:
+def test_one_step_tells_nothing():
     _, kept = watched(None, 1)
     assert not kept.full
     assert kept.look() is None
 
 
-def test_an_optimizer_that_shows_no_sum_is_let_go_of() -> None:
+def test_an_optimizer_that_shows_no_sum_is_let_go_of():
     class Hides(DPOptimizer):
         def add_noise(self) -> None:
             super().add_noise()

@@ -1,10 +1,7 @@
 """Examinations show that gradients depend on other records, and accuse no sound net."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +65,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_every_number_was_seen_in_its_column(name: str) -> None:
+def test_every_number_was_seen_in_its_column(name):
     batch = batch_of(COLUMNS[name])
     records = [(x[-1], y[-1]) for x, y in made(batch)]
     records += list(zip(*within_range(batch, 5), strict=True))
@@ -78,7 +75,7 @@ def test_every_number_was_seen_in_its_column(name: str) -> None:
         assert y in batch[1]
 
 
-def test_the_batch_itself_is_left_alone_and_one_record_comes_behind_it() -> None:
+def test_the_batch_itself_is_left_alone_and_one_record_comes_behind_it():
     batch = batch_of(COLUMNS["measurements"])
     before = batch[0].clone()
     for x, y in made(batch):
@@ -88,7 +85,7 @@ def test_the_batch_itself_is_left_alone_and_one_record_comes_behind_it() -> None
     assert torch.equal(batch[0], before)
 
 
-def test_whole_numbers_stay_a_records_own() -> None:
+def test_whole_numbers_stay_a_records_own():
     x, y = within_range((COLUMNS["counts"], torch.arange(8)), 1)
     assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
     assert torch.equal(x, x.round())
@@ -168,7 +165,7 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
     ],
 )
 @pytest.mark.usefixtures("all_numbers")
-def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
+def test_sound_net_is_not_accused(tmp_path, net, precision):
     module = PrivateModule(SOUND[net](), dataset=digits())
     report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
     assert status(report, "coupling") == "ok"
@@ -181,7 +178,7 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
 )
 @pytest.mark.one_in(3)
-def test_batch_normalisation_is_found_at_once(tmp_path: Path, kind: type, precision: str) -> None:
+def test_batch_normalisation_is_found_at_once(tmp_path, kind, precision):
     module = kind(layers(OverTheBatch()), dataset=digits())
     report = violation(tmp_path, module, audit(), max_steps=1, precision=precision)
     assert report.verdict.fault.startswith(FAULT)
@@ -190,7 +187,7 @@ def test_batch_normalisation_is_found_at_once(tmp_path: Path, kind: type, precis
 
 
 @pytest.mark.usefixtures("all_numbers")
-def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
+def test_each_examination_replays_a_batch(tmp_path):
     module = PrivateModule(layers(), dataset=digits())
     report = fit(tmp_path, module, audit(examinations=2), max_steps=4)
     assert coupling(report).evidence["replays"] == 2
@@ -258,9 +255,7 @@ UNSORTED = "enforce_sorted=False"
     [(Weighted, layers, ""), (Contrastive, layers, ""), (PrivateModule, Packed, UNSORTED)],
     ids=["weighted loss", "contrastive loss", "sequences that Opacus puts in another order"],
 )
-def test_gradients_that_depend_on_other_records_are_found(
-    tmp_path: Path, kind: type, net: Callable[[], nn.Module], advice: str
-) -> None:
+def test_gradients_that_depend_on_other_records_are_found(tmp_path, kind, net, advice):
     report = violation(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=1)
     assert report.verdict.fault.startswith(FAULT)
     assert advice in report.verdict.advice
@@ -269,7 +264,7 @@ def test_gradients_that_depend_on_other_records_are_found(
 @pytest.mark.parametrize(
     ("kind", "net"), [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))]
 )
-def test_sorted_records_are_fine(tmp_path: Path, kind: type, net: Callable[[], nn.Module]) -> None:
+def test_sorted_records_are_fine(tmp_path, kind, net):
     report = fit(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=2)
     assert status(report, "coupling") == "ok"
 
@@ -299,7 +294,7 @@ class InTwoParts(HandWritten):
         return {name: torch.cat([g, two[name]]) for name, g in one.items()}
 
 
-def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
+def test_hand_written_batch_normalisation_is_found(tmp_path):
     module = NormalisedByHand()
     report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
     assert report.verdict.fault.startswith(FAULT)
@@ -308,11 +303,11 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
 @pytest.mark.usefixtures("all_numbers")
-def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
+def test_sound_hand_written_training_is_not_accused(tmp_path, kind):
     assert coupling(fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)).evidence["replays"] == 1
 
 
-def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_says_why(tmp_path):
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
     assert "does not form one per-sample gradient per record" in coupling(report).message
@@ -322,7 +317,7 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("all_numbers")
-def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
+def test_a_batch_of_one_record_waits_for_the_next(tmp_path):
     class Alone(PrivateModule):
         def train_dataloader(self) -> Any:
             return DataLoader(self.dataset, batch_sampler=[[0], [0, 1, 2, 3]])
@@ -332,13 +327,13 @@ def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     assert coupling(report).evidence["replays"] == 1
 
 
-def test_the_argument_is_a_number_or_auto() -> None:
+def test_the_argument_is_a_number_or_auto():
     for wrong in ("no", -1, True, 1.5):
         with pytest.raises(ValueError, match="must be 'auto' or a whole number >= 0"):
             PrivacyAudit(examinations=wrong)  # type: ignore[arg-type]
 
 
-def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
+def test_a_training_step_that_fails_on_copies_trains_on(tmp_path):
     class Distinct(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if len(batch[0].unique(dim=0)) < len(batch[0]):
@@ -359,7 +354,7 @@ class Resumable(PrivateModule):
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
+def test_a_violation_is_kept_when_the_training_goes_on(tmp_path):
     first, again = (audit(on_violation="warn") for _ in range(2))
     trainer = trainer_for(tmp_path, first, max_steps=1)
     trainer.fit(Resumable())
@@ -376,12 +371,12 @@ COPIES = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [3.0, 4.0]])
 MIXED = torch.tensor([[9.0, 0.0], [3.0, 4.0], [-2.0, 1.0], [3.0, 4.0]])
 
 
-def test_a_record_that_stays_what_it_is_changes_by_nothing_wherever_it_lies() -> None:
+def test_a_record_that_stays_what_it_is_changes_by_nothing_wherever_it_lies():
     assert largest_change(COPIES, MIXED, 2) == 0.0
     assert largest_change(COPIES, MIXED.flip(0), 2) == 0.0
 
 
-def test_the_larger_change_of_two_copies_counts_in_units_of_the_norm() -> None:
+def test_the_larger_change_of_two_copies_counts_in_units_of_the_norm():
     moved = MIXED.clone()
     moved[3] = torch.tensor([3.0, 4.5])
     norm = math.hypot(3.0, 4.5)
@@ -389,7 +384,7 @@ def test_the_larger_change_of_two_copies_counts_in_units_of_the_norm() -> None:
     assert largest_change(COPIES, moved, 1) == 0.0
 
 
-def test_a_small_gradient_is_compared_in_units_of_the_usual_one() -> None:
+def test_a_small_gradient_is_compared_in_units_of_the_usual_one():
     copies, mixed = 5.0 * torch.eye(4), 5.0 * torch.eye(4)
     copies[0], mixed[0] = 0.0, 0.0
     mixed[0, 0] = 1e-6
@@ -397,7 +392,7 @@ def test_a_small_gradient_is_compared_in_units_of_the_usual_one() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_gradients_that_are_not_finite_tell_of_copies_alone(value: float) -> None:
+def test_gradients_that_are_not_finite_tell_of_copies_alone(value):
     broken = COPIES.clone()
     broken[1, 1] = value
     assert largest_change(broken, MIXED, 2) == math.inf
@@ -435,8 +430,8 @@ class _Draws:
     ],
 )
 def test_draws_that_follow_the_data_are_no_coupling_where_they_are_as_many_by_chance(
-    counts: Callable[[int, bool], int], *, found: bool
-) -> None:
+    counts, *, found
+):
     batch = torch.arange(16.0).reshape(8, 2)
     answer = examine_independence(_Draws(counts), batch, 0.01, seed=3)
     assert bool(answer.findings) == found
@@ -446,14 +441,14 @@ def test_draws_that_follow_the_data_are_no_coupling_where_they_are_as_many_by_ch
 # --- A batch that nobody reads tells nothing; random numbers that move are no sensitivity.
 
 
-def test_tolerances_are_those_of_the_precision() -> None:
+def test_tolerances_are_those_of_the_precision():
     assert tolerance([torch.float32], low_precision=False) == 2e-3
     assert tolerance([torch.float64], low_precision=False) == 1e-6
     assert tolerance([torch.float32, torch.bfloat16], low_precision=False) == 0.1
     assert tolerance([torch.float64], low_precision=True) == 0.1
 
 
-def test_a_step_that_does_not_read_its_batch_is_not_asked(tmp_path: Path) -> None:
+def test_a_step_that_does_not_read_its_batch_is_not_asked(tmp_path):
     class Elsewhere(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = self.dataset.tensors
@@ -495,14 +490,14 @@ def other_noise(noise: torch.Tensor, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 10, 24, 25, 100, 5000])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_what_a_record_adds_is_a_finding_in_any_dimension(size: int, by_row: bool) -> None:
+def test_what_a_record_adds_is_a_finding_in_any_dimension(size, by_row):
     judged = judge(drawn(record(3.0, size), size), 1, 1.0, by_row=by_row)
     assert judged == Judged(pytest.approx(3.0))
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 24, 25, 100, 5000])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_other_noise_is_no_finding_in_any_dimension(size: int, by_row: bool) -> None:
+def test_other_noise_is_no_finding_in_any_dimension(size, by_row):
     draw = drawn(other_noise, size)
     found = [judge(draw, seed, 1e-3, by_row=by_row).tells for seed in range(0, 3000, 10)]
     # One entry: three differences of one size within a tenth come by chance in 1 of 2,000.
@@ -510,7 +505,7 @@ def test_other_noise_is_no_finding_in_any_dimension(size: int, by_row: bool) -> 
 
 
 @pytest.mark.parametrize("size", [25, 64, 400, 6400, 100_000])
-def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(size: int) -> None:
+def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(size):
     least = min(max(0.05, 4.0 / math.sqrt(size)), 0.9)
     assert is_noise(least - 1e-9, size)
     assert not is_noise(least, size)
@@ -521,12 +516,12 @@ def test_independent_differences_pass_for_a_record_in_one_of_thirty_thousand(siz
     assert sum(not is_noise(float(cosine), size) for cosine in cosines) <= 1 + count / 10_000
 
 
-def test_other_marks_and_failures_tell_nothing() -> None:
+def test_other_marks_and_failures_tell_nothing():
     assert judge(drawn(record(3.0, 50), 50, mark=1), 1, 1.0).shifted
     assert judge(lambda _: [Replay(error="no"), Replay()], 1, 1.0) == Judged(failed=True)
 
 
-def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs() -> None:
+def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs():
     def rounded(noise: torch.Tensor, seed: int) -> torch.Tensor:
         far = torch.randn(400, generator=torch.Generator().manual_seed(seed + 5)).double() / 20.0
         return record(0.8, 400)(noise, seed) + 0.9 * far
@@ -536,7 +531,7 @@ def test_a_small_part_in_common_is_no_finding_unless_a_row_alone_differs() -> No
     assert judge(drawn(rounded, 400), 1, 1.0, by_row=True, least_cosine=0.9).shifted
 
 
-def test_a_pair_that_is_not_too_far_apart_is_replayed_once() -> None:
+def test_a_pair_that_is_not_too_far_apart_is_replayed_once():
     seeds, draw = [], drawn(record(0.9, 50), 50)
     judge(lambda seed: seeds.append(seed) or draw(seed), 1, 1.0)
     assert seeds == [1]
@@ -563,7 +558,7 @@ class Adds(PlainStep):
 
 
 @pytest.mark.parametrize("kind", [DPOptimizer, AddsMean])
-def test_what_is_added_beside_the_hand_over_is_seen(kind: type[DPOptimizer]) -> None:
+def test_what_is_added_beside_the_hand_over_is_seen(kind):
     user = Adds(kind)
     step = user.adapter
     replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))

@@ -1,7 +1,5 @@
 """All generators are set at the places of a step, and marks tell how many numbers were drawn."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -77,7 +75,7 @@ def replayed(draw: Callable[[], Any], before: int, after: int, seed: int = 3) ->
 
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("counts", [(1, 0), (0, 1)])
-def test_one_more_draw_shows_and_moves_nothing_behind(name: str, counts: tuple[int, int]) -> None:
+def test_one_more_draw_shows_and_moves_nothing_behind(name, counts):
     usual, one = replayed(DRAWS[name], 2, 2)
     more, other = replayed(DRAWS[name], 2 + counts[0], 2 + counts[1])
     assert usual == more
@@ -88,7 +86,7 @@ def test_one_more_draw_shows_and_moves_nothing_behind(name: str, counts: tuple[i
     assert not replayed(DRAWS[name], 0, 2)[1].drew
 
 
-def test_a_place_that_counts_once_sets_and_marks_nothing_the_second_time() -> None:
+def test_a_place_that_counts_once_sets_and_marks_nothing_the_second_time():
     state, found = TrainingState([]), Replay()
     places = RandomPlaces(state, 1, found)
     places.begin()
@@ -99,7 +97,7 @@ def test_a_place_that_counts_once_sets_and_marks_nothing_the_second_time() -> No
     assert [place for place, _ in found.marks] == ["start", "clipping"]
 
 
-def test_a_second_step_has_its_own_numbers_whatever_the_first_drew() -> None:
+def test_a_second_step_has_its_own_numbers_whatever_the_first_drew():
     seen = []
     for draws in (0, 3):
         found = Replay()
@@ -115,7 +113,7 @@ def test_a_second_step_has_its_own_numbers_whatever_the_first_drew() -> None:
     assert seen[0] == seen[1]
 
 
-def test_other_numbers_before_the_cut_leave_those_behind_it() -> None:
+def test_other_numbers_before_the_cut_leave_those_behind_it():
     seen = []
     for others in ({}, {"clipping": 1, "noise": 1}, {"clipping": 2, "noise": 2}):
         places = RandomPlaces(TrainingState([]), 1, Replay(), others)
@@ -132,7 +130,7 @@ def test_other_numbers_before_the_cut_leave_those_behind_it() -> None:
     assert [a == b for a, b in zip(usual, other, strict=True)] == [True, False, False, True, True]
 
 
-def test_a_step_that_is_not_taken_is_compared_up_to_where_it_went() -> None:
+def test_a_step_that_is_not_taken_is_compared_up_to_where_it_went():
     one = Replay(releases=[torch.zeros(1)], marks=[("start", 1), ("clipping", 2), ("cut", 3)])
     assert same_numbers(one, Replay(marks=[("start", 1), ("clipping", 2)]))
     assert not same_numbers(one, Replay(marks=[("start", 1), ("clipping", 4)]))
@@ -153,7 +151,7 @@ def norms(grads: list[torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("columns", "tolerated"), [(1303, 1e-5), (1302, 0.01), (400, 0.15)])
-def test_norms_and_norms_of_differences_stay(columns: int, tolerated: float) -> None:
+def test_norms_and_norms_of_differences_stay(columns, tolerated):
     one, other = gradients(0), gradients(1)
     change = folded(one, columns) - folded(other, columns)
     assert change.shape == (5, columns)
@@ -162,31 +160,31 @@ def test_norms_and_norms_of_differences_stay(columns: int, tolerated: float) -> 
     assert torch.allclose(change.norm(dim=1), norms(differences), rtol=tolerated)
 
 
-def test_a_change_of_one_entry_of_one_tensor_is_not_lost() -> None:
+def test_a_change_of_one_entry_of_one_tensor_is_not_lost():
     one, other = gradients(0), gradients(0)
     other[1][2, 17] += 3.0
     change = (folded(one, 50) - folded(other, 50)).norm(dim=1)
     assert torch.allclose(change, torch.tensor([0.0, 0.0, 3.0, 0.0, 0.0]), atol=1e-4)
 
 
-def test_the_global_generator_is_not_used() -> None:
+def test_the_global_generator_is_not_used():
     before = torch.get_rng_state()
     folded(gradients(0), 50)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_numbers_that_are_not_finite_stay_so() -> None:
+def test_numbers_that_are_not_finite_stay_so():
     grads = gradients(0)
     grads[0][3, 2, 1] = torch.inf
     assert torch.isfinite(folded(grads, 50).norm(dim=1)).tolist() == [True] * 3 + [False, True]
 
 
-def test_gradients_stay_as_they_are_where_each_entry_has_a_column() -> None:
+def test_gradients_stay_as_they_are_where_each_entry_has_a_column():
     one = gradients(0)
     assert torch.equal(folded(one, 1303), torch.cat([grad.flatten(1) for grad in one], 1))
 
 
-def test_a_parameter_of_one_number_has_rows_as_others_have() -> None:
+def test_a_parameter_of_one_number_has_rows_as_others_have():
     grads = [torch.tensor([3.0, 0.0, 1.0]), torch.tensor([[4.0, 0.0], [0.0, 2.0], [0.0, 0.0]])]
     assert folded(grads, 10).shape == (3, 3)
     found = Replay()
@@ -203,37 +201,37 @@ def replay(*releases: torch.Tensor) -> Replay:
     return Replay(releases=list(releases))
 
 
-def test_distance_is_that_of_all_steps_together() -> None:
+def test_distance_is_that_of_all_steps_together():
     one = replay(torch.zeros(3), torch.zeros(2))
     assert distance(one, replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))) == 5.0
 
 
-def test_another_number_of_steps_or_no_number_at_all_is_as_far_as_can_be() -> None:
+def test_another_number_of_steps_or_no_number_at_all_is_as_far_as_can_be():
     one = replay(torch.zeros(2))
     assert distance(one, replay(torch.zeros(2), torch.zeros(2))) == math.inf
     assert distance(one, replay(torch.tensor([math.nan, 0.0]))) == math.inf
     assert distance(replay(), replay()) == 0.0
 
 
-def test_equal_is_equal_to_the_bit() -> None:
+def test_equal_is_equal_to_the_bit():
     one, other = replay(torch.tensor([0.1])), replay(torch.tensor([0.1 + 1e-7]))
     assert equal_releases(one, one)
     assert not equal_releases(one, other)
 
 
 @pytest.mark.parametrize(("rounding", "hidden"), [(0.0, False), (0.06, False), (0.07, True)])
-def test_rounding_beyond_the_tolerance_hides_a_sensitivity(rounding: float, hidden: bool) -> None:
+def test_rounding_beyond_the_tolerance_hides_a_sensitivity(rounding, hidden):
     assert bool(too_coarse(rounding, 2e-3)) == hidden
 
 
-def test_integers_lie_on_a_lattice_and_normal_noise_does_not() -> None:
+def test_integers_lie_on_a_lattice_and_normal_noise_does_not():
     noise = torch.randn(2000, generator=torch.Generator().manual_seed(0))
     assert not on_a_lattice(noise)
     assert on_a_lattice((4 * noise).round())
 
 
 @pytest.mark.parametrize(("norm", "seen"), [(1.0, 1.0), (3.0, 3.0)])
-def test_the_shift_behind_a_lattice_is_seen_over_some_draws(norm: float, seen: float) -> None:
+def test_the_shift_behind_a_lattice_is_seen_over_some_draws(norm, seen):
     size = 4000
     shift = torch.full((size,), norm / size**0.5, dtype=torch.float64)
 
@@ -253,7 +251,7 @@ def _hidden(norm: float, seed: int, sigma: float = 1.0, size: int = 1000, draws:
     return hidden_by_noise(norm * change / change.norm(), [sigma * n for n in noise], sigma, 1.0)
 
 
-def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit() -> None:
+def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit():
     # The limit is three standard errors: exceeded by 1 of 741 correct ones.
     assert sum(_hidden(1.0, seed) for seed in range(200)) >= 198
     assert not any(_hidden(1.3, seed) for seed in range(200))
@@ -265,7 +263,7 @@ def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit() -> No
         assert not hidden_by_noise(100.0 * unit * change, noise, 1.0, 1.0)
 
 
-def test_noise_elsewhere_hides_nothing() -> None:
+def test_noise_elsewhere_hides_nothing():
     change = torch.zeros(100, dtype=torch.float64)
     change[:50] = 1.0
     noise = [torch.cat([torch.zeros(50), torch.randn(50)]).double() for _ in range(5)]
@@ -284,7 +282,7 @@ def rows_of(user: PlainStep, seed: int = 3) -> tuple[RowsReplay, int]:
     return RowsReplay(replay, user.batch(), torch.zeros(8, size, dtype=torch.float64), seed), size
 
 
-def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch() -> None:
+def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
     given, size = rows_of(PlainStep())
     assert given.alone
     rows = torch.zeros(11, size, dtype=torch.float64)
@@ -296,7 +294,7 @@ def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch() -> None:
     torch.testing.assert_close(difference, expected, atol=1e-5, rtol=0.0)
 
 
-def test_why_no_rows_can_be_put_in() -> None:
+def test_why_no_rows_can_be_put_in():
     assert why_no_rows(Replay(rows=8, parts=1), 8, by_opacus=True) == ""
     assert "no per-sample gradients are formed" in why_no_rows(Replay(), 8, by_opacus=True)
     doubled = why_no_rows(Replay(rows=16, parts=1), 8, by_opacus=True)
@@ -333,7 +331,7 @@ def train(net: Any, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def test_a_step_has_the_batch_as_it_was() -> None:
+def test_a_step_has_the_batch_as_it_was():
     net, optimizer, _ = training()
     watch = watched(net, optimizer)
     batch = (torch.ones(8, 4), torch.zeros(8, dtype=torch.long))
@@ -346,7 +344,7 @@ def test_a_step_has_the_batch_as_it_was() -> None:
     assert taken.skips == [False]
 
 
-def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
+def test_calls_of_the_steps_own_code_are_none_of_the_batches():
     net, optimizer, _ = training()
     watch = watched(net, optimizer)
     watch.start_batch((torch.ones(8, 4), torch.zeros(8, dtype=torch.long)))
@@ -357,7 +355,7 @@ def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
     assert (taken.calls, taken.skips) == ([True, False], [])
 
 
-def test_physical_batches_of_a_logical_one_stand_together() -> None:
+def test_physical_batches_of_a_logical_one_stand_together():
     net, optimizer, loader = training()
     split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=optimizer)
     watch, taken = watched(net, optimizer), None
@@ -373,7 +371,7 @@ def test_physical_batches_of_a_logical_one_stand_together() -> None:
     assert taken.skips == [True] * (len(sizes) - 1) + [False]
 
 
-def test_nothing_is_left_on_the_optimizer() -> None:
+def test_nothing_is_left_on_the_optimizer():
     net, optimizer, _ = training()
     hooks = dict(optimizer.original_optimizer._optimizer_step_post_hooks)
     watched(net, optimizer).remove()

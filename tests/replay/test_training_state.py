@@ -1,7 +1,5 @@
 """Whatever a step changes is put back, to the bit."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import multiprocessing
@@ -18,7 +16,6 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -36,7 +33,7 @@ from lightning_audit.replay.examiner import in_a_fork
 # --- What a step leaves behind is copied by name.
 
 
-def test_parameters_buffers_and_the_optimizers_state_are_copied() -> None:
+def test_parameters_buffers_and_the_optimizers_state_are_copied():
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.Adam(net.parameters(), lr=0.125)
     net(torch.randn(4, 2)).sum().backward()
@@ -76,12 +73,12 @@ def draws(event: threading.Event) -> None:
         torch.rand(1000)
 
 
-def test_alone_no_other_thread_may_train() -> None:
+def test_alone_no_other_thread_may_train():
     assert training_state.training_thread() == ""
 
 
 @pytest.mark.parametrize("work", [waits, draws])
-def test_a_thread_with_code_of_its_own_may_train(work: Callable[..., Any]) -> None:
+def test_a_thread_with_code_of_its_own_may_train(work):
     event = threading.Event()
     with thread(work, event, event):
         assert training_state.training_thread() == "other"
@@ -89,13 +86,13 @@ def test_a_thread_with_code_of_its_own_may_train(work: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("made", [threading.Event, Queue])
-def test_a_thread_of_the_standard_library_is_harmless(made: Callable[[], Any]) -> None:
+def test_a_thread_of_the_standard_library_is_harmless(made):
     held = made()
     with thread(held.wait if isinstance(held, threading.Event) else held.get, held):
         assert training_state.training_thread() == ""
 
 
-def test_an_idle_worker_is_harmless_and_a_busy_one_is_not() -> None:
+def test_an_idle_worker_is_harmless_and_a_busy_one_is_not():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         time.sleep(0.1)
@@ -107,14 +104,14 @@ def test_an_idle_worker_is_harmless_and_a_busy_one_is_not() -> None:
         done.set()
 
 
-def test_a_function_in_c_has_no_frame_and_may_train() -> None:
+def test_a_function_in_c_has_no_frame_and_may_train():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(time.sleep, 0.5)
         time.sleep(0.1)
         assert training_state.training_thread() != ""
 
 
-def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
+def test_the_threads_of_loaders_and_progress_bars_are_harmless():
     from tqdm import TMonitor, tqdm
 
     monitor = TMonitor(tqdm, 10)
@@ -127,7 +124,7 @@ def test_the_threads_of_loaders_and_progress_bars_are_harmless() -> None:
 
 
 @pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
-def test_the_thread_of_lightnings_progress_bar_is_harmless(package: str) -> None:
+def test_the_thread_of_lightnings_progress_bar_is_harmless(package):
     progress = importlib.import_module(f"{package}.callbacks.progress.rich_progress")
     bar = progress.CustomProgress(console=Console(file=io.StringIO()))
     bar.start()
@@ -154,7 +151,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source: str) -> None:
+def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source):
     entropy, draw = training_state.OwnEntropy(), SOURCES[source]
     seen = []
     for seed in (1, 1, 2):
@@ -167,7 +164,7 @@ def test_what_reads_the_systems_entropy_repeats_under_one_seed_alone(source: str
     assert draw() not in seen
 
 
-def test_another_thread_reads_the_systems_own_entropy() -> None:
+def test_another_thread_reads_the_systems_own_entropy():
     entropy, seen = training_state.OwnEntropy(), list[bytes]()
     for _ in range(2):
         with entropy:
@@ -178,7 +175,7 @@ def test_another_thread_reads_the_systems_own_entropy() -> None:
     assert seen[0] != seen[1]
 
 
-def test_what_os_urandom_was_before_is_put_back_after_an_exception() -> None:
+def test_what_os_urandom_was_before_is_put_back_after_an_exception():
     theirs = os.urandom, random._urandom
     with pytest.raises(RuntimeError), training_state.OwnEntropy():
         raise RuntimeError
@@ -193,7 +190,7 @@ def apart(work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["rb", "r+b", "ab", "a+b"])
-def test_a_file_keeps_its_position_and_content(tmp_path: Path, mode: str) -> None:
+def test_a_file_keeps_its_position_and_content(tmp_path, mode):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     with path.open(mode, buffering=0) as file:
@@ -213,7 +210,7 @@ def test_a_file_keeps_its_position_and_content(tmp_path: Path, mode: str) -> Non
     assert path.read_bytes() == b"0123456789"
 
 
-def test_shared_memory_is_read_and_stays(tmp_path: Path) -> None:
+def test_shared_memory_is_read_and_stays(tmp_path):
     tensor = torch.arange(4.0).share_memory_()
     number = multiprocessing.Value("i", 7)
 
@@ -227,7 +224,7 @@ def test_shared_memory_is_read_and_stays(tmp_path: Path) -> None:
     assert (tensor.tolist(), number.value) == ([0.0, 1.0, 2.0, 3.0], 7)
 
 
-def test_pipes_and_sockets_lead_nowhere() -> None:
+def test_pipes_and_sockets_lead_nowhere():
     ends, sockets = os.pipe(), socket.socketpair()
 
     def work() -> bytes:
@@ -247,7 +244,7 @@ def test_pipes_and_sockets_lead_nowhere() -> None:
 
 
 @pytest.mark.parametrize("name", ["write", "touch", "remove", "rename", "mkdir", "run", "connect"])
-def test_what_reaches_out_is_refused(tmp_path: Path, name: str) -> None:
+def test_what_reaches_out_is_refused(tmp_path, name):
     (tmp_path / "there").write_text("1")
 
     def work() -> None:
@@ -272,7 +269,7 @@ def test_what_reaches_out_is_refused(tmp_path: Path, name: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_what_stays_inside_is_allowed(tmp_path: Path) -> None:
+def test_what_stays_inside_is_allowed(tmp_path):
     (tmp_path / "there").write_text("1")
 
     def work() -> str:
@@ -284,7 +281,7 @@ def test_what_stays_inside_is_allowed(tmp_path: Path) -> None:
     assert apart(work) == "1"
 
 
-def test_what_is_printed_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_is_dropped(capfd):
     apart(lambda: os.write(1, b"words"))
     assert capfd.readouterr().out == ""
 
@@ -315,7 +312,7 @@ class Upper(dict[str, int]):
         lambda: Upper({"low": 1}),
     ],
 )
-def test_a_dictionary_of_any_kind_is_what_it_was(make: Any) -> None:
+def test_a_dictionary_of_any_kind_is_what_it_was(make):
     held, before = make(), make()
     keys, values = list(held), list(held.values())
     dict.__setitem__(held, "new", 7) if isinstance(held, Upper) else held.update({"new": 7})
@@ -327,7 +324,7 @@ def test_a_dictionary_of_any_kind_is_what_it_was(make: Any) -> None:
     assert not isinstance(held, Upper) or held.written == 0
 
 
-def test_an_ordered_dictionary_can_be_used_on() -> None:
+def test_an_ordered_dictionary_can_be_used_on():
     held = OrderedDict([("b", 1), ("a", 2)])
     keys, values = list(held), list(held.values())
     held["c"] = 3
@@ -338,14 +335,14 @@ def test_an_ordered_dictionary_can_be_used_on() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: [1, 2], lambda: deque([1, 2], 3), lambda: {1, 2}])
-def test_a_container_is_what_it_was(make: Any) -> None:
+def test_a_container_is_what_it_was(make):
     held, items = make(), list(make())
     held.clear()
     training_state.refill(held, items)
     assert held == make()
 
 
-def test_attributes_and_slots_have_their_values_back() -> None:
+def test_attributes_and_slots_have_their_values_back():
     class Owner:
         number, name = 1, "a"
 
@@ -357,7 +354,7 @@ def test_attributes_and_slots_have_their_values_back() -> None:
     assert Owner.number == 5
 
 
-def test_bits_are_compared_and_not_values_alone() -> None:
+def test_bits_are_compared_and_not_values_alone():
     import torch
 
     assert training_state.same_bits(torch.ones(2), torch.ones(2))
@@ -369,7 +366,7 @@ def test_bits_are_compared_and_not_values_alone() -> None:
     "draw", [lambda: torch.rand(1), np.random.random, random.random], ids=["torch", "numpy", "own"]
 )
 @pytest.mark.parametrize("when", ["before a replay", "behind it", "never"])
-def test_generators_that_another_thread_moved_stay(draw: Callable[[], object], when: str) -> None:
+def test_generators_that_another_thread_moved_stay(draw, when):
     generators = training_state.GlobalGenerators()
     before = repr(training_state.GlobalGenerators._states())
     if when == "before a replay":
@@ -458,7 +455,7 @@ def everything(module: Training, optimizer: torch.optim.Optimizer) -> str:
 
 
 @pytest.fixture
-def training() -> tuple[Training, torch.optim.Optimizer]:
+def training():
     torch.manual_seed(0)
     Counted.seen.clear()
     module = Training()
@@ -466,7 +463,7 @@ def training() -> tuple[Training, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_all_is_put_back(training: tuple[Training, torch.optim.Optimizer], steps: int) -> None:
+def test_all_is_put_back(training, steps):
     module, optimizer = training
     for _ in range(steps):
         module.step(optimizer)
@@ -481,7 +478,7 @@ def test_all_is_put_back(training: tuple[Training, torch.optim.Optimizer], steps
     assert state.lost == []
 
 
-def test_a_change_that_bypasses_autograd_is_put_back() -> None:
+def test_a_change_that_bypasses_autograd_is_put_back():
     weight = nn.Parameter(torch.zeros(3))
     state = training_state.TrainingState([weight])
     weight.data.add_(1.0)
@@ -489,7 +486,7 @@ def test_a_change_that_bypasses_autograd_is_put_back() -> None:
     assert weight.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_not_a_number_stays_what_it_is() -> None:
+def test_not_a_number_stays_what_it_is():
     tensor = torch.tensor([float("nan"), 1.0])
     state = training_state.TrainingState([tensor])
     tensor.fill_(2.0)
@@ -497,7 +494,7 @@ def test_not_a_number_stays_what_it_is() -> None:
     assert torch.equal(torch.isnan(tensor), torch.tensor([True, False]))
 
 
-def test_one_seed_sets_every_generator(training: tuple[Training, torch.optim.Optimizer]) -> None:
+def test_one_seed_sets_every_generator(training):
     module, _ = training
     state = training_state.TrainingState([module])
 
@@ -515,7 +512,7 @@ def test_one_seed_sets_every_generator(training: tuple[Training, torch.optim.Opt
     assert len({*drawn(5), *drawn(6)}) == 10
 
 
-def test_what_is_not_followed_is_left_alone() -> None:
+def test_what_is_not_followed_is_left_alone():
     other = SimpleNamespace(count=0)
     held = SimpleNamespace(other=other, count=0)
     state = training_state.TrainingState([held], not_followed=[other])
@@ -524,14 +521,14 @@ def test_what_is_not_followed_is_left_alone() -> None:
     assert (held.count, other.count) == (0, 3)
 
 
-def test_what_does_not_fit_is_not_kept() -> None:
+def test_what_does_not_fit_is_not_kept():
     held = SimpleNamespace(cache=torch.zeros(8), array=np.zeros(8))
     training_state.TrainingState([held], room=4 * 8 + 8 * 8)
     with pytest.raises(training_state.CannotKeep, match="keep data in a Dataset"):
         training_state.TrainingState([held], room=4 * 8 + 8 * 8 - 1)
 
 
-def test_the_room_is_that_of_parameters_gradients_and_states() -> None:
+def test_the_room_is_that_of_parameters_gradients_and_states():
     net = torch.nn.Linear(1000, 1000)
     optimizer = torch.optim.Adam(net.parameters())
     before = training_state.room_for(net.parameters(), [optimizer])
@@ -543,7 +540,7 @@ def test_the_room_is_that_of_parameters_gradients_and_states() -> None:
     )
 
 
-def test_what_cannot_be_put_back_is_named() -> None:
+def test_what_cannot_be_put_back_is_named():
     held = SimpleNamespace(cache=torch.zeros(8))
     state = training_state.TrainingState([held])
     held.cache.resize_(4)
@@ -567,7 +564,7 @@ class Counts:
         torch.rand(3, generator=GENERATOR)
 
 
-def test_variables_of_the_users_module_and_classes_are_put_back() -> None:
+def test_variables_of_the_users_module_and_classes_are_put_back():
     held, drawn = Counts(), GENERATOR.get_state()
     state = training_state.TrainingState([held])
     held.step()
@@ -578,12 +575,12 @@ def test_variables_of_the_users_module_and_classes_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("made", [lambda: iter([1, 2]), lambda: (x for x in [1]), lambda: zip([1])])
-def test_an_iterator_cannot_be_put_back_and_is_refused(made: Any) -> None:
+def test_an_iterator_cannot_be_put_back_and_is_refused(made):
     with pytest.raises(training_state.CannotKeep, match="holds an iterator"):
         training_state.TrainingState([SimpleNamespace(stream=made())])
 
 
-def test_an_open_file_is_left_alone(tmp_path: Path) -> None:
+def test_an_open_file_is_left_alone(tmp_path):
     with (tmp_path / "log").open("w") as file:
         training_state.TrainingState([SimpleNamespace(log=file)]).put_back()
         file.write("still open")

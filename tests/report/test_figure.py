@@ -1,7 +1,5 @@
 """Figures of a report: what is drawn, where, and nothing on top of something else."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import logging
 from pathlib import Path
@@ -21,7 +19,7 @@ TAG = "audit/report"
 
 
 @pytest.fixture
-def drawn() -> Figure:
+def drawn():
     figure = Figure(figsize=(2.0, 1.0), dpi=50)
     FigureCanvasAgg(figure)
     figure.subplots().plot([0, 1], [1, 0])
@@ -127,7 +125,7 @@ def test_a_logger_that_fails_costs_a_warning_and_the_others_get_the_figure(drawn
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path):
     made = [tmp_path / "report.json", tmp_path / "report.png"]
     for path in made:
         path.write_text(path.name)

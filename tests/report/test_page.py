@@ -1,7 +1,5 @@
 """The page of a report: well-formed, complete, without script or request, and small."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

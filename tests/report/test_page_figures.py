@@ -1,7 +1,5 @@
 """Figures of a page: the evidence and epsilons over the steps, the tensors, the trade-off."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Tables of a page: the epsilons on one axis, and the method behind each number."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

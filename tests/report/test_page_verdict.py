@@ -1,7 +1,5 @@
 """What a page says of the verdict, its checks and the run, and of an audit over many trainings."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

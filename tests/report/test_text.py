@@ -1,7 +1,5 @@
 """A report as text: whole, in 15 lines of 80 columns, in a line; signs only on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -90,7 +88,7 @@ class Tty(io.StringIO):
 
 
 @pytest.fixture(params=["terminal", "file"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def kind(request, monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "160")
@@ -507,7 +505,7 @@ class OldTty(Tty):
 
 
 @pytest.fixture
-def _no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_wishes(monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

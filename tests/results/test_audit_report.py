@@ -1,7 +1,5 @@
 """A report is read as it was written, or refused in a sentence; its verdict is told in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Details of a run in a report: written, read back, and absent from earlier reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """A report as JSON has the digest of its content, whoever orders or spaces it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

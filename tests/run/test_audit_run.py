@@ -1,7 +1,5 @@
 """What belongs to an audited training: its own steps, and nothing of trials and validations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch.utils.data import DataLoader
-from trained import Audited, Validated, check, violated, with_optimizer
+from trained import Validated, check, violated, with_optimizer
 from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
@@ -23,9 +21,7 @@ from lightning_audit.testing.trainings import HandWritten, SplitBatches, Trainin
 
 @pytest.mark.parametrize("kind", [None, ClosureRunsAgain, NoNoise])
 @pytest.mark.parametrize("trial", [True, 20])
-def test_fast_dev_run_writes_nothing_and_never_fails(
-    tmp_path: Path, kind: Any, trial: bool | int
-) -> None:
+def test_fast_dev_run_writes_nothing_and_never_fails(tmp_path, kind, trial):
     audit = PrivacyAudit(on_inconclusive="raise", seed=1)
     module = PrivateModule(optimizer_class=kind)
     trainer_for(tmp_path, audit, fast_dev_run=trial, max_steps=-1).fit(module)
@@ -34,9 +30,7 @@ def test_fast_dev_run_writes_nothing_and_never_fails(
     assert_no_hooks_left(module)
 
 
-def test_fast_dev_run_leaves_an_earlier_report_where_it_is(
-    tmp_path: Path, audited: Audited
-) -> None:
+def test_fast_dev_run_leaves_an_earlier_report_where_it_is(tmp_path, audited):
     audited(PrivateModule(), steps=8)
     before = (audited.directory / "report.json").read_bytes()
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=2), fast_dev_run=True, max_steps=-1)
@@ -45,7 +39,7 @@ def test_fast_dev_run_leaves_an_earlier_report_where_it_is(
     assert not (audited.directory / "previous-1").exists()
 
 
-def test_sanity_checking_and_validation_are_no_steps(audited: Audited) -> None:
+def test_sanity_checking_and_validation_are_no_steps(audited):
     class Counted(Validated, PrivateModule):
         validated = 0
 
@@ -59,12 +53,12 @@ def test_sanity_checking_and_validation_are_no_steps(audited: Audited) -> None:
     assert (report.steps, len(report.epochs)) == (64, 2)
 
 
-def test_validate_and_test_are_not_audited(tmp_path: Path) -> None:
+def test_validate_and_test_are_not_audited(tmp_path):
     class Tested(PrivateModule):
-        def test_step(self, batch: Any, batch_idx: int) -> None:
+        def test_step(self, batch, batch_idx):
             self.log("loss", PrivateModule.training_step(self, batch, batch_idx))
 
-        def test_dataloader(self) -> Any:
+        def test_dataloader(self):
             return self.plain_loader()
 
     audit = PrivacyAudit()
@@ -129,7 +123,7 @@ def unfollowed(optimizer: Any) -> None:
         quick=[(Training, 140), (trainings.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]
     ),
 )
-def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
+def test_correct_trainings_are_let_be(tmp_path, kind, steps):
     report = ledger(tmp_path, kind, max_steps=steps)
     names = ("ledger.draws", "ledger.steps", "ledger.records", "ledger.accountant", "accounting")
     assert {check(report, name).status for name in names} == {"ok"}
@@ -137,22 +131,20 @@ def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) ->
 
 
 @pytest.mark.heavy
-def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
+def test_epochs_that_are_cut_are_let_be(tmp_path):
     report = ledger(tmp_path, Training, max_steps=100, limit_train_batches=20)
     assert check(report, "ledger.draws").status == "ok"
     assert check(report, "ledger.accountant").evidence["missing"] == 0
 
 
-def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
+def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path):
     report = ledger(tmp_path, with_optimizer(unfollowed, Training))
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("cannot be identified" in blocker for blocker in report.verdict.pass_blockers)
     assert check(report, "ledger.accountant").status == "not_run"
 
 
-def test_data_that_cannot_be_compared_end_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_cannot_be_compared_end_no_training(tmp_path, monkeypatch):
     def fails(_: Any) -> int:
         raise RuntimeError("of no shape")
 
@@ -162,7 +154,7 @@ def test_data_that_cannot_be_compared_end_no_training(
     assert "ledger.records" not in {found.name for found in report.checks}
 
 
-def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
+def test_contents_that_stand_twice_are_a_note(tmp_path):
     def repeat(module: Any) -> None:
         for tensor in module.data.tensors:
             tensor[5] = tensor[4]
@@ -190,7 +182,7 @@ class LeavesOut(Small):
 @pytest.mark.parametrize(
     ("kind", "said"), [(Views, "clipped more gradients"), (LeavesOut, "clipped fewer gradients")]
 )
-def test_rows_that_are_not_the_records_are_a_note(tmp_path: Path, kind: type, said: str) -> None:
+def test_rows_that_are_not_the_records_are_a_note(tmp_path, kind, said):
     notes = " ".join(ledger(tmp_path, kind).notes)
     assert said in notes
     assert notes.count("gradients than their batch") == 1
@@ -219,12 +211,12 @@ class FillsUp(Training):
         return super().training_step(rows, batch_idx)
 
 
-def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path: Path) -> None:
+def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path):
     found = check(ledger(tmp_path, HeldBack, max_steps=20), "ledger.steps")
     assert (found.status, found.evidence["again"]) == ("violated", 3)
 
 
-def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -> None:
+def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path):
     report = ledger(tmp_path, FillsUp, max_steps=60)
     assert report.verdict.outcome == "INCONCLUSIVE"
     said = [b for b in report.verdict.pass_blockers if "the sample rate allows" in b]
@@ -236,9 +228,7 @@ def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("kind", "trainer"), [(SplitBatches, {}), (HandWritten, {}), (Small, {"max_steps": 120})]
 )
-def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(
-    tmp_path: Path, kind: type, trainer: dict[str, Any]
-) -> None:
+def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(tmp_path, kind, trainer):
     report = ledger(tmp_path, kind, **trainer)
     assert "gradients than their batch" not in " ".join(report.notes)
     assert "the sample rate allows" not in " ".join(report.verdict.pass_blockers)
@@ -256,7 +246,7 @@ class Remembers(Training):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
+def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path):
     report = ledger(tmp_path, trainings.KeptBatches, max_steps=20)
     found = check(report, "ledger.steps")
     assert found.status == "violated"
@@ -266,9 +256,7 @@ def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: P
 
 @pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
 @pytest.mark.usefixtures("all_numbers")
-def test_every_step_of_a_correct_training_is_recognised_once(
-    tmp_path: Path, examinations: int
-) -> None:
+def test_every_step_of_a_correct_training_is_recognised_once(tmp_path, examinations):
     report = ledger(tmp_path, Remembers, examinations=examinations, max_steps=110)
     evidence = check(report, "ledger.steps").evidence
     # Of a batch of fewer than eight records nothing is told; the last ten are not looked at.

@@ -1,7 +1,5 @@
 """A training that stops and goes on from a checkpoint has the audit of one that never stopped."""
 
-from __future__ import annotations
-
 import copy
 import math
 import subprocess
@@ -18,7 +16,7 @@ import torch
 from artefacts import differences, flat, public_state, read_checkpoints
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from neighbours import Kind, neighbours
+from neighbours import neighbours
 from places import SUPPORT
 from pytorch_lightning.callbacks import ModelCheckpoint
 from resume_support import (
@@ -123,7 +121,7 @@ def alike(one: Any, other: Any) -> bool:
 @pytest.mark.heavy
 @pytest.mark.parametrize("game", ["gradient", "input", "by hand"])
 @pytest.mark.heavy_one_in(6)
-def test_every_value_of_a_checkpoint_that_is_changed_is_refused(tmp_path: Path, game: str) -> None:
+def test_every_value_of_a_checkpoint_that_is_changed_is_refused(tmp_path, game):
     canary = Mislabeled(amplitude=100.0, loss=cross_entropy, num_classes=10)
     path = {
         "gradient": lambda: checkpoint(tmp_path),
@@ -190,13 +188,13 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
 )
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(4)
-def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path, damage):
     path = checkpoint(tmp_path)
     whole = torch.load(path, weights_only=True)
     refused_by_fit(tmp_path, path, whole, damage(whole["callbacks"][KEY]))
 
 
-def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -> None:
+def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path):
     # As a program would write it that seals what it changed.
     path = checkpoint(tmp_path)
     real = torch.load(path, weights_only=True)
@@ -221,8 +219,8 @@ def stretched(state: Any, steps: int) -> Any:
     ("accountant", "stated"), [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})]
 )
 def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time(
-    tmp_path: Path, accountant: str, stated: dict[str, Any]
-) -> None:
+    tmp_path, accountant, stated
+):
     steps = 10**9
     path = checkpoint(tmp_path, StepwiseModule(accountant=accountant))
     whole = torch.load(path, weights_only=True)
@@ -269,8 +267,8 @@ OTHERS = [row for row in COMPARED if row is not ROWS[0]]
     ids=lambda value: value.name if isinstance(value, Row) else value,
 )
 def test_checkpoints_of_neighbouring_trainings_with_the_same_releases_are_equal(
-    tmp_path: Path, row: Row, kind: Kind
-) -> None:
+    tmp_path, row, kind
+):
     one, other = neighbours(tmp_path, row, kind, steps=16, examinations=0)
     assert len(one.checkpoints) == 5
     assert all(len(public_state(state)) > 100 for state in one.checkpoints)
@@ -285,9 +283,7 @@ def test_checkpoints_of_neighbouring_trainings_with_the_same_releases_are_equal(
     ),
     ids=lambda value: value.name if isinstance(value, Row) else value,
 )
-def test_neighbouring_trainings_that_stop_and_resume_leave_equal_artefacts(
-    tmp_path: Path, row: Row, kind: Kind
-) -> None:
+def test_neighbouring_trainings_that_stop_and_resume_leave_equal_artefacts(tmp_path, row, kind):
     one, other = neighbours(tmp_path, row, kind, steps=16, resumes=True, examinations=1)
     assert any("resumed once" in note for note in one.report["notes"])
     assert differences(one, other) == []
@@ -338,7 +334,7 @@ def following(held: list[dict[str, float]], counted: list[float]) -> set[str]:
 
 
 @pytest.mark.heavy
-def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_path: Path) -> None:
+def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_path):
     sizes, folder = _Sizes(), tmp_path / "checkpoints"
     each = {"auto_insert_metric_name": False, "save_top_k": -1, "every_n_train_steps": 1}
     saves = ModelCheckpoint(folder, "{step:04d}", **each)
@@ -359,7 +355,7 @@ def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StepwiseModule]:
+def uninterrupted(tmp_path_factory):
     """Folder and module of a training that never stopped, with its whole report."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
@@ -371,8 +367,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stepw
     ("kept", "stopped"), staged(quick=[(32, 45)], heavy=[(40, 47), (64, 64), (20, 20), (70, 95)])
 )
 def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(
-    tmp_path: Path, uninterrupted: tuple[Path, StepwiseModule], kept: int, stopped: int
-) -> None:
+    tmp_path, uninterrupted, kept, stopped
+):
     whole, one = uninterrupted
     broken = tmp_path / "broken"
     ckpt = cut(broken, PrivacyAudit(seed=3), stopped, kept)
@@ -388,7 +384,7 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(
     assert_no_hooks_left(other)
 
 
-def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> None:
+def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path):
     train(tmp_path, PrivacyAudit(), ckpt=cut(tmp_path, PrivacyAudit(seed=3), 44, 30))
     header, entries = read_observations(tmp_path / "audit" / RECORD_NAME)
     assert entries["step"].tolist() == list(range(STEPS_PER_EPOCH * EPOCHS))
@@ -401,7 +397,7 @@ def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> 
     assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
 
 
-def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
+def test_a_violation_is_found_across_the_stop(tmp_path):
     half = {"optimizer_class": HalfNoise}
     ckpt = cut(tmp_path, PrivacyAudit(on_violation="warn"), 12, 10, **half)
     with pytest.raises(PrivacyViolation, match="noise"):
@@ -409,12 +405,12 @@ def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
     assert report_in(tmp_path).verdict.kind == "mechanism"
 
 
-def test_the_accountant_goes_on_with_its_history(tmp_path: Path) -> None:
+def test_the_accountant_goes_on_with_its_history(tmp_path):
     module = train(tmp_path, PrivacyAudit(), ckpt=cut(tmp_path, PrivacyAudit(), 50, 50))
     assert sum(steps for *_, steps in module.engine.accountant.history) == 96
 
 
-def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
+def test_a_history_that_the_user_restored_is_left_alone(tmp_path):
     class Restores(StepwiseModule):
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["accountant"] = [list(p) for p in self.engine.accountant.history]
@@ -427,7 +423,7 @@ def test_a_history_that_the_user_restored_is_left_alone(tmp_path: Path) -> None:
     assert sum(steps for *_, steps in module.engine.accountant.history) == 96
 
 
-def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> None:
+def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path):
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -439,7 +435,7 @@ def test_a_checkpoint_saved_after_the_training_goes_on_too(tmp_path: Path) -> No
     assert not (tmp_path / "audit" / "previous-1" / RECORD_NAME).exists()
 
 
-def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Path) -> None:
+def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path):
     train(tmp_path / "b", PrivacyAudit(), ckpt=cut(tmp_path / "a", PrivacyAudit(seed=3), 33, 32))
     report = report_in(tmp_path / "b")
     assert (report.steps, report.verdict.outcome) == (96, "PASS")
@@ -449,7 +445,7 @@ def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Pa
 
 
 @pytest.mark.heavy
-def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_another_runs_record_is_not_gone_on_with(tmp_path):
     ckpt = cut(tmp_path, PrivacyAudit(seed=3), 33, 32)
     train(tmp_path, PrivacyAudit(seed=3))  # a run of its own, in the same directory
     train(tmp_path, PrivacyAudit(), ckpt=ckpt)
@@ -458,7 +454,7 @@ def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
     assert len(kept) == 96
 
 
-def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path):
     trainer = trainer_for(tmp_path, max_epochs=1)
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
@@ -468,13 +464,13 @@ def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     assert "from a checkpoint without this audit's state" in verdict.pass_blockers[0]
 
 
-def test_other_canaries_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_other_canaries_than_the_checkpoints_are_refused(tmp_path):
     ckpt = cut(tmp_path, PrivacyAudit(), 33, 32)
     with pytest.raises(MisconfigurationException, match="resume with the same canaries"):
         train(tmp_path, PrivacyAudit(num_canaries=3), ckpt=ckpt)
 
 
-def test_a_newer_checkpoint_says_to_upgrade() -> None:
+def test_a_newer_checkpoint_says_to_upgrade():
     with pytest.raises(MisconfigurationException, match=r"version 99.* upgrade lightning-audit"):
         PrivacyAudit().load_state_dict({"version": 99})
 
@@ -497,9 +493,7 @@ class SeededAndSaved(Seeded):
 
 
 @pytest.mark.parametrize("kind", [Seeded, SeededAndSaved])
-def test_noise_that_starts_again_is_a_violation_and_restored_noise_is_not(
-    tmp_path: Path, kind: type[StepwiseModule]
-) -> None:
+def test_noise_that_starts_again_is_a_violation_and_restored_noise_is_not(tmp_path, kind):
     ckpt = cut(tmp_path, PrivacyAudit(), 45, 40, module=kind)
     if kind is SeededAndSaved:
         train(tmp_path, PrivacyAudit(), ckpt=ckpt, module=kind)
@@ -532,9 +526,7 @@ train(folder, audit, saver(folder / "saved", epoch_end=False), Kill())
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, uninterrupted: tuple[Path, StepwiseModule]
-) -> None:
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted):
     whole, killed = uninterrupted[0], tmp_path / "killed"
     killed.mkdir()
     code = KILLED.format(tests=str(SUPPORT), folder=str(killed))

@@ -1,7 +1,5 @@
 """The anytime bound on the run's epsilon, where the true noise varies without being declared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -12,7 +10,7 @@ import pytest
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 from stages import staged
-from trained import Audited, check
+from trained import check
 from training_support import PrivateModule
 
 from lightning_audit.accounting.composition import epsilon_of_history
@@ -110,7 +108,7 @@ def counts_of(made: AuditMonitor) -> ConfusionCounts:
     return made.guesses.middle
 
 
-def test_every_bound_comes_with_its_labels() -> None:
+def test_every_bound_comes_with_its_labels():
     found = literature_bounds(monitor(), DELTA, 0.01)
     assert tuple(bound.name for bound in found) == BOUND_NAMES
     for bound in found:
@@ -129,7 +127,7 @@ def test_every_bound_comes_with_its_labels() -> None:
         assert ("epsilon of the run from mu" in said) == (bound.name != "katz")
 
 
-def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run() -> None:
+def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run():
     made = monitor(200, seed=2)
     found, counts = by_name(made), counts_of(made)
     mu = float(mu_clopper_pearson(counts, 0.05))
@@ -145,7 +143,7 @@ def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run() ->
     assert found["fdp_t"].mu_lower == made.student.mu_lower(0.05)[0]
 
 
-def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> None:
+def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing():
     katz = by_name(monitor(500))["katz"]
     assert katz.epsilon_lower is katz.mu_lower is None
     assert katz.delta == 0.0
@@ -153,19 +151,19 @@ def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> Non
 
 
 @pytest.mark.parametrize("status", [NOT_PLANNED, INJECTED])
-def test_without_a_canary_there_is_no_bound(status: int) -> None:
+def test_without_a_canary_there_is_no_bound(status):
     steps = 0 if status == INJECTED else 30
     assert literature_bounds(monitor(steps, status=status), DELTA, 0.05) == ()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_few_steps_prove_little_and_are_no_error(steps: int) -> None:
+def test_few_steps_prove_little_and_are_no_error(steps):
     for bound in literature_bounds(monitor(steps), DELTA, 0.05):
         assert 0 <= bound.epsilon_step_lower < 10
         assert bound.mu_lower is None or bound.mu_lower >= 0
 
 
-def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
+def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite():
     found = by_name(monitor(300, noise=0.0))
     of_scores = found["fdp_t"]
     assert of_scores.mu_lower == of_scores.epsilon_lower == of_scores.epsilon_step_lower == math.inf
@@ -174,7 +172,7 @@ def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
         assert found[name].mu_lower > 1.0
 
 
-def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
+def test_an_unknown_sample_rate_leaves_the_steps_bounds():
     for noise in (1.0, 0.0):
         for bound in literature_bounds(monitor(300, rate=math.nan, noise=noise), DELTA, 0.05):
             assert bound.epsilon_lower is None
@@ -182,7 +180,7 @@ def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
             assert bound.epsilon_step_lower > 0 or (bound.name == "katz" and noise == 0.0)
 
 
-def test_a_schedule_is_bounded_by_its_least_noise() -> None:
+def test_a_schedule_is_bounded_by_its_least_noise():
     made = monitor(300, sigma=np.repeat([2.0, 0.5, 1.0], 100))
     assert made.guesses.least_noise == 0.5
     found = by_name(made)
@@ -195,7 +193,7 @@ def test_a_schedule_is_bounded_by_its_least_noise() -> None:
     assert found["fdp_t"].epsilon_lower == epsilon_at_ratio(made.history, 2.0 * mu_t, DELTA)
 
 
-def test_smaller_significance_proves_less() -> None:
+def test_smaller_significance_proves_less():
     made = monitor(100)
     sharp, careful = by_name(made, 0.2), by_name(made, 1e-4)
     for name in BOUND_NAMES:
@@ -203,7 +201,7 @@ def test_smaller_significance_proves_less() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
-def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma: float) -> None:
+def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma):
     made = monitor(200, sigma=sigma)
     bound = betting(made)
     assert (bound.name, bound.looks) == ("betting", "anytime")
@@ -211,7 +209,7 @@ def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma: f
     assert bound.epsilon_step_lower == float(gaussian_epsilon(bound.mu_lower, DELTA))
 
 
-def test_the_betting_bound_of_steps_without_noise_is_none() -> None:
+def test_the_betting_bound_of_steps_without_noise_is_none():
     bound = betting(monitor(20, sigma=0.0))
     assert (bound.mu_lower, bound.epsilon_lower, bound.epsilon_step_lower) == (0.0, 0.0, 0.0)
 
@@ -219,7 +217,7 @@ def test_the_betting_bound_of_steps_without_noise_is_none() -> None:
 RARE = replace(HEADER, coin_probability=0.1)
 
 
-def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
+def test_bounds_of_rare_coins_are_those_that_hold_for_them():
     made = monitor(300, header=RARE, seed=1)
     found, counts = by_name(made), counts_of(made)
     assert set(found) == set(BOUND_NAMES) - {"fdp_t"}
@@ -229,7 +227,7 @@ def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
     assert betting(monitor(20)).assumptions[0] == "fair private coins"
 
 
-def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
+def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve():
     def of_step(noise: float) -> float:
         return SubsampledGaussianTradeoff(noise, 0.1).epsilon_at(DELTA)
 
@@ -280,9 +278,7 @@ def misses(
         pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
     ],
 )
-def test_bounds_on_mu_miss_no_oftener_than_their_significance(
-    runs: int, steps: int, sigma: float, p: float
-) -> None:
+def test_bounds_on_mu_miss_no_oftener_than_their_significance(runs, steps, sigma, p):
     significance = 0.1
     allowed = stats.binom.isf(1e-3, runs, significance)
     found = misses(runs, steps, sigma, significance, replace(HEADER, coin_probability=p))
@@ -333,7 +329,7 @@ def of_a_running_maximum(monitor: AuditMonitor, level: float = LEVEL) -> float:
     return epsilon_at_ratio(monitor.history, monitor.leakage.ratio_lower(level), DELTA)
 
 
-def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> None:
+def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone():
     noise = changing((0.5, 100), (2.0, 1200))
     monitor = monitor_of(entries_of(noise))
     bound, true = betting(monitor), truth(noise)
@@ -343,7 +339,7 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> Non
 
 
 @pytest.mark.heavy
-def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() -> None:
+def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost():
     noise = changing((1.0, 400), (1.5, 2600))
     monitor = monitor_of(entries_of(noise))
     assert of_a_running_maximum(monitor) > truth(noise) >= betting(monitor).epsilon_lower > 0
@@ -368,7 +364,7 @@ NOISES = {
         ],
     ),
 )
-def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
+def test_bound_is_that_of_the_best_look_of_all(name, level):
     entries = entries_of(NOISES[name], seed=3)
     claims, leakage, looks = StepHistory(), LeakageBound(WITNESSED), []
     for t, entry in enumerate(entries, start=1):
@@ -387,7 +383,7 @@ def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
     assert 0.93 * best <= found <= best
 
 
-def test_what_was_proved_of_early_steps_is_never_lost() -> None:
+def test_what_was_proved_of_early_steps_is_never_lost():
     monitor, before = AuditMonitor(WITNESSED, 1e-3), 0.0
     for t, entry in enumerate(entries_of(changing((0.5, 100), (4.0, 400)))):
         monitor.update(entry)
@@ -397,7 +393,7 @@ def test_what_was_proved_of_early_steps_is_never_lost() -> None:
             before = max(before, now)
 
 
-def test_a_resumed_audit_has_the_same_bounds() -> None:
+def test_a_resumed_audit_has_the_same_bounds():
     whole, resumed = (AuditMonitor(WITNESSED, 1e-3) for _ in range(2))
     for t, entry in enumerate(entries_of(changing((0.5, 120), (2.0, 180)))):
         whole.update(entry)
@@ -409,9 +405,7 @@ def test_a_resumed_audit_has_the_same_bounds() -> None:
         assert mu_bound(resumed, DELTA, level) == mu_bound(whole, DELTA, level)
 
 
-def test_few_parts_are_composed_however_many_ratios_are_proved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_parts_are_composed_however_many_ratios_are_proved(monkeypatch):
     monitor = monitor_of(entries_of(changing((0.5, 100), (2.0, 500))))
     assert len(monitor.leakage.front(LEVEL)) > 10
     composed = []
@@ -434,7 +428,7 @@ def proved_at(ratio: float, taken: Sequence[Phase]) -> ProvedPart:
     return ProvedPart(ratio, int(steps.sum()), lambda: [replace(made, needed=needed)])
 
 
-def test_a_part_is_composed_of_its_own_claims() -> None:
+def test_a_part_is_composed_of_its_own_claims():
     claims = StepHistory()
     for sigma, rate in [(1.0, 0.01)] * 30 + [(2.0, 0.01)] * 20 + [(1.0, 0.01)] * 50:
         claims.add(sigma, rate)
@@ -453,7 +447,7 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
     assert epsilon_of_parts(claims, [part], DELTA) is None
 
 
-def test_mu_bound_states_what_it_rests_on() -> None:
+def test_mu_bound_states_what_it_rests_on():
     monitor = monitor_of(entries_of(changing((1.0, 290))))
     (bound,) = mu_bound(monitor, DELTA, LEVEL)
     assert (bound.name, bound.looks, bound.significance) == ("mu", "single", LEVEL)
@@ -495,9 +489,7 @@ class RisingNoise(OtherNoise):
 
 
 @pytest.mark.heavy
-def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
-    audited: Audited,
-) -> None:
+def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(audited):
     module = PrivateModule(optimizer_class=RisingNoise, noise_multiplier=1.0)
     report = audited(module, on_violation="warn", steps=600)
     ((sigma, rate, steps),) = report.history
@@ -518,9 +510,7 @@ class StatedSchedule(OtherNoise):
 
 
 @pytest.mark.heavy
-def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(
-    audited: Audited,
-) -> None:
+def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(audited):
     module = PrivateModule(optimizer_class=StatedSchedule, noise_multiplier=5.0)
     report = audited(module, on_violation="warn", steps=600)
     (rate,) = {rate for _, rate, _ in report.history}
@@ -566,7 +556,7 @@ def false_of(ratios: np.ndarray, steps: int, true: float) -> np.ndarray:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("course", list(COURSES))
-def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -> None:
+def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course):
     noise = COURSES[course]
     rng = np.random.default_rng(list(COURSES).index(course))
     bet = LeakageBet((RUNS, K), planned_steps=len(noise))
@@ -586,7 +576,7 @@ def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("course", ["rises", "rises from half"])
-def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course: str) -> None:
+def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course):
     noise = COURSES[course]
     monitor = monitor_of(entries_of(noise))
     bound, true = betting(monitor).epsilon_lower, truth(noise)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -10,7 +8,7 @@ from opacus import PrivacyEngine
 from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
-from trained import Audited, Trains, violated, with_optimizer
+from trained import violated, with_optimizer
 from training_support import PrivateModule, digits, mlp, random_data
 
 from lightning_audit import AuditReport, PrivacyClaim
@@ -43,16 +41,14 @@ class TrainsAHeadAside(PrivateModule):
         heavy=[(("unaudited",), 0, "PASS"), (("unaudited", "replay.release"), 1, "PASS")],
     ),
 )
-def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
-    audited: Audited, allow: tuple[str, ...], examinations: int, outcome: str
-) -> None:
+def test_parameters_trained_aside_stand_in_the_way_of_a_pass(audited, allow, examinations, outcome):
     asked = {"allow": allow, "examinations": examinations, "on_violation": "warn"}
     verdict = audited(TrainsAHeadAside(), **asked).verdict
     assert verdict.outcome == outcome, verdict
     assert any("`head.weight`" in item for item in verdict.pass_blockers) == (not allow)
 
 
-def test_report_holds_nothing_of_a_single_batch(trained: Trains) -> None:
+def test_report_holds_nothing_of_a_single_batch(trained):
     text = (trained(examinations=1, bounds="all").directory / "report.json").read_text()
     assert "batch_sizes" not in text
     assert "summed_grad" not in text
@@ -92,7 +88,7 @@ def released_without_gradients(records: int, width: int = 20_000) -> torch.Tenso
 
 # Opacus advises the secure mode, and remarks on the backward pass of an input without a gradient.
 @pytest.mark.filterwarnings("ignore")
-def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missing() -> None:
+def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missing():
     whole, without = released_without_gradients(200), released_without_gradients(199)
     torch.testing.assert_close(without, whole * 20 / 19)
     # In so many coordinates one step tells the two sizes apart.
@@ -100,7 +96,7 @@ def test_opacus_releases_the_same_noise_at_another_size_where_a_record_is_missin
     assert isotropic_pair_epsilon(20 / 19, len(whole), 1e-5) > 80
 
 
-def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(trained: Trains) -> None:
+def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(trained):
     report = trained().report
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
@@ -112,7 +108,7 @@ def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(trained: Tra
     assert "the number of records is public" in found.message
 
 
-def test_few_private_records_and_many_parameters_are_a_violation(accused: Audited) -> None:
+def test_few_private_records_and_many_parameters_are_a_violation(accused):
     module = PrivateModule(mlp(64, 128), dataset=digits(200), batch_size=20)
     report = accused(module, claimed_epsilon=20.0, claim=PRIVATE, steps=40)
     assert report.epsilon_spent < 20.0
@@ -151,8 +147,8 @@ def test_few_private_records_and_many_parameters_are_a_violation(accused: Audite
     ids=["allowed", "the same", "replaced", "a constant", "the constant that is computed"],
 )
 def test_a_divisor_passes_where_it_is_allowed_the_same_or_a_constant(
-    audited: Audited, make: Any, given: dict[str, Any], status: str | None, begins: str, ends: str
-) -> None:
+    audited, make, given, status, begins, ends
+):
     report = audited(make(), **given)
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
@@ -162,12 +158,12 @@ def test_a_divisor_passes_where_it_is_allowed_the_same_or_a_constant(
         assert found.message.endswith(ends)
 
 
-def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(accused: Audited) -> None:
+def test_a_stated_constant_that_is_not_the_divisor_excuses_nothing(accused):
     claim = PrivacyClaim(private_dataset_size=True, expected_batch_size=20)
     assert divisor(accused(PrivateModule(), claim=claim, steps=40)).status == "violated"
 
 
-def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited) -> None:
+def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited):
     verdict = audited(PrivateModule(), claimed_epsilon=1e6, claim=PRIVATE).verdict
     assert verdict.outcome == "INCONCLUSIVE"
     (lack,) = verdict.pass_blockers
@@ -175,7 +171,7 @@ def test_a_cost_within_the_claim_of_private_records_cannot_pass(audited: Audited
     assert "PrivacyClaim(expected_batch_size=...)" in lack
 
 
-def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(audited: Audited) -> None:
+def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(audited):
     report = audited(HandWritten(), claim=dataclasses.replace(CLAIM, private_dataset_size=True))
     assert divisor(report) is None
     assert report.verdict.outcome != "VIOLATION"

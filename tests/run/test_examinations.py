@@ -1,7 +1,5 @@
 """A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was."""
 
-from __future__ import annotations
-
 import contextvars
 import functools
 import itertools
@@ -12,7 +10,7 @@ import os
 import random
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from multiprocessing import cpu_count, get_context
@@ -30,7 +28,7 @@ from opacus.optimizers import DPOptimizer
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited, check, on_digits, weights
+from trained import check, on_digits, weights
 from training_support import PrivateModule, digits, mlp, status, trainer_for
 from two_nets import TwoNets
 
@@ -292,14 +290,14 @@ class OwnClipping(ClipByThreeNorm):
     """Of the user."""
 
 
-def test_the_file_of_a_faulty_optimizer_is_named(accused: Audited) -> None:
+def test_the_file_of_a_faulty_optimizer_is_named(accused):
     verdict = accused(on_digits(OwnClipping), **EXAMINED, steps=4).verdict
     (code, *_) = verdict.faults[0].place.code
     assert str(code).startswith("OwnClipping at tests/run/test_examinations.py:")
     assert f"see {code}" in describe(verdict)
 
 
-def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused: Audited) -> None:
+def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused):
     report = accused(on_digits(FirstRowNotClipped), **EXAMINED, steps=2)
     fault = report.verdict.faults[0]
     assert (fault.name, fault.place.step) == ("one_record_moves_too_much", 0)
@@ -308,7 +306,7 @@ def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused
     assert size == float(f"{size:.2g}") > 1.0
 
 
-def test_a_finding_may_be_allowed(audited: Audited) -> None:
+def test_a_finding_may_be_allowed(audited):
     allow = ["replay.sensitivity", "replay.clipping"]
     report = audited(on_digits(FirstRowNotClipped), allow=allow, **EXAMINED, steps=2)
     assert status(report, "replay.sensitivity") == "allowed"
@@ -334,9 +332,7 @@ def test_a_finding_may_be_allowed(audited: Audited) -> None:
     ],
 )
 @pytest.mark.heavy_one_in(1)
-def test_a_pass_begins_with_what_was_examined_and_says_why_not(
-    audited: Audited, examinations: int, begins: str
-) -> None:
+def test_a_pass_begins_with_what_was_examined_and_says_why_not(audited, examinations, begins):
     report = audited(private(), examinations=examinations, steps=300)
     assert report.verdict.outcome == "PASS"
     assert report.verdict.summary.startswith(begins)
@@ -345,8 +341,8 @@ def test_a_pass_begins_with_what_was_examined_and_says_why_not(
 
 @pytest.mark.parametrize(("steps", "blocked"), [(1, True), (40, False)])
 def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
-    audited: Audited, monkeypatch: pytest.MonkeyPatch, steps: int, blocked: bool
-) -> None:
+    audited, monkeypatch, steps, blocked
+):
     monkeypatch.setattr(examiner, "FIRST_REPLAYS", 40)
     report = audited(private(), examinations="auto", steps=steps)
     waiting = [b for b in report.verdict.pass_blockers if "not examined yet" in b]
@@ -360,7 +356,7 @@ def _burn() -> None:
 
 
 @pytest.mark.heavy
-def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(audited: Audited) -> None:
+def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(audited):
     def train(folder: str) -> AuditReport:
         torch.manual_seed(0)
         return audited(private(), examinations="auto", folder=folder, steps=200)
@@ -381,7 +377,7 @@ def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(audited:
     assert quiet.verdict == busy.verdict
 
 
-def test_nothing_that_was_measured_leaves_a_correct_training(audited: Audited) -> None:
+def test_nothing_that_was_measured_leaves_a_correct_training(audited):
     report = audited(private(), **EXAMINED, steps=4)
     assert [dict(check(report, name).evidence) for name in NAMES] == [{}] * len(NAMES)
 
@@ -395,7 +391,7 @@ class Logs(PrivateModule):
         return loss
 
 
-def test_training_metrics_that_are_logged_are_noted(audited: Audited) -> None:
+def test_training_metrics_that_are_logged_are_noted(audited):
     notes = audited(private(Logs), **EXAMINED, steps=2).notes
     assert any("`fit_loss`" in note and "no epsilon covers" in note for note in notes)
 
@@ -466,9 +462,7 @@ def ended(directory: Path, make: Any, **kwargs: Any) -> tuple[Any, torch.Tensor,
     "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
 )
 @pytest.mark.usefixtures("all_numbers")
-def test_examinations_leave_the_training_as_it_would_be(
-    tmp_path: Path, kwargs: dict[str, Any]
-) -> None:
+def test_examinations_leave_the_training_as_it_would_be(tmp_path, kwargs):
     def make() -> Remembering:
         return Remembering(dataset=digits())
 
@@ -491,7 +485,7 @@ def test_examinations_leave_the_training_as_it_would_be(
 
 
 @pytest.mark.heavy
-def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
+def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path):
     plain, after, _ = ended(tmp_path / "plain", ByHand, claim=CLAIM, examinations=0)
     other, now, report = ended(tmp_path / "examined", ByHand, claim=CLAIM, examinations=3)
     assert torch.equal(after, now)
@@ -500,7 +494,7 @@ def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path)
     assert torch.equal(weights(plain), weights(other))
 
 
-def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
+def test_checkpoints_and_loggers_see_each_step_once(tmp_path):
     def files(examinations: int) -> tuple[list[str], str]:
         torch.manual_seed(0)
         folder = tmp_path / str(examinations)
@@ -520,7 +514,7 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:You're resuming")
 @pytest.mark.usefixtures("all_numbers")
-def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
+def test_a_resumed_training_is_examined_anew(tmp_path):
     ckpt = None
     for steps in (3, 6):
         # Wrapped before Lightning loads a checkpoint: the names of the weights are the same.
@@ -534,13 +528,13 @@ def test_a_resumed_training_is_examined_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("all_numbers")
-def test_a_trial_examines_its_step(tmp_path: Path) -> None:
+def test_a_trial_examines_its_step(tmp_path):
     audit = PrivacyAudit(seed=1, examinations="auto")
     trainer_for(tmp_path, audit, fast_dev_run=True).fit(private())
     assert check(audit.report, "replay.sensitivity").evidence["examined"] == 1
 
 
-def test_what_the_users_code_raises_in_a_replay_is_recorded(audited: Audited) -> None:
+def test_what_the_users_code_raises_in_a_replay_is_recorded(audited):
     class Once(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if self.trainer.global_step != batch_idx:
@@ -554,13 +548,13 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(audited: Audited) ->
     assert "out of step" not in message
 
 
-def test_several_private_optimizers_are_not_examined_by_name(audited: Audited) -> None:
+def test_several_private_optimizers_are_not_examined_by_name(audited):
     report = audited(TwoNets(), **EXAMINED, steps=3)
     told = {check(report, name).message for name in NAMES}
     assert told == {"not asked: several private optimizers step together"}
 
 
-def test_several_processes_are_not_examined_by_name() -> None:
+def test_several_processes_are_not_examined_by_name():
     course = RunCourse()
     optimizers: Any = SimpleNamespace(sessions=[])
     config = PrivacyAudit(seed=1, **EXAMINED).config
@@ -570,7 +564,7 @@ def test_several_processes_are_not_examined_by_name() -> None:
     }
 
 
-def test_weights_that_change_between_epochs_are_told(audited: Audited) -> None:
+def test_weights_that_change_between_epochs_are_told(audited):
     class Halves(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             with torch.no_grad():
@@ -581,13 +575,13 @@ def test_weights_that_change_between_epochs_are_told(audited: Audited) -> None:
     assert check(report, "replay.release").evidence["between_epochs"] == 2
 
 
-def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited: Audited) -> None:
+def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited):
     claim = PrivacyClaim(adjacency="replace_one")
     report = audited(private(), claim=claim, on_violation="warn", steps=2, **EXAMINED)
     assert status(report, "replay.sensitivity") == "ok"
 
 
-def test_a_report_that_is_read_back_agrees_with_itself(accused: Audited) -> None:
+def test_a_report_that_is_read_back_agrees_with_itself(accused):
     accused(on_digits(ClipByThreeNorm), **EXAMINED, steps=4)
     path = accused.directory / "report.json"
     assert json.loads(path.read_text())["settings"]["examinations"] == 1
@@ -601,7 +595,7 @@ STEADY = {"global variable", "file that is written"}
 
 
 @pytest.fixture
-def _closed() -> Iterator[None]:
+def _closed():
     """Close what the trainings left open."""
     yield
     while OPEN:
@@ -625,7 +619,7 @@ def reasons(report: Any) -> set[str]:
 
 
 @pytest.fixture(params=[True, False], ids=["fork", "no fork"])
-def fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def fork(request, monkeypatch):
     """Whether a fork of the process can train."""
     if not request.param:
         monkeypatch.setattr(examiner, "may_fork", lambda _: False)
@@ -634,7 +628,7 @@ def fork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
 
 @pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_ends_as_it_would_without_examinations(tmp_path: Path, kind: str) -> None:
+def test_a_training_ends_as_it_would_without_examinations(tmp_path, kind):
     without, _ = left_by(tmp_path / "without", kind, 0)
     examined, report = left_by(tmp_path / "with", kind, 2)
     assert examined == without
@@ -644,9 +638,7 @@ def test_a_training_ends_as_it_would_without_examinations(tmp_path: Path, kind: 
 
 @pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", ["ContextVar", "mutable default"])
-def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     _, report = left_by(tmp_path / "with", kind, 3)
     assert all("gives other bits" in text for text in reasons(report))
@@ -654,7 +646,7 @@ def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(
 
 
 @pytest.mark.usefixtures("_closed", "fork")
-def test_a_correct_training_is_examined_with_a_fork_and_without(tmp_path: Path) -> None:
+def test_a_correct_training_is_examined_with_a_fork_and_without(tmp_path):
     without, _ = left_by(tmp_path / "without", "global variable", 0)
     examined, report = left_by(tmp_path / "with", "global variable", 2)
     assert examined == without
@@ -691,7 +683,7 @@ def messages(report: Any) -> set[str]:
     return {c.message for c in report.checks if c.name.startswith("replay")}
 
 
-def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path: Path) -> None:
+def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path):
     NOISE.clear()
 
     def plain() -> None:
@@ -703,20 +695,20 @@ def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path:
     assert all("may train or draw random numbers" in text for text in messages(report))
 
 
-def test_two_audited_trainings_do_not_accuse_each_other(tmp_path: Path) -> None:
+def test_two_audited_trainings_do_not_accuse_each_other(tmp_path):
     reports = together(*(lambda k=k: in_thread(tmp_path / str(k)) for k in range(2)))
     assert [report.verdict.outcome == "VIOLATION" for report in reports] == [False, False]
 
 
-def test_an_examination_waits_for_another_one(tmp_path: Path) -> None:
+def test_an_examination_waits_for_another_one(tmp_path):
     with examiner._ONE_AT_A_TIME:
         report = in_thread(tmp_path)
     assert messages(report) == {"not asked: another examination is under way in this process"}
 
 
 def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(examiner, "training_thread", lambda: "")
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     ended = threading.Event()

@@ -1,7 +1,5 @@
 """Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,14 +33,12 @@ from lightning_audit.run.facts import OptimizerFacts, RunCourse, RunFacts
         ([None], 1, None),
     ],
 )
-def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(
-    rates: list[float | None], loaders: int, rate: float | None
-) -> None:
+def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(rates, loaders, rate):
     optimizers = [OptimizerFacts(sample_rate=each) for each in rates]
     assert RunFacts(optimizers=optimizers, loaders=loaders).sample_rate == rate
 
 
-def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up() -> None:
+def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up():
     link = AccountantLink(SimpleNamespace(history=[]), stated_rate=0.4)
     optimizer = OptimizerFacts(accountant=link)
     assert optimizer.current_rate(None, accumulated=2) == 0.8
@@ -55,7 +51,7 @@ def resumed(after: RunCourse, before: RunCourse, steps: list[int]) -> None:
     after.load(json.loads(json.dumps(before.state(steps=steps))))
 
 
-def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
+def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay():
     before, after = (RunCourse(passes=PassCounter()) for _ in range(2))
     before.notes.add("of before")
     before.trained_batches = 40
@@ -70,26 +66,26 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     assert after.passes.passes([40, 3]) == 4
 
 
-def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes() -> None:
+def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes():
     after = RunCourse(passes=PassCounter())
     resumed(after, RunCourse(), [40])
     assert [after.passes.passes([steps]) for steps in (40, 43)] == [0, 3]
 
 
-def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
+def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came():
     course = RunCourse()
     course.trained_batches = 43
     assert course.state(steps=[7, 40])["trained_batches"] == 40
 
 
-def test_an_epoch_that_ends_twice_is_logged_once() -> None:
+def test_an_epoch_that_ends_twice_is_logged_once():
     course = RunCourse()
     for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
         course.end_epoch({"epoch": epoch, "epsilon_spent": value})
     assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
 
 
-def test_one_accountant_of_two_optimizers_counts_once() -> None:
+def test_one_accountant_of_two_optimizers_counts_once():
     engine, other = object(), object()
     links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
     facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in links])
@@ -121,7 +117,7 @@ class LoaderDropped(PrivateModule):
         self.used = self.trainer.train_dataloader
 
 
-def test_lightning_drops_the_loader_of_make_private(accused: Audited) -> None:
+def test_lightning_drops_the_loader_of_make_private(accused):
     module = LoaderDropped()
     report = accused(module, steps=32)
     assert (type(module.returned), type(module.used)) == (DPDataLoader, DataLoader)
@@ -136,7 +132,7 @@ WORKERS = [0, pytest.param(1, marks=pytest.mark.heavy)]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, workers: int) -> None:
+def test_own_poisson_sampler_passes_without_being_allowed(tmp_path, workers):
     module = OwnSampling(OwnPoisson())
     module.workers = workers
     audit = PrivacyAudit(seed=1)
@@ -159,23 +155,21 @@ def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, worker
         (WithReplacement, "contain a record twice", 1),
     ],
 )
-def test_own_sampler_that_is_not_poisson_is_a_violation(
-    accused: Audited, sampler: type[OwnPoisson], seen: str, epochs: int
-) -> None:
+def test_own_sampler_that_is_not_poisson_is_a_violation(accused, sampler, seen, epochs):
     verdict = accused(OwnSampling(sampler()), max_epochs=epochs).verdict
     assert verdict.kind == "accounting"
     assert "wrong sampling" in verdict.fault
     assert seen in verdict.summary
 
 
-def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(accused: Audited) -> None:
+def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(accused):
     report = accused(OwnSampling(OwnPoisson(rate=1 / 20)), max_epochs=2)
     assert status(report, "sampling.rate") == "violated"
     assert status(report, "sampling.not_poisson") == "ok"
 
 
 @pytest.mark.usefixtures("all_numbers")
-def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path: Path) -> None:
+def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path):
     class Wrapped(OwnSampling):
         """Private from the start, so that a checkpoint's names are those of the module."""
 
@@ -229,9 +223,7 @@ class InPhysicalBatches(PrivateModule):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
-    accused: Audited, workers: int
-) -> None:
+def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(accused, workers):
     module = InPhysicalBatches(BatchSplittingSampler, workers)
     report = accused(module, max_epochs=5)
     assert any(waits for waits, _ in module.left)
@@ -243,9 +235,7 @@ def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_sampler_without_a_length_keeps_logical_batches_whole(
-    audited: Audited, workers: int
-) -> None:
+def test_a_sampler_without_a_length_keeps_logical_batches_whole(audited, workers):
     module = InPhysicalBatches(Whole, workers)
     report = audited(module, max_epochs=3)
     assert module.left == [(False, 0)] * 3
@@ -296,7 +286,7 @@ def ghost(tmp_path: Path, module: Ghost, **kwargs: Any) -> Ghost:
     return module
 
 
-def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path: Path) -> None:
+def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path):
     one_batch = {"limit_train_batches": 2, "accumulate_grad_batches": 2}
 
     class SecondBatchOnly(Ghost):
@@ -316,7 +306,7 @@ def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path:
     assert "BatchMemoryManager" in remark
 
 
-def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path: Path) -> None:
+def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path):
     module = ghost(tmp_path, Ghost(PrivacyEngine()), gradient_clip_val=0.01)
     assert float(module.sums[-1].norm()) == pytest.approx(0.01, rel=1e-3)
     (remark,) = ghost_remarks(module.private, 1, 0.01)
@@ -324,14 +314,14 @@ def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path: Path) ->
     assert "gradient_clip_val=None" in remark
 
 
-def test_adaptive_ghost_clipping_is_off_in_automatic_optimization(tmp_path: Path) -> None:
+def test_adaptive_ghost_clipping_is_off_in_automatic_optimization(tmp_path):
     module = ghost(tmp_path, Ghost(PrivacyEngineAdaptiveClipping(), noise=0.5))
     assert module.private.max_grad_norm == 1.0
     assert not hasattr(module.private, "_adjusted_noise_multiplier")
     assert "self.automatic_optimization = False" in module.remarks[0]
 
 
-def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path: Path) -> None:
+def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path):
     class Manual(Ghost):
         automatic_optimization = False
 
@@ -344,7 +334,7 @@ def test_adaptive_ghost_clipping_is_on_in_manual_optimization(tmp_path: Path) ->
     assert module.remarks == [""]
 
 
-def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_path: Path) -> None:
+def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_path):
     module = ghost(tmp_path, Ghost(PrivacyEngine()))
     assert module.remarks == [""]
     assert ghost_remarks(module.private, 1, None) == []
@@ -354,7 +344,7 @@ def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_pat
 # ------------------------------------------------------------------ accounting
 
 
-def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Audited) -> None:
+def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited):
     module = with_optimizer(lambda optimizer: optimizer.attach_step_hook(lambda _: None))()
     report = audited(module, claimed_epsilon=8.0, steps=40)
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
@@ -362,9 +352,7 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited: Au
     assert any("no accountant counts" in note for note in report.notes)
 
 
-def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
-    audited: Audited,
-) -> None:
+def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(audited):
     class Norms(PrivateModule):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             held = next(self.net.parameters()).grad_sample
@@ -418,7 +406,7 @@ class Exchanged(PrivateModule):
 
 
 @pytest.mark.parametrize("kind", [SetInPlace, SetAmidAnEpoch, Exchanged])
-def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(audited: Audited, kind: Any) -> None:
+def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(audited, kind):
     every = {"reload_dataloaders_every_n_epochs": int(kind is Exchanged)}
     found, rates = rates_of(audited, kind, **every)
     assert [fault.name for fault in found.verdict.faults] == ["sampled_too_often_later"]
@@ -444,7 +432,7 @@ class Falls(PrivateModule):
 
 
 @pytest.mark.parametrize("kind", [Told, Falls, PrivateModule])
-def test_a_rate_that_is_told_or_falls_is_no_fault(audited: Audited, kind: Any) -> None:
+def test_a_rate_that_is_told_or_falls_is_no_fault(audited, kind):
     every = {"reload_dataloaders_every_n_epochs": int(kind is not Falls)}
     found, rates = rates_of(audited, kind, **every)
     assert found.verdict.outcome != "VIOLATION", found.verdict
@@ -459,7 +447,7 @@ class BecomesShuffled(PrivateModule):
         return DataLoader(self.dataset, self.batch_size, shuffle=True)
 
 
-def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(audited: Audited) -> None:
+def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(audited):
     module = BecomesShuffled(mlp(64), dataset=digits(RECORDS), batch_size=BATCH)
     every_epoch = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
     found = audited(module, on_violation="warn", **every_epoch)

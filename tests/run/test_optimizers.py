@@ -1,8 +1,6 @@
 """Several private optimizers in one training: each step of each is audited."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from resume_support import RESTARTING, StopAt
 from stages import staged
 from torch import nn
 from torch.nn import functional
-from trained import Audited, weights, with_optimizer
+from trained import weights, with_optimizer
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -157,9 +155,7 @@ CLAIMS = {"claimed_epsilon": 1000.0}
         heavy=[(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)],
     ),
 )
-def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
-    tmp_path: Path, audited: Audited, kind: type[TwoNets], epochs: int
-) -> None:
+def test_every_step_of_both_is_audited_and_a_healthy_run_passes(tmp_path, audited, kind, epochs):
     torch.manual_seed(0)
     module = kind(hidden=HIDDEN)
     report = audited(module, max_epochs=epochs, **CLAIMS)
@@ -177,7 +173,7 @@ def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
 
 
 @pytest.mark.parametrize("kind", staged([Joint], [ThroughBoth, Ghost]))
-def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
+def test_both_models_are_what_they_would_be(tmp_path, kind):
     ends = []
     for audits in ([], [PrivacyAudit(1000.0, seed=1)]):
         torch.manual_seed(3)
@@ -188,7 +184,7 @@ def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets])
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
 
 
-def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited: Audited) -> None:
+def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited):
     module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
     report = audited(module, on_violation="warn", steps=80)
     label = "optimizer 2 (`net.critic.0.weight`, ...): "
@@ -200,7 +196,7 @@ def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited: A
     assert main(["check", str(audited.directory / "report.json")]) == 1
 
 
-def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audited: Audited) -> None:
+def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audited):
     report = audited(TwoNets(), steps=40, **CLAIMS)
     assert 0.8 < sum([c.share for c in report.checks if not REGISTRY[c.name].warns]) <= 0.9
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
@@ -215,7 +211,7 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audite
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
-def test_epsilon_is_that_of_the_steps_of_both(audited: Audited, engines: int) -> None:
+def test_epsilon_is_that_of_the_steps_of_both(audited, engines):
     report = audited(TwoNets(engines=engines), max_epochs=1)
     history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
     assert report.epsilon_spent == pytest.approx(epsilon_of_history(history, 1e-5), rel=0.01)
@@ -226,7 +222,7 @@ def test_epsilon_is_that_of_the_steps_of_both(audited: Audited, engines: int) ->
     assert report.epsilon_lower <= report.epsilon_spent
 
 
-def test_an_accountant_of_one_optimizer_alone_is_too_little(audited: Audited) -> None:
+def test_an_accountant_of_one_optimizer_alone_is_too_little(audited):
     forgets = with_optimizer(lambda both: setattr(both[1], "step_hook", None), TwoNets)
     report = audited(forgets(), on_violation="warn", steps=40)
     assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
@@ -234,7 +230,7 @@ def test_an_accountant_of_one_optimizer_alone_is_too_little(audited: Audited) ->
     assert status(report, "accounting") == "not_run"
 
 
-def test_an_optimizer_that_takes_no_step_is_named(audited: Audited) -> None:
+def test_an_optimizer_that_takes_no_step_is_named(audited):
     class First(TwoNets):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             optimizer, _ = self.optimizers()
@@ -248,7 +244,7 @@ def test_an_optimizer_that_takes_no_step_is_named(audited: Audited) -> None:
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
 
 
-def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused: Audited) -> None:
+def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused):
     class Third(TwoNets):
         def configure_optimizers(self) -> Any:
             self.head = nn.Linear(8, 10)
@@ -269,9 +265,7 @@ def test_a_plain_optimizer_beside_private_ones_is_a_violation(accused: Audited) 
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
-    audited: Audited, shared: bool
-) -> None:
+def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(audited, shared):
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
     module = TwoNets(generators=(first, first if shared else second))
     report = audited(module, on_violation="warn", steps=30, **CLAIMS)
@@ -307,7 +301,7 @@ class Stepwise(TwoNets):
     "ignore:Using ModelCheckpoint with manual optimization",
     "ignore:You're resuming from a checkpoint that ended before",
 )
-def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path) -> None:
+def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = fit(whole, Stepwise(), PrivacyAudit(1000.0, seed=3), max_steps=80)
     saver = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=20)
@@ -332,7 +326,7 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path
     assert sum(n for *_, n in module.engines[0].accountant.history) == 80
 
 
-def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path):
     saved, audit = PrivacyAudit(1000.0), PrivacyAudit(1000.0)
     trainer_for(tmp_path, saved, max_steps=10).fit(TwoNets())
 
@@ -359,9 +353,7 @@ def share(both: Any) -> None:
     ],
     ids=["a parameter is shared", "input canaries"],
 )
-def test_several_optimizers_are_refused_when_the_training_starts(
-    tmp_path: Path, make: Any, audit: dict[str, Any], words: str
-) -> None:
+def test_several_optimizers_are_refused_when_the_training_starts(tmp_path, make, audit, words):
     with pytest.raises(MisconfigurationException, match=words):
         trainer_for(tmp_path, PrivacyAudit(**audit), max_steps=2).fit(make())
 
@@ -369,7 +361,7 @@ def test_several_optimizers_are_refused_when_the_training_starts(
 # ------------------------------------------------------------------ files
 
 
-def test_a_later_run_moves_all_records_of_an_earlier_one(audited: Audited) -> None:
+def test_a_later_run_moves_all_records_of_an_earlier_one(audited):
     for kind in (TwoNets, TwoNets, PrivateModule):
         report = audited(kind(), steps=4, **CLAIMS)
     for folder in (audited.directory / "previous-1", audited.directory / "previous-2"):
@@ -380,7 +372,7 @@ def test_a_later_run_moves_all_records_of_an_earlier_one(audited: Audited) -> No
     assert report.records == ("observations.bin",)
 
 
-def test_a_report_names_the_records_of_all_optimizers(audited: Audited) -> None:
+def test_a_report_names_the_records_of_all_optimizers(audited):
     one = audited(PrivateModule(), folder="one", steps=4, **CLAIMS)
     two = audited(TwoNets(), folder="two", steps=4, **CLAIMS)
     assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
@@ -391,7 +383,7 @@ def test_a_report_names_the_records_of_all_optimizers(audited: Audited) -> None:
 
 
 @pytest.fixture
-def bare() -> Iterator[BareByHand]:
+def bare():
     made = BareByHand()
     front = HandWrittenFront(made.session)
     front.open_to(made.net)
@@ -399,9 +391,7 @@ def bare() -> Iterator[BareByHand]:
     front.remove()
 
 
-def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they_say(
-    bare: BareByHand,
-) -> None:
+def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they_say(bare):
     rows = []
     for _ in range(8):
         bare.session.start_batch()
@@ -415,7 +405,7 @@ def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they
     np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
 
 
-def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare: BareByHand) -> None:
+def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare):
     seen, shapes = [], {name: p.shape for name, p in bare.net.named_parameters()}
     for _ in range(6):
         bare.session.start_batch()
@@ -433,7 +423,7 @@ def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare: BareBy
     np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
 
 
-def test_between_batches_and_when_closed_nobody_is_given_anything() -> None:
+def test_between_batches_and_when_closed_nobody_is_given_anything():
     bare = BareByHand()
     front, samples = HandWrittenFront(bare.session), bare.sample_gradients()
     front.open_to(bare.net)
@@ -451,7 +441,7 @@ def test_between_batches_and_when_closed_nobody_is_given_anything() -> None:
     assert bare.column("coins").sum() == 0
 
 
-def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare: BareByHand) -> None:
+def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare):
     for _ in range(6):
         bare.session.start_batch()
         given = lightning_audit.per_sample(bare.sample_gradients(), module=bare.net)
@@ -466,9 +456,7 @@ def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare: Ba
     assert bare.session.releases.late == 0
 
 
-def test_a_gradient_that_is_released_twice_in_a_step_stands_in_the_way_of_a_pass(
-    bare: BareByHand,
-) -> None:
+def test_a_gradient_that_is_released_twice_in_a_step_stands_in_the_way_of_a_pass(bare):
     bare.session.start_batch()
     gradient = bare.clipped_mean(bare.sample_gradients())
     for _ in range(2):
@@ -477,9 +465,7 @@ def test_a_gradient_that_is_released_twice_in_a_step_stands_in_the_way_of_a_pass
     assert sentence.startswith("lightning_audit.released was called more than once in a step")
 
 
-def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(
-    bare: BareByHand,
-) -> None:
+def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(bare):
     bare.session.start_batch()
     stacked = list(bare.sample_gradients().values())
     with pytest.raises(ValueError, match=r"grads=list must be a dict .*vmap\(grad"):
@@ -524,15 +510,13 @@ def session_of(
         (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, InputSample, HandWrittenReading),
     ],
 )
-def test_a_step_and_its_canaries_choose_source_and_way_of_reading(
-    make: Any, arguments: dict[str, Any], source: type, way: type
-) -> None:
+def test_a_step_and_its_canaries_choose_source_and_way_of_reading(make, arguments, source, way):
     session = session_of(make(), **arguments)
     assert (type(session.source), type(session.way)) == (source, way)
     session.detach()
 
 
-def test_low_precision_allows_a_canary_its_rounding() -> None:
+def test_low_precision_allows_a_canary_its_rounding():
     step = private_step()
     for precision, signal in (("32-true", 1.0), ("bf16-mixed", 1.0 + 2.0**-7)):
         session = session_of(step, precision=precision)
@@ -540,7 +524,7 @@ def test_low_precision_allows_a_canary_its_rounding() -> None:
         session.detach()
 
 
-def test_the_divisor_is_known_of_a_mean_only() -> None:
+def test_the_divisor_is_known_of_a_mean_only():
     optimizer = PrivateModule().configure_optimizers()
     facts = facts_of(optimizer)
     assert (facts.expected_batch_size, facts.loss_reduction) == (16, "mean")
@@ -551,7 +535,7 @@ def test_the_divisor_is_known_of_a_mean_only() -> None:
     assert facts_of(optimizer).expected_batch_size == 64
 
 
-def test_a_label_names_the_number_and_the_first_parameter() -> None:
+def test_a_label_names_the_number_and_the_first_parameter():
     assert label_of(private_step(), 2) == "optimizer 2 (`net.0.weight`, ...)"
 
 
@@ -559,13 +543,13 @@ def tosses(seed: int, number: int) -> list[int]:
     return _coins(seed, number).integers(0, 2, 64).tolist()
 
 
-def test_coins_are_a_function_of_the_seed_and_the_optimizers_number() -> None:
+def test_coins_are_a_function_of_the_seed_and_the_optimizers_number():
     assert tosses(5, 1) == tosses(5, 1)
     assert tosses(5, 2) == tosses(5, 2)
     assert len({tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}) == 6
 
 
-def test_coins_of_different_optimizers_are_independent() -> None:
+def test_coins_of_different_optimizers_are_independent():
     first, second = (_coins(0, number).integers(0, 2, 100_000) for number in (1, 2))
     assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
 
@@ -582,7 +566,7 @@ def optimizer_like(old: Any, inner: torch.optim.Optimizer) -> Any:
     return new
 
 
-def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
+def test_optimizer_made_anew_each_epoch_is_followed(audited):
     class Renewing(PrivateModule):
         def on_train_epoch_start(self) -> None:
             inner = torch.optim.SGD(self.trainable(), lr=0.05)
@@ -596,7 +580,7 @@ def test_optimizer_made_anew_each_epoch_is_followed(audited: Audited) -> None:
 # --- Optimizers that cannot be audited are refused before the first step, with what to change.
 
 
-def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
+def test_two_private_optimizers_of_one_parameter_are_refused():
     module = PrivateModule()
     first = module.configure_optimizers()
     second = optimizer_like(first, torch.optim.SGD(module.trainable(), lr=0.1))
@@ -605,7 +589,7 @@ def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
     assert private_optimizers([torch.optim.SGD(mlp().parameters(), lr=0.1), first]) == [first]
 
 
-def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes() -> None:
+def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes():
     refuse_several(2, [Dirac()], processes=1)
     refuse_several(1, [Blank()], processes=2)
     with pytest.raises(UnauditableTraining, match="all 2 private optimizers at once"):
@@ -619,8 +603,8 @@ def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_p
     [(1, 2, "in one process only, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
 )
 def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
-    optimizers: int, processes: int, words: str
-) -> None:
+    optimizers, processes, words
+):
     module = mlp()
     module.trainer = SimpleNamespace(world_size=processes)
     made = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(optimizers)]
@@ -628,15 +612,13 @@ def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
         hand_written_step(CLAIM, made, module)
 
 
-def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path):
     zero = with_optimizer(lambda optimizer: setattr(optimizer, "expected_batch_size", 0))
     with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
         trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(zero())
 
 
-def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(tmp_path):
     class Twice(PrivateModule):
         def configure_optimizers(self) -> Any:
             inner = super().configure_optimizers()

@@ -1,7 +1,5 @@
 """The details of real reports: of a training that passes, and of faults with the user's code."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -14,7 +12,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from places import REPOSITORY
-from trained import Audited, Trains, failing, private
+from trained import failing, private
 from training_support import PrivateModule
 
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -24,7 +22,6 @@ from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.lints.own_code import MOST_LINES
 from lightning_audit.lints.settings import LoaderFacts
 from lightning_audit.results.audit_report import (
-    AuditReport,
     CheckResult,
     OperatingPoint,
     OptimizerSeen,
@@ -68,18 +65,18 @@ def growth(name: str, *tests: Evidence) -> Any:
     return growth_of([result(name)], [("", test) for test in tests])[name].growth
 
 
-def test_the_threshold_is_that_of_the_test() -> None:
+def test_the_threshold_is_that_of_the_test():
     assert result("noise").log_e_threshold == pytest.approx(grown("noise").threshold)
     exact = CheckResult("no_dp", "mechanism", "ok", "")
     assert with_threshold(exact, 1e-3) == exact
 
 
-def test_public_growth_is_as_it_was() -> None:
+def test_public_growth_is_as_it_was():
     test = grown("noise", 0.5, 2.0, 20.0)
     assert growth("noise", test) == tuple(test.growth)
 
 
-def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached() -> None:
+def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached():
     test = grown("noise.shape", 0.5 * LN10, 1.2 * LN10, 1.9 * LN10, 3.4 * LN10, 7.0 * LN10)
     kept = dict(test.growth)
     powers = [(step, round(log_e / LN10)) for step, log_e in growth("noise.shape", test)]
@@ -87,12 +84,12 @@ def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached() -> No
     assert [power for _, power in powers] == [1, 3, 7]
 
 
-def test_fine_differences_of_the_data_give_the_same_growth() -> None:
+def test_fine_differences_of_the_data_give_the_same_growth():
     one, other = (grown("noise.shape", *values) for values in ((1.0, 5.0, 8.0), (1.3, 5.4, 8.9)))
     assert growth("noise.shape", one) == growth("noise.shape", other)
 
 
-def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them() -> None:
+def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them():
     test = grown("noise", *(1.5**k for k in range(40)))
     told = growth("noise", test)
     assert len(told) <= MOST_POINTS
@@ -100,14 +97,14 @@ def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them() -> None:
     assert test.violated_at in [step for step, _ in told]
 
 
-def test_what_did_not_run_has_no_growth() -> None:
+def test_what_did_not_run_has_no_growth():
     test = grown("noise", 3.0)
     assert growth_of([result("noise", status="not_run")], [("", test)]) == {}
     assert growth_of([result("noise")], [("", grown("noise"))]) == {}
     assert growth_of([], [("", test)]) == {}
 
 
-def test_of_several_optimizers_the_one_closest_to_its_alarm_is_shown() -> None:
+def test_of_several_optimizers_the_one_closest_to_its_alarm_is_shown():
     checks = [result("noise", optimizer="a"), result("noise", optimizer="b")]
     tests = [("a", grown("noise", 2.0)), ("b", grown("noise", 7.0))]
     assert growth_of(checks, tests)["noise"].optimizer == "b"
@@ -130,12 +127,12 @@ def course(epochs: int, about: Circumstances | None = None) -> Circumstances:
     return about
 
 
-def test_each_epoch_has_a_row() -> None:
+def test_each_epoch_has_a_row():
     assert course(3).rows == [CourseRow(n + 1, n, n / 10.0, 0.5, 8 * n + 8) for n in range(3)]
 
 
 @pytest.mark.parametrize("epochs", [MOST_ROWS, MOST_ROWS + 1, 1000, 1601])
-def test_rows_of_many_epochs_are_thinned_evenly(epochs: int) -> None:
+def test_rows_of_many_epochs_are_thinned_evenly(epochs):
     rows = course(epochs).rows
     assert MOST_ROWS // 2 <= len(rows) <= MOST_ROWS
     gaps = {b.epoch - a.epoch for a, b in itertools.pairwise(rows)}
@@ -144,7 +141,7 @@ def test_rows_of_many_epochs_are_thinned_evenly(epochs: int) -> None:
     assert epochs - rows[-1].epoch <= max(gaps)
 
 
-def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own() -> None:
+def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own():
     about = Circumstances()
     about.load(course(450).state())
     assert about.rows == course(450).rows
@@ -156,7 +153,7 @@ def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own() ->
     assert about.rows == []
 
 
-def test_how_it_ended() -> None:
+def test_how_it_ended():
     about = Circumstances()
     assert about.ended(3, "") is None
     about.ended_by = "planned"
@@ -164,7 +161,7 @@ def test_how_it_ended() -> None:
     assert about.ended(3, "the training broke off with OSError") == Ended(3, "broke off")
 
 
-def test_what_is_known_of_a_trainer() -> None:
+def test_what_is_known_of_a_trainer():
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(precision="bf16-mixed", strategy=strategy, world_size=2)
     about = Circumstances.of(trainer).now
@@ -201,7 +198,7 @@ def read(claim: PrivacyClaim | None = None, norms: tuple[float, ...] = (1.0,)) -
     return {name: (part.value, part.source) for name, part in told.items()}
 
 
-def test_what_the_user_states_is_the_users() -> None:
+def test_what_the_user_states_is_the_users():
     told = read(PrivacyClaim(noise_multiplier=1.2, adjacency="replace_one"))
     assert told["noise_multiplier"] == (1.2, "user")
     assert told["adjacency"] == ("replace_one", "user")
@@ -210,7 +207,7 @@ def test_what_the_user_states_is_the_users() -> None:
     assert told["accountant"] == (None, "optimizer")
 
 
-def test_optimizers_that_differ_are_listed() -> None:
+def test_optimizers_that_differ_are_listed():
     assert read(norms=(1.0, 1.0))["max_grad_norm"] == (1.0, "optimizer")
     assert read(norms=(1.0, 2.0))["max_grad_norm"] == ([1.0, 2.0], "optimizer")
 
@@ -225,15 +222,13 @@ def test_optimizers_that_differ_are_listed() -> None:
         (PrivacyClaim(adjacency="replace_one"), None, 50),
     ],
 )
-def test_the_number_of_records_is_shown_where_it_is_public_alone(
-    claim: PrivacyClaim | None, records: int | None, divisor: int | None
-) -> None:
+def test_the_number_of_records_is_shown_where_it_is_public_alone(claim, records, divisor):
     told = read(claim)
     assert told["records"] == (records, "loader")
     assert told["expected_batch_size"] == (divisor, "optimizer")
 
 
-def test_the_claimed_mu_is_of_the_least_noise() -> None:
+def test_the_claimed_mu_is_of_the_least_noise():
     assert claimed_mu([(2.0, 0.1, 5), (0.5, None, 5)]) == 2.0
     assert claimed_mu([(2.0, 0.1, 5), (0.0, None, 5)]) is None
     assert claimed_mu([]) is None
@@ -270,21 +265,21 @@ def line_of(text: str) -> int:
 
 
 @pytest.fixture
-def correct(trained: Trains) -> AuditReport:
+def correct(trained):
     return trained(claimed_epsilon=8.0, **EXAMINED).report
 
 
 @pytest.fixture
-def faulty(trained: Trains) -> AuditReport:
+def faulty(trained):
     return trained(private(HalfOfTheNoise), **EXAMINED).report
 
 
 @pytest.fixture
-def both(correct: AuditReport, faulty: AuditReport) -> tuple[AuditReport, AuditReport]:
+def both(correct, faulty):
     return correct, faulty
 
 
-def test_growth_is_of_the_checks_that_have_an_e_value(both: tuple[AuditReport, ...]) -> None:
+def test_growth_is_of_the_checks_that_have_an_e_value(both):
     for report in both:
         by_name = {check.name: check for check in report.checks}
         assert report.tests
@@ -305,7 +300,7 @@ def test_growth_is_of_the_checks_that_have_an_e_value(both: tuple[AuditReport, .
     assert faulty.tests["noise"].growth or faulty.tests["noise.step"].growth
 
 
-def test_growth_of_private_numbers_is_in_whole_powers_of_ten(both: tuple[AuditReport, ...]) -> None:
+def test_growth_of_private_numbers_is_in_whole_powers_of_ten(both):
     told = [
         (log_e / LN10, growth.threshold / LN10)
         for report in both
@@ -318,7 +313,7 @@ def test_growth_of_private_numbers_is_in_whole_powers_of_ten(both: tuple[AuditRe
         assert power in (pytest.approx(level), pytest.approx(round(power), abs=1e-6))
 
 
-def test_every_tensor_has_its_noise(both: tuple[AuditReport, ...]) -> None:
+def test_every_tensor_has_its_noise(both):
     sizes = {name: p.numel() for name, p in PrivateModule().named_parameters()}
     for report in both:
         assert {row.name: row.size for row in report.tensors} == sizes
@@ -335,7 +330,7 @@ def test_every_tensor_has_its_noise(both: tuple[AuditReport, ...]) -> None:
     assert all(row.ratio < 0.8 for row in faulty.tensors if row.entries > 20)
 
 
-def test_the_course_has_a_row_for_each_epoch(correct: AuditReport) -> None:
+def test_the_course_has_a_row_for_each_epoch(correct):
     told = [(row.epoch, row.step, row.observations) for row in correct.course]
     assert told == [(0, 32, 256), (1, 64, 512), (2, 96, 768)]
     mus = [row.mu_lower for row in correct.course]
@@ -349,14 +344,14 @@ def assert_within_its_limits(told: OperatingPoint) -> None:
     assert told.fnr[0] <= told.fn / (told.fn + told.tp) <= told.fnr[1]
 
 
-def test_operating_points_fit_the_claim_where_nothing_is_wrong(correct: AuditReport) -> None:
+def test_operating_points_fit_the_claim_where_nothing_is_wrong(correct):
     assert len(correct.operating_points) == 5
     for point in correct.operating_points:
         assert_within_its_limits(point)
         assert not point.outside
 
 
-def test_the_claim_says_where_each_part_is_from(correct: AuditReport) -> None:
+def test_the_claim_says_where_each_part_is_from(correct):
     told = {name: (part.value, part.source) for name, part in correct.claim.items()}
     assert told == {
         "noise_multiplier": (1.0, "optimizer"),
@@ -370,13 +365,13 @@ def test_the_claim_says_where_each_part_is_from(correct: AuditReport) -> None:
     }
 
 
-def test_the_end_and_the_plan_are_told(correct: AuditReport, faulty: AuditReport) -> None:
+def test_the_end_and_the_plan_are_told(correct, faulty):
     assert correct.ended == Ended(96, "planned")
     assert faulty.ended == Ended(faulty.steps, "violation")
     assert faulty.steps < correct.planned_steps == faulty.planned_steps == 96
 
 
-def test_the_circumstances_are_told(correct: AuditReport) -> None:
+def test_the_circumstances_are_told(correct):
     run = correct.run
     assert (run.name, run.device, run.precision) == ("PrivateModule", "cpu", "32-true")
     assert (run.processes, run.strategy) == (1, "SingleDeviceStrategy")
@@ -387,7 +382,7 @@ def test_the_circumstances_are_told(correct: AuditReport) -> None:
     assert "delta" not in correct.settings_given
 
 
-def test_what_the_epsilons_rest_on_is_told(correct: AuditReport, faulty: AuditReport) -> None:
+def test_what_the_epsilons_rest_on_is_told(correct, faulty):
     names = {name: [one.name for one in told] for name, told in correct.assumptions.items()}
     assert {"noise", "clipping", "batches", "neighbors"} <= {*names["epsilon_spent"]}
     assert {"constant", "power", "batches"} <= {*names["epsilon_not_excluded"]}
@@ -395,9 +390,7 @@ def test_what_the_epsilons_rest_on_is_told(correct: AuditReport, faulty: AuditRe
     assert "epsilon_not_excluded" not in faulty.assumptions
 
 
-def test_examinations_have_questions_and_findings_and_no_counts(
-    correct: AuditReport, faulty: AuditReport
-) -> None:
+def test_examinations_have_questions_and_findings_and_no_counts(correct, faulty):
     (told,) = correct.examinations
     assert told.step == 0
     assert {"replay.noise", "replay.clipping", "coupling"} <= {*told.questions} <= {*REGISTRY}
@@ -408,7 +401,7 @@ def test_examinations_have_questions_and_findings_and_no_counts(
     assert keys == {"step", "questions", "findings", "seconds"}
 
 
-def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -> None:
+def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty):
     root = faulty.verdict.faults[0]
     assert root.headline == headlines()[root.name]
     (place,) = root.place.code
@@ -422,7 +415,7 @@ def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty: AuditReport) -
     assert "unshown" not in faulty.to_json()
 
 
-def test_source_is_left_out_where_the_user_says_so(trained: Trains) -> None:
+def test_source_is_left_out_where_the_user_says_so(trained):
     done = trained(private(HalfOfTheNoise), source_in_report=False, max_epochs=1)
     (place,) = done.report.verdict.faults[0].place.code
     assert (place.file, place.line, place.source) == (HERE, line_of("def add_noise"), "")
@@ -431,7 +424,7 @@ def test_source_is_left_out_where_the_user_says_so(trained: Trains) -> None:
     assert "source_in_report" in done.report.settings_given
 
 
-def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained: Trains) -> None:
+def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained):
     report = trained(steps=4).report
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert [one.sentence for one in report.blockers] == [*report.verdict.pass_blockers]
@@ -456,8 +449,8 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained: Trains) ->
 )
 @pytest.mark.one_in(2)
 def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
-    accused: Audited, monkeypatch: pytest.MonkeyPatch, broken: str, lost: str
-) -> None:
+    accused, monkeypatch, broken, lost
+):
     error = ZeroDivisionError("3 of 17 records")
     monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", failing(error))
     report = accused(PrivateModule(optimizer_class=HalfOfTheNoise), max_epochs=1)
@@ -480,15 +473,13 @@ def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
         (OperatingPoint(0.5, fn=0, tp=2, fp=0, tn=2), False),  # too few
     ],
 )
-def test_rates_that_no_claimed_mechanism_has_are_outside(
-    point: OperatingPoint, outside: bool
-) -> None:
+def test_rates_that_no_claimed_mechanism_has_are_outside(point, outside):
     (found,) = with_limits([point], 1.0, 0.05)
     assert found.outside == outside
     assert_within_its_limits(found)
 
 
-def test_without_trials_or_a_claim_nothing_is_outside() -> None:
+def test_without_trials_or_a_claim_nothing_is_outside():
     (empty,) = with_limits([OperatingPoint(0.5, 0, 0, 3, 4)], 1.0, 0.05)
     assert (empty.fnr, empty.outside) == (None, False)
     (unclaimed,) = with_limits([OperatingPoint(0.5, 5, 495, 5, 495)], None, 0.05)
@@ -503,7 +494,7 @@ def row(number: int, ratio: float | None, *, flagged: bool = False) -> TensorNoi
     return TensorNoise(f"w{number}", 9, 9, 9, ratio, None, None, flagged)
 
 
-def test_every_flagged_tensor_is_kept_and_the_rest_is_counted() -> None:
+def test_every_flagged_tensor_is_kept_and_the_rest_is_counted():
     flagged = [row(n, 0.5, flagged=True) for n in range(70)]
     others = [row(100 + n, 2.0 - n / 100) for n in range(80)]
     kept, left_out = capped([*others, row(999, None), *flagged])
@@ -514,7 +505,7 @@ def test_every_flagged_tensor_is_kept_and_the_rest_is_counted() -> None:
     assert left_out == 31
 
 
-def test_few_tensors_are_all_kept() -> None:
+def test_few_tensors_are_all_kept():
     assert capped([row(0, None), row(1, 1.0)]) == ((row(1, 1.0), row(0, None)), 0)
     assert capped([]) == ((), 0)
 
@@ -529,7 +520,7 @@ SEEN = OptimizerSeen(
 RESOLUTION = Resolution()
 
 
-def test_power_has_its_numbers_and_the_steps_that_are_missing() -> None:
+def test_power_has_its_numbers_and_the_steps_that_are_missing():
     sentences = [NOT_ENDED, *blockers_of_optimizer(SEEN, RESOLUTION), "noise: not tested"]
     found = told(sentences, [SEEN], RESOLUTION, [NOT_ENDED])
     assert [one.sentence for one in found] == sentences
@@ -543,7 +534,7 @@ def test_power_has_its_numbers_and_the_steps_that_are_missing() -> None:
     ]
 
 
-def test_those_of_several_optimizers_keep_their_label() -> None:
+def test_those_of_several_optimizers_keep_their_label():
     seen = dataclasses.replace(SEEN, label="optimizer 2 (`a`)")
     sentences = [f"{seen.label}: {text}" for text in blockers_of_optimizer(seen, RESOLUTION)]
     found = told(sentences, [seen], RESOLUTION)
@@ -551,6 +542,6 @@ def test_those_of_several_optimizers_keep_their_label() -> None:
     assert [one.part for one in found] == ["noise", "sensitivity", ""]
 
 
-def test_without_an_optimizer_there_is_nothing_but_the_run() -> None:
+def test_without_an_optimizer_there_is_nothing_but_the_run():
     sentences = blockers_of_optimizer(None, RESOLUTION)
     assert [one.kind for one in told(sentences, [], RESOLUTION)] == ["run"] * len(sentences)

@@ -1,7 +1,5 @@
 """What the audit cannot write is said, and changes nothing of the training."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -24,7 +22,7 @@ from made_report import made_report
 from page_reports import of_outcome
 from resume_support import EPOCHS, RESUMING, StepwiseModule
 from stages import staged
-from trained import Audited, failing, weights
+from trained import failing, weights
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import PrivateModule, fit, refusal_of, report_in, trainer_for
 
@@ -82,7 +80,7 @@ def replacing(folder: Path) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def undisturbed(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("undisturbed")
     ends = train(folder, PrivacyAudit(seed=3, bounds=[], examinations=0))
@@ -98,9 +96,7 @@ def told(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
 # ------------------------------------------------------------------ what users do meanwhile
 
 
-def test_a_removed_directory_costs_the_record_and_the_pass(
-    tmp_path: Path, undisturbed: torch.Tensor, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removed_directory_costs_the_record_and_the_pass(tmp_path, undisturbed, caplog):
     folder = tmp_path / "audit"
     ends = train(tmp_path, PrivacyAudit(seed=3), At(40, lambda: shutil.rmtree(folder)))
     assert torch.equal(ends, undisturbed)
@@ -114,12 +110,7 @@ def test_a_removed_directory_costs_the_record_and_the_pass(
     assert main(["check", str(folder)]) == 2
 
 
-def test_a_file_in_the_directorys_place_is_left_alone(
-    tmp_path: Path,
-    undisturbed: torch.Tensor,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_file_in_the_directorys_place_is_left_alone(tmp_path, undisturbed, caplog, capsys):
     folder, audit = tmp_path / "audit", PrivacyAudit(seed=3)
     assert torch.equal(train(tmp_path, audit, At(40, replacing(folder))), undisturbed)
     assert folder.read_text() == "mine"
@@ -133,9 +124,7 @@ def test_a_file_in_the_directorys_place_is_left_alone(
 
 
 @pytest.mark.parametrize("on_inconclusive", ["warn", "raise"])
-def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(
-    tmp_path: Path, on_inconclusive: Any
-) -> None:
+def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(tmp_path, on_inconclusive):
     audit = PrivacyAudit(seed=3, on_inconclusive=on_inconclusive)
     error = pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry")
     with error if on_inconclusive == "raise" else contextlib.nullcontext():
@@ -144,9 +133,7 @@ def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(
 
 
 @pytest.mark.parametrize(("reaction", "at"), [("raise", 0), ("warn", 10)])
-def test_a_violation_stays_one_where_nothing_can_be_written(
-    tmp_path: Path, reaction: Any, at: int
-) -> None:
+def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path, reaction, at):
     folder, audit = tmp_path / "audit", PrivacyAudit(seed=3, on_violation=reaction)
     with pytest.raises(PrivacyViolation) if reaction == "raise" else contextlib.nullcontext():
         train(tmp_path, audit, At(at, replacing(folder)), optimizer_class=HalfNoise)
@@ -155,9 +142,7 @@ def test_a_violation_stays_one_where_nothing_can_be_written(
     assert folder.read_text() == "mine"
 
 
-def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(
-    tmp_path: Path, undisturbed: torch.Tensor
-) -> None:
+def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(tmp_path, undisturbed):
     class Replaces(pl.Callback):
         def on_fit_start(self, *_: Any) -> None:
             replacing(tmp_path / "audit")()
@@ -169,7 +154,7 @@ def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(
     assert any(f"{RECORD_NAME} could not be written" in lack for lack in verdict.pass_blockers)
 
 
-def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path) -> None:
+def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path):
     error = RuntimeError("the user's own")
 
     def fail() -> None:
@@ -185,12 +170,8 @@ def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path
 @pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.one_in(4)
 def test_another_working_directory_moves_no_file(
-    tmp_path: Path,
-    undisturbed: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
-    removed: bool,
-) -> None:
+    tmp_path, undisturbed, monkeypatch, given, removed
+):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -215,7 +196,7 @@ def test_another_working_directory_moves_no_file(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A file system of 512 kB: report and page fit twice."""
     at = tmp_path / "disk"
     at.mkdir()
@@ -231,9 +212,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is Linux'")
 @pytest.mark.parametrize("freed", [False, True])
 @pytest.mark.one_in(2)
-def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
-    tmp_path: Path, disk: Path, undisturbed: torch.Tensor, freed: bool
-) -> None:
+def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(tmp_path, disk, undisturbed, freed):
     filler, report = disk / "filler", disk / "audit" / REPORT_NAME
 
     def fill() -> None:
@@ -261,8 +240,8 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
 @pytest.mark.heavy
 @pytest.mark.parametrize("limit", [11_000, 40_000], ids=["no report fits", "the report fits"])
 def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
-    tmp_path: Path, undisturbed: torch.Tensor, limit: int
-) -> None:
+    tmp_path, undisturbed, limit
+):
     with trainings(tmp_path / "log.txt") as started:
         started.start(Job(str(tmp_path), limit=limit))
         assert started.ended() == 0, started.said()
@@ -281,9 +260,7 @@ def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
     assert main(["check", str(tmp_path)]) == 2
 
 
-def test_an_output_that_takes_nothing_ends_no_training(
-    tmp_path: Path, undisturbed: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_takes_nothing_ends_no_training(tmp_path, undisturbed, monkeypatch):
     closes = contextlib.suppress(OSError)
     with closes, open("/dev/full", "w") as full, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", full)
@@ -312,9 +289,7 @@ FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
 )
 @pytest.mark.one_in(4)
 @pytest.mark.heavy_one_in(4)
-def test_no_link_in_the_directory_is_written_through(
-    tmp_path: Path, audited: Audited, name: str, there: bool, when: int | None
-) -> None:
+def test_no_link_in_the_directory_is_written_through(tmp_path, audited, name, there, when):
     target, link = tmp_path / "target", audited.directory / name
     if there:
         target.write_text("mine")
@@ -339,7 +314,7 @@ def test_no_link_in_the_directory_is_written_through(
         assert len(np.load(audited.directory / ARCHIVE_NAME)["step"]) == 40
 
 
-def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "audit").mkdir()
     (tmp_path / "target").write_text("mine")
     (tmp_path / "audit" / ".lock").symlink_to(tmp_path / "target")
@@ -360,7 +335,7 @@ one, other = (pytest.fixture(scope="module", name=name)(_started) for name in ("
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     made = tmp_path / "root"
     made.mkdir()
     return made
@@ -380,8 +355,8 @@ class Broken(StepwiseModule):
 @pytest.mark.heavy
 @pytest.mark.parametrize("given", [False, True])
 def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
-    tmp_path: Path, root: Path, one: Trainings, other: Trainings, given: bool
-) -> None:
+    tmp_path, root, one, other, given
+):
     folder = root / "given" if given else root / "audit"
     report_dir = str(folder) if given else None
     go = tmp_path / "go"
@@ -406,9 +381,7 @@ def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
 
 
 @pytest.mark.heavy
-def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
-    tmp_path: Path, root: Path, one: Trainings, other: Trainings
-) -> None:
+def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(tmp_path, root, one, other):
     go = tmp_path / "go"
     one.start(Job(str(root), steps=64, stay=str(go)))
     wait_for(root / "waits")
@@ -422,9 +395,7 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
-def test_a_killed_training_leaves_its_directory_to_the_next(
-    tmp_path: Path, root: Path, one: Trainings, other: Trainings, workers: int
-) -> None:
+def test_a_killed_training_leaves_its_directory_to_the_next(tmp_path, root, one, other, workers):
     number = one.start(Job(str(root), stay=str(tmp_path / "never"), workers=workers))
     wait_for(root / "waits")
     os.kill(number, signal.SIGKILL)
@@ -436,14 +407,14 @@ def test_a_killed_training_leaves_its_directory_to_the_next(
     assert AuditReport.load(root / "audit" / "previous-1" / "report.json").steps == 32
 
 
-def test_trainings_one_after_the_other_in_a_process_share_the_directory(root: Path) -> None:
+def test_trainings_one_after_the_other_in_a_process_share_the_directory(root):
     for steps in (4, 5, 6):
         fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=steps)
     folders = sorted(p.name for p in (root / "audit").iterdir() if p.is_dir())
     assert folders == ["previous-1", "previous-2"]
 
 
-def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path) -> None:
+def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root):
     for _ in range(2):
         with pytest.raises(ValueError, match="no optimizer today"):
             trainer_for(root, PrivacyAudit(seed=1), max_steps=4).fit(Broken())
@@ -451,7 +422,7 @@ def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root: Path
     assert not (root / "audit" / "run-2").exists()
 
 
-def test_two_trainings_in_threads_have_a_directory_each(root: Path) -> None:
+def test_two_trainings_in_threads_have_a_directory_each(root):
     reports: dict[int, AuditReport | None] = {}
     both = threading.Barrier(2, timeout=60)
 
@@ -484,9 +455,7 @@ def checkpoint(root: Path, step: int) -> str:
 
 
 @pytest.mark.heavy
-def test_a_resumed_run_keeps_the_directory_of_its_beginning(
-    tmp_path: Path, root: Path, one: Trainings, other: Trainings
-) -> None:
+def test_a_resumed_run_keeps_the_directory_of_its_beginning(tmp_path, root, one, other):
     go = tmp_path / "go"
     one.start(Job(str(root), half_noise=True, stay=str(go)))
     wait_for(root / "waits")
@@ -510,9 +479,7 @@ def test_a_resumed_run_keeps_the_directory_of_its_beginning(
 
 
 @pytest.mark.heavy
-def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
-    tmp_path: Path, root: Path, one: Trainings, other: Trainings
-) -> None:
+def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(tmp_path, root, one, other):
     one.start(Job(str(root), every=10, stay=str(tmp_path / "go")))
     wait_for(root / "waits")
     other.start(Job(str(root), ckpt=checkpoint(root, 30)))  # of a run that has not stopped
@@ -526,9 +493,7 @@ def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     assert steps_in(root / "audit") == list(range(96))
 
 
-def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(
-    root: Path,
-) -> None:
+def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(root):
     trainer = trainer_for(root, PrivacyAudit(seed=1), max_epochs=1)
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(root / "last.ckpt")
@@ -543,7 +508,7 @@ def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_repo
 
 
 @pytest.mark.heavy
-def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: Path) -> None:
+def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path):
     held = claim(tmp_path / "taken" / "audit")
     try:
         codes, said = run_both(tmp_path, "taken")
@@ -556,7 +521,7 @@ def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: 
     assert not (tmp_path / "taken" / "audit" / "report.json").exists()
 
 
-def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -> None:
+def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root):
     class Removes(PrivateModule):
         def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
             if self.global_step == 20:
@@ -570,7 +535,7 @@ def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -
     assert (between.steps, between.settings["seed"]) == (5, 2)
 
 
-def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:
+def test_the_lock_is_let_go_when_the_callback_is_forgotten(root):
     fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=2)
     again = claim(root / "audit")
     assert again.directory == root / "audit"
@@ -581,7 +546,7 @@ def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[ReportFiles]:
+def files(tmp_path):
     """Of a training whose report is written."""
     made = ReportFiles(tmp_path / "digits" / "audit")
     made.acquire()
@@ -591,7 +556,7 @@ def files(tmp_path: Path) -> Iterator[ReportFiles]:
 
 
 @pytest.mark.whole_report
-def test_the_command_writes_the_page_of_the_training_again(files: ReportFiles) -> None:
+def test_the_command_writes_the_page_of_the_training_again(files):
     files.write_page(made_report())
     page = files.directory / PAGE_NAME
     written = page.read_bytes()
@@ -604,7 +569,7 @@ def test_the_command_writes_the_page_of_the_training_again(files: ReportFiles) -
 
 
 @pytest.mark.whole_report
-def test_a_page_moves_away_with_its_report(files: ReportFiles) -> None:
+def test_a_page_moves_away_with_its_report(files):
     files.write_page(made_report())
     folder = set_aside(files.directory)
     assert {path.name for path in folder.iterdir()} == {REPORT_NAME, PAGE_NAME}
@@ -612,12 +577,7 @@ def test_a_page_moves_away_with_its_report(files: ReportFiles) -> None:
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a bug")])
-def test_a_page_that_cannot_be_written_is_a_line_in_the_log(
-    files: ReportFiles,
-    error: Exception,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_page_that_cannot_be_written_is_a_line_in_the_log(files, error, monkeypatch, caplog):
     monkeypatch.setattr("lightning_audit.report.page.write_page", failing(error))
     files.write_page(made_report())
     assert "report.html could not be written" in caplog.text
@@ -628,9 +588,7 @@ def test_a_page_that_cannot_be_written_is_a_line_in_the_log(
 
 
 @pytest.mark.whole_report
-def test_no_page_is_written_without_its_report_or_before_the_directory_is_taken(
-    tmp_path: Path, files: ReportFiles
-) -> None:
+def test_no_page_is_written_without_its_report_or_before_the_directory_is_taken(tmp_path, files):
     files.write(REPORT_NAME, failing(OSError("disk full")), beside=True)
     files.write_page(made_report())
     assert not (files.directory / PAGE_NAME).exists()
@@ -638,7 +596,7 @@ def test_no_page_is_written_without_its_report_or_before_the_directory_is_taken(
     assert not (tmp_path / "audit").exists()
 
 
-def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Path) -> None:
+def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path):
     taken, lost = tmp_path / "taken", tmp_path / "lost"
     taken.write_text("mine")
     lost.symlink_to(tmp_path / "nowhere")
@@ -650,7 +608,7 @@ def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Pa
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "new" / "audit"
     with monkeypatch.context() as patched:
         # Root may write everywhere, so the system's answer is given here.

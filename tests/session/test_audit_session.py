@@ -1,7 +1,5 @@
 """A session reads its canaries, leaves none, and goes on with another optimizer or after a stop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:Use
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bool) -> None:
+def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced):
     bare = BareSession()
     before = [p.detach().clone() for p in bare.net.parameters()]
     bare.train(20, announced=announced)
@@ -37,7 +35,7 @@ def test_what_is_read_is_the_coin_and_the_update_has_nothing_of_it(announced: bo
         torch.testing.assert_close(old, new.detach(), rtol=0, atol=1e-6)
 
 
-def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop() -> None:
+def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop():
     whole, first, second = BareSession(), BareSession(), BareSession()
     whole.train(12, announced=False)
     first.train(7, announced=False)
@@ -51,7 +49,7 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
     assert second.session.releases.late == whole.session.releases.late == 12
 
 
-def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
+def test_a_state_is_left_alone_by_the_steps_that_follow():
     bare = BareSession()
     state = bare.session.state()
     bare.session.planner.pass_blockers.append("something")
@@ -59,13 +57,13 @@ def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     assert (state["planner"]["pass_blockers"], state["releases"]["late"]) == ([], 0)
 
 
-def test_another_runs_canaries_are_refused() -> None:
+def test_another_runs_canaries_are_refused():
     state = BareSession().session.state()
     with pytest.raises(ValueError, match="resume with the same canaries, num_canaries and preci"):
         BareSession(canaries=(Dirac(),)).session.load(state)
 
 
-def test_a_new_optimizer_is_followed_over_the_same_parameters_only() -> None:
+def test_a_new_optimizer_is_followed_over_the_same_parameters_only():
     bare, other = BareSession(), BareSession()
     bare.train(3)
     bare.optimizer = bare.new_optimizer()
@@ -101,7 +99,7 @@ def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any
     )
 
 
-def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over() -> None:
+def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over():
     private, by_hand = BareSession().session, BareByHand().session
     assert isinstance(private.source, GradientRows)
     assert isinstance(private.way, PrivateReading)
@@ -110,7 +108,7 @@ def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over() -> None:
 
 
 @pytest.mark.parametrize("made", [begun, lambda **a: BareByHand(**a).session])
-def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made: Any) -> None:
+def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made):
     plain = made()
     session = made(canaries=[Mislabeled(sampling_rate=0.25)])
     assert isinstance(session.source, InputSample)
@@ -122,7 +120,7 @@ def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made: Any
     assert header.witnesses == tuple(p.numel() for p in session.step.params)
 
 
-def test_one_seed_gives_one_placement_and_one_sequence_of_coins() -> None:
+def test_one_seed_gives_one_placement_and_one_sequence_of_coins():
     one, same, other = (begun(seed, canaries=[Dirac()] * 2) for seed in (1, 1, 2))
     flips = []
     for session in (one, same, other):
@@ -134,7 +132,7 @@ def test_one_seed_gives_one_placement_and_one_sequence_of_coins() -> None:
         assert index.tolist() == same.planner.coordinates.by_tensor[tensor].tolist()
 
 
-def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_without() -> None:
+def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_without():
     assert begun().store is None
     headers: list[RecordHeader] = []
     bare = BareSession()
@@ -151,7 +149,7 @@ def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_with
     assert session.store is None
 
 
-def test_an_input_canary_is_refused_where_clipping_adapts() -> None:
+def test_an_input_canary_is_refused_where_clipping_adapts():
     with pytest.raises(UnauditableTraining, match=r"cannot be taken out again under adaptive"):
         begun(kind=AdaClipDPOptimizer, canaries=[Mislabeled()])
     assert isinstance(begun(kind=AdaClipDPOptimizer).source, GradientRows)

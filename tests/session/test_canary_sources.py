@@ -1,7 +1,5 @@
 """DP-SGD that is written by hand is audited, in every place where people write it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ HEAVY = pytest.mark.heavy
         pytest.param(InOptimizerStep, marks=HEAVY),
     ],
 )
-def test_sound_code_passes_with_its_own_weights(tmp_path: Path, kind: type[HandWritten]) -> None:
+def test_sound_code_passes_with_its_own_weights(tmp_path, kind):
     plain = _weights_alone(tmp_path / "plain", kind, 200)
     torch.manual_seed(3)
     module = kind()
@@ -107,12 +105,12 @@ def test_sound_code_passes_with_its_own_weights(tmp_path: Path, kind: type[HandW
 
 
 @pytest.mark.parametrize("kind", staged([InHook], [OneByOne, InOptimizerStep]))
-def test_sound_code_passes_in_sixty_steps(tmp_path: Path, kind: type[HandWritten]) -> None:
+def test_sound_code_passes_in_sixty_steps(tmp_path, kind):
     report = fit(tmp_path, kind(), _audit(), max_steps=60)
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-def test_epsilon_is_composed_from_the_stated_rate_and_the_steps_seen(tmp_path: Path) -> None:
+def test_epsilon_is_composed_from_the_stated_rate_and_the_steps_seen(tmp_path):
     audit = _audit(claimed_epsilon=8.0)
     report = fit(tmp_path, HandWritten(), audit, max_steps=60)
     whole = PrivacyClaim(
@@ -176,7 +174,7 @@ class NoiseOverBatch(HandWritten):
         pytest.param(NoiseOverBatch, "noise", "noise", marks=HEAVY),
     ],
 )
-def test_fault_is_named(tmp_path: Path, kind: type[HandWritten], finding: str, fault: str) -> None:
+def test_fault_is_named(tmp_path, kind, finding, fault):
     report = fit(tmp_path, kind(), _audit(on_violation="warn"), max_steps=60)
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
@@ -185,14 +183,14 @@ def test_fault_is_named(tmp_path: Path, kind: type[HandWritten], finding: str, f
 
 
 @pytest.mark.parametrize("kind", [HandWritten, pytest.param(OneByOne, marks=HEAVY), OwnOptimizer])
-def test_half_noise_is_found_in_unchanged_code(tmp_path: Path, kind: type[HandWritten]) -> None:
+def test_half_noise_is_found_in_unchanged_code(tmp_path, kind):
     faulty = type("Faulty", (kind,), {"noise": HalfNoise.noise})
     report = violation(tmp_path, faulty(ask=False), _audit(), max_steps=60)
     assert report.verdict.fault.startswith("noise scale too small")
     assert report.observations == 0
 
 
-def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path: Path) -> None:
+def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path):
     class Again(PrivateSGD):
         def step(self, closure: Any = None) -> Any:
             with torch.enable_grad():
@@ -215,7 +213,7 @@ def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path: Path) ->
 # ------------------------------------------------------------------ what cannot be audited
 
 
-def test_code_that_asks_for_no_canary_is_inconclusive_and_told_what_to_call(tmp_path: Path) -> None:
+def test_code_that_asks_for_no_canary_is_inconclusive_and_told_what_to_call(tmp_path):
     report = fit(tmp_path, HandWritten(ask=False), _audit(), max_steps=60)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any(
@@ -224,7 +222,7 @@ def test_code_that_asks_for_no_canary_is_inconclusive_and_told_what_to_call(tmp_
     assert (status(report, "noise"), status(report, "sensitivity")) == ("ok", "not_run")
 
 
-def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> None:
+def test_code_that_asks_in_every_second_step_never_passes(tmp_path):
     class Now(HandWritten):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.ask = batch_idx % 2 == 0
@@ -236,7 +234,7 @@ def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("ask", [True, False])
-def test_a_hidden_update_is_inconclusive_and_left_alone(tmp_path: Path, ask: bool) -> None:
+def test_a_hidden_update_is_inconclusive_and_left_alone(tmp_path, ask):
     plain = _weights_alone(tmp_path / "plain", SelfContainedOptimizer, 30)
     torch.manual_seed(3)
     module = SelfContainedOptimizer(ask=ask)
@@ -246,7 +244,7 @@ def test_a_hidden_update_is_inconclusive_and_left_alone(tmp_path: Path, ask: boo
     assert torch.equal(_weights(module), plain)
 
 
-def test_foreign_optimizer_that_takes_a_private_gradient_passes(tmp_path: Path) -> None:
+def test_foreign_optimizer_that_takes_a_private_gradient_passes(tmp_path):
     class Foreign(SelfContained):
         @torch.no_grad()
         def step(self, closure: Any) -> None:
@@ -281,9 +279,7 @@ class WithLBFGS(HandWritten):
         (WithLBFGS, {}, "LBFGS runs its closure several times"),
     ],
 )
-def test_what_cannot_be_audited_is_refused_before_it_trains(
-    tmp_path: Path, kind: type[HandWritten], kwargs: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_audited_is_refused_before_it_trains(tmp_path, kind, kwargs, message):
     trainer = trainer_for(tmp_path, _audit(), max_steps=8, **kwargs)
     with pytest.raises(MisconfigurationException, match=message):
         trainer.fit(kind())
@@ -291,7 +287,7 @@ def test_what_cannot_be_audited_is_refused_before_it_trains(
     assert not hand_over._sources
 
 
-def test_a_trainer_that_clips_the_noisy_gradient_is_not_accused(tmp_path: Path) -> None:
+def test_a_trainer_that_clips_the_noisy_gradient_is_not_accused(tmp_path):
     report = fit(tmp_path, InHook(), _audit(), max_steps=60, gradient_clip_val=1.0)
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
     assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
@@ -307,7 +303,7 @@ def assert_passes(directory: Path, module: HandWritten, lost: int = 0) -> None:
     assert (60 - lost) * 8 <= report.observations <= 60 * 8
 
 
-def test_step_over_several_chunks_gets_its_canaries_once(tmp_path: Path) -> None:
+def test_step_over_several_chunks_gets_its_canaries_once(tmp_path):
     class Chunks(HandWritten):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             halves = [tuple(part[i::2] for part in batch) for i in (0, 1)]
@@ -319,7 +315,7 @@ def test_step_over_several_chunks_gets_its_canaries_once(tmp_path: Path) -> None
     assert_passes(tmp_path, Chunks())
 
 
-def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> None:
+def test_step_over_several_batches_gets_its_canaries_once(tmp_path):
     class TwoBatches(HandWritten):
         sums: Gradients | None = None
 
@@ -339,7 +335,7 @@ def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> Non
     assert_passes(tmp_path, TwoBatches())
 
 
-def test_new_optimizer_in_the_middle_is_followed(tmp_path: Path) -> None:
+def test_new_optimizer_in_the_middle_is_followed(tmp_path):
     class Anew(HandWritten):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if batch_idx in (20, 40):
@@ -371,7 +367,7 @@ class Watching(HandWritten):
         return DataLoader(self.dataset, batch_size=2048)
 
 
-def test_nothing_is_given_outside_of_training_batches(tmp_path: Path) -> None:
+def test_nothing_is_given_outside_of_training_batches(tmp_path):
     module = Watching()
     assert module.ask_both()
     trainer_for(tmp_path, _audit(), max_steps=12, val_check_interval=4).fit(module)
@@ -381,7 +377,7 @@ def test_nothing_is_given_outside_of_training_batches(tmp_path: Path) -> None:
     assert report_in(tmp_path).observations == 12 * 8
 
 
-def test_no_audit_is_left_behind_by_an_exception(tmp_path: Path) -> None:
+def test_no_audit_is_left_behind_by_an_exception(tmp_path):
     class Failing(Watching):
         def training_step(self, batch: Any, batch_idx: int) -> None:
             super().training_step(batch, batch_idx)
@@ -397,7 +393,7 @@ def test_no_audit_is_left_behind_by_an_exception(tmp_path: Path) -> None:
     assert_no_hooks_left(module)
 
 
-def test_wrong_gradients_are_an_error_of_the_training(tmp_path: Path) -> None:
+def test_wrong_gradients_are_an_error_of_the_training(tmp_path):
     class Wrong(HandWritten):
         def write_gradient(self, grads: Gradients) -> None:
             lightning_audit.per_sample({"net.0.weight": grads["0.weight"]}, module=self)
@@ -407,7 +403,7 @@ def test_wrong_gradients_are_an_error_of_the_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path: Path) -> None:
+def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path):
     class Seeded(HandWritten):
         """Draws its batches and noise by the number of the step."""
 
@@ -464,7 +460,7 @@ class NoCanaries(CanarySource):
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_source_may_leave_every_other_part_of_a_step_alone(announced: bool) -> None:
+def test_a_source_may_leave_every_other_part_of_a_step_alone(announced):
     bare, untouched = BareSession(), BareSession()
     bare.session.source = NoCanaries(bare.session.planner)
     untouched.session.detach()
@@ -483,7 +479,7 @@ def test_a_source_may_leave_every_other_part_of_a_step_alone(announced: bool) ->
         assert torch.equal(mine, theirs)
 
 
-def test_it_keeps_nothing_and_comes_back_from_nothing() -> None:
+def test_it_keeps_nothing_and_comes_back_from_nothing():
     source: Any = NoCanaries(BareSession().session.planner)
     state = source.state()
     source.load(state)
@@ -493,7 +489,7 @@ def test_it_keeps_nothing_and_comes_back_from_nothing() -> None:
     assert not source.is_late()
 
 
-def test_what_a_source_must_say_has_no_answer_of_its_own() -> None:
+def test_what_a_source_must_say_has_no_answer_of_its_own():
     source, plan = CanarySource(), NoCanaries(BareSession().session.planner).unplanned()
     for ask in (
         source.unplanned,
@@ -505,7 +501,7 @@ def test_what_a_source_must_say_has_no_answer_of_its_own() -> None:
             ask()
 
 
-def test_half_of_the_canaries_enter_the_last_part_and_the_others_any() -> None:
+def test_half_of_the_canaries_enter_the_last_part_and_the_others_any():
     rng = np.random.default_rng(0)
     drawn = Counter(draw_part(4, rng) for _ in range(6000))
     assert set(drawn) == {-1, 0, 1, 2}
@@ -513,7 +509,7 @@ def test_half_of_the_canaries_enter_the_last_part_and_the_others_any() -> None:
         assert abs(drawn[part] - expected) < 4 * expected**0.5
 
 
-def test_one_part_of_a_batch_is_chosen_at_most() -> None:
+def test_one_part_of_a_batch_is_chosen_at_most():
     rng, choice = np.random.default_rng(0), PartChoice()
     seen: Counter[tuple[int, ...]] = Counter()
     for _ in range(400):
@@ -529,7 +525,7 @@ def test_one_part_of_a_batch_is_chosen_at_most() -> None:
     assert 150 < seen[()] < 250
 
 
-def test_a_batch_of_one_part_does_not_change_what_is_usual() -> None:
+def test_a_batch_of_one_part_does_not_change_what_is_usual():
     choice = PartChoice()
     choice.usual = 5
     choice.ended()

@@ -1,7 +1,5 @@
 """Input canaries in real trainings: one more sample, through the user's own pipeline."""
 
-from __future__ import annotations
-
 import functools
 import random
 import tempfile
@@ -159,7 +157,7 @@ class InContainers(Forward):
 
 
 @pytest.mark.parametrize("pack", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_canary_joins_every_container(tmp_path: Path, pack: Callable[..., Any]) -> None:
+def test_the_canary_joins_every_container(tmp_path, pack):
     module = type("Packed", (InContainers,), {"pack": staticmethod(pack), "sizes": []})()
     seen: list[Any] = []
 
@@ -191,7 +189,7 @@ KINDS = [
         for i, kind in enumerate(KINDS)
     ],
 )
-def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path: Path, canary: InputCanary) -> None:
+def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path, canary):
     (plain, before), (audited, states) = (
         ended_alone(Forward, 100),
         ended(tmp_path / "audited", Forward, 100, audit_with(canary)),
@@ -212,20 +210,20 @@ def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path: Path, canary: I
         pytest.param("hooks", HalfNoise, marks=HEAVY),
     ],
 )
-def test_faults_of_private_optimizers_are_found(tmp_path: Path, mode: str, kind: Any) -> None:
+def test_faults_of_private_optimizers_are_found(tmp_path, mode, kind):
     module = Forward(mode=mode, optimizer_class=kind)
     audit = audit_with(Mislabeled(amplitude=100.0), on_violation="warn")
     report = fit(tmp_path, module, audit, max_steps=64)
     assert status(report, "noise" if kind is HalfNoise else "sensitivity") == "violated"
 
 
-def test_manual_optimization_is_audited(tmp_path: Path) -> None:
+def test_manual_optimization_is_audited(tmp_path):
     report = fit(tmp_path, ManualForward(), audit_with(Mislabeled(amplitude=100.0)), max_steps=64)
     assert report.verdict.outcome != "VIOLATION"
     assert (records_in(tmp_path)["canaries"] == INJECTED).all()
 
 
-def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path: Path) -> None:
+def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path):
     sizes: list[int] = []
 
     class Sizes(Forward):
@@ -241,7 +239,7 @@ def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path: Path) ->
     assert_unit_signal(tmp_path)
 
 
-def test_canaries_enter_each_nth_step_only(tmp_path: Path) -> None:
+def test_canaries_enter_each_nth_step_only(tmp_path):
     fit(tmp_path, Forward(), audit_with(Mislabeled(), every_n_steps=4), max_steps=16)
     planned = records_in(tmp_path)["canaries"]
     assert (planned[::4] == INJECTED).all()
@@ -262,7 +260,7 @@ class WithDropout(Forward):
         return functional.cross_entropy(self(batch[0]), batch[1])
 
 
-def test_the_extra_pass_draws_and_logs_nothing(tmp_path: Path) -> None:
+def test_the_extra_pass_draws_and_logs_nothing(tmp_path):
     """With the coin "out" in every step, nothing differs from the unaudited training."""
     models, logged = [], []
     for name in ("plain", "audited"):
@@ -297,7 +295,7 @@ def _force_out(audit: PrivacyAudit) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path: Path) -> None:
+def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path):
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
     report = fit(tmp_path, HandWritten(ask=False), audit_unchanged(canary), max_steps=300)
     assert report.verdict.outcome != "VIOLATION", report.verdict
@@ -309,7 +307,7 @@ def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path: 
     assert "fdp_t" not in {bound.name for bound in report.bounds}
 
 
-def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) -> None:
+def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path):
     module = Forward(optimizer_class=ClipAfterAverage)
     audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1))
     assert status(violation(tmp_path, module, audit, max_steps=150), "sensitivity") == "violated"
@@ -317,7 +315,7 @@ def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) ->
 
 @pytest.mark.heavy
 @pytest.mark.whole_report
-def test_in_the_subsampled_game_a_steps_epsilon_is_below_its_curves(tmp_path: Path) -> None:
+def test_in_the_subsampled_game_a_steps_epsilon_is_below_its_curves(tmp_path):
     canary = Mislabeled(amplitude=100.0, sampling_rate=0.3, game="subsampled", **STATED)
     claim = replace(CLAIM, noise_multiplier=0.3)
 
@@ -340,7 +338,7 @@ def test_in_the_subsampled_game_a_steps_epsilon_is_below_its_curves(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path: Path) -> None:
+def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path):
     def run(name: str, steps: int, checkpoint: Path | None = None) -> Path:
         # The same seed again would give the same noise again, which is a finding.
         torch.manual_seed(0 if checkpoint is None else 1)
@@ -368,7 +366,7 @@ def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_data(tmp_path: Path
     assert not any((row == records).all(1).any() for rows in alike for row in rows)
 
 
-def test_the_strategy_is_left_as_it_was_and_the_header_names_the_canary(tmp_path: Path) -> None:
+def test_the_strategy_is_left_as_it_was_and_the_header_names_the_canary(tmp_path):
     trainer = trainer_for(tmp_path, audit_with(Blank()), max_steps=2)
     trainer.fit(Forward())
     assert "training_step" not in vars(trainer.strategy)
@@ -402,16 +400,14 @@ class _Texts(Forward):
         (PrivateModule, Mislabeled(loss=hand_written_loss), "PrivateModule has no forward"),
     ],
 )
-def test_what_cannot_be_audited_is_refused_at_the_first_batch(
-    tmp_path: Path, module: Any, canary: Mislabeled, words: str
-) -> None:
+def test_what_cannot_be_audited_is_refused_at_the_first_batch(tmp_path, module, canary, words):
     trainer = trainer_for(tmp_path, audit_with(canary, allow="sampling.not_poisson"), max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
 
 
 @pytest.mark.parametrize("canary", [Mislabeled(), Blank()])
-def test_a_module_without_forward_is_told_the_line_to_add(tmp_path: Path, canary: Any) -> None:
+def test_a_module_without_forward_is_told_the_line_to_add(tmp_path, canary):
     trainer = trainer_for(tmp_path, audit_with(canary), max_steps=2)
     with pytest.raises(MisconfigurationException) as raised:
         trainer.fit(PrivateModule())
@@ -419,7 +415,7 @@ def test_a_module_without_forward_is_told_the_line_to_add(tmp_path: Path, canary
     assert trainer.fit_loop.epoch_loop.batch_progress.total.ready == 0
 
 
-def test_several_processes_are_refused() -> None:
+def test_several_processes_are_refused():
     with pytest.raises(UnauditableTraining, match="each of the 2 processes"):
         join_batches([Blank()], 2)
     assert join_batches([Blank()], 1)
@@ -427,19 +423,19 @@ def test_several_processes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("canaries", [[Blank(), Blank()], [Dirac(), Mislabeled()]])
-def test_an_input_canary_is_alone(canaries: list[Any]) -> None:
+def test_an_input_canary_is_alone(canaries):
     with pytest.raises(ValueError, match="must hold one input canary alone"):
         PrivacyAudit(canaries=canaries)
 
 
-def test_a_canary_without_a_gradient_is_dropped_and_nothing_is_concluded(tmp_path: Path) -> None:
+def test_a_canary_without_a_gradient_is_dropped_and_nothing_is_concluded(tmp_path):
     zero = Mislabeled(loss=lambda module, batch: module.net(batch[0]).sum() * 0, num_classes=10)
     report = fit(tmp_path, Forward(), audit_with(zero), max_steps=20)
     assert (records_in(tmp_path)["canaries"] == DROPPED).all()
     assert report.verdict.outcome == "INCONCLUSIVE"
 
 
-def test_a_wrong_loss_never_alarms(tmp_path: Path) -> None:
+def test_a_wrong_loss_never_alarms(tmp_path):
     """The direction is then another one, along which clipping allows no more."""
 
     def other(module: Any, batch: Any) -> torch.Tensor:
@@ -470,7 +466,7 @@ def _outcome(directory: Path, seed: int) -> str:
     staged(heavy=[range(3), range(3, 6)], nightly=[range(6, 53)]),
     ids=lambda seeds: f"{seeds.start} to {seeds.stop}",
 )
-def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path, seeds: range) -> None:
+def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path, seeds):
     assert all(_outcome(tmp_path, seed) != "VIOLATION" for seed in seeds)
 
 
@@ -505,12 +501,12 @@ def _generators_after(directory: Path, kind: type[Draws], canary: InputCanary) -
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Adversarial])
-def test_generators_stay_where_no_layer_draws(tmp_path: Path, kind: type[InputCanary]) -> None:
+def test_generators_stay_where_no_layer_draws(tmp_path, kind):
     canary = kind(amplitude=100.0, **STATED)
     assert _generators_after(tmp_path, Draws, canary) == ended_alone(Draws, 20)[1]
 
 
-def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path: Path) -> None:
+def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path):
     # The README says so: the batches and the noise that follow are those of another seed.
     canary, plain = Mislabeled(amplitude=100.0, **STATED), ended_alone(DrawsInALayer, 20)[1]
     audited = _generators_after(tmp_path / "audited", DrawsInALayer, canary)
@@ -541,14 +537,14 @@ class HalfTheNoise(HandWritten):
 
 
 @pytest.mark.parametrize("sampling_rate", [0.5, 0.1])
-def test_clipping_the_mean_is_found_in_unchanged_code(tmp_path: Path, sampling_rate: float) -> None:
+def test_clipping_the_mean_is_found_in_unchanged_code(tmp_path, sampling_rate):
     canary = Mislabeled(amplitude=100.0, sampling_rate=sampling_rate, **STATED)
     report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
     assert status(report, "sensitivity") == "violated"
     assert "clipped" in report.verdict.fault or "no clipping" in report.verdict.fault
 
 
-def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
+def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path):
     audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED), on_violation="warn")
     report = fit(tmp_path, HalfTheNoise(ask=False), audit, max_steps=60)
     assert (status(report, "noise"), status(report, "sensitivity")) == ("violated", "ok")
@@ -558,7 +554,7 @@ def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) 
     ("kind", "ask"),
     staged([], [(HandWritten, True)] + [(k, False) for k in (OwnOptimizer, HandWritten, OneByOne)]),
 )
-def test_sound_code_by_hand_passes(tmp_path: Path, kind: type[HandWritten], ask: bool) -> None:
+def test_sound_code_by_hand_passes(tmp_path, kind, ask):
     models = []
     for name in ("plain", "audited"):
         torch.manual_seed(3)
@@ -574,7 +570,7 @@ def test_sound_code_by_hand_passes(tmp_path: Path, kind: type[HandWritten], ask:
     assert_unit_signal(tmp_path)
 
 
-def test_an_optimizer_whose_update_cannot_be_read_is_not_passed(tmp_path: Path) -> None:
+def test_an_optimizer_whose_update_cannot_be_read_is_not_passed(tmp_path):
     audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED))
     report = fit(tmp_path, SelfContainedOptimizer(ask=False), audit, max_steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -608,8 +604,8 @@ class SameBatch(HandWritten):
     ],
 )
 def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, canary: InputCanary, clip: float
-) -> None:
+    tmp_path, monkeypatch, canary, clip
+):
     monkeypatch.setattr("hand_written_support.CLIP", clip)
     claim = PrivacyClaim(noise_multiplier=1e-4 / clip, max_grad_norm=clip, expected_batch_size=16)
     audit = audit_with(canary, claim=claim, on_violation="warn")
@@ -630,7 +626,7 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
     assert (clip == 50.0) == (expected < 0.5)
 
 
-def test_a_short_canary_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_canary_does_not_pass(tmp_path, monkeypatch):
     monkeypatch.setattr("hand_written_support.CLIP", 50.0)
     audit = audit_with(Blank(**STATED), claim=replace(CLAIM, max_grad_norm=50.0))
     report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)

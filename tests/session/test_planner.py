@@ -1,7 +1,5 @@
 """Two processes train one model: the audit of each sees the sum over both, and they agree."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +36,7 @@ def both_trained(
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def trained(tmp_path_factory, worker_id):
     scenarios = ("healthy", "clipping", "resumed", "mixed", "not_finite", "naive", "repeated")
     folder, codes, said = both_trained(tmp_path_factory, worker_id, (*scenarios, "half_noise"))
     assert codes == [1, 1], said  # the last one raises
@@ -64,7 +62,7 @@ def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.heavy
 @ways
-def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: str) -> None:
+def test_both_processes_read_the_claimed_signal_and_noise(trained, name):
     first, second = entries_of_both(trained / name)
     assert first.tobytes() == second.tobytes()
     assert len(first) >= 200
@@ -89,7 +87,7 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
 
 
 @pytest.mark.heavy
-def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(trained: Path) -> None:
+def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(trained):
     report = reports(trained / "audited")[0]
     assert (report.verdict.outcome, report.settings["seed"]) == ("PASS", 0)
     assert report.history == ((1.0, 1 / 256, 256),)
@@ -100,7 +98,7 @@ def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(train
 
 @pytest.mark.heavy
 @ways
-def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: str) -> None:
+def test_the_weights_are_those_of_the_unaudited_training(trained, name):
     audited, unaudited = (
         [np.load(trained / folder / f"weights-{rank}.npy") for rank in range(2)]
         for folder in (name, f"{name}-unaudited")
@@ -110,7 +108,7 @@ def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: st
 
 
 @pytest.mark.heavy
-def test_a_resumed_training_has_each_observation_once(trained: Path) -> None:
+def test_a_resumed_training_has_each_observation_once(trained):
     whole, broken = trained / "whole", trained / "broken"
     first = read_observations(whole / "audit" / "observations.bin")[1]
     again = read_observations(broken / "audit" / "observations.bin")[1]
@@ -127,7 +125,7 @@ def test_a_resumed_training_has_each_observation_once(trained: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) -> None:
+def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained):
     first, second = entries_of_both(trained / "mixed")
     assert first.tobytes() == second.tobytes()
     assert (len(first), set(first["canaries"])) == (32, {1})
@@ -146,7 +144,7 @@ def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) 
         ("repeated", "sampling.repeated", "accounting", "distributed=True"),
     ],
 )
-def test_lone_steps_show(trained: Path, name: str, finding: str, kind: str, advice: str) -> None:
+def test_lone_steps_show(trained, name, finding, kind, advice):
     one, other = reports(trained / name)
     assert one == other
     assert (one.verdict.outcome, one.verdict.kind) == ("VIOLATION", kind)
@@ -156,7 +154,7 @@ def test_lone_steps_show(trained: Path, name: str, finding: str, kind: str, advi
 
 
 @pytest.mark.heavy
-def test_records_of_one_process_are_counted_among_those_of_both(trained: Path) -> None:
+def test_records_of_one_process_are_counted_among_those_of_both(trained):
     one, other = reports(trained / "not_finite")
     assert one == other
     assert one.verdict.fault.startswith("a record that is not finite")
@@ -166,7 +164,7 @@ def test_records_of_one_process_are_counted_among_those_of_both(trained: Path) -
 
 
 @pytest.mark.heavy
-def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path) -> None:
+def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained):
     one, other = reports(trained / "half_noise")
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
@@ -179,7 +177,7 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
 
 
 @pytest.mark.heavy
-def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
+def test_the_end_of_one_process_is_the_end_of_both(tmp_path):
     codes, said = run_both(tmp_path, "one_breaks_off")
     assert 0 not in codes
     assert "RuntimeError: power cut" in said[1]
@@ -189,7 +187,7 @@ def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path):
     codes, said = run_both(tmp_path, "no_room")
     assert codes == [1, 1], said
     assert "cannot write its report" in said[0]
@@ -197,7 +195,7 @@ def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path: 
 
 
 @pytest.mark.heavy
-def test_each_step_is_one_processs_turn_and_all_have_its_coins() -> None:
+def test_each_step_is_one_processs_turn_and_all_have_its_coins():
     processes = [Ranks(rank, 3) for rank in range(3)]
     for step in range(7):
         assert [p.adds(step) for p in processes].count(True) == 1
@@ -263,23 +261,19 @@ def wrong_in(folder: Path, case: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def in_faults(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def in_faults(tmp_path_factory, worker_id):
     return faults_in_both(tmp_path_factory, worker_id, CASES)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.heavy_one_in(6)
-def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(
-    in_faults: Path, case: str
-) -> None:
+def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(in_faults, case):
     assert wrong_in(in_faults, case) == []
 
 
 @pytest.mark.nightly
-def test_faults_at_random_calls_in_one_process_end_no_training(
-    tmp_path_factory: pytest.TempPathFactory, worker_id: str
-) -> None:
+def test_faults_at_random_calls_in_one_process_end_no_training(tmp_path_factory, worker_id):
     folder = faults_in_both(tmp_path_factory, worker_id, RANDOM)
     assert {case: found for case in RANDOM if (found := wrong_in(folder, case))} == {}
 
@@ -295,13 +289,13 @@ def entered(bare: BareSession) -> list[int]:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None:
+def test_every_nth_step_has_canaries_laid_out_or_copied(announced):
     bare = BareSession(every_n_steps=3)
     bare.train(8, announced=announced)
     assert entered(bare) == [0, 3, 6]
 
 
-def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch):
     monkeypatch.setattr(planner, "FULL_STEPS", 4)
     monkeypatch.setattr(planner, "THINNED", 3)
     copied, laid_out = BareSession(every_n_steps=None), BareSession(every_n_steps=None)
@@ -311,7 +305,7 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
     assert entered(laid_out) == list(range(10))
 
 
-def test_later_one_step_in_so_many_has_no_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_one_step_in_so_many_has_no_canary(monkeypatch):
     monkeypatch.setattr(planner, "_FROM", 40)
     monkeypatch.setattr(planner, "_WITHOUT", 4)
     bare, again = BareSession(), BareSession()
@@ -324,7 +318,7 @@ def test_later_one_step_in_so_many_has_no_canary(monkeypatch: pytest.MonkeyPatch
     assert entered(again) == entered(bare)
 
 
-def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> None:
+def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped():
     bare = BareSession()
     norms, turns = [], set()
     for _ in range(60):
@@ -339,11 +333,11 @@ def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> N
     assert len(turns) == 60
 
 
-def test_canaries_as_long_as_the_clipping_norm_are_not_shortened() -> None:
+def test_canaries_as_long_as_the_clipping_norm_are_not_shortened():
     assert BareSession(oversize=1.0).session.planner.flip(CLAIM).shorter == 1.0
 
 
-def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
+def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step():
     bare = BareSession()
     bare.train(1)
     for put_in in (False, True):
@@ -359,7 +353,7 @@ def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
     assert entered(bare) == [0, 1]
 
 
-def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() -> None:
+def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once():
     bare = BareSession()
     bare.train(2)
     frozen: Any = bare.net._module[0].bias
@@ -381,6 +375,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
         ({"expected_batch_size": 16}, StepClaim(0.0, 2.0, 64.0, 4)),
     ],
 )
-def test_statements_precede_optimizers(stated: dict[str, Any] | None, expected: StepClaim) -> None:
+def test_statements_precede_optimizers(stated, expected):
     claim = None if stated is None else PrivacyClaim(**stated)
     assert BareSession(claim=claim).session.planner.claim(accumulated=4) == expected

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +48,7 @@ def read_at(factor: float | None) -> Reading:
     return Reading(np.zeros(2), factor=factor)
 
 
-def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
+def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm():
     made = watch()
     unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
     assert (unit, seen.released.tolist()) == (4.0, [8.0, 16.0])
@@ -62,7 +60,7 @@ def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> No
 @pytest.mark.parametrize(
     ("factor", "unit"), [(8 / 6, 16 / 3), (8 / 5, 6.4), (8 / 7, 4.0), (None, 4.0)]
 )
-def test_a_number_of_samples_counts_as_divisor(factor: float | None, unit: float) -> None:
+def test_a_number_of_samples_counts_as_divisor(factor, unit):
     """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
     assert watch().seen(CLAIM, 1, 8.0, read_at(factor))[0] == pytest.approx(unit)
 
@@ -71,19 +69,17 @@ def test_a_number_of_samples_counts_as_divisor(factor: float | None, unit: float
     ("rows", "scale", "ratios"),
     [((8, 16), 16.0, (0.5, 1.0)), ((8,), 1.0, ()), ((0, 3), 16.0, ()), ((), 16.0, ())],
 )
-def test_divisors_are_those_that_something_could_be_divided_by(
-    rows: tuple[int, ...], scale: float, ratios: tuple[float, ...]
-) -> None:
+def test_divisors_are_those_that_something_could_be_divided_by(rows, scale, ratios):
     assert divisors_of(rows, scale) == ratios
 
 
-def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
+def test_several_processes_know_neither_sum_nor_number_of_samples():
     unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, read_at(8 / 6))
     assert unit == 4.0
     assert seen.sums is None
 
 
-def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
+def test_whole_tensors_are_read_in_units_of_the_claimed_noise():
     claim = StepClaim(noise_multiplier=0.5, max_grad_norm=2.0, scale=8.0)
     seen = watch(divisor=8.0).seen(claim, 1, 8.0, read_at(1.0))[1]
     # The gradient times its divisor is 8, 16, 24, 32; the noise has a standard deviation of one.
@@ -93,13 +89,13 @@ def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
     assert seen.whole.block.tolist() == [8.0, 10.0, 24.0, 24.0]
 
 
-def test_whole_tensors_that_were_read_by_another_divisor_say_nothing() -> None:
+def test_whole_tensors_that_were_read_by_another_divisor_say_nothing():
     assert watch(divisor=8.0).seen(CLAIM, 1, 8.0, read_at(8 / 6))[1].whole is None
     assert watch().seen(CLAIM, 1, 8.0, read_at(1.0))[1].whole is None
     assert watch(divisor=8.0, alone=False).seen(CLAIM, 1, 8.0, read_at(1.0))[1].whole is None
 
 
-def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then() -> None:
+def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then():
     seen = {
         n: watch(n, divisor=8.0).seen(CLAIM, 0, 8.0, read_at(None))[1]
         for n in (0, 5, 6, 19, 20, 24, 99, 128)
@@ -109,12 +105,12 @@ def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then(
     assert [n for n, one in whole.items() if one.block is not None] == [0, 5, 128]
 
 
-def test_parts_of_a_split_batch_are_counted_together() -> None:
+def test_parts_of_a_split_batch_are_counted_together():
     seen = watch(parts=3).seen(CLAIM, 0, 8.0, read_at(None))[1]
     assert (seen.terms, seen.split) == (16, True)
 
 
-def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> None:
+def test_later_steps_are_read_now_and_then_and_claims_without_noise_never():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise_watch, "COMPARED", 0)  # the first steps of a process are all read
         seen = {n: watch(n).seen(CLAIM, 0, 8.0, read_at(None))[1] for n in range(98, 115)}
@@ -136,14 +132,14 @@ def banded() -> NoiseWatch:
     return NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=True, coefficients=(1.0, -0.5))
 
 
-def test_of_correlated_noise_each_steps_own_draw_stands_beside_the_sum() -> None:
+def test_of_correlated_noise_each_steps_own_draw_stands_beside_the_sum():
     made = banded()
     for noise, draw in ((1.0, 1.0), (-0.5, 0.0), (2.0, 2.0)):  # the second is of the first alone
         seen = read_banded(made, noise)
         assert seen.released - seen.sums == pytest.approx([draw, draw], abs=1e-5)
 
 
-def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it() -> None:
+def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it():
     made, kept = banded(), banded()
     read_banded(made, 1.0)
     made.drawn(np.array([1.0, 2.0, 3.0]), 1.0, None)
@@ -158,14 +154,14 @@ def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it() -> No
     assert kept.drawn(read, 1.0, None).tolist() == made.drawn(read, 1.0, None).tolist() == [1, 2, 3]
 
 
-def test_no_checkpoint_holds_noise_alone() -> None:
+def test_no_checkpoint_holds_noise_alone():
     made = banded()
     read_banded(made, 1.0)
     made.drawn(np.zeros(3), 1.0, None)
     assert len(made.state()["draws"]) == 2
 
 
-def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None:
+def test_releases_that_were_read_late_or_raw_are_counted_and_come_back():
     made, again, values = ReleaseWatch(), ReleaseWatch(), np.ones(3)
     for reading in (
         Reading(values, at_cut=True, raw=True),
@@ -204,7 +200,7 @@ def plan(status: int, coins: list[float]) -> PlannedStep:
     return PlannedStep(OWN_CLAIM, np.array(coins), (), status)
 
 
-def test_a_private_optimizers_reading_counts_and_an_unclear_one_stands_in_the_way() -> None:
+def test_a_private_optimizers_reading_counts_and_an_unclear_one_stands_in_the_way():
     way = PrivateReading(BareSession().session.step, COORDINATES)
     assert way.is_sure
     assert not way.is_shown  # it is the optimizer that shows it
@@ -216,14 +212,14 @@ def test_a_private_optimizers_reading_counts_and_an_unclear_one_stands_in_the_wa
         assert bool(lack) == unclear
 
 
-def test_nothing_counts_of_an_unclear_reading_by_hand() -> None:
+def test_nothing_counts_of_an_unclear_reading_by_hand():
     judged, lack = by_hand().judged(Reading(VALUES, unclear=True), asked=True)
     assert np.isnan(judged.values).all()
     assert not judged.unclear
     assert lack.startswith("the optimizer clips or adds noise inside its own step")
 
 
-def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown() -> None:
+def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown():
     way = by_hand(HiddenUpdate)
     way.tap.opaque = True
     for asked, at_cut, counts in ((False, False, False), (True, False, True), (False, True, True)):
@@ -233,7 +229,7 @@ def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown
     assert not way.is_sure
 
 
-def test_who_showed_a_release_once_is_told_to_show_it_in_every_step() -> None:
+def test_who_showed_a_release_once_is_told_to_show_it_in_every_step():
     way = by_hand()
     way.tap.cut_known = True
     assert way.is_shown
@@ -241,7 +237,7 @@ def test_who_showed_a_release_once_is_told_to_show_it_in_every_step() -> None:
     assert lack.startswith("in some steps lightning_audit.released was not called")
 
 
-def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place() -> None:
+def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place():
     bare = BareByHand()
     way: Any = bare.session.way
     way.tap.cut_known, before = True, way.tap
@@ -250,7 +246,7 @@ def test_a_new_optimizer_over_the_same_parameters_is_read_at_the_same_place() ->
     assert way.is_shown
 
 
-def test_samples_are_those_that_were_handed_over_and_the_canaries_that_joined() -> None:
+def test_samples_are_those_that_were_handed_over_and_the_canaries_that_joined():
     bare = BareByHand()
     way: Any = bare.session.way
     assert way.samples(None) is None
@@ -262,7 +258,7 @@ def test_samples_are_those_that_were_handed_over_and_the_canaries_that_joined() 
     assert way.samples(None) is None
 
 
-def test_rows_of_a_private_step_are_counted_where_they_wait() -> None:
+def test_rows_of_a_private_step_are_counted_where_they_wait():
     bare = BareSession()
     bare.backward(announced=False)
     assert bare.session.way.samples(None) == 5
@@ -271,7 +267,7 @@ def test_rows_of_a_private_step_are_counted_where_they_wait() -> None:
     assert bare.session.way.samples(entered) == 5 + entered.coins.sum()
 
 
-def test_released_gradients_are_put_in_the_order_of_the_parameters() -> None:
+def test_released_gradients_are_put_in_the_order_of_the_parameters():
     bare = BareByHand()
     way: Any = bare.session.way
     gradient = dict(reversed(bare.clipped_mean(bare.sample_gradients()).items()))

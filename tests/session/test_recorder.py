@@ -1,7 +1,5 @@
 """What is recorded and checked does not depend on how steps are grouped, nor on a stop between."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path
@@ -91,7 +89,7 @@ def audit(**kwargs: Any) -> PrivacyAudit:
         pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
     ],
 )
-def test_nan_record_is_found_at_its_step(tmp_path: Path, value: float, precision: str) -> None:
+def test_nan_record_is_found_at_its_step(tmp_path, value, precision):
     module = InOrder(dataset=data(11, 13, value=value))
     report = violation(tmp_path, module, audit(), max_steps=4, precision=precision)
     assert report.verdict.fault.startswith("a record that is not finite")
@@ -99,7 +97,7 @@ def test_nan_record_is_found_at_its_step(tmp_path: Path, value: float, precision
     assert finite(report).evidence["lost_steps"] == 3  # the weights are lost with the second step
 
 
-def test_canary_in_the_batch_is_not_counted(tmp_path: Path) -> None:
+def test_canary_in_the_batch_is_not_counted(tmp_path):
     module = InOrder(dataset=data(*range(3, 16)))
     allowed = audit(canaries=[Mislabeled(loss=_loss, num_classes=10, sampling_rate=0.999)])
     report = violation(tmp_path, module, allowed, max_steps=2)
@@ -153,9 +151,7 @@ class ByHand(HandWritten):
         (ByHand, (8, 11, 12), 3, 2, ROWS),
     ],
 )
-def test_every_way_to_train_is_looked_at(
-    tmp_path: Path, kind: Any, lost: tuple[int, ...], steps: int, lost_steps: int, rows: int
-) -> None:
+def test_every_way_to_train_is_looked_at(tmp_path, kind, lost, steps, lost_steps, rows):
     own = audit(claim=CLAIM) if kind is ByHand else audit()
     report = violation(tmp_path, kind(dataset=data(*lost)), own, max_steps=steps)
     found = without_place(report, "session" if kind is InParts else "support")
@@ -163,7 +159,7 @@ def test_every_way_to_train_is_looked_at(
     assert found == {"lost_steps": lost_steps, **expected}
 
 
-def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None:
+def test_records_that_hand_written_code_drops_do_no_harm(tmp_path):
     module = ByHand(dataset=data(8, 11, 12))
     module.drops = True
     assert status(fit(tmp_path, module, audit(claim=CLAIM), max_steps=3), "finite") == "ok"
@@ -198,7 +194,7 @@ class TwoNets(InOrder):
             optimizer.step()
 
 
-def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
+def test_one_of_two_optimizers_is_named(tmp_path):
     report = violation(tmp_path, TwoNets(dataset=data(2)), audit(), max_steps=2)
     found = [check for check in report.checks if check.name == "finite"]
     assert sorted(check.status for check in found) == ["ok", "violated"]
@@ -209,7 +205,7 @@ def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("canaries", [None, [Mislabeled(loss=_loss, num_classes=10)]])
-def test_batch_that_is_lost_as_a_whole_tells_of_no_record(tmp_path: Path, canaries: Any) -> None:
+def test_batch_that_is_lost_as_a_whole_tells_of_no_record(tmp_path, canaries):
     module = InOrder(dataset=data(*range(8, 64)))
     report = fit(tmp_path, module, audit(canaries=canaries), max_steps=4)
     assert finite(report).status == "not_run"
@@ -217,7 +213,7 @@ def test_batch_that_is_lost_as_a_whole_tells_of_no_record(tmp_path: Path, canari
     assert report.verdict.outcome == "INCONCLUSIVE"
 
 
-def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) -> None:
+def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path):
     class Diverging(InOrder):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if batch_idx == 2:
@@ -229,14 +225,14 @@ def test_training_that_diverges_is_not_said_to_tell_of_a_record(tmp_path: Path) 
     assert finite(report).evidence == {"lost_steps": 2}
 
 
-def test_healthy_training_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_training_is_not_looked_at(tmp_path, monkeypatch):
     looked: list[int] = []
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
     assert status(fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4), "finite") == "ok"
     assert not looked
 
 
-def test_finding_may_be_allowed(tmp_path: Path) -> None:
+def test_finding_may_be_allowed(tmp_path):
     allowed = audit(allow=["sampling.not_poisson", "finite"])
     report = fit(tmp_path, InOrder(dataset=data(2)), allowed, max_steps=1)
     assert status(report, "finite") == "allowed"
@@ -258,7 +254,7 @@ class Resumable(InOrder):
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_finding_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
+def test_finding_is_kept_when_the_training_goes_on(tmp_path):
     trainer = trainer_for(tmp_path, audit(on_violation="warn"), max_steps=1)
     trainer.fit(Resumable())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -273,7 +269,7 @@ def _rows(lost: int, rows: int) -> torch.Tensor:
     return torch.arange(rows) < lost
 
 
-def test_processes_add_up_what_they_saw_of_a_step() -> None:
+def test_processes_add_up_what_they_saw_of_a_step():
     ranks = [LostSteps(), LostSteps()]
     for step, shares in {3: (0, 0), 5: (4, 0), 7: (2, 1)}.items():
         for rank, lost in zip(ranks, shares, strict=True):
@@ -339,9 +335,7 @@ def numbers(made: Recorder) -> str:
 
 
 @pytest.mark.parametrize(("block", "prompt"), [(10, 100), (7, 0), (1000, 5), (1, 0)])
-def test_entries_and_checks_do_not_depend_on_the_grouping(
-    tmp_path: Path, block: int, prompt: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_and_checks_do_not_depend_on_the_grouping(tmp_path, block, prompt, monkeypatch):
     steps, at_once = seen(150), recorder(tmp_path / "at once")
     for step in steps:
         at_once.take(step)
@@ -362,7 +356,7 @@ def test_entries_and_checks_do_not_depend_on_the_grouping(
     )
 
 
-def test_steps_wait_after_the_first_for_a_full_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_wait_after_the_first_for_a_full_block(monkeypatch):
     monkeypatch.setattr(Recorder, "BLOCK", 10)
     monkeypatch.setattr(Recorder, "PROMPT", 4)
     made, fed = recorder(), []
@@ -385,7 +379,7 @@ def striking(kind: str) -> ObservedStep:
 
 
 @pytest.mark.parametrize("kind", ["too large", "too small", "lost", "replaced", "large"])
-def test_what_no_correct_step_gives_comes_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_correct_step_gives_comes_first(kind, monkeypatch):
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made = recorder()
     for step in seen(13):
@@ -395,7 +389,7 @@ def test_what_no_correct_step_gives_comes_first(kind: str, monkeypatch: pytest.M
     assert made._monitor.steps == (10 if kind == "large" else 14)
 
 
-def test_broken_clipping_is_known_at_the_step_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_clipping_is_known_at_the_step_showing_it(monkeypatch):
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     made, prompt = recorder(), recorder()
     flags = []
@@ -408,7 +402,7 @@ def test_broken_clipping_is_known_at_the_step_showing_it(monkeypatch: pytest.Mon
     assert flags.index(True) < 30
 
 
-def test_asking_for_checks_changes_nothing_for_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_checks_changes_nothing_for_canaries(monkeypatch):
     monkeypatch.setattr(Recorder, "PROMPT", 0)
     monkeypatch.setattr(Recorder, "BLOCK", 50)
     flags = []
@@ -451,7 +445,7 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
 @pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
 @pytest.mark.one_in(3)
-def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, stop: int) -> None:
+def test_a_resumed_run_is_one_without_a_stop(tmp_path, round_trip, stop):
     steps, whole = seen(150), recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")
     for step in steps:
@@ -474,7 +468,7 @@ def test_a_resumed_run_is_one_without_a_stop(tmp_path: Path, round_trip: Any, st
     assert entries_of(second, tmp_path / "parts") == entries_of(whole, tmp_path / "whole")
 
 
-def test_a_state_is_a_copy_that_later_steps_leave_alone() -> None:
+def test_a_state_is_a_copy_that_later_steps_leave_alone():
     made, steps = recorder(), seen(30)
     for step in steps[:20]:
         made.take(step)
@@ -491,7 +485,7 @@ def test_a_state_is_a_copy_that_later_steps_leave_alone() -> None:
     assert numbers(again) == numbers(made)
 
 
-def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None:
+def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now():
     made = recorder(significance=1e-3)
     for step in seen(10):
         made.take(step)
@@ -500,7 +494,7 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None
     assert again.monitor.significance == 0.05
 
 
-def test_a_state_of_another_version_is_an_error() -> None:
+def test_a_state_of_another_version_is_an_error():
     state = recorder().state()
     state["reducer"]["object"] = "lightning_audit.checks.probes:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):

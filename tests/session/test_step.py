@@ -1,7 +1,5 @@
 """Where witnesses and canaries are read: everywhere they lie, once, also where they coincide."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -54,7 +52,7 @@ def read(coordinates: Coordinates, tensors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_coordinates_are_those_of_witnesses_and_canaries_sorted_and_once(mix: str) -> None:
+def test_coordinates_are_those_of_witnesses_and_canaries_sorted_and_once(mix):
     witnesses, placement, coordinates, _ = made(mix)
     support = placement.support()
     for j, index in coordinates.by_tensor.items():
@@ -65,7 +63,7 @@ def test_coordinates_are_those_of_witnesses_and_canaries_sorted_and_once(mix: st
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_witnesses_are_found_among_what_is_read(mix: str) -> None:
+def test_witnesses_are_found_among_what_is_read(mix):
     witnesses, _, coordinates, rng = made(mix)
     tensors = gradients(mix, rng)
     expected = [tensors[j][at] for j in sorted(witnesses.index) for at in witnesses.index[j]]
@@ -73,14 +71,14 @@ def test_witnesses_are_found_among_what_is_read(mix: str) -> None:
 
 
 @pytest.mark.parametrize("mix", ["tiny", "filled", "one coordinate"])
-def test_in_tensors_that_canaries_fill_both_share_coordinates(mix: str) -> None:
+def test_in_tensors_that_canaries_fill_both_share_coordinates(mix):
     witnesses, placement, _, _ = made(mix)
     support = placement.support()
     assert max([np.intersect1d(witnesses.index[j], own).size for j, own in support.items()]) > 0
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_products_are_inner_products_and_combinations_are_plain_loops(mix: str) -> None:
+def test_products_are_inner_products_and_combinations_are_plain_loops(mix):
     _, placement, coordinates, rng = made(mix)
     for _ in range(3):  # moving canaries are elsewhere at each step
         directions, tensors = placement.draw(rng), gradients(mix, rng)
@@ -105,7 +103,7 @@ def test_products_are_inner_products_and_combinations_are_plain_loops(mix: str) 
         assert float(combined @ combined) == pytest.approx(norm, rel=1e-12)
 
 
-def test_canaries_that_are_out_add_nothing() -> None:
+def test_canaries_that_are_out_add_nothing():
     _, placement, coordinates, rng = made("sparse")
     located = coordinates.locate(placement.draw(rng))
     none = located.combined(np.zeros(len(placement)), coordinates.size)
@@ -113,7 +111,7 @@ def test_canaries_that_are_out_add_nothing() -> None:
     assert not none.any()
 
 
-def test_moving_canaries_are_located_anew_and_fixed_ones_stay() -> None:
+def test_moving_canaries_are_located_anew_and_fixed_ones_stay():
     _, placement, coordinates, rng = made("sparse")
     places: list[list[tuple[int, ...]]] = [[], [], [], []]
     for _ in range(20):
@@ -134,13 +132,13 @@ CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=3.0, scale=8.0)
 PLAN = PlannedStep(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
 
 
-def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in() -> None:
+def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in():
     assert PLAN.amounts(2.0, 4) == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
     assert replace(PLAN, status=DROPPED).amounts(2.0, 4) is None
     assert replace(PLAN, coins=np.zeros(2)).amounts(2.0, 4) is None
 
 
-def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out() -> None:
+def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out():
     values, rest = np.array([0.4, 7.0, 0.2, 5.0]), [HALF * 0.2, 7.0]
     assert PLAN.readings(values, None) == pytest.approx([1.0 + rest[0], rest[1]])
     dead = np.array([False, False, True, True])
@@ -149,14 +147,14 @@ def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out() -> None:
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_only_what_this_process_added_is_taken_out_of_its_sums(adds: bool) -> None:
+def test_only_what_this_process_added_is_taken_out_of_its_sums(adds):
     sums = [torch.zeros(4)]
     replace(PLAN, adds=adds).take_out(sums)
     taken = [-3.0 * HALF, 0.0, 3.0 * HALF, 0.0] if adds else [0.0] * 4
     assert sums[0].tolist() == pytest.approx(taken)
 
 
-def test_rows_turn_and_the_middle_one_is_shorter() -> None:
+def test_rows_turn_and_the_middle_one_is_shorter():
     directions = [Direction((Part(0, np.array([i]), np.ones(1)),)) for i in range(4)]
     coins = np.array([1.0, 0.0, 1.0, 1.0])
     plan = PlannedStep(CLAIM, coins, directions, INJECTED, turn=4, shorter=0.25)
@@ -172,7 +170,7 @@ def test_rows_turn_and_the_middle_one_is_shorter() -> None:
     ("status", "meant", "recorded"),
     [(INJECTED, False, INJECTED), (INJECTED, True, EARLIER), (DROPPED, True, DROPPED)],
 )
-def test_the_record_says_which_part_was_drawn(status: int, meant: bool, recorded: int) -> None:
+def test_the_record_says_which_part_was_drawn(status, meant, recorded):
     for earlier in (False, True):
         assert replace(PLAN, status=status, earlier=earlier, meant=meant).recorded == recorded
 
@@ -192,7 +190,7 @@ def values(witness: float, canary: float) -> np.ndarray:
     return read
 
 
-def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
+def test_each_is_read_along_the_canary_in_units_of_its_own_size():
     start = np.zeros(7)
     reading = Reading(
         values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
@@ -203,7 +201,7 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
     assert found.moved == pytest.approx([-3.0])
 
 
-def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
+def test_what_was_not_seen_or_has_no_size_is_not_told():
     found = used_release(USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
     assert (found.used, found.moved) == (None, None)
     assert used_release(USED, Reading(values(0.0, 1.0)), COORDINATES) is None
@@ -213,7 +211,7 @@ def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
     )
 
 
-def test_what_was_not_released_reads_as_the_claimed_noise() -> None:
+def test_what_was_not_released_reads_as_the_claimed_noise():
     rng = np.random.default_rng(0)
     mask = np.arange(20_000) % 2 == 0
     filled = ZeroEntries(mask, True, np.ones(2), False).filled(np.full(20_000, 7.0), 3.0, rng)
@@ -221,7 +219,7 @@ def test_what_was_not_released_reads_as_the_claimed_noise() -> None:
     assert filled[mask].std() == pytest.approx(3.0, rel=0.05)
 
 
-def test_a_canary_is_read_along_the_part_that_was_released() -> None:
+def test_a_canary_is_read_along_the_part_that_was_released():
     rng = np.random.default_rng(0)
     dead = ZeroEntries(np.zeros(1, bool), False, np.array([1.0, 0.25, 0.0]), True)
     read = dead.readings(np.array([2.0, 2.0, 0.0]), 5.0, rng)
@@ -229,7 +227,7 @@ def test_a_canary_is_read_along_the_part_that_was_released() -> None:
     assert read[2] != 0.0
 
 
-def test_shares_are_those_of_all_steps() -> None:
+def test_shares_are_those_of_all_steps():
     shares = ReleasedShares((2, 2), 2)
     assert shares.canaries.tolist() == [1.0, 1.0]
     shares.update(None)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -35,7 +33,7 @@ test_impossible_counts_are_refused = refused(
 
 @pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("wrong", [np.nan, -1.0])
-def test_one_wrong_element_anywhere_is_refused(at: int, wrong: float) -> None:
+def test_one_wrong_element_anywhere_is_refused(at, wrong):
     values = np.array([3.0, 0.0, 9.0, 1.0, np.inf])
     assert each(non_negative, "mu", values) is not None
     values[at] = wrong
@@ -43,14 +41,14 @@ def test_one_wrong_element_anywhere_is_refused(at: int, wrong: float) -> None:
         each(non_negative, "mu", values)
 
 
-def test_shapes_are_kept_and_only_numbers_become_floats() -> None:
+def test_shapes_are_kept_and_only_numbers_become_floats():
     for value, shape in ((2, ()), (np.array(2), ()), (np.ones((2, 0)), (2, 0))):
         assert each(_validate.non_negative, "mu", value).shape == shape
     assert type(like_input(np.array(2.0))) is float
     assert like_input(np.ones(1)).shape == (1,)
 
 
-def test_places_count_the_wrong_elements_and_name_the_first() -> None:
+def test_places_count_the_wrong_elements_and_name_the_first():
     assert places(np.array([False, True, True])) == "2 of 3, the first at index 1"
     assert places(np.eye(2, dtype=bool)[::-1]) == "2 of 4, the first at index (0, 1)"
 
@@ -65,11 +63,11 @@ test_impossible_significance_and_delta_are_refused = refusals(
 )
 
 
-def test_a_delta_of_zero_is_pure() -> None:
+def test_a_delta_of_zero_is_pure():
     assert delta_or_zero(0) == 0.0
 
 
-def test_scores_above_the_threshold_are_guessed_in() -> None:
+def test_scores_above_the_threshold_are_guessed_in():
     rng = np.random.default_rng(0)
     inside, outside = rng.integers(0, 9, 50) / 2, rng.integers(0, 7, 40) / 2
     cuts = np.array([[0.0, 1.5], [2.25, -1.0]])
@@ -81,7 +79,7 @@ def test_scores_above_the_threshold_are_guessed_in() -> None:
     assert np.all(counts.n_out == 40)
 
 
-def test_counts_are_equal_by_value_and_have_no_hash() -> None:
+def test_counts_are_equal_by_value_and_have_no_hash():
     counts = ConfusionCounts([1, 2], 3, 4, 5)
     assert counts == ConfusionCounts([1, 2], [3, 3], 4, 5)
     assert counts != ConfusionCounts([1, 3], 3, 4, 5)
@@ -90,7 +88,7 @@ def test_counts_are_equal_by_value_and_have_no_hash() -> None:
         hash(counts)
 
 
-def test_counts_cannot_be_changed_after_the_check() -> None:
+def test_counts_cannot_be_changed_after_the_check():
     with pytest.raises(ValueError, match="read-only"):
         ConfusionCounts(np.array([1, 2]), 3, 4, 5).fn[0] = -1
 
@@ -117,7 +115,7 @@ test_what_cannot_be_counted_is_refused = refusals(
         (lambda many: ConfusionCounts(1, 1, np.full(500, 0.5), 1), "fp"),
     ],
 )
-def test_large_arguments_are_shown_in_a_line(call, name: str) -> None:
+def test_large_arguments_are_shown_in_a_line(call, name):
     many = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
     with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
         call(many)
@@ -125,7 +123,7 @@ def test_large_arguments_are_shown_in_a_line(call, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_roots_at_zero_and_far_away_are_found() -> None:
+def test_roots_at_zero_and_far_away_are_found():
     targets = np.array([-1.0, 0.0, 1e-12, 3.0, 1e6])
     with np.errstate(divide="ignore"):
         roots = least_nonnegative(
@@ -134,12 +132,12 @@ def test_roots_at_zero_and_far_away_are_found() -> None:
     assert roots == pytest.approx([0.0, 0.0, 1e-12, 3.0, 1e6], rel=1e-9, abs=1e-15)
 
 
-def test_a_root_that_is_not_there_is_an_error() -> None:
+def test_a_root_that_is_not_there_is_an_error():
     with np.errstate(all="ignore"), pytest.raises(RuntimeError, match="1 of 1 roots not found"):
         least_nonnegative(lambda x, rows: (np.full(1, -1.0), np.full(1, 1e-9)), np.ones(1))
 
 
-def test_a_slope_that_points_nowhere_is_bracketed() -> None:
+def test_a_slope_that_points_nowhere_is_bracketed():
     # A step, whose slope is zero on either side: halving alone has to find it.
     found = least_nonnegative(
         lambda x, rows: (np.where(x < 7.0, -1.0, 1.0), np.zeros(x.size)), np.ones(2)

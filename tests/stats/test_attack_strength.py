@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from refused_arguments import refused
@@ -9,7 +7,6 @@ from stages import staged
 
 from lightning_audit.stats.attack_strength import (
     GridDistribution,
-    StrengthPosterior,
     at_zero,
     attack_counts,
     attack_strength_posterior,
@@ -56,13 +53,13 @@ test_bad_arguments_are_named = refused_changes(
 )
 
 
-def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant() -> None:
+def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant():
     s = np.array([0.1, 0.5, 0.8])
     assert strength_prior((1, 1))(s).tolist() == [0.0] * 3
     assert strength_prior((3.0, 2.0))(s) == pytest.approx(np.log(s**2 * (1 - s)))
 
 
-def test_numbers_become_a_vector_of_one_attack() -> None:
+def test_numbers_become_a_vector_of_one_attack():
     assert attack_vector(attack_counts(1, 10, 2, 20)).tp.tolist() == [9]
     assert (prior_variance(10), known_strength(0)) == (10.0, 0.0)
     with pytest.raises(ValueError, match=r"strength=1 must be in \(0, 1\); 0 is allowed as well"):
@@ -74,7 +71,7 @@ def bump(levels: np.ndarray) -> np.ndarray:
     return np.tril(np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels)))
 
 
-def test_levels_gather_where_the_density_changes_and_keep_their_ends() -> None:
+def test_levels_gather_where_the_density_changes_and_keep_their_ends():
     points = np.linspace(0.0, 10.0, 201)
     found = equidistributed(points, changes(points, stats.norm(3.0, 0.05).pdf(points)), 101)
     assert (found[0], found[-1], found.size) == (0.0, 10.0, 101)
@@ -82,7 +79,7 @@ def test_levels_gather_where_the_density_changes_and_keep_their_ends() -> None:
     assert np.mean(np.abs(found - 3.0) < 0.3) > 0.7
 
 
-def test_rounds_find_a_narrow_density_and_where_it_is_negligible() -> None:
+def test_rounds_find_a_narrow_density_and_where_it_is_negligible():
     levels, support = searched(lambda levels, support: bump(levels), 10.0, 4, 40, 120)
     assert levels.size == 120
     assert np.mean(np.abs(levels - 3.0) < 0.5) > 0.25
@@ -92,14 +89,14 @@ def test_rounds_find_a_narrow_density_and_where_it_is_negligible() -> None:
     assert 1.8 < support.inner < 4.0
 
 
-def test_refining_keeps_the_ends_of_the_levels() -> None:
+def test_refining_keeps_the_ends_of_the_levels():
     levels, support = refined(np.linspace(0, 10, 50), bump(np.linspace(0, 10, 50)), 30)
     assert (levels[0], levels[-1], levels.size) == (0.0, 10.0, 30)
     assert support.epsilon < 3.0
     assert support.inner > 1.0
 
 
-def test_rows_are_integrated_up_to_their_own_level() -> None:
+def test_rows_are_integrated_up_to_their_own_level():
     rows = row_integrals(np.array([0.0, 1.0, 2.0, 4.0]), np.tril(np.ones((4, 4))))
     assert rows[2] == pytest.approx([0.0, 1.0, 2.0, 2.0])
     assert rows[3] == pytest.approx([0.0, 1.0, 2.0, 4.0])
@@ -108,16 +105,16 @@ def test_rows_are_integrated_up_to_their_own_level() -> None:
 
 
 @pytest.mark.parametrize(("value", "slope", "at"), [(2.0, 1.0, 2.5), (1.0, 9.0, 0), (1.0, -9.0, 2)])
-def test_a_density_is_extrapolated_to_zero_within_bounds(value, slope, at) -> None:
+def test_a_density_is_extrapolated_to_zero_within_bounds(value, slope, at):
     assert at_zero(np.array([0.0, 1.0, 3.0]), value, slope) == at
 
 
 @pytest.fixture(scope="module")
-def strong() -> StrengthPosterior:
+def strong():
     return attack_strength_posterior(STRONG, 0.01)
 
 
-def test_strong_attacks_are_reproduced(strong: StrengthPosterior) -> None:
+def test_strong_attacks_are_reproduced(strong):
     # The reference leaves out epsilon > 7.9, which holds 2.9e-4 of the mass.
     cut = strong.reweighted(strong.levels <= 7.9)
     points = np.append(strong.levels[strong.levels < 7.9], 7.9)
@@ -128,7 +125,7 @@ def test_strong_attacks_are_reproduced(strong: StrengthPosterior) -> None:
     assert cut.strength.interval(0.1) == pytest.approx((0.5680, 0.7953), abs=4e-4)
 
 
-def test_prior_of_the_published_code_is_reproduced(strong: StrengthPosterior) -> None:
+def test_prior_of_the_published_code_is_reproduced(strong):
     eps = np.maximum(strong.levels, 1e-9)
     other = strong.reweighted(np.where(strong.levels > 0, np.exp(-(eps**2) / 20) / eps, 0.0))
     assert other.epsilon.mean == pytest.approx(2.9484, abs=1e-4)
@@ -152,13 +149,13 @@ def test_prior_of_the_published_code_is_reproduced(strong: StrengthPosterior) ->
     ],
 )
 @pytest.mark.one_in(5)
-def test_intervals_at_a_known_strength_are_reproduced(strength, n, interval) -> None:
+def test_intervals_at_a_known_strength_are_reproduced(strength, n, interval):
     counts = attack_counts(2 * n // 5, n, 2 * n // 5, n)
     found = epsilon_posterior_at_strength(counts, 0.01, strength).interval(0.1)
     assert found == pytest.approx(interval, abs=1.1e-3)
 
 
-def test_the_posterior_is_that_of_sums_over_rates_and_parameters() -> None:
+def test_the_posterior_is_that_of_sums_over_rates_and_parameters():
     # The naive twin, for delta = 0: a grid of rates, a grid of (epsilon, s), and no more.
     at = (np.arange(1000) + 0.5) / 1000
     x, y = np.meshgrid(at, at, indexing="ij")
@@ -184,13 +181,13 @@ def test_the_posterior_is_that_of_sums_over_rates_and_parameters() -> None:
     assert posterior.strength.cdf(s + 0.005) == pytest.approx(naive, abs=3e-3)
 
 
-def test_without_challenges_the_posterior_is_the_prior() -> None:
+def test_without_challenges_the_posterior_is_the_prior():
     posterior = attack_strength_posterior(attack_counts(0, 0, 0, 0), 1e-5)
     assert posterior.epsilon.mean == pytest.approx(np.sqrt(20 / np.pi), rel=1e-4)
     assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
 
 
-def test_errors_of_either_kind_count_alike() -> None:
+def test_errors_of_either_kind_count_alike():
     errors = [30, 10], [5, 20]
     one, other = (
         attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5).epsilon.interval(0.1)
@@ -200,7 +197,7 @@ def test_errors_of_either_kind_count_alike() -> None:
 
 
 @pytest.mark.heavy
-def test_more_attacks_narrow_the_interval() -> None:
+def test_more_attacks_narrow_the_interval():
     widths = []
     for n in (1, 3, 8):
         fn, fp = [15 + i for i in range(n)], [30 - i for i in range(n)]
@@ -211,7 +208,7 @@ def test_more_attacks_narrow_the_interval() -> None:
 
 # The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
 @pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
-def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
     rng, ranks = np.random.default_rng(2026), []
     for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
@@ -230,14 +227,14 @@ def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None
         assert stats.kstest(rank, "uniform").pvalue > 0.01
 
 
-def test_the_published_chain_samples_the_same_posterior() -> None:
+def test_the_published_chain_samples_the_same_posterior():
     posterior = attack_strength_posterior(WEAK, 0.01)
     samples = sample_attack_strength(WEAK, 0.01, 8000, np.random.default_rng(3))[1000:]
     assert np.mean(posterior.epsilon.cdf(samples[:, 0])) == pytest.approx(0.5, abs=0.12)
     assert np.mean(posterior.strength.cdf(samples[:, 1])) == pytest.approx(0.5, abs=0.12)
 
 
-def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is() -> None:
+def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is():
     one, other, longer = (
         sample_attack_strength(WEAK, 0.01, n, np.random.default_rng(5), step_strength=0.9)
         for n in (40, 40, 60)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -35,7 +33,7 @@ LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys
 
 @pytest.mark.parametrize("b", SHAPES)
 @pytest.mark.parametrize("a", SHAPES)
-def test_density_has_twelve_digits_up_to_a_million(a: float, b: float) -> None:
+def test_density_has_twelve_digits_up_to_a_million(a, b):
     rate = Beta.of(np.array([a]), np.array([b]), 1e-26)
     mean, std = float(stats.beta.mean(a, b)), float(stats.beta.std(a, b))
     for z in (-8, -2, 0, 1, 6):
@@ -48,7 +46,7 @@ def test_density_has_twelve_digits_up_to_a_million(a: float, b: float) -> None:
             assert float(mp.mpf(here[0, 0]) / exact - 1) == pytest.approx(0, abs=4e-12)
 
 
-def test_distribution_function_keeps_small_values_on_either_side() -> None:
+def test_distribution_function_keeps_small_values_on_either_side():
     rate = Beta.of(np.array([990.5]), np.array([10.5]), 1e-26)
     x, rest = np.array([0.9]), np.array([0.1])
     exact = beta_cdf(mp.mpf("990.5"), mp.mpf("10.5"), mp.mpf("0.9"))
@@ -57,7 +55,7 @@ def test_distribution_function_keeps_small_values_on_either_side() -> None:
     assert rate.below(x, rest) + rate.above(x, rest) == pytest.approx(1.0, abs=1e-15)
 
 
-def test_interval_leaves_out_the_tail() -> None:
+def test_interval_leaves_out_the_tail():
     a, b = np.array([0.5, 30.5, 1e6]), np.array([100.5, 70.5, 10.5])
     rate = Beta.of(a, b, 1e-9)
     assert stats.beta.cdf(rate.lower, a, b) == pytest.approx(1e-9, rel=1e-6)
@@ -66,7 +64,7 @@ def test_interval_leaves_out_the_tail() -> None:
 
 @pytest.mark.parametrize("k", [0.5, 3.0, 1e3, 1e6])
 @pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.8181, 0.8182, 0.999999, 1.0, 1.0001, 1.25, 40.0])
-def test_deviance_has_full_digits_around_its_minimum(k: float, ratio: float) -> None:
+def test_deviance_has_full_digits_around_its_minimum(k, ratio):
     mean = k * ratio
     with mp.workdps(40):
         exact = k * mp.log(mp.mpf(k) / mean) + mp.mpf(mean) - k
@@ -74,7 +72,7 @@ def test_deviance_has_full_digits_around_its_minimum(k: float, ratio: float) -> 
 
 
 @pytest.mark.parametrize("z", [0.5, 1.0, 14.5, 15.0, 15.5, 1e3, 1e8])
-def test_stirling_error_is_that_of_the_gamma_function(z: float) -> None:
+def test_stirling_error_is_that_of_the_gamma_function(z):
     with mp.workdps(40):
         exact = mp.loggamma(mp.mpf(z) + 1) - (
             (mp.mpf(z) + 0.5) * mp.log(z) - z + mp.log(2 * mp.pi) / 2
@@ -92,14 +90,14 @@ few_counts = counts(least=1, most=5000)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1000, 0.8255), (5000, 0.9178), (20_000, 0.9562)])
-def test_reference_bounds_on_mu_at_one(n: int, expected: float) -> None:
+def test_reference_bounds_on_mu_at_one(n, expected):
     limit = error_rate_confidence_sequence(round(2 * n * special.ndtr(-0.5)), 2 * n, 0.05)
     assert -2 * special.ndtri(limit) == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (3, 10), (30, 80), (100, 400)])
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.7])
-def test_log_e_is_the_mixture_of_likelihood_ratios(k: int, n: int, rate: float) -> None:
+def test_log_e_is_the_mixture_of_likelihood_ratios(k, n, rate):
     parts = [
         naive_e(k, n, rate, stats.beta(kappa * rate, kappa * (1 - rate))) for kappa in (3, 30, 300)
     ]
@@ -138,7 +136,7 @@ def naive_e(k: int, n: int, rate: float, prior: Any) -> float:
         (20, 1000, 3.79, 3.59),
     ],
 )
-def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one_look, mu) -> None:
+def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one_look, mu):
     limit = error_rate_confidence_sequence(errors, trials, 0.05)
     assert round(float(-2 * special.ndtri(limit)), 2) == mu
     fixed = float(clopper_pearson_upper(errors, trials, 0.05))
@@ -146,7 +144,7 @@ def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.3085, 0.5])
-def test_limits_of_all_looks_hold_at_once(rate: float) -> None:
+def test_limits_of_all_looks_hold_at_once(rate):
     rng = np.random.default_rng(round(1e4 * rate))
     runs, looks = 2000, 400
     errors = np.cumsum(rng.random((runs, looks)) < rate, axis=1)
@@ -155,7 +153,7 @@ def test_limits_of_all_looks_hold_at_once(rate: float) -> None:
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.01, 0.99), st.integers(0, 50), st.integers(0, 50))
-def test_a_guess_of_at_least_the_rate_gains_nothing_on_average(rate, higher, k, more) -> None:
+def test_a_guess_of_at_least_the_rate_gains_nothing_on_average(rate, higher, k, more):
     actual = max(rate, higher)
     now = float(error_rate_log_e(k, k + more, rate))
     wrong, right = (float(error_rate_log_e(k + w, k + more + 1, rate)) for w in (1, 0))
@@ -166,14 +164,14 @@ def test_a_guess_of_at_least_the_rate_gains_nothing_on_average(rate, higher, k, 
 
 
 @given(st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_a_pair_of_unequal_rates_gains_nothing_either(rate, p, fnr, fpr) -> None:
+def test_a_pair_of_unequal_rates_gains_nothing_either(rate, p, fnr, fpr):
     assume((fnr + fpr) / 2 >= rate)
     means = [r * p + (1 - r) * (1 - p * rate) / (1 - rate) for r in (fnr, fpr)]
     assert math.prod(means) <= 1 + 1e-9
 
 
 @given(counts(), significances)
-def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significance) -> None:
+def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significance):
     limit = error_rate_confidence_sequence(*found, significance)
     threshold = -math.log(significance)
     above = limit + (1 - limit) * np.linspace(1e-6, 1 - 1e-9, 40)
@@ -184,7 +182,7 @@ def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significan
 
 
 @given(counts(), significances)
-def test_limit_lies_above_the_one_look_limit_and_the_observed_rate(found, significance) -> None:
+def test_limit_lies_above_the_one_look_limit_and_the_observed_rate(found, significance):
     limit = error_rate_confidence_sequence(*found, significance)
     assert 0 < limit <= 1
     assert limit >= clopper_pearson_upper(*found, significance) - 1e-9
@@ -194,7 +192,7 @@ def test_limit_lies_above_the_one_look_limit_and_the_observed_rate(found, signif
     assert error_rate_confidence_sequence(k, n, significance / 2) >= limit - 1e-12
 
 
-def test_numbers_give_floats_and_arrays_broadcast() -> None:
+def test_numbers_give_floats_and_arrays_broadcast():
     assert type(error_rate_confidence_sequence(3, 10, 0.05)) is float
     table = error_rate_confidence_sequence(np.array([[0], [3]]), np.array([10, 100, 1000]), 0.05)
     assert (table.shape, table[1, 0]) == ((2, 3), error_rate_confidence_sequence(3, 10, 0.05))
@@ -214,7 +212,7 @@ def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
 
 
 @pytest.mark.heavy
-def test_correct_runs_are_flagged_less_often_than_the_significance() -> None:
+def test_correct_runs_are_flagged_less_often_than_the_significance():
     rate = float(np.mean(np.isfinite(flagged(1.0, looks=100, runs=6000, every=50))))
     assert rate == pytest.approx(0.013, abs=0.008)
 
@@ -223,7 +221,7 @@ def test_correct_runs_are_flagged_less_often_than_the_significance() -> None:
     ("noise", "every", "looks", "median"),
     [(0.9, 50, 1000, 19_350), (0.8255, 50, 300, 4800), (0.8, 50, 300, 3550), (0.5, 10, 200, 220)],
 )
-def test_reference_medians_until_violations_are_flagged(noise, every, looks, median) -> None:
+def test_reference_medians_until_violations_are_flagged(noise, every, looks, median):
     # Medians of 100 to 300 runs scatter by a tenth.
     assert float(np.median(flagged(noise, looks, 1500, every))) == pytest.approx(median, rel=0.12)
 
@@ -231,7 +229,7 @@ def test_reference_medians_until_violations_are_flagged(noise, every, looks, med
 @pytest.mark.parametrize("significance", [0.01, 0.05, 0.3])
 @pytest.mark.parametrize("trials", [1, 2, 7, 30, 200])
 @pytest.mark.parametrize("p", [1e-3, 0.02, 0.3, 0.5, 0.77, 0.999])
-def test_limits_miss_at_most_as_often_as_they_say(p, trials, significance) -> None:
+def test_limits_miss_at_most_as_often_as_they_say(p, trials, significance):
     k = np.arange(trials + 1)
     mass = stats.binom.pmf(k, trials, p)
     assert mass[clopper_pearson_lower(k, trials, significance) > p].sum() <= significance
@@ -245,7 +243,7 @@ def test_limits_miss_at_most_as_often_as_they_say(p, trials, significance) -> No
         *((0, 9, 0.05), (4, 9, 1e-6), (500, 10_000, 0.3)),
     ],
 )
-def test_no_tighter_limit_has_the_level(k: int, n: int, level: float) -> None:
+def test_no_tighter_limit_has_the_level(k, n, level):
     # At the limit itself, what was seen or anything further away has exactly the significance.
     upper = clopper_pearson_upper(k, n, level)
     assert stats.binom.cdf(k, n, upper) == pytest.approx(level, rel=1e-11)
@@ -271,18 +269,18 @@ def test_limits_mirror_each_other_rise_with_successes_and_hold_those_of_jeffreys
 
 
 @given(few_counts)
-def test_less_significance_gives_wider_limits(count: tuple[int, int]) -> None:
+def test_less_significance_gives_wider_limits(count):
     lower = [clopper_pearson_lower(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
     upper = [clopper_pearson_upper(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
     assert (lower, upper) == (sorted(lower), sorted(upper, reverse=True))
     assert lower[-1] <= count[0] / count[1] <= upper[-1]
 
 
-def test_no_observation_proves_nothing() -> None:
+def test_no_observation_proves_nothing():
     assert [limit(0, 0, 0.05) for limit in LIMITS] == [0.0, 1.0, 0.0, 1.0]
 
 
-def test_numbers_give_floats_and_arrays_broadcast_limits() -> None:
+def test_numbers_give_floats_and_arrays_broadcast_limits():
     assert type(clopper_pearson_lower(1, 2, 0.05)) is float
     assert type(clopper_pearson_upper(np.int64(1), 2, 0.05)) is float
     table = clopper_pearson_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05)
@@ -291,19 +289,19 @@ def test_numbers_give_floats_and_arrays_broadcast_limits() -> None:
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (117, 200), (199, 200), (30, 10**6)])
-def test_jeffreys_limits_are_quantiles_of_the_posterior(k: int, n: int) -> None:
+def test_jeffreys_limits_are_quantiles_of_the_posterior(k, n):
     posterior = stats.beta(k + 0.5, n - k + 0.5)
     assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
     assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
 
 
-def test_jeffreys_limits_at_the_ends_are_the_ends() -> None:
+def test_jeffreys_limits_at_the_ends_are_the_ends():
     assert (jeffreys_lower(0, 7, 0.05), jeffreys_upper(7, 7, 0.05)) == (0.0, 1.0)
     assert type(jeffreys_lower(1, 2, 0.05)) is float
     assert jeffreys_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05).shape == (2, 3)
 
 
-def test_jeffreys_limits_hold_their_level_averaged_over_the_prior() -> None:
+def test_jeffreys_limits_hold_their_level_averaged_over_the_prior():
     # Where k = 0 or n the limits are clipped, so that they fail less often than they say.
     rng, n = np.random.default_rng(0), 20
     rates = rng.beta(0.5, 0.5, 200_000)
@@ -314,7 +312,7 @@ def test_jeffreys_limits_hold_their_level_averaged_over_the_prior() -> None:
         assert missed.mean() <= 0.05
 
 
-def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates() -> None:
+def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates():
     # Just beyond the limit for no success in a thousand, no success still has a chance of .147.
     missed = stats.binom.pmf(0, 1000, jeffreys_upper(0, 1000, 0.05) * 1.000001)
     assert missed == pytest.approx(0.147, abs=5e-4)
@@ -334,14 +332,14 @@ test_impossible_arguments_are_refused = refusals(
 )
 
 
-def test_agrees_with_the_textbook_formula() -> None:
+def test_agrees_with_the_textbook_formula():
     k1, n1, k0, n0 = 990, 1000, 5, 1000
     spread = math.sqrt(1 / k1 - 1 / n1 + 1 / k0 - 1 / n0)
     textbook = math.log(k1 / n1 / (k0 / n0)) - 1.6448536269514722 * spread
     assert katz_log_lower(k1, n1, k0, n0, 0.05) == pytest.approx(textbook, rel=1e-13)
 
 
-def test_nothing_is_proved_where_a_count_is_zero_and_certain_rates_have_no_spread() -> None:
+def test_nothing_is_proved_where_a_count_is_zero_and_certain_rates_have_no_spread():
     limits = katz_log_lower(np.array([0, 5, 0, 5]), 10, np.array([5, 0, 0, 5]), 10, 0.05)
     assert limits[:3].tolist() == [-math.inf] * 3
     assert limits[3] < 0
@@ -349,7 +347,7 @@ def test_nothing_is_proved_where_a_count_is_zero_and_certain_rates_have_no_sprea
     assert katz_log_lower(7, 7, 9, 9, 0.05) == 0.0
 
 
-def test_limit_rises_with_significance_and_with_the_ratio() -> None:
+def test_limit_rises_with_significance_and_with_the_ratio():
     levels = [katz_log_lower(30, 100, 20, 100, level) for level in (1e-6, 0.05, 0.5, 0.9)]
     assert levels == sorted(levels)
     assert levels[2] == pytest.approx(math.log(1.5), rel=1e-12)

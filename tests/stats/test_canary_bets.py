@@ -1,7 +1,5 @@
 """The betting tests with coins of a known probability that is not one half."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -42,19 +40,19 @@ FINE = np.arange(0.02, 1.2, 0.02)
 
 
 @given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
-def test_coin_bet_gains_nothing_over_the_coins_whatever_the_residual(residuals, history) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_whatever_the_residual(residuals, history):
     assert mean_over_coins(np.array(residuals), 1.0, history) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 0.9, 1.0])
-def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(shift) -> None:
+def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(shift):
     mean = normal_mean(lambda r: mean_over_coins(np.array([r]), shift, history=0), 0.4, 0.7)
     assert mean <= 1 + 1e-9
     assert (mean < 1 - 1e-4) == (shift < 0.95)
     assert normal_mean(lambda r: mean_over_coins(np.array([r]), 2.0, 0), 0.0, 0.7) > 1.01
 
 
-def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre() -> None:
+def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre():
     # Were the centre to use the present step, a constant would have no residual at all.
     bet = CoinBet((1,))
     bet.update(np.array([1.0]), np.array([6.0]))
@@ -62,7 +60,7 @@ def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre() -> None:
     assert float(bet.log_e) == pytest.approx(expected, abs=1e-12)
 
 
-def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
+def test_coin_bet_flags_a_missing_clipping_within_four_steps():
     rng, runs = np.random.default_rng(0), 20_000
     bet, flagged = CoinBet((runs, 8), initial_scale=1.0), np.zeros(runs, dtype=bool)
     for _ in range(4):
@@ -81,7 +79,7 @@ def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: flo
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
-def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
+def test_coin_bet_pays_the_probabilities_that_it_gives(p):
     k, signal = 3, 1.0078125
     bet = CoinBet((k,), signal, initial_scale=1.5, coin_probability=p)
     wealth = [1.0] * len(COIN_SLOPES)
@@ -103,7 +101,7 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
     assert float(bet.log_e) == pytest.approx(math.log(sum(wealth) / len(wealth)), abs=1e-11)
 
 
-def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
+def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts():
     groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
     bet, wealth = CoinBet((4,), groups=groups), np.ones((len(COIN_SLOPES), 4))
     past: list[np.ndarray] = []
@@ -122,7 +120,7 @@ def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
     assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
 
 
-def test_one_group_is_all_canaries_together() -> None:
+def test_one_group_is_all_canaries_together():
     bets = CoinBet((3,)), CoinBet((3,), groups=["Spread"] * 3)
     for coins, readings in steps_of(0.5, 4, 20, (3,), shift=2.0):
         for bet in bets:
@@ -146,7 +144,7 @@ test_a_coin_that_is_none_is_refused = refusals(
 
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("residuals", [[0.0], [1e4], [-3.0, 2.0], [0.4, -1e3, 7.0]])
-def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(p, residuals) -> None:
+def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(p, residuals):
     assert mean_over_coins(np.array(residuals), 1.0, p=p) == pytest.approx(1, abs=1e-9)
     for shift in (-3.0, 0.0, 0.9):
         assert mean_over_coins(np.array(residuals), shift, p=p) <= 1 + 1e-9
@@ -155,7 +153,7 @@ def test_coin_bet_gains_nothing_over_the_coins_and_loses_below_the_signal(p, res
 @pytest.mark.parametrize("p", [0.01, *PROBABILITIES])
 @pytest.mark.parametrize("data_term", [0.0, -0.7, 4.0])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_leakage_bets_gain_nothing_at_the_true_ratio(p, data_term, ratio) -> None:
+def test_leakage_bets_gain_nothing_at_the_true_ratio(p, data_term, ratio):
     sigma, z = 0.7, np.linspace(-9.0, 9.0, 400_001)
     density = stats.norm.pdf(z) * (z[1] - z[0])
     wealth = np.zeros(11)
@@ -204,7 +202,7 @@ def false_alarms(p: float, term: str, runs: int, steps: int = 100) -> dict[str, 
 @pytest.mark.parametrize(
     ("runs", "terms"), staged([(1500, ["nothing", "rare bursts"])], [(10_000, list(DATA_TERMS))])
 )
-def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> None:
+def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms):
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     for term in terms:
         rates = false_alarms(p, term, runs)
@@ -216,7 +214,7 @@ def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms) -> No
     ("runs", "terms"),
     staged([(1500, ["skewed"])], [(2500, list(DATA_TERMS))], [(10_000, list(DATA_TERMS))]),
 )
-def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms) -> None:
+def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms):
     highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     # The kinds differ in their signal, none adds more than it may, and one is much louder.
     signal = np.array([1.0, 1.0, 0.5, 0.9, 1.0, 1.0, 1.0, 0.0])
@@ -236,7 +234,7 @@ def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms)
         assert rate <= highest, (term, rate)
 
 
-def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare() -> None:
+def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare():
     """Why `fdp_t` is left out for such coins; for fair ones the skewness cancels."""
     runs, readings, nominal = 20_000, 20, 1e-3
     shares = []
@@ -254,7 +252,7 @@ def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare() -> None:
     assert shares[1] <= nominal + 3 * math.sqrt(nominal / runs)
 
 
-def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later() -> None:
+def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later():
     runs, share = 200, SHARE
     spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
     medians = []
@@ -282,14 +280,14 @@ def flagged(p: float, k: int, steps: int, shift: float, runs: int = 1000) -> flo
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
 @pytest.mark.parametrize(("k", "shift"), [(1, 11.0), (8, 2.0)])
-def test_steps_said_to_be_needed_are_enough(p: float, k: int, shift: float) -> None:
+def test_steps_said_to_be_needed_are_enough(p, k, shift):
     steps = steps_needed(lambda n: sensitivity_power(k, n, shift, 1.0, SHARE, p))
     assert flagged(p, k, steps, shift) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
     # And not many more than are: with half of them a run in twenty is not flagged.
     assert flagged(p, k, steps // 2, shift) < 0.95
 
 
-def test_a_rare_coin_needs_more_steps_by_its_variance() -> None:
+def test_a_rare_coin_needs_more_steps_by_its_variance():
     def steps(p: float) -> int:
         return steps_needed(lambda n: sensitivity_power(8, n, 1.25, 1.0, SHARE, p))
 
@@ -299,7 +297,7 @@ def test_a_rare_coin_needs_more_steps_by_its_variance() -> None:
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
-def test_the_ratio_of_a_known_mu_is_approached_from_below(p: float) -> None:
+def test_the_ratio_of_a_known_mu_is_approached_from_below(p):
     runs, steps = 100, 1000
     bet = LeakageBet((runs, 4), p, steps)
     for coins, readings in steps_of(p, 8, steps, (runs, 4), shift=2.0):
@@ -313,7 +311,7 @@ def test_the_ratio_of_a_known_mu_is_approached_from_below(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2])
-def test_growth_is_the_product_of_single_bets(p: float) -> None:
+def test_growth_is_the_product_of_single_bets(p):
     rng, bet = np.random.default_rng(0), LeakageBet((3,), p, 20)
     fair = 2 * min(p, 1 - p)
     plan, centre, naive = StakePlan(20, 3, fair), np.zeros(3), np.zeros(8)
@@ -335,7 +333,7 @@ def test_growth_is_the_product_of_single_bets(p: float) -> None:
     assert bet.growth == pytest.approx(naive)
 
 
-def test_no_reading_takes_all_of_the_wealth() -> None:
+def test_no_reading_takes_all_of_the_wealth():
     for p in (0.5, 0.05, 0.9):
         for sigma in (0.01, 0.3, 1.0, 30.0):
             bet = LeakageBet((4,), p, 10)
@@ -345,7 +343,7 @@ def test_no_reading_takes_all_of_the_wealth() -> None:
             assert np.isfinite(bet.growth).all()
 
 
-def test_stakes_follow_the_cost_of_a_step() -> None:
+def test_stakes_follow_the_cost_of_a_step():
     plan = StakePlan(1000, 8)
     cheap, dear = plan.next(2.0, 0.01), plan.next(1.0, 0.01)
     assert dear.stakes[0] > cheap.stakes[0]
@@ -355,7 +353,7 @@ def test_stakes_follow_the_cost_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("planned", "most"), [(300, 0.86), (None, 0.82)])
-def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned, most) -> None:
+def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned, most):
     rng, bet = np.random.default_rng(0), LeakageBet((200, 8), 0.5, planned)
     for _ in range(300):
         coins = (rng.random((200, 8)) < 0.5).astype(float)
@@ -365,7 +363,7 @@ def test_most_of_the_leakage_of_a_correct_run_is_proved_and_no_more(planned, mos
     assert (found > 1).mean() <= LEVEL
 
 
-def test_looks_are_those_of_a_bet_that_ended_there() -> None:
+def test_looks_are_those_of_a_bet_that_ended_there():
     claims: list[Claim] = [(1.0, 0.1, 30), (0.7, 0.1, 20), (1.0, 0.1, 25)]
     noise, looks = np.ones(75), []
     rng, bet, t = np.random.default_rng(4), LeakageBet((8,)), 0
@@ -398,7 +396,7 @@ CHANGES: dict[str, tuple[list[Claim], np.ndarray]] = {
 @pytest.mark.parametrize("runs", staged(quick=[200], nightly=[RUNS]))
 @pytest.mark.parametrize("name", list(CHANGES))
 @pytest.mark.parametrize("p", [0.5, 0.2])
-def test_the_true_course_is_admitted_at_all_looks(name: str, p: float, runs: int) -> None:
+def test_the_true_course_is_admitted_at_all_looks(name, p, runs):
     claims, noise = CHANGES[name]
     rng, course, t = np.random.default_rng(5), AdmittedCourse((runs, 8), p, len(noise)), 0
     missed = np.zeros(runs, dtype=bool)
@@ -422,7 +420,7 @@ def readings_of(seed: int, steps: int, shape: tuple[int, ...], p: float = 0.5, s
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
-def test_signal_bet_equals_a_plain_loop(p: float) -> None:
+def test_signal_bet_equals_a_plain_loop(p):
     k = 3
     bet = SignalBet((k,), GRID, 1.5, p)
     wealth = np.ones((len(GRID), len(SIGNAL_SLOPES)))
@@ -450,7 +448,7 @@ def test_signal_bet_equals_a_plain_loop(p: float) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.1, 0.5, 0.8]), st.floats(-3.0, 30.0))
-def test_e_value_decreases_in_the_signal(seed: int, p: float, shift: float) -> None:
+def test_e_value_decreases_in_the_signal(seed, p, shift):
     bet = SignalBet((2,), GRID, 1.0, p)
     for coins, readings in readings_of(seed, 15, (2,), p, shift):
         bet.update(coins, readings)
@@ -460,7 +458,7 @@ def test_e_value_decreases_in_the_signal(seed: int, p: float, shift: float) -> N
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("residual", [-300.0, -1.0, 0.0, 0.7, 250.0])
 @pytest.mark.parametrize("adds", [1.0, 0.6])
-def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, residual, adds) -> None:
+def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, residual, adds):
     past = readings_of(3, 12, (1,), p)
     mean = 0.0
     for coin, chance in ((0.0, 1 - p), (1.0, p)):
@@ -475,7 +473,7 @@ def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, resid
         assert mean == pytest.approx(1, abs=1e-12)
 
 
-def test_no_reading_is_large_enough_to_overflow() -> None:
+def test_no_reading_is_large_enough_to_overflow():
     bet, rng = SignalBet((4,), GRID), np.random.default_rng(0)
     for _ in range(30):
         coins = rng.integers(0, 2, 4).astype(float)
@@ -484,7 +482,7 @@ def test_no_reading_is_large_enough_to_overflow() -> None:
     assert float(bet.signal_lower(0.01)) == 100.0
 
 
-def test_limit_rises_with_significance_and_nothing_is_proved_at_the_start() -> None:
+def test_limit_rises_with_significance_and_nothing_is_proved_at_the_start():
     bet = SignalBet((8,), FINE)
     assert float(bet.signal_lower(0.05)) == 0.0
     for coins, readings in readings_of(5, 150, (8,)):
@@ -507,7 +505,7 @@ DATA_OF_ANY_KIND = {
 @pytest.mark.heavy
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("data", DATA_OF_ANY_KIND)
-def test_limit_of_the_signal_holds_at_all_times_for_any_data(data: str, p: float) -> None:
+def test_limit_of_the_signal_holds_at_all_times_for_any_data(data, p):
     runs, k, adds = 4000, 4, 0.5
     rng = np.random.default_rng(7)
     bet, total = SignalBet((runs, k), np.array([0.5, 0.51, 1.0]), 1.0, p), np.zeros((runs, k))
@@ -528,20 +526,20 @@ def e_values(count, squares) -> np.ndarray:
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)
 
 
-def test_noise_upper_is_where_the_e_value_reaches_the_level() -> None:
+def test_noise_upper_is_where_the_e_value_reaches_the_level():
     count, squares, weights = [400.0, 80.0, 30.0], [390.0, 95.0, 10.0], [0.5, 0.3, 0.2]
     limit = noise_upper(count, squares, weights, 0.01)
     assert float(weights @ e_values(count, np.array(squares) / limit**2)) == pytest.approx(100)
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 100.0), st.floats(1e-6, 0.5))
-def test_noise_upper_exceeds_the_root_mean_square_and_falls_with_the_level(n, scale, level) -> None:
+def test_noise_upper_exceeds_the_root_mean_square_and_falls_with_the_level(n, scale, level):
     limit = noise_upper([n], [n * scale**2], [1.0], level)
     assert limit >= scale
     assert noise_upper([n], [n * scale**2], [1.0], 0.5 * level) >= limit
 
 
-def test_noise_upper_at_the_ends_and_of_many_readings() -> None:
+def test_noise_upper_at_the_ends_and_of_many_readings():
     assert noise_upper([0, 0], [0.0, 0.0], [0.5, 0.5], 0.05) == math.inf
     assert noise_upper([1], [0.0], [1.0], 1e-6) == math.inf
     assert noise_upper([100], [0.0], [1.0], 1e-6) == 0.0
@@ -550,7 +548,7 @@ def test_noise_upper_at_the_ends_and_of_many_readings() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("data", [0.0, 3.0])
-def test_noise_upper_holds_at_all_times(data: float) -> None:
+def test_noise_upper_holds_at_all_times(data):
     runs, units, steps = 3000, 2, 60
     rng = np.random.default_rng(1)
     squares, missed = np.zeros((runs, units)), np.zeros(runs, dtype=bool)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 
@@ -60,7 +58,7 @@ def naive_masses(fp, fn, n, inflation, r, delta, levels) -> tuple[np.ndarray, fl
         (50, 50, 1.0, 0.9, 0.2),
     ],
 )
-def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta) -> None:
+def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta):
     levels = np.array([0.0, 0.2, 0.6, 1.0, 1.5, 2.5, 4.0])
     points = Correlations(np.array([inflation, 1.0]), np.array([r, 0.0]), np.zeros(2))
     masses = CorrelatedMasses(np.array([[fp, fn]]), np.array([[100, 100]]), points, levels)
@@ -98,7 +96,7 @@ def naive_likelihood(fp, fn, n, inflation, r, x, y) -> float:
         (100, 100, 1.0, -0.6),
     ],
 )
-def test_a_count_of_0_or_of_all_is_what_is_rounded_to_it(fp, fn, inflation, r) -> None:
+def test_a_count_of_0_or_of_all_is_what_is_rounded_to_it(fp, fn, inflation, r):
     n, at = 100, [0.002, 0.02, 0.3, 0.97, 0.995]
     rates = np.array([[x, y] for x in at for y in at])
     errors, trials = np.array([fp, fn]), np.array([n, n])
@@ -112,7 +110,7 @@ def test_a_count_of_0_or_of_all_is_what_is_rounded_to_it(fp, fn, inflation, r) -
     assert np.exp(logs) == pytest.approx(expected, rel=2e-3, abs=1e-9)
 
 
-def test_where_most_attacks_make_no_error_the_posterior_is_about_the_binomial_one() -> None:
+def test_where_most_attacks_make_no_error_the_posterior_is_about_the_binomial_one():
     found, published = (
         correlated_attack_posterior(NO_ERROR, 1e-5, 128, extreme_counts=way).joint.epsilon
         for way in ("interval", "density")
@@ -124,7 +122,7 @@ def test_where_most_attacks_make_no_error_the_posterior_is_about_the_binomial_on
 
 
 @pytest.mark.parametrize("fn", [0, 100])
-def test_attacks_without_an_error_leave_epsilon_where_the_binomial_law_has_it(fn: int) -> None:
+def test_attacks_without_an_error_leave_epsilon_where_the_binomial_law_has_it(fn):
     counts = attack_counts([fn] * 8, 100, [abs(fn - k) for k in range(8)], 100)
     normal = correlated_attack_posterior(counts, 1e-3, 100, correlation=(0.0, 0.0)).joint.epsilon
     binomial = attack_strength_posterior(counts, 1e-3).epsilon
@@ -132,7 +130,7 @@ def test_attacks_without_an_error_leave_epsilon_where_the_binomial_law_has_it(fn
 
 
 @pytest.mark.heavy
-def test_the_published_losses_are_reproduced() -> None:
+def test_the_published_losses_are_reproduced():
     counts = published("A3_fixed_init_sigma_0.1")
     found = correlated_attack_posterior(counts, 1e-3, 100, extreme_counts="density")
     assert found.joint.epsilon.mean == pytest.approx(1.713, abs=0.006)
@@ -159,7 +157,7 @@ def rows_of_the_page() -> dict[str, list[float]]:
         for name in COUNTS["sets"]
     ],
 )
-def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
+def test_the_binomial_column_of_the_page_is_computed(name):
     numbers = rows_of_the_page()[name]
     assert (len(numbers), numbers[:2]) == (12, COUNTS["sets"][name]["printed_epsilon_90"])
     found = attack_strength_posterior(published(name), 1e-3).epsilon.interval(0.1)
@@ -169,7 +167,7 @@ def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS["sets"])
 @pytest.mark.heavy_one_in(6)
-def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
+def test_the_correlated_columns_of_the_page_are_computed(name):
     numbers = rows_of_the_page()[name]
     counts = published(name)
     for way, shown in (("density", numbers[4:8]), ("interval", numbers[8:])):
@@ -181,7 +179,7 @@ def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
         assert (way == "interval") or interval == pytest.approx(printed, abs=0.2)
 
 
-def test_known_correlations_of_zero_give_the_reference_of_independent_ones() -> None:
+def test_known_correlations_of_zero_give_the_reference_of_independent_ones():
     counts = published("A3_fixed_init_sigma_0.1")
     found = correlated_attack_posterior(
         counts, 1e-3, 100, correlation=(0.0, 0.0), extreme_counts="density"
@@ -191,7 +189,7 @@ def test_known_correlations_of_zero_give_the_reference_of_independent_ones() -> 
     assert (found.tau, found.rho) == ((0.0, 0.0), (0.0, 0.0))
 
 
-def test_where_counts_are_normal_independent_decisions_give_the_binomial_posterior() -> None:
+def test_where_counts_are_normal_independent_decisions_give_the_binomial_posterior():
     counts = attack_counts([320, 300, 250], 1000, [150, 240, 250], 1000)
     normal = correlated_attack_posterior(counts, 0.01, 1000, correlation=(0.0, 0.0)).joint
     binomial = attack_strength_posterior(counts, 0.01)
@@ -200,7 +198,7 @@ def test_where_counts_are_normal_independent_decisions_give_the_binomial_posteri
     assert normal.strength.mean == pytest.approx(binomial.strength.mean, abs=5e-3)
 
 
-def test_decisions_that_agree_tell_less() -> None:
+def test_decisions_that_agree_tell_less():
     counts = attack_counts([30, 30], 100, [30, 30], 100)
     lower = [
         correlated_attack_posterior(counts, 1e-3, 100, correlation=(tau, 0.0)).joint.epsilon
@@ -210,7 +208,7 @@ def test_decisions_that_agree_tell_less() -> None:
     assert lower == sorted(lower, reverse=True)
 
 
-def test_errors_of_either_kind_count_alike() -> None:
+def test_errors_of_either_kind_count_alike():
     one, other = (
         correlated_attack_posterior(counts, 1e-3, 50, correlation=(0.01, 0.005)).joint.epsilon
         for counts in (attack_counts([15], 50, [8], 50), attack_counts([8], 50, [15], 50))
@@ -218,14 +216,14 @@ def test_errors_of_either_kind_count_alike() -> None:
     assert one.interval(0.1) == pytest.approx(other.interval(0.1), rel=1e-6)
 
 
-def test_groups_are_pooled_by_their_labels() -> None:
+def test_groups_are_pooled_by_their_labels():
     counts = attack_counts([9, 7, 5, 2], 50, [3, 4, 8, 1], 50)
     pooled, cluster = pooled_attacks(counts, ["b", "a", "b", "c"])
     assert pooled == attack_counts([7, 14, 2], [50, 100, 50], [4, 11, 1], [50, 100, 50])
     assert cluster == 50
 
 
-def test_scattered_rates_give_pooled_counts_the_variance_of_the_model() -> None:
+def test_scattered_rates_give_pooled_counts_the_variance_of_the_model():
     rng = np.random.default_rng(0)
     members, n, alpha, scatter = 6, 40, 0.3, 0.06
     rates = alpha + scatter * np.sqrt(12) * (rng.random((20_000, members)) - 0.5)
@@ -261,7 +259,7 @@ test_bad_groups_are_named = refused(
 
 # The heavy stage has the first draws of the nightly's.
 @pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[50]))
-def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
     rng = np.random.default_rng(11)
     n, tau, rho = 200, 0.01, 0.004
     inflation = 1 + (n - 1) * tau

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -49,7 +47,7 @@ def published_epsilon(x: float, y: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
-def test_flawless_attacks_are_reproduced(delta: float) -> None:
+def test_flawless_attacks_are_reproduced(delta):
     n = np.array([100, 500, 1000])
     low, high = epsilon_clopper_pearson_interval(ConfusionCounts(0, n, 0, n), delta, 0.1)
     assert low == pytest.approx([3.281, 4.906, 5.601], abs=5.1e-4)
@@ -60,7 +58,7 @@ def test_flawless_attacks_are_reproduced(delta: float) -> None:
     assert bounds == pytest.approx([5.8091, 6.2543], abs=5.1e-5)
 
 
-def test_published_corner_case_is_reproduced() -> None:
+def test_published_corner_case_is_reproduced():
     fnr, fpr = clopper_pearson_upper(10, 100, 0.025), clopper_pearson_upper(0, 100, 0.025)
     assert (fnr, fpr) == pytest.approx((0.17622, 0.03622), abs=5.1e-6)
     low, high = epsilon_clopper_pearson_interval(CORNER, 1e-5, 0.1)
@@ -70,7 +68,7 @@ def test_published_corner_case_is_reproduced() -> None:
     assert bounds == pytest.approx([3.3441, 3.7928], abs=5.1e-5)
 
 
-def test_published_minimum_at_no_false_positives_is_none() -> None:
+def test_published_minimum_at_no_false_positives_is_none():
     # Printed as 1.736 at (FNR+, 0): one of two terms there; by the other no epsilon is enough.
     fnr = clopper_pearson_upper(10, 100, 0.025)
     assert math.log((1 - 1e-5) / fnr) == pytest.approx(1.736, abs=5.1e-4)
@@ -81,26 +79,26 @@ def test_published_minimum_at_no_false_positives_is_none() -> None:
     ("counts", "expected"),
     [((35, 65, 25, 75), (0.64610, 0.51870)), ((10, 990, 5, 995), (4.55449, 4.08260))],
 )
-def test_log_ratios_are_reproduced(counts, expected: tuple[float, float]) -> None:
+def test_log_ratios_are_reproduced(counts, expected):
     assert katz_log_ratios(ConfusionCounts(*counts), 0.05) == pytest.approx(expected, abs=5.1e-6)
     assert epsilon_katz(ConfusionCounts(*counts), 0.1) == pytest.approx(expected[0], abs=5.1e-6)
 
 
 @given(rates, rates, deltas)
-def test_epsilon_of_rates_is_the_published_maximum(x: float, y: float, delta: float) -> None:
+def test_epsilon_of_rates_is_the_published_maximum(x, y, delta):
     # Next to the diagonal the published fractions cancel, to the last digits of their parts.
     published = pytest.approx(published_epsilon(x, y, delta), rel=1e-9, abs=1e-9)
     assert epsilon_at_rates(x, y, delta) == published or min(x, y, 1 - x, 1 - y) < 1e-6
 
 
-def test_epsilon_of_rates_is_exact_next_to_zero() -> None:
+def test_epsilon_of_rates_is_exact_next_to_zero():
     # Rates that leave epsilon = 2^-40: one plus the gap over the rate, both exact in doubles.
     assert epsilon_at_rates(0.25, 0.75 - 2.0**-42, 0.0) == pytest.approx(2.0**-40, rel=1e-11)
     assert epsilon_at_rates(0.25 + 2.0**-42, 0.75, 0.0) == pytest.approx(2.0**-40, rel=1e-11)
     assert epsilon_at_rates(1e-310, 1e-310, 0.0) == pytest.approx(310 * math.log(10), rel=1e-12)
 
 
-def test_no_epsilon_is_enough_for_certain_leaks() -> None:
+def test_no_epsilon_is_enough_for_certain_leaks():
     found = epsilon_at_rates(
         np.array([0.0, 0.5, 1.0, 0.0, 1e-6, 0.0]), np.array([0, 0, 0.4, 1, 0, 0.99999]), 1e-5
     )
@@ -118,7 +116,7 @@ def test_no_epsilon_is_enough_for_certain_leaks() -> None:
 @pytest.mark.parametrize(
     "counts", [(35, 65, 25, 75), (10, 90, 0, 100), (95, 5, 80, 20), (50, 50, 40, 60), (1, 0, 0, 1)]
 )
-def test_interval_is_the_range_over_the_rectangle(counts, interval, lower, upper) -> None:
+def test_interval_is_the_range_over_the_rectangle(counts, interval, lower, upper):
     fn, tp, fp, tn = counts
     sides = [
         np.linspace(lower(k, n, 0.0125), upper(k, n, 0.0125), 401)
@@ -143,7 +141,7 @@ BOUNDS = [
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @given(counts_of(), deltas, significances)
-def test_fewer_errors_never_lower_a_bound(bound, counts, delta, significance) -> None:
+def test_fewer_errors_never_lower_a_bound(bound, counts, delta, significance):
     if bound is BOUNDS[2]:
         # At small counts the normal limit is undefined, or widens faster than it moves.
         assume(counts.n_in > 0)
@@ -157,7 +155,7 @@ def test_fewer_errors_never_lower_a_bound(bound, counts, delta, significance) ->
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @given(counts_of(), deltas)
-def test_bounds_rise_with_significance(bound, counts, delta) -> None:
+def test_bounds_rise_with_significance(bound, counts, delta):
     found = [bound(counts, delta, level) for level in (1e-9, 1e-3, 0.05, 0.25, 0.5)]
     assert found == sorted(found)
     assert found[0] >= 0
@@ -165,7 +163,7 @@ def test_bounds_rise_with_significance(bound, counts, delta) -> None:
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @given(counts_of(), deltas, significances)
-def test_worlds_may_be_swapped(bound, counts, delta, significance) -> None:
+def test_worlds_may_be_swapped(bound, counts, delta, significance):
     swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
     slack = 1e-11 if bound in BOUNDS[3:] else 0.0
     value = bound(counts, delta, significance)
@@ -174,7 +172,7 @@ def test_worlds_may_be_swapped(bound, counts, delta, significance) -> None:
 
 @pytest.mark.parametrize("interval", INTERVALS)
 @given(counts_of(), deltas, significances)
-def test_interval_holds_the_observed_epsilon(interval, counts, delta, significance) -> None:
+def test_interval_holds_the_observed_epsilon(interval, counts, delta, significance):
     low, high = interval(counts, delta, significance)
     assert 0 <= low <= high
     if counts.n_in and counts.n_out:
@@ -187,7 +185,7 @@ def test_interval_holds_the_observed_epsilon(interval, counts, delta, significan
 
 
 @given(counts_of(), deltas, significances)
-def test_larger_delta_never_raises_a_bound_and_jeffreys_claims_more(counts, delta, level) -> None:
+def test_larger_delta_never_raises_a_bound_and_jeffreys_claims_more(counts, delta, level):
     found = [epsilon_clopper_pearson(counts, delta, level) for delta in (0, 1e-9, 0.01, 0.5)]
     assert found == sorted(found, reverse=True)
     exact = epsilon_clopper_pearson(counts, delta, level)
@@ -195,7 +193,7 @@ def test_larger_delta_never_raises_a_bound_and_jeffreys_claims_more(counts, delt
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_a_bound_is_zero_without_data_and_without_leakage(bound) -> None:
+def test_a_bound_is_zero_without_data_and_without_leakage(bound):
     nothing = ConfusionCounts(
         [0, 0, 0, 500, 99, 0, 100], [0, 10, 9, 500, 1, 1000, 0],
         [0, 0, 0, 500, 99, 3, 100], [0, 0, 0, 500, 1, 0, 0],
@@ -204,16 +202,16 @@ def test_a_bound_is_zero_without_data_and_without_leakage(bound) -> None:
         assert bound(nothing, delta, 0.05).tolist() == [0.0] * 7
 
 
-def test_an_interval_without_data_is_all_there_is() -> None:
+def test_an_interval_without_data_is_all_there_is():
     assert epsilon_clopper_pearson_interval(ConfusionCounts(0, 0, 0, 0), 0, 0.05) == (0, math.inf)
 
 
-def test_always_guessing_the_larger_world_proves_nothing() -> None:
+def test_always_guessing_the_larger_world_proves_nothing():
     # 10 errors in 1,010 guesses look good, but need no distance at all.
     assert mu_pooled_clopper_pearson(ConfusionCounts(fn=10, tp=0, fp=0, tn=1000), 0.05) == 0.0
 
 
-def test_an_attack_turned_round_is_in_the_interval_but_proves_no_bound() -> None:
+def test_an_attack_turned_round_is_in_the_interval_but_proves_no_bound():
     turned = ConfusionCounts(fn=65, tp=35, fp=75, tn=25)
     assert epsilon_clopper_pearson(turned, 0.05, 0.05) == 0.0
     assert epsilon_clopper_pearson_interval(turned, 0.05, 0.05) == pytest.approx(
@@ -221,7 +219,7 @@ def test_an_attack_turned_round_is_in_the_interval_but_proves_no_bound() -> None
     )
 
 
-def test_one_threshold_gives_floats_and_many_give_arrays() -> None:
+def test_one_threshold_gives_floats_and_many_give_arrays():
     many = ConfusionCounts(np.array([[35], [10]]), 65, np.array([25, 0, 1]), 75)
     for bound in BOUNDS:
         assert type(bound(EXAMPLE, 0.0, 0.05)) is float
@@ -240,14 +238,14 @@ def test_one_threshold_gives_floats_and_many_give_arrays() -> None:
         ((309, 691, 309, 691), (0.832184, 3.543097), (0.899498, 3.873700)),
     ],
 )
-def test_bounds_of_counts_are_reproduced(counts, corner, pooled) -> None:
+def test_bounds_of_counts_are_reproduced(counts, corner, pooled):
     for bound, (mu, epsilon) in ((mu_clopper_pearson, corner), (mu_pooled_clopper_pearson, pooled)):
         found = bound(ConfusionCounts(*counts), significance=0.05)
         assert found == pytest.approx(mu, abs=5.1e-7)
         assert gaussian_epsilon(found, 1e-5) == pytest.approx(epsilon, abs=5.1e-6)
 
 
-def test_largest_bounds_of_flawless_attacks_are_reproduced() -> None:
+def test_largest_bounds_of_flawless_attacks_are_reproduced():
     n = np.array([100, 500, 1000])
     mus = mu_clopper_pearson(ConfusionCounts(0, n, 0, n), significance=0.05)
     assert gaussian_epsilon(mus, 1e-5) == pytest.approx([21.120, 31.997, 36.489], abs=5.1e-4)
@@ -260,7 +258,7 @@ def test_largest_bounds_of_flawless_attacks_are_reproduced() -> None:
     assert gaussian_epsilon(pooled, 1e-5) == pytest.approx(42.191, abs=5.1e-4)
 
 
-def test_equal_sizes_have_a_closed_form() -> None:
+def test_equal_sizes_have_a_closed_form():
     counts = ConfusionCounts([309, 3, 90], [691, 97, 10], [309, 5, 70], [691, 95, 30])
     upper = clopper_pearson_upper(counts.fn + counts.fp, counts.n_in + counts.n_out, 0.01)
     expected = np.maximum(-2 * special.ndtri(upper), 0)
@@ -276,7 +274,7 @@ def known_coin(rng, q: float, steps: int, sigma: float, threshold: float) -> Con
 
 
 @pytest.mark.parametrize("q", [0.1, 0.25, 0.9])
-def test_rates_of_the_known_coin_are_those_of_the_game_that_is_played(q: float) -> None:
+def test_rates_of_the_known_coin_are_those_of_the_game_that_is_played(q):
     rng, steps, sigma, threshold = np.random.default_rng(0), 400_000, 0.6, 0.9
     member = rng.random(steps) < 0.5
     joins = member & (rng.random(steps) < q)
@@ -291,7 +289,7 @@ def test_rates_of_the_known_coin_are_those_of_the_game_that_is_played(q: float) 
 
 @pytest.mark.parametrize("q", [0.1, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("counts", [(10, 90, 2, 898), (0, 50, 0, 450), (30, 70, 300, 700)])
-def test_bound_from_counts_is_the_least_over_all_rates_not_rejected(q, counts) -> None:
+def test_bound_from_counts_is_the_least_over_all_rates_not_rejected(q, counts):
     made = ConfusionCounts(*counts)
     fn, tp, fp, tn = counts
     most = [clopper_pearson_upper(k, n, 0.025) for k, n in ((fn, fn + tp), (fp, fp + tn))]
@@ -306,7 +304,7 @@ def test_bound_from_counts_is_the_least_over_all_rates_not_rejected(q, counts) -
         assert found == pytest.approx(float(epsilon_clopper_pearson(made, DELTA, 0.05)), abs=1e-9)
 
 
-def test_epsilon_of_mu_is_that_of_the_gaussian_without_sampling_and_amplified_with() -> None:
+def test_epsilon_of_mu_is_that_of_the_gaussian_without_sampling_and_amplified_with():
     assert subsampled_epsilon_of_mu(1.0, 1.0, DELTA) == pytest.approx(gaussian_epsilon(1.0, DELTA))
     epsilons = [subsampled_epsilon_of_mu(1.0, q, DELTA) for q in (0.01, 0.1, 0.5, 1.0)]
     assert epsilons == sorted(epsilons)
@@ -316,7 +314,7 @@ def test_epsilon_of_mu_is_that_of_the_gaussian_without_sampling_and_amplified_wi
 
 
 @given(st.floats(1e-6, 30.0), st.floats(1e-3, 1.0))
-def test_epsilon_of_mu_is_finite_and_below_that_of_the_step(mu: float, q: float) -> None:
+def test_epsilon_of_mu_is_finite_and_below_that_of_the_step(mu, q):
     assert 0 <= subsampled_epsilon_of_mu(mu, q, DELTA) <= gaussian_epsilon(mu, DELTA) + 1e-9
 
 
@@ -344,7 +342,7 @@ test_arguments_are_checked = refusals(
 
 
 @pytest.mark.parametrize("q", [0.1, 0.3, 0.9])
-def test_bounds_exceed_the_epsilon_of_the_game_no_oftener_than_their_significance(q: float) -> None:
+def test_bounds_exceed_the_epsilon_of_the_game_no_oftener_than_their_significance(q):
     runs, level = 400, 0.1
     true = SubsampledGaussianTradeoff(0.4, q).epsilon_at(DELTA)
     found = np.zeros((runs, 2))

@@ -1,7 +1,5 @@
 """Noise that can be told in advance is found, and noise that cannot is left alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -75,31 +73,31 @@ SHARED = {
 
 
 @pytest.mark.parametrize("made", SHARED.values(), ids=SHARED)
-def test_shared_noise_is_found_in_a_few_steps(made: Made) -> None:
+def test_shared_noise_is_found_in_a_few_steps(made):
     for seed in range(3):
         found, bet = after(made, seed=seed)
         assert next(step for step, log_e in enumerate(found) if log_e >= FLAGS) < 20
         assert bet.left < 0.97
 
 
-def test_where_it_is_shared_is_told() -> None:
+def test_where_it_is_shared_is_told():
     assert after(SHARED["tiled in rows"])[1].distance in (200, 400, 600)
     assert after(SHARED["mirrored"], n=801)[1].mirror == 800
 
 
-def test_noise_of_its_own_is_told_from_noise_that_is_small() -> None:
+def test_noise_of_its_own_is_told_from_noise_that_is_small():
     (small, bet), (own, other) = after(lambda new: 0.7 * new), after(lambda new: new)
     assert max(own) < FLAGS < small[-1]
     assert min(bet.left, other.left) > 0.97
     assert AlikeBet().left == 1.0
 
 
-def test_one_entry_says_nothing() -> None:
+def test_one_entry_says_nothing():
     assert after(lambda new: 0.0 * new, n=1)[0][0] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 7, 30])
-def test_pairs_are_disjoint_and_as_they_are_called(n: int) -> None:
+def test_pairs_are_disjoint_and_as_they_are_called(n):
     for distance in range(n):
         first, second = at_distance(n, distance)
         assert set(second - first) <= {distance}
@@ -113,7 +111,7 @@ def test_pairs_are_disjoint_and_as_they_are_called(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [5, 12])
-def test_what_was_most_alike_is_what_a_plain_search_finds(n: int) -> None:
+def test_what_was_most_alike_is_what_a_plain_search_finds(n):
     rng, bet = np.random.default_rng(n), AlikeBet()
     apart, about = np.zeros(n), np.zeros(2 * n - 1)
     for _ in range(6):
@@ -145,12 +143,12 @@ SOUND: dict[str, Made] = {
 @pytest.mark.parametrize("runs", staged(heavy=[300], nightly=[3000]))
 @pytest.mark.parametrize("n", [4, 60])
 @pytest.mark.parametrize("made", SOUND.values(), ids=SOUND)
-def test_noise_as_claimed_is_accused_at_the_level_at_most(made: Made, n: int, runs: int) -> None:
+def test_noise_as_claimed_is_accused_at_the_level_at_most(made, n, runs):
     highest = [max(after(made, n=n, seed=seed)[0]) for seed in range(runs)]
     assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 3000)
 
 
-def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
+def test_contrasts_are_independent_and_free_of_what_all_share():
     draws = np.random.default_rng(0).normal(size=(7, 5))
     helmert = contrasts(np.eye(7))
     np.testing.assert_allclose(helmert @ helmert.T, np.eye(6), atol=1e-12)
@@ -167,7 +165,7 @@ def matrix(coefficients: tuple[float, ...], steps: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, -0.5, -0.25), (2.0, 0.3), (1.0, -1.0), (1.0, -2.0)])
-def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[float, ...]) -> None:
+def test_the_response_is_the_first_column_of_the_inverse(coefficients):
     inverse = np.linalg.inv(matrix(coefficients, 30))
     assert inverse_response(coefficients, 30) == pytest.approx(inverse[:, 0], rel=1e-9)
 
@@ -180,18 +178,18 @@ def test_the_response_is_the_first_column_of_the_inverse(coefficients: tuple[flo
         *((c, False) for c in [(1.0, -1.1), (0.5, -1.0), (1.0, -1.0, -1.0)]),
     ],
 )
-def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered) -> None:
+def test_draws_are_recovered_where_no_rest_grows(coefficients, recovered):
     assert is_recoverable(coefficients) is recovered
 
 
-def test_square_root_factorisation_is_recoverable() -> None:
+def test_square_root_factorisation_is_recoverable():
     """Of the prefix sums: of (1 - x)^(1/2), in full (Fichtenberger et al. 2023)."""
     full = np.cumprod([1.0, *(1.0 - 1.5 / np.arange(1, 500))])
     assert full[:3] == pytest.approx([1.0, -0.5, -0.125])
     assert is_recoverable(tuple(full))
 
 
-def test_what_is_unknown_is_forgotten_when_it_is_said_to_be() -> None:
+def test_what_is_unknown_is_forgotten_when_it_is_said_to_be():
     c, steps = (1.0, -0.5, -0.25), 200
     forgets = steps_to_forget(c)
     assert forgets is not None
@@ -265,7 +263,7 @@ DEPENDENT = {
 @pytest.mark.parametrize("made", DEPENDENT.values(), ids=DEPENDENT)
 @pytest.mark.parametrize(("width", "within"), [(384, 30), (40, 120), (12, 319)])
 @pytest.mark.one_in(3)
-def test_dependent_noise_is_found_soon_by_many_entries_and_by_few(made, width, within) -> None:
+def test_dependent_noise_is_found_soon_by_many_entries_and_by_few(made, width, within):
     for seed in range(3):
         rows = made(np.random.default_rng(seed).normal(size=(320, width)))
         assert rows.std() == pytest.approx(1.0, abs=0.05)  # its size is right
@@ -273,20 +271,20 @@ def test_dependent_noise_is_found_soon_by_many_entries_and_by_few(made, width, w
         assert at < within
 
 
-def test_noise_that_begins_to_depend_late_is_found() -> None:
+def test_noise_that_begins_to_depend_late_is_found():
     new = np.random.default_rng(1).normal(size=(400, 128))
     at = first(np.concatenate([new[:300], autoregressive(-0.6)(new[300:])]))
     assert 300 < at < 360
 
 
-def test_data_that_stay_do_not_hide_it_and_loud_ones_that_come_and_go_do() -> None:
+def test_data_that_stay_do_not_hide_it_and_loud_ones_that_come_and_go_do():
     rng = np.random.default_rng(2)
     noise = autoregressive(-0.6)(rng.normal(size=(200, 128)))
     assert first(noise + 3.0 * rng.normal(size=128)) is not None
     assert first(noise + 3.0 * rng.normal(size=(200, 128))) is None
 
 
-def test_what_tells_most_is_told() -> None:
+def test_what_tells_most_is_told():
     rng = np.random.default_rng(3)
     _, bet = logs(autoregressive(0.4)(rng.normal(size=(100, 256))))
     assert bet.best == (1, pytest.approx(0.4, abs=0.03))
@@ -298,14 +296,14 @@ def test_what_tells_most_is_told() -> None:
     assert ForecastBet().left == ForecastBet().ratio == 1.0
 
 
-def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none() -> None:
+def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none():
     found, bet = logs(0.5 * np.random.default_rng(4).normal(size=(20, 128)))
     assert found[-1] > FLAGS
     assert bet.left > 0.99
     assert bet.ratio == pytest.approx(0.5, abs=0.02)
 
 
-def test_one_step_says_nothing() -> None:
+def test_one_step_says_nothing():
     found, bet = logs(np.zeros((1, 8)))
     assert found == pytest.approx([0.0])
     assert not bet.compared
@@ -339,13 +337,13 @@ def plain_log_e(rows: FloatArray) -> float:
 
 
 @pytest.mark.parametrize("width", [1, 6, 30])
-def test_it_is_what_its_definition_gives(width: int) -> None:
+def test_it_is_what_its_definition_gives(width):
     rows = autoregressive(-0.3)(np.random.default_rng(width).normal(size=(40, width)))
     for steps in (1, 2, 17, 40):
         assert logs(rows[:steps])[0][-1] == pytest.approx(plain_log_e(rows[:steps]), abs=1e-9)
 
 
-def test_steps_that_were_not_read_are_compared_with_none() -> None:
+def test_steps_that_were_not_read_are_compared_with_none():
     rng, past = np.random.default_rng(5), LatestNoise()
     rows = {step: rng.normal(size=4) for step in (0, 1, 2, 5, 6, 40)}
     for step, row in rows.items():
@@ -389,7 +387,7 @@ SOUND_OF_FORECAST: dict[str, Made] = {
 @pytest.mark.parametrize("width", [3, 24])
 @pytest.mark.parametrize("made", SOUND_OF_FORECAST.values(), ids=SOUND_OF_FORECAST)
 @pytest.mark.heavy_one_in(6)
-def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs: int) -> None:
+def test_at_no_step_is_more_than_the_level_accused(made, width, runs):
     highest = [
         max(logs(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])
         for seed in range(runs)
@@ -398,7 +396,7 @@ def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs:
 
 
 @pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
-def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
+def test_the_mean_of_the_e_value_is_at_most_one(runs):
     """At a step of one's choice, without an edge in the bets that would hide a mistake."""
     values = [
         np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(runs)
@@ -408,7 +406,7 @@ def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
 
 
 # --- Signs that follow earlier signs are seen, and noise of any mean and size follows nothing.
-def test_the_e_value_is_two_coins_against_the_best_one() -> None:
+def test_the_e_value_is_two_coins_against_the_best_one():
     counts = np.array([[3, 5], [6, 2]])
 
     def mixed(above: int, below: int) -> float:
@@ -434,7 +432,7 @@ def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.one_in(4)
-def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, scale: float) -> None:
+def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift, scale):
     """At a level of 5 % (an e-value of 20), at any step of 60."""
 
     def independent(rng: np.random.Generator, steps: int) -> np.ndarray:
@@ -445,7 +443,7 @@ def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, sca
 
 @pytest.mark.parametrize("rho", [0.4, -0.4])
 @pytest.mark.parametrize("lag", [1, 7])
-def test_noise_that_follows_that_of_some_steps_before_is_seen(rho: float, lag: int) -> None:
+def test_noise_that_follows_that_of_some_steps_before_is_seen(rho, lag):
     def following(rng: np.random.Generator, steps: int) -> list[np.ndarray]:
         noise = list(rng.standard_normal((steps, 64)))
         for t in range(lag, steps):
@@ -456,7 +454,7 @@ def test_noise_that_follows_that_of_some_steps_before_is_seen(rho: float, lag: i
     assert min(last) > 12.0
 
 
-def test_the_lag_and_the_share_of_equal_signs_are_told_but_without_noise_there_is_none() -> None:
+def test_the_lag_and_the_share_of_equal_signs_are_told_but_without_noise_there_is_none():
     rng, signs, silent = np.random.default_rng(3), LagSigns(), LagSigns()
     noise = [rng.standard_normal(64) for _ in range(3)]
     for t in range(20):
@@ -472,7 +470,7 @@ def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
 
-def test_size_and_direction_do_not_matter() -> None:
+def test_size_and_direction_do_not_matter():
     thin = noise(40, 2) @ noise(2, 30, 1)
     for factor in (1e-12, -3.0, 1e12):
         assert low_rank_log_e(factor * thin) == pytest.approx(low_rank_log_e(thin))
@@ -480,20 +478,20 @@ def test_size_and_direction_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_noise_of_low_rank_is_seen(rank: int) -> None:
+def test_noise_of_low_rank_is_seen(rank):
     assert low_rank_log_e(noise(64, rank) @ noise(rank, 64, 1)) > 14.0
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 300), (20, 30)])
 @pytest.mark.parametrize("size", [0.1, 1.0, 50.0])
-def test_noise_of_one_size_keeps_the_mean_at_most_one(shape: tuple[int, int], size: float) -> None:
+def test_noise_of_one_size_keeps_the_mean_at_most_one(shape, size):
     # By simulation; proved by the two bounds that the docstring names.
     e = [math.exp(low_rank_log_e(size * noise(*shape, seed))) for seed in range(400)]
     assert np.mean(e) <= 1.0
     assert max(e) < 20.0
 
 
-def test_the_largest_singular_value_of_noise_keeps_to_its_bound() -> None:
+def test_the_largest_singular_value_of_noise_keeps_to_its_bound():
     rows, columns, t = 12, 25, 1.0
     edge = math.sqrt(rows) + math.sqrt(columns) + t
     above = np.mean([np.linalg.norm(noise(rows, columns, s), 2) > edge for s in range(2000)])
@@ -516,12 +514,12 @@ def by_hand(products: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_the_mixture_that_it_says(seed: int) -> None:
+def test_it_is_the_mixture_that_it_says(seed):
     products = np.random.default_rng(seed).normal(0.2, 1.0, 30)
     assert float(product_log_e(products)) == pytest.approx(by_hand(products), abs=1e-6)
 
 
-def test_neither_size_nor_sign_matters() -> None:
+def test_neither_size_nor_sign_matters():
     products = np.random.default_rng(0).normal(0.3, 1.0, 50)
     for factor in (1e-9, -1.0, 1e9):
         assert product_log_e(factor * products) == pytest.approx(product_log_e(products))
@@ -548,13 +546,13 @@ def costs_nothing(log_e: np.ndarray) -> None:
 
 @pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large"])
 @pytest.mark.parametrize("gap", [0, 1, 3])
-def test_independent_symmetric_noise_keeps_the_mean_at_most_one(kind: str, gap: int) -> None:
+def test_independent_symmetric_noise_keeps_the_mean_at_most_one(kind, gap):
     rng = np.random.default_rng(gap)
     one, other = (symmetric(rng, kind, (20_000, 12)) for _ in range(2))
     costs_nothing(product_log_e(one[:, :-gap] * one[:, gap:] if gap else one * other))
 
 
-def test_dependence_of_either_sign_is_seen() -> None:
+def test_dependence_of_either_sign_is_seen():
     rng = np.random.default_rng(1)
     one, other = rng.normal(size=(2, 2000))
     for part in (0.3, -0.3):
@@ -581,12 +579,12 @@ def together_by_hand(draws: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_draws_that_go_together_are_weighed_as_by_hand(seed: int) -> None:
+def test_draws_that_go_together_are_weighed_as_by_hand(seed):
     draws = np.random.default_rng(seed).normal(size=(5, 30))
     assert together_log_e(draws) == pytest.approx(together_by_hand(draws), abs=1e-9)
 
 
-def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter() -> None:
+def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter():
     rng = np.random.default_rng(4)
     draws = rng.normal(size=(6, 50))
     expected = together_log_e(draws)
@@ -597,14 +595,14 @@ def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "lattice", "heavy", "one is large", "few entries"])
-def test_independent_entries_keep_the_mean_at_most_one(kind: str) -> None:
+def test_independent_entries_keep_the_mean_at_most_one(kind):
     shape = (2000, 8, 5 if kind == "few entries" else 60)
     drawn = symmetric(np.random.default_rng(5), kind, shape)
     costs_nothing(np.array([together_log_e(draws) for draws in drawn]))
 
 
 @pytest.mark.parametrize("pattern", ["scattered pairs", "half of the directions"])
-def test_entries_that_go_together_in_any_pattern_are_seen(pattern: str) -> None:
+def test_entries_that_go_together_in_any_pattern_are_seen(pattern):
     rng = np.random.default_rng(6)
     draws = rng.normal(size=(24, 1000))
     if pattern == "scattered pairs":

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -72,12 +70,12 @@ def exact(epsilon: float, d: float, r: float) -> mpmath.mpf:
 @pytest.mark.parametrize(
     ("s1", "s0"), [(1.0, 1.0), (1.5, 1.0), (1.0, 1.5), (0.3, 1.2), (7.0, 7.01)]
 )
-def test_divergence_is_the_integral_of_the_excess_of_the_density(epsilon, m1, s1, s0) -> None:
+def test_divergence_is_the_integral_of_the_excess_of_the_density(epsilon, m1, s1, s0):
     value = gaussian_pair_delta(epsilon, m1, s1, 0.5, s0)
     assert value == pytest.approx(integrated(epsilon, m1, s1, 0.5, s0), rel=1e-6, abs=1e-9)
 
 
-def test_divergence_has_ten_digits() -> None:
+def test_divergence_has_ten_digits():
     rng, worst, seen = np.random.default_rng(0), 0.0, 0
     for _ in range(1500):
         d = 10 ** rng.uniform(-4, 2) * (rng.random() < 0.9)
@@ -93,7 +91,7 @@ def test_divergence_has_ten_digits() -> None:
 
 
 @given(shifts, ratios, deltas)
-def test_epsilon_is_the_least_one_that_is_enough_in_both_directions(d, r, delta) -> None:
+def test_epsilon_is_the_least_one_that_is_enough_in_both_directions(d, r, delta):
     epsilon = gaussian_pair_epsilon(d, r, 0.0, 1.0, delta)
     there = [gaussian_pair_delta(epsilon, *p) for p in ((d, r, 0.0, 1.0), (0.0, 1.0, d, r))]
     # Rounding of epsilon moves the logarithm of delta by as much as its slope.
@@ -105,7 +103,7 @@ def test_epsilon_is_the_least_one_that_is_enough_in_both_directions(d, r, delta)
 
 
 @given(shifts, ratios, deltas, st.floats(0.01, 100.0), st.floats(-1e3, 1e3))
-def test_swapped_mirrored_and_rescaled_pairs_have_one_epsilon(d, r, delta, scale, offset) -> None:
+def test_swapped_mirrored_and_rescaled_pairs_have_one_epsilon(d, r, delta, scale, offset):
     epsilon = pytest.approx(gaussian_pair_epsilon(d, r, 0.0, 1.0, delta), rel=1e-6, abs=1e-6)
     rescaled = (offset + scale * d, scale * r, offset, scale)
     for pair in ((0.0, 1.0, d, r), (-d, r, 0.0, 1.0), rescaled):
@@ -113,7 +111,7 @@ def test_swapped_mirrored_and_rescaled_pairs_have_one_epsilon(d, r, delta, scale
 
 
 @given(shifts, ratios, deltas, st.floats(0.01, 10.0))
-def test_epsilon_falls_with_delta_noise_on_both_and_nearer_means(d, r, delta, noise) -> None:
+def test_epsilon_falls_with_delta_noise_on_both_and_nearer_means(d, r, delta, noise):
     epsilon = gaussian_pair_epsilon(d, r, 0.0, 1.0, delta) * (1 + 1e-12) + 1e-9
     assert gaussian_pair_epsilon(d, r, 0.0, 1.0, min(1.1 * delta, 0.9)) <= epsilon
     noisy = math.hypot(r, noise), 0.0, math.hypot(1.0, noise)
@@ -122,7 +120,7 @@ def test_epsilon_falls_with_delta_noise_on_both_and_nearer_means(d, r, delta, no
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.1, 10.0), deltas, st.floats(0.0, 20.0))
-def test_equal_variances_are_gaussian_dp(mu, std, delta, epsilon) -> None:
+def test_equal_variances_are_gaussian_dp(mu, std, delta, epsilon):
     shift = mu / std
     assert gaussian_pair_epsilon(mu, std, 0.0, std, delta) == gaussian_epsilon(shift, delta)
     assert gaussian_pair_delta(epsilon, mu, std, 0.0, std) == gaussian_delta(epsilon, shift)
@@ -130,7 +128,7 @@ def test_equal_variances_are_gaussian_dp(mu, std, delta, epsilon) -> None:
     assert near == pytest.approx(gaussian_epsilon(shift, delta), rel=1e-7, abs=1e-7)
 
 
-def test_arrays_are_taken_element_by_element() -> None:
+def test_arrays_are_taken_element_by_element():
     means, stds = np.array([[0.0], [2.0]]), np.array([0.5, 1.0, 2.0])
     epsilon = gaussian_pair_epsilon(means, stds, 0.0, 1.0, 1e-5)
     delta = gaussian_pair_delta(1.0, means, stds, 0.0, 1.0)
@@ -141,7 +139,7 @@ def test_arrays_are_taken_element_by_element() -> None:
             assert delta[i, j] == gaussian_pair_delta(1.0, float(mean), float(std), 0.0, 1.0)
 
 
-def test_extremes_have_an_answer() -> None:
+def test_extremes_have_an_answer():
     assert gaussian_pair_delta(math.inf, 3.0, 2.0, 0.0, 1.0) == 0.0
     assert gaussian_pair_delta(0.0, 1e9, 2.0, 0.0, 1.0) == 1.0
     # The narrower one exceeds the other by no more than the ratio of the standard deviations.
@@ -165,7 +163,7 @@ def naive_score(sticks: HockeySticks, x: float, b: float) -> float:
 
 
 @pytest.mark.parametrize("mu", MUS)
-def test_score_is_the_sum_of_its_sticks(mu: float) -> None:
+def test_score_is_the_sum_of_its_sticks(mu):
     rng = np.random.default_rng(0)
     x, b = rng.normal(size=200), rng.integers(0, 2, 200).astype(float)
     for sticks in (sharpest_score(mu), sign_score(mu)):
@@ -175,7 +173,7 @@ def test_score_is_the_sum_of_its_sticks(mu: float) -> None:
 
 
 @pytest.mark.parametrize("mu", MUS)
-def test_most_is_above_the_divergences_and_concave_in_the_square_of_mu(mu: float) -> None:
+def test_most_is_above_the_divergences_and_concave_in_the_square_of_mu(mu):
     sticks = sharpest_score(mu)
     square = np.linspace(1e-6, 9.0, 20_000) * max(mu, 0.05) ** 2
     most = sticks.most(np.sqrt(square))
@@ -191,7 +189,7 @@ def test_most_is_above_the_divergences_and_concave_in_the_square_of_mu(mu: float
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
-def test_slope_is_the_derivative_of_most(mu: float) -> None:
+def test_slope_is_the_derivative_of_most(mu):
     for sticks in (sharpest_score(mu), sign_score(mu)):
         at = np.geomspace(0.01, 5.0, 200)
         h = 1e-6 * at
@@ -200,7 +198,7 @@ def test_slope_is_the_derivative_of_most(mu: float) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
-def test_mean_and_variance_are_those_of_the_gaussian_step(mu: float) -> None:
+def test_mean_and_variance_are_those_of_the_gaussian_step(mu):
     rng = np.random.default_rng(1)
     b = rng.integers(0, 2, 400_000).astype(float)
     x = mu * (b - 0.5) + rng.standard_normal(len(b))
@@ -211,7 +209,7 @@ def test_mean_and_variance_are_those_of_the_gaussian_step(mu: float) -> None:
         assert values.var() == pytest.approx(sticks.variance, rel=0.02)
 
 
-def test_the_sharpest_score_tells_nearly_as_much_as_the_likelihood_ratio() -> None:
+def test_the_sharpest_score_tells_nearly_as_much_as_the_likelihood_ratio():
     def information(sticks: HockeySticks, mu: float) -> float:
         return float(sticks.slope(np.asarray(mu)) * mu) ** 2 / sticks.variance
 
@@ -222,7 +220,7 @@ def test_the_sharpest_score_tells_nearly_as_much_as_the_likelihood_ratio() -> No
         assert information(sharpest_score(mu), mu) > 1.3 * information(sign_score(mu), mu)
 
 
-def test_the_mean_of_any_private_pair_is_below_most() -> None:
+def test_the_mean_of_any_private_pair_is_below_most():
     """What post-processing makes of a Gaussian step."""
     sticks = sharpest_score(1.0)
     rng = np.random.default_rng(2)
@@ -256,7 +254,7 @@ def exact_isotropic(epsilon: float, ratio: float, n: int) -> mpmath.mpf:
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 0.9999, 1.0001, 1.01, 16 / 15, 2.0])
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 999, 1000, 100_000])
-def test_epsilon_solves_the_exact_divergence(ratio: float, n: int) -> None:
+def test_epsilon_solves_the_exact_divergence(ratio, n):
     for delta in (0.3, 1e-3, 1e-5, 1e-10):
         epsilon = isotropic_pair_epsilon(ratio, n, delta)
         larger = max(exact_isotropic(epsilon, r, n) for r in (ratio, float(1 / ratio)))
@@ -267,14 +265,14 @@ def test_epsilon_solves_the_exact_divergence(ratio: float, n: int) -> None:
 
 
 @given(near_ratios, small_deltas, st.floats(0.0, 20.0))
-def test_one_coordinate_is_the_pair_of_two_gaussians(ratio, delta, epsilon) -> None:
+def test_one_coordinate_is_the_pair_of_two_gaussians(ratio, delta, epsilon):
     of_delta = gaussian_pair_delta(epsilon, 0.0, 1.0, 0.0, ratio)
     assert isotropic_pair_delta(epsilon, ratio, 1) == pytest.approx(of_delta, rel=1e-7, abs=1e-14)
     of_epsilon = gaussian_pair_epsilon(0.0, 1.0, 0.0, ratio, delta)
     assert isotropic_pair_epsilon(ratio, 1, delta) == pytest.approx(of_epsilon, rel=1e-7, abs=1e-9)
 
 
-def test_divergence_is_the_mean_of_what_the_ratio_lacks_over_drawn_vectors() -> None:
+def test_divergence_is_the_mean_of_what_the_ratio_lacks_over_drawn_vectors():
     rng = np.random.default_rng(0)
     n, ratio, epsilon = 40, 0.8, 1.5
     squares = np.sum(rng.standard_normal((100_000, n)) ** 2, axis=1)
@@ -285,7 +283,7 @@ def test_divergence_is_the_mean_of_what_the_ratio_lacks_over_drawn_vectors() -> 
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
-def test_many_coordinates_of_nearly_one_scale_tend_to_gaussian_dp_as_their_root(mu: float) -> None:
+def test_many_coordinates_of_nearly_one_scale_tend_to_gaussian_dp_as_their_root(mu):
     above = np.zeros((4, 2))
     for i, n in enumerate([10**6, 10**8, 10**10, 10**12]):
         log_ratio = mu / math.sqrt(2 * n)
@@ -305,12 +303,12 @@ def test_epsilon_falls_in_delta_and_rises_with_the_ratio_whichever_is_wider(rati
 
 
 @given(near_ratios, coordinates, st.floats(0.0, 1e3))
-def test_delta_is_a_probability_that_falls_in_epsilon(ratio, n, epsilon) -> None:
+def test_delta_is_a_probability_that_falls_in_epsilon(ratio, n, epsilon):
     here = isotropic_pair_delta(epsilon, ratio, n)
     assert 0.0 <= isotropic_pair_delta(epsilon + 0.1, ratio, n) <= here <= 1.0
 
 
-def test_the_table_of_the_page_is_computed() -> None:
+def test_the_table_of_the_page_is_computed():
     page = (DOCS / "design-decisions.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\S+) \|$", page, re.M)
     assert len(rows) == 5
@@ -321,19 +319,19 @@ def test_the_table_of_the_page_is_computed() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 1000, 10**9])
-def test_the_least_deltas_have_a_finite_epsilon(n: int) -> None:
+def test_the_least_deltas_have_a_finite_epsilon(n):
     found = [isotropic_pair_epsilon(1.1, n, delta) for delta in (1e-100, 1e-305)]
     assert found[0] < found[1] < math.inf
 
 
-def test_without_bound_in_the_number_of_coordinates() -> None:
+def test_without_bound_in_the_number_of_coordinates():
     found = [isotropic_pair_epsilon(1001 / 1000, 10**power, 1e-5) for power in range(3, 13)]
     assert all(low < high for low, high in itertools.pairwise(found))
     assert found[0] < 0.3
     assert found[-1] > 9e5
 
 
-def test_equal_scales_are_not_told_apart() -> None:
+def test_equal_scales_are_not_told_apart():
     assert isotropic_pair_epsilon(1.0, 10**9, 1e-10) == 0.0
     assert isotropic_pair_delta(0.0, 1.0, 10**9) == isotropic_pair_delta(math.inf, 2.0, 10) == 0.0
 
@@ -357,7 +355,7 @@ test_bad_arguments_are_named = refusals(
 # --- The cost of a step: Rényi divergences.
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 1.7, 3.0])
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.99])
-def test_they_are_what_a_renyi_accountant_adds(mu: float, rate: float) -> None:
+def test_they_are_what_a_renyi_accountant_adds(mu, rate):
     orders = [2, 3, 8, 32]
     accountant = RdpAccountant(orders=orders)
     step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(1.0 / mu))
@@ -367,7 +365,7 @@ def test_they_are_what_a_renyi_accountant_adds(mu: float, rate: float) -> None:
     assert order_two_divergence(mu, rate) == pytest.approx(found[0], rel=1e-6, abs=1e-14)
 
 
-def test_full_batches_cost_the_square_of_mu_and_nothing_overflows() -> None:
+def test_full_batches_cost_the_square_of_mu_and_nothing_overflows():
     mu = np.array([0.0, 1e-5, 0.999, 1.001, 5.0, 1e3])
     assert order_two_divergence(mu, 1.0) == pytest.approx(mu**2)
     assert order_two_slope(mu, 1.0) == pytest.approx(2 * mu)
@@ -377,7 +375,7 @@ def test_full_batches_cost_the_square_of_mu_and_nothing_overflows() -> None:
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.05, 0.5])
-def test_slope_is_the_derivative_and_the_cost_is_convex_in_the_square(rate: float) -> None:
+def test_slope_is_the_derivative_and_the_cost_is_convex_in_the_square(rate):
     mu = np.geomspace(1e-2, 8.0, 200)
     h = 1e-5 * mu
     numeric = order_two_divergence(mu + h, rate) - order_two_divergence(mu - h, rate)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -55,7 +53,7 @@ GAMMAS = [
 
 
 @pytest.mark.parametrize(("train", "population", "pure", "approximate"), GAMMAS)
-def test_known_gammas_have_the_reference_values(train, population, pure, approximate) -> None:
+def test_known_gammas_have_the_reference_values(train, population, pure, approximate):
     a, b = (stats.gamma(shape, scale=scale) for shape, scale in (train, population))
     for delta, references in ((0, pure), (1e-5, approximate)):
         for clip, expected in zip((1e-3, 1e-6, 1e-9), references, strict=True):
@@ -69,7 +67,7 @@ def test_known_gammas_have_the_reference_values(train, population, pure, approxi
         assert star.value == pytest.approx(exact, rel=1e-9)
 
 
-def test_sampled_gammas_have_the_reference_values() -> None:
+def test_sampled_gammas_have_the_reference_values():
     """Means of ten runs, drawn as the reference drew them; the truth is 0, 2.972 and 5.183.
 
     The parametric form has the truths 0, 5.087 and 9.202 at its own clip: it stays above.
@@ -95,7 +93,7 @@ def test_sampled_gammas_have_the_reference_values() -> None:
 
 
 @pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
-def test_more_separation_raises_it(method: Method) -> None:
+def test_more_separation_raises_it(method):
     rng = np.random.default_rng(3)
     train, population = rng.normal(size=4000), rng.normal(size=4000)
     stars = [epsilon_star(train - by, population, 1e-5, method) for by in (0, 1, 2, 3, -2)]
@@ -105,7 +103,7 @@ def test_more_separation_raises_it(method: Method) -> None:
     assert inequalities & {"train_above", "population_below"}
 
 
-def test_order_of_the_losses_does_not_matter() -> None:
+def test_order_of_the_losses_does_not_matter():
     rng = np.random.default_rng(0)
     train, population = rng.gamma(5, size=300), rng.gamma(7, size=200)
     for method in (Empirical(1e-3), Parametric(1e-6), Parametric(1e-6, components=2)):
@@ -115,7 +113,7 @@ def test_order_of_the_losses_does_not_matter() -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.01])
 @pytest.mark.parametrize("clip", [1e-6, 1e-3])
-def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip) -> None:
+def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip):
     rng = np.random.default_rng(5)
     train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
     pooled = np.concatenate([train, population])
@@ -140,7 +138,7 @@ def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip)
     assert star.fnr == pytest.approx(fits[0].cdf(logit(star.threshold)), rel=1e-9)
 
 
-def test_changed_units_leave_the_parametric_value() -> None:
+def test_changed_units_leave_the_parametric_value():
     rng = np.random.default_rng(5)
     train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
     star = epsilon_star(train, population, 1e-5, Parametric(1e-6))
@@ -166,14 +164,14 @@ test_losses_without_a_fit_are_named = refused(
 
 @pytest.mark.parametrize("method", [Empirical, Parametric])
 @pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
-def test_a_clip_out_of_range_is_named(method, clip) -> None:
+def test_a_clip_out_of_range_is_named(method, clip):
     with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the smallest error rate"):
         method(clip)
     with pytest.raises(ValueError, match=r"clip=.* must be"):
         epsilon_star_of_distributions(gaussian(0), gaussian(1), 0.1, clip=clip)
 
 
-def test_other_bad_arguments_are_named() -> None:
+def test_other_bad_arguments_are_named():
     with pytest.raises(TypeError, match="method='empirical' must be Empirical"):
         epsilon_star([1.0], [2.0], 0.0, "empirical")
     with pytest.raises(TypeError, match="must both be GaussianMixture or neither"):
@@ -190,7 +188,7 @@ def null(train, population, method: Method, permutations: int = 99, seed: int = 
 
 
 @pytest.mark.parametrize("method", [*METHODS, Empirical(clip=0), Parametric(1e-3)])
-def test_the_p_value_is_that_of_all_deals(method: Method) -> None:
+def test_the_p_value_is_that_of_all_deals(method):
     """Of 126 deals of nine losses, with ties, the share with a value at least as large."""
     losses = np.array([0.1, 0.4, 0.4, 0.5, 1.1, 1.3, 1.3, 1.3, 2.0])
     train, population = losses[[0, 1, 2, 5]], losses[[3, 4, 6, 7, 8]]
@@ -209,7 +207,7 @@ def test_the_p_value_is_that_of_all_deals(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_leakage_has_the_smallest_p_value_there_is(method: Method) -> None:
+def test_leakage_has_the_smallest_p_value_there_is(method):
     rng = np.random.default_rng(1)
     found = null(rng.gamma(5, size=800), rng.gamma(10, size=500), method)
     assert found.p_value == 1 / 100
@@ -218,7 +216,7 @@ def test_leakage_has_the_smallest_p_value_there_is(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_generator_alone_decides_the_deals(method: Method) -> None:
+def test_the_generator_alone_decides_the_deals(method):
     rng = np.random.default_rng(2)
     train, population = rng.gamma(5, size=50), rng.gamma(5, size=70)
     state = np.random.get_state()[1].tolist()
@@ -232,14 +230,14 @@ def test_the_generator_alone_decides_the_deals(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_identical_sides_and_constant_losses_have_the_p_value_one(method: Method) -> None:
+def test_identical_sides_and_constant_losses_have_the_p_value_one(method):
     losses = np.random.default_rng(1).gamma(5, size=100)
     found = null(losses, losses, method, permutations=19)
     assert (found.value, found.p_value) == (0, 1)
     assert null([1.0] * 5, [1.0] * 3, METHODS[0], 19) == PermutationNull(0, 1, 0, 0, 19)
 
 
-def test_a_deal_that_has_no_fit_counts_as_large() -> None:
+def test_a_deal_that_has_no_fit_counts_as_large():
     found = null([1.0, 1.0, 2.0], [1.0, 1.0, 3.0], Parametric(1e-6), 199)
     # Both large losses on one side: the other side is constant, in 2 of 5 deals.
     assert found.p_value > 0.35
@@ -294,7 +292,7 @@ test_arguments_out_of_range_are_refused = refusals(
         (Parametric(clip=1e-6), 100, 200, 150, 19),
     ],
 )
-def test_without_leakage_the_p_value_has_its_level(method, n, m, runs, permutations) -> None:
+def test_without_leakage_the_p_value_has_its_level(method, n, m, runs, permutations):
     """Levels 1/20 to 1/2; losses with ties, so that the p-value may be larger than needed."""
     rng = np.random.default_rng(7)
     options = {"permutations": permutations, "rng": rng}
@@ -321,7 +319,7 @@ def log_likelihood(values: np.ndarray, mixture: GaussianMixture) -> float:
     return float(np.log(sum(w * stats.norm.pdf(values, m, s) for w, m, s in parts)).mean())
 
 
-def test_the_scale_is_the_negative_logit_of_the_paper() -> None:
+def test_the_scale_is_the_negative_logit_of_the_paper():
     losses = np.array([0.2, 0.5, 3.0, 7.0])
     scale = LogitScale.of(losses)
     p = np.exp(-((losses - 0.2) / 6.8 + 1))
@@ -330,7 +328,7 @@ def test_the_scale_is_the_negative_logit_of_the_paper() -> None:
     assert scale.backward(-3.0) < 0.2 < 7.0 < scale.backward(3.0)
 
 
-def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values() -> None:
+def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values():
     fitted = fit("losses_train", np.array([1.0, 2.0, 4.0]), 1)
     assert fitted.means == pytest.approx([7 / 3])
     assert fitted.stds == pytest.approx([math.sqrt(7 / 3)])
@@ -338,7 +336,7 @@ def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values() -> Non
 
 # More than 8192 values are fitted in groups.
 @pytest.mark.parametrize("n", [8000, 100_000])
-def test_a_mixture_is_found_again(n: int) -> None:
+def test_a_mixture_is_found_again(n):
     values = two_gaussians(np.random.default_rng(0), n)
     fitted = fit("losses_train", values, 2)
     error = 5 / math.sqrt(n)
@@ -349,7 +347,7 @@ def test_a_mixture_is_found_again(n: int) -> None:
     assert log_likelihood(values, fitted) >= log_likelihood(values, truth)
 
 
-def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch) -> None:
+def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch):
     values = two_gaussians(np.random.default_rng(1), 30_000)
     grouped = fit("losses_train", values, 2)
     monkeypatch.setattr("lightning_audit.stats.epsilon_star._GROUPS", 10**6)
@@ -359,14 +357,14 @@ def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch) -> 
         assert getattr(grouped, name) == pytest.approx(getattr(exact, name), abs=1e-4)
 
 
-def test_a_component_does_not_shrink_onto_equal_losses() -> None:
+def test_a_component_does_not_shrink_onto_equal_losses():
     values = np.concatenate([np.full(500, 0.25), np.random.default_rng(0).normal(size=500)])
     fitted = fit("losses_train", values, 5)
     assert min(fitted.stds) == pytest.approx(1e-3 * values.std())
     assert sum(fitted.weights) == pytest.approx(1)
 
 
-def test_more_components_fit_better() -> None:
+def test_more_components_fit_better():
     rng = np.random.default_rng(2)
     train, population = np.exp(0.2 * two_gaussians(rng, 3000)), rng.gamma(5, 0.3, 3000)
     one, two, five = (
@@ -378,13 +376,13 @@ def test_more_components_fit_better() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_the_distance_and_its_p_value_are_those_of_kolmogorov_and_smirnov(n: int) -> None:
+def test_the_distance_and_its_p_value_are_those_of_kolmogorov_and_smirnov(n):
     values = np.random.default_rng(4).normal(0.1, 1, n)
     peer = stats.kstest(values, stats.norm(0, 1).cdf, method="asymp")
     assert kolmogorov_smirnov(values, gaussian(0)) == pytest.approx((peer.statistic, peer.pvalue))
 
 
-def test_mixtures_have_the_distribution_function_of_their_parts() -> None:
+def test_mixtures_have_the_distribution_function_of_their_parts():
     mixture = GaussianMixture((0.25, 0.75), (-1.0, 3.0), (2.0, 0.5))
     x = np.array([[-60.0, -1.0], [2.0, 4.5]])
     cdf = 0.25 * stats.norm.cdf(x, -1, 2) + 0.75 * stats.norm.cdf(x, 3, 0.5)
@@ -408,7 +406,7 @@ test_a_mixture_that_is_none_is_named = refused(
 
 
 @pytest.mark.heavy
-def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say() -> None:
+def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say():
     """The fit follows the losses: the p-values are too large, so that a small one counts."""
     rng, p_values = np.random.default_rng(5), []
     for _ in range(2000):
@@ -430,7 +428,7 @@ OF_GAUSSIANS = {
     ("delta", "clip", "expected"),
     [(d, *at) for d, row in OF_GAUSSIANS.items() for at in zip(CLIPS, row, strict=True)],
 )
-def test_known_gaussians_have_the_reference_values(delta, clip, expected) -> None:
+def test_known_gaussians_have_the_reference_values(delta, clip, expected):
     star = epsilon_star_of_distributions(gaussian(0), gaussian(3), delta, clip=clip)
     # The reference is a maximum over a fixed grid: it may be short by one unit.
     assert expected - 6e-5 <= star.value <= expected + 1.1e-4
@@ -445,7 +443,7 @@ def test_known_gaussians_have_the_reference_values(delta, clip, expected) -> Non
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
-def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: float) -> None:
+def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu, delta):
     """The likelihood ratio is monotone in the loss, so that thresholds are the best regions."""
     star = epsilon_star_of_distributions(gaussian(0), gaussian(mu), delta, clip=0)
     t = np.linspace(-12, 12, 200_001)
@@ -461,7 +459,7 @@ def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: floa
     deltas,
     st.sampled_from([1e-6, 1e-2]),
 )
-def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
+def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip):
     k = min(len(means), len(stds))
     train = GaussianMixture((1 / k,) * k, tuple(means[:k]), tuple(stds[:k]))
     star = epsilon_star_of_distributions(train, gaussian(0.5, 1.5), delta, clip=clip)
@@ -480,7 +478,7 @@ def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
 @pytest.mark.parametrize(
     ("mean", "std", "clip"), [(0.014, 1.51, 0.05), (0.019, 2.1, 0.05), (0.009, 2.63, 0.01)]
 )
-def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip) -> None:
+def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip):
     """The population is wide: the upper tail's maximum is the larger one by what the mean adds."""
     star = epsilon_star_of_distributions(gaussian(0), gaussian(mean, std), 0, clip=clip)
     t = -special.ndtri(clip)
@@ -489,7 +487,7 @@ def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, 
     assert star.threshold == pytest.approx(t, rel=1e-9)
 
 
-def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> None:
+def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value():
     assert epsilon_star_of_distributions(gaussian(0), gaussian(0), 0, clip=0).value == 0
     star = epsilon_star_of_distributions(gaussian(0, 1), gaussian(0, 1.01), 0, clip=0)
     assert (star.value, star.at_clip) == (math.inf, True)
@@ -500,7 +498,7 @@ def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> Non
     assert star.value == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
+def test_disjoint_supports_are_limited_by_the_clip_alone():
     train, population = stats.uniform(0, 1), stats.uniform(2, 1)
     with np.errstate(divide="ignore"):
         star = epsilon_star_of_distributions(train, population, 0.1, clip=0)
@@ -514,13 +512,13 @@ def beaten(model: tuple[int, int], by: tuple[float, float]) -> bool:
 
 
 @given(models)
-def test_the_front_is_what_no_model_beats(models) -> None:
+def test_the_front_is_what_no_model_beats(models):
     front = {models[i] for i in pareto_front(*np.array(models).T)}
     assert front == {m for m in models if not any(beaten(m, other) for other in models)}
 
 
 @given(models)
-def test_the_convex_front_is_what_no_mixture_of_two_beats(models) -> None:
+def test_the_convex_front_is_what_no_mixture_of_two_beats(models):
     found = pareto_front(*np.array(models).T, convex=True)
     points = np.array(models, dtype=float)
     for i, model in enumerate(models):
@@ -536,7 +534,7 @@ def test_the_convex_front_is_what_no_mixture_of_two_beats(models) -> None:
 
 
 @given(models, st.booleans())
-def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex) -> None:
+def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex):
     cost, benefit = np.array(models, dtype=float).T
     front = pareto_front(cost, benefit, convex=convex)
     turned = len(models) - 1 - pareto_front(3 * cost[::-1] - 1, 2 * benefit[::-1], convex=convex)
@@ -589,7 +587,7 @@ def paper_value(train, population, delta: float, clip: float) -> float:
 
 
 @given(few, few, deltas, clips)
-def test_the_empirical_value_is_the_largest_of_thresholds(train, population, delta, clip) -> None:
+def test_the_empirical_value_is_the_largest_of_thresholds(train, population, delta, clip):
     star = empirical(train, population, delta, clip)
     ratios = naive_ratios(train, population, delta, clip)
     best = max(top / below for top, below in ratios.values())
@@ -607,12 +605,12 @@ def test_the_empirical_value_is_the_largest_of_thresholds(train, population, del
 
 
 @given(whole, whole, deltas, clips)
-def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip) -> None:
+def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip):
     least = paper_value(train, population, delta, clip)
     assert empirical(train, population, delta, clip).value >= least - 1e-12
 
 
-def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> None:
+def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero():
     train, population = np.arange(200.0), 500 + np.arange(400.0)
     star = empirical(train, population)
     assert star.value == pytest.approx(math.log(400))
@@ -622,7 +620,7 @@ def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> No
 
 
 @given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
-def test_increasing_transforms_leave_the_value(train, population, delta, clip, transform) -> None:
+def test_increasing_transforms_leave_the_value(train, population, delta, clip, transform):
     before = empirical(train, population, delta, clip)
     after = empirical(transform(np.array(train)), transform(np.array(population)), delta, clip)
     at = None if before.threshold is None else float(transform(before.threshold))
@@ -630,14 +628,14 @@ def test_increasing_transforms_leave_the_value(train, population, delta, clip, t
 
 
 @given(whole, whole, deltas, clips)
-def test_turned_losses_and_exchanged_sides_leave_the_value(train, population, delta, clip) -> None:
+def test_turned_losses_and_exchanged_sides_leave_the_value(train, population, delta, clip):
     value = empirical(train, population, delta, clip).value
     assert empirical(-np.array(train), -np.array(population), delta, clip).value == value
     assert empirical(population, train, delta, clip).value == value
 
 
 @given(whole, deltas, clips, st.randoms())
-def test_identical_sides_read_zero(losses, delta, clip, random) -> None:
+def test_identical_sides_read_zero(losses, delta, clip, random):
     shuffled = random.sample(losses, len(losses))
     assert empirical(losses, shuffled, delta, clip).value == 0
     if len(set(losses)) > 1:
@@ -645,14 +643,14 @@ def test_identical_sides_read_zero(losses, delta, clip, random) -> None:
 
 
 @given(whole, whole, deltas, clips, st.integers(1, 5))
-def test_lower_training_losses_still_raise_it(train, population, delta, clip, shift) -> None:
+def test_lower_training_losses_still_raise_it(train, population, delta, clip, shift):
     before = empirical(train, population, delta, clip)
     assume(before.inequality in ("train_below", "population_above"))
     assert empirical(np.array(train) - shift, population, delta, clip).value >= before.value
 
 
 @given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))
-def test_more_delta_or_clip_never_raises_it(train, population, pair) -> None:
+def test_more_delta_or_clip_never_raises_it(train, population, pair):
     less, more = pair
     value = empirical(train, population, less, less).value
     assert empirical(train, population, more, less).value <= value
@@ -664,12 +662,12 @@ def test_more_delta_or_clip_never_raises_it(train, population, pair) -> None:
     assert sorted(values, reverse=True) == values
 
 
-def test_constant_losses_tell_nothing() -> None:
+def test_constant_losses_tell_nothing():
     star = empirical([0.7] * 30, [0.7] * 7, 1e-5, 1e-3)
     assert star == EpsilonStar(0.0, None, None, None, None, False, 1e-5, 1e-3)
 
 
-def test_a_million_losses_a_side_take_linear_memory() -> None:
+def test_a_million_losses_a_side_take_linear_memory():
     rng = np.random.default_rng(0)
     train, population = rng.gamma(5, size=10**6), rng.gamma(5.5, size=10**6)
     star = empirical(train, population, 1e-5, 1e-3)

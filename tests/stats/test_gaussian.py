@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -27,7 +25,7 @@ significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
 
 @pytest.mark.parametrize("weight", [1e-4, 0.1, 0.5, 0.7, 0.999])
 @pytest.mark.parametrize("mu", [0.0, 0.2, 1.0, 4.0])
-def test_bayes_error_is_the_least_of_all_thresholds(mu: float, weight: float) -> None:
+def test_bayes_error_is_the_least_of_all_thresholds(mu, weight):
     t = np.linspace(-60, 60, 480_001)
     error = (weight * special.ndtr(t - mu) + (1 - weight) * special.ndtr(-t)).min()
     log_error, slope = log_bayes_error(np.array([mu, mu + 1e-5]), np.array([weight, weight]))
@@ -37,7 +35,7 @@ def test_bayes_error_is_the_least_of_all_thresholds(mu: float, weight: float) ->
 
 @pytest.mark.parametrize("weight", [1e-4, 0.1, 0.5, 0.7])
 @pytest.mark.parametrize("share", [1e-8, 0.01, 0.5, 0.99, 1.0])
-def test_distance_agrees_with_bracketing(weight: float, share: float) -> None:
+def test_distance_agrees_with_bracketing(weight, share):
     error = share * min(weight, 1 - weight)
     found = distance_of_bayes_error(np.array([error]), np.array([weight]))[0]
     if share == 1.0:
@@ -59,7 +57,7 @@ def of_t(t: float, n_in: int, n_out: int, significance: float) -> float:
 @pytest.mark.parametrize("significance", [1e-3, 0.05, 0.5, 0.9])
 @pytest.mark.parametrize(("n_in", "n_out"), [(2, 1), (5, 5), (50, 50), (30, 900)])
 @pytest.mark.parametrize("t", [-1.0, 0.5, 3.0, 12.0])
-def test_agrees_with_root_of_scipys_noncentral_t(t, n_in, n_out, significance) -> None:
+def test_agrees_with_root_of_scipys_noncentral_t(t, n_in, n_out, significance):
     df, ours = n_in + n_out - 2, of_t(t, n_in, n_out, significance)
     if stats.t.sf(t, df) >= significance:
         assert ours == 0
@@ -107,7 +105,7 @@ def upper_tail(t: float, df: int, noncentrality: float) -> mpmath.mpf:
     ],
 )
 @pytest.mark.one_in(4)
-def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: float) -> None:
+def test_tail_at_the_limit_is_the_significance(n, mu, significance):
     t, df = mu * math.sqrt(n / 2), 2 * n - 2
     limit = of_t(t, n, n, significance)
     if limit == 0:
@@ -118,7 +116,7 @@ def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: 
         assert float(upper_tail(t, df, limit * (1 - 1e-9)) / significance) < 1
 
 
-def test_scores_give_what_their_statistics_give() -> None:
+def test_scores_give_what_their_statistics_give():
     rng = np.random.default_rng(0)
     inside, outside = 3 + 2 * rng.standard_normal(40), 1 + 2 * rng.standard_normal(70)
     twin = of_t(float(stats.ttest_ind(inside, outside).statistic), 40, 70, 0.05)
@@ -127,7 +125,7 @@ def test_scores_give_what_their_statistics_give() -> None:
 
 
 @given(sizes, sizes, st.floats(-3, 30), st.floats(1e-3, 1e3), significances)
-def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, unit, level) -> None:
+def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, unit, level):
     squares = float(n + m)
     limit = mu_noncentral_t(n, m, mu, squares, level)
     assert limit >= 0
@@ -140,7 +138,7 @@ def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, uni
 
 
 @given(st.integers(2, 10**6), st.floats(0.01, 40))
-def test_limit_approaches_the_effect_with_more_data(n: int, mu: float) -> None:
+def test_limit_approaches_the_effect_with_more_data(n, mu):
     def limit(size: int) -> float:
         return mu_noncentral_t(size, size, mu, 2.0 * size - 2, 0.05)
 
@@ -148,7 +146,7 @@ def test_limit_approaches_the_effect_with_more_data(n: int, mu: float) -> None:
     assert mu - 3 * math.sqrt(2 / n + mu**2 / (4 * n)) <= limit(n) < mu or n < 10
 
 
-def test_numbers_give_floats_and_arrays_broadcast() -> None:
+def test_numbers_give_floats_and_arrays_broadcast():
     assert type(mu_noncentral_t(5, 5, 1.0, 1.0, 0.05)) is float
     table = mu_noncentral_t(np.array([[10], [0]]), 10, np.array([0.5, 2.0, -1.0]), np.ones(3), 0.05)
     assert (table.shape, table[0, 1]) == ((2, 3), mu_noncentral_t(10, 10, 2.0, 1.0, 0.05))
@@ -167,7 +165,7 @@ def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.n
 @pytest.mark.heavy
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
 @pytest.mark.parametrize(("n_in", "n_out"), [(50, 50), (500, 500), (5000, 5000), (40, 900)])
-def test_limit_misses_exactly_as_often_as_it_says(n_in: int, n_out: int, epsilon: float) -> None:
+def test_limit_misses_exactly_as_often_as_it_says(n_in, n_out, epsilon):
     repetitions = 40_000
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     miss = float(np.mean(simulated_limits(n_in, n_out, mu, repetitions) > mu))
@@ -178,7 +176,7 @@ def test_limit_misses_exactly_as_often_as_it_says(n_in: int, n_out: int, epsilon
     ("n", "tightness"),
     [(200, (0.36, 0.79, 0.87)), (1000, (0.71, 0.90, 0.94)), (5000, (0.87, 0.96, 0.97))],
 )
-def test_reference_tightness(n: int, tightness: tuple[float, ...]) -> None:
+def test_reference_tightness(n, tightness):
     for epsilon, expected in zip((1.0, 4.0, 8.0), tightness, strict=True):
         mu = gaussian_mu(epsilon, 1e-5)
         limits = simulated_limits(n, n, mu, 4000)
@@ -206,7 +204,7 @@ def naive(inside: np.ndarray, outside: np.ndarray, significance: float) -> float
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.integers(2, 60), st.sampled_from([0.5, 3.0]))
-def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m, mu) -> None:
+def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m, mu):
     rng = np.random.default_rng(seed)
     inside, outside = mu + rng.standard_normal(n), rng.standard_normal(m)
     for significance in (1e-3, 0.05, 0.3):
@@ -218,20 +216,20 @@ def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9).filter(lambda w: max(w) > 1e-3))
-def test_tail_of_a_sum_of_fair_signs_is_below_its_gaussian_bound(weights: list[float]) -> None:
+def test_tail_of_a_sum_of_fair_signs_is_below_its_gaussian_bound(weights):
     w = np.array(weights) / np.linalg.norm(weights)
     sums = np.array(list(itertools.product([-1.0, 1.0], repeat=len(w)))) @ w
     for x in (1.0, math.sqrt(2) - 1e-9, 1.7, 2.0, 2.4):
         assert np.mean(sums >= x) <= special.ndtr(-x) / (4 * special.ndtr(-math.sqrt(2))) + 1e-9
 
 
-def test_bound_nears_mu_with_many_canaries() -> None:
+def test_bound_nears_mu_with_many_canaries():
     for n, least in ((50, 0.3), (500, 0.8), (500_000, 0.99)):
         assert least < mu_white_box(n, n, 1.0, 2 * n - 2, 0.05) < 1.0
 
 
 @given(st.integers(1, 500), st.floats(-2, 3), st.floats(0.1, 100), st.sampled_from([1e-6, 0.05]))
-def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares, level) -> None:
+def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares, level):
     bound = mu_white_box(n, n, difference, squares, level)
     assert bound >= 0
     assert mu_white_box(n, n, difference + 0.1, squares, level) >= bound
@@ -239,7 +237,7 @@ def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares,
     assert mu_white_box(n, n, difference, 2 * squares, level) <= bound
 
 
-def test_too_little_data_proves_nothing() -> None:
+def test_too_little_data_proves_nothing():
     for given_data in ((0, 1000, 5.0, 1.0), (1000, 0, 5.0, 1.0), (1, 1, 5.0, 0.0)):
         assert mu_noncentral_t(*given_data, 0.05) == 0.0
     assert mu_white_box(0, 5, 1.0, 1.0, 0.05) == mu_white_box(1, 1, 1.0, 0.0, 0.05) == 0.0
@@ -293,7 +291,7 @@ def missed(data: str, m: int, mu: float, repetitions: int) -> tuple[float, float
     return tuple(found / repetitions)
 
 
-def test_data_along_few_directions_deceive_the_noncentral_t_and_not_this_bound() -> None:
+def test_data_along_few_directions_deceive_the_noncentral_t_and_not_this_bound():
     this, student = missed("three far out", 300, 0.0, 1500)
     assert student > 0.09  # all three are in with probability 1/8
     assert this <= 0.05
@@ -303,7 +301,7 @@ def test_data_along_few_directions_deceive_the_noncentral_t_and_not_this_bound()
 @pytest.mark.parametrize("data", list(DATA))
 @pytest.mark.parametrize("mu", [0.0, 1.0, 5.0])
 @pytest.mark.heavy_one_in(6)
-def test_bound_fails_no_more_often_than_it_says_whatever_the_data(data: str, mu: float) -> None:
+def test_bound_fails_no_more_often_than_it_says_whatever_the_data(data, mu):
     for m in (20, 300):
         this, student = missed(data, m, mu, 700)
         print(f"\n{data} m={m} mu={mu}: missed {this}, noncentral t {student}")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -40,7 +38,7 @@ def as_published(loss: float, out: np.ndarray, inside: np.ndarray, alpha: float)
 
 
 @pytest.mark.parametrize(("std_in", "mean_in"), [(0.5, 0.3), (2.0, 0.3), (1.3, -1.0), (0.8, 0.0)])
-def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in) -> None:
+def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in):
     rng = np.random.default_rng(int(10 * std_in))
     out, inside = rng.normal(1, 1, 40), rng.normal(mean_in, std_in, 40)
     for alpha in (0.02, 0.1, 0.5, 0.9):
@@ -50,7 +48,7 @@ def test_cross_fed_counts_are_those_of_the_published_test(std_in, mean_in) -> No
         assert (int(found.fp), int(found.fn)) == (fp, 40 - tp)
 
 
-def test_independent_challenges_are_counted_as_published() -> None:
+def test_independent_challenges_are_counted_as_published():
     rng = np.random.default_rng(3)
     draws = [rng.normal(mean, std, (30, 8)) for mean, std in [(1, 1), (0, 0.7), (1, 1), (0, 0.7)]]
     worlds = [(rng.normal(1, 1, 30), *draws[:2]), (rng.normal(0, 0.7, 30), *draws[2:])]
@@ -60,7 +58,7 @@ def test_independent_challenges_are_counted_as_published() -> None:
 
 
 @given(st.floats(-3, 3), st.floats(-2, 2), st.floats(0.2, 5), st.floats(0.05, 0.95))
-def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, alpha) -> None:
+def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, alpha):
     s0, m1, s1 = 1.5, m0 + shift, 1.5 * scale
     grid = np.linspace(m0 - 8 * s0, m0 + 8 * s0, 4001)
     p = normal_ratio_p_value(grid, m0, s0, m1, s1)
@@ -74,7 +72,7 @@ def test_no_other_region_of_that_size_has_more_power(m0, shift, scale, alpha) ->
         assert ratio[in_region].min() >= ratio[~in_region].max() - 1e-6 * np.ptp(ratio)
 
 
-def test_nearly_equal_spreads_approach_the_third_case() -> None:
+def test_nearly_equal_spreads_approach_the_third_case():
     z = np.linspace(-3, 3, 61)
     equal = normal_ratio_p_value(z, 0.0, 1.0, -0.7, 1.0)
     assert equal == pytest.approx(stats.norm.cdf(z), rel=1e-12)
@@ -82,17 +80,17 @@ def test_nearly_equal_spreads_approach_the_third_case() -> None:
         assert normal_ratio_p_value(z, 0.0, 1.0, -0.7, scale) == pytest.approx(equal, rel=1e-6)
 
 
-def test_equal_distributions_tell_nothing() -> None:
+def test_equal_distributions_tell_nothing():
     assert normal_ratio_p_value([-5.0, 0.0, 5.0], 1.0, 2.0, 1.0, 2.0).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_small_p_values_keep_their_digits() -> None:
+def test_small_p_values_keep_their_digits():
     p = normal_ratio_p_value(20.0, 0.0, 1.0, 30.0, 0.999999)
     assert p == pytest.approx(stats.norm.sf(20.0), rel=1e-6)
 
 
 @given(st.floats(-50, 50), st.floats(0.01, 100))
-def test_the_unit_of_the_losses_does_not_matter(shift, factor) -> None:
+def test_the_unit_of_the_losses_does_not_matter(shift, factor):
     rng = np.random.default_rng(0)
     out, inside = rng.normal(1, 1, 20), rng.normal(0, 0.5, 20)
     levels = np.linspace(0.05, 0.95, 19)
@@ -100,14 +98,14 @@ def test_the_unit_of_the_losses_does_not_matter(shift, factor) -> None:
     assert measure_cross_fed(shift + factor * out, shift + factor * inside, levels) == plain
 
 
-def test_more_false_positives_are_allowed_for_fewer_misses() -> None:
+def test_more_false_positives_are_allowed_for_fewer_misses():
     rng = np.random.default_rng(1)
     counts = measure_cross_fed(rng.normal(1, 1, 60), rng.normal(0, 1, 60), np.linspace(0.01, 0.99))
     assert np.all(np.diff(counts.fp) >= 0)
     assert np.all(np.diff(counts.fn) <= 0)
 
 
-def test_an_outlier_leaves_the_spread_of_the_others() -> None:
+def test_an_outlier_leaves_the_spread_of_the_others():
     rng = np.random.default_rng(2)
     out, inside = np.append(rng.normal(0, 1e-6, 20), 1e6), rng.normal(-1e-6, 1e-6, 21)
     moments = [moment for x in (out[:-1], inside) for moment in (x.mean(), x.std(ddof=1))]
@@ -115,7 +113,7 @@ def test_an_outlier_leaves_the_spread_of_the_others() -> None:
     assert int(measure_cross_fed(out, inside, float(np.clip(p + 1e-3, 1e-3, 0.99))).fp) >= 1
 
 
-def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
+def test_the_false_positive_rate_is_the_target_for_normal_losses():
     rng, fp = np.random.default_rng(4), 0
     for _ in range(300):
         fp += int(measure_cross_fed(rng.normal(0, 1, 200), rng.normal(-1, 2, 200), 0.1).fp)
@@ -145,7 +143,7 @@ test_bad_shadows_are_named = refused(
 
 
 @given(scores, scores)
-def test_area_is_the_share_of_pairs_in_order_and_that_under_the_curve(inside, outside) -> None:
+def test_area_is_the_share_of_pairs_in_order_and_that_under_the_curve(inside, outside):
     pairs = [(x > y) + 0.5 * (x == y) for x in inside for y in outside]
     assert auroc(inside, outside) == pytest.approx(np.mean(pairs), abs=1e-15)
     assert auroc(outside, inside) == pytest.approx(1 - np.mean(pairs), abs=1e-15)
@@ -158,7 +156,7 @@ def test_area_is_the_share_of_pairs_in_order_and_that_under_the_curve(inside, ou
 
 
 @given(scores, scores)
-def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
+def test_curve_holds_the_rates_of_every_threshold(inside, outside):
     curve = roc_curve(inside, outside)
     points = list(zip(curve.fpr, curve.tpr, strict=True))
     assert (np.diff(curve.fpr) >= 0).all()
@@ -169,17 +167,17 @@ def test_curve_holds_the_rates_of_every_threshold(inside, outside) -> None:
 
 
 @given(scores, scores, st.sampled_from([0.0, 0.1, 1 / 3, 0.5, 0.7, 1.0]))
-def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr) -> None:
+def test_rate_at_a_rate_is_the_largest_of_a_threshold(inside, outside, fpr):
     curve = roc_curve(inside, outside)
     assert tpr_at_fpr(inside, outside, fpr) == curve.tpr[curve.fpr <= fpr + 1e-12].max()
 
 
-def test_a_product_that_rounds_down_costs_no_score() -> None:
+def test_a_product_that_rounds_down_costs_no_score():
     assert 0.29 * 100 < 29
     assert [tpr_at_fpr([70.5], np.arange(100.0), fpr) for fpr in (0.29, 0.28)] == [1.0, 0.0]
 
 
-def test_constant_scores_tell_nothing() -> None:
+def test_constant_scores_tell_nothing():
     same = [3.0] * 50
     assert (auroc(same, same), tpr_at_fpr(same, same, 0.9)) == (0.5, 0.0)
     assert tpr_at_fpr_lower(same, same, 0.9, 0.05) == 0.0
@@ -191,7 +189,7 @@ def gaussian(n: int, mu: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu + rng.standard_normal(n), rng.standard_normal(n)
 
 
-def test_lower_rate_lies_below_the_observed_one_and_nears_it() -> None:
+def test_lower_rate_lies_below_the_observed_one_and_nears_it():
     rates = []
     for n in (100, 1000, 30_000):
         groups = gaussian(n, 2.0, 0)
@@ -204,7 +202,7 @@ def test_lower_rate_lies_below_the_observed_one_and_nears_it() -> None:
 
 
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
-def test_trade_off_bound_is_the_polygon_below_the_bands_points(band) -> None:
+def test_trade_off_bound_is_the_polygon_below_the_bands_points(band):
     from lightning_audit.stats.thresholds import simultaneous_upper_limits
 
     inside, outside = gaussian(60, 2.0, 1)
@@ -220,7 +218,7 @@ def test_trade_off_bound_is_the_polygon_below_the_bands_points(band) -> None:
     assert f.epsilon_at(1e-3) == pytest.approx(found, rel=1e-9)
 
 
-def test_some_thresholds_say_as_much_as_all_of_them() -> None:
+def test_some_thresholds_say_as_much_as_all_of_them():
     from lightning_audit.stats import membership
 
     groups = gaussian(30_000, 2.0, 2)
@@ -246,7 +244,7 @@ test_arguments_out_of_range_are_refused = refusals(
 @pytest.mark.heavy
 @pytest.mark.parametrize("mu", [0.0, 1.5])
 @pytest.mark.parametrize("n", [200, 12_000])
-def test_bounds_hold_at_all_rates_and_deltas_together(n: int, mu: float) -> None:
+def test_bounds_hold_at_all_rates_and_deltas_together(n, mu):
     deltas, rates = np.logspace(-6, -0.5, 8), np.array([0.01, 0.1, 0.3])
     truth = gaussian_epsilon(mu, deltas)
     tpr = 1 - GaussianTradeoff(mu)(rates)

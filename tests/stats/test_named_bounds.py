@@ -22,8 +22,6 @@ Where both fractions of epsilon are close, at symmetric rates, its posterior is 
 often too high as it says: epsilon is the larger of two noisy numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +86,7 @@ LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
 RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
 
 
-def test_every_method_has_a_twin_here_and_its_own_name() -> None:
+def test_every_method_has_a_twin_here_and_its_own_name():
     assert set(DIRECT) == set(BOUND_NAMES)
     assert all(METHODS[name].name == name for name in BOUND_NAMES)
     assert [n for n in BOUND_NAMES if METHODS[n].from_rates is not None] == WITH_RATES
@@ -96,7 +94,7 @@ def test_every_method_has_a_twin_here_and_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("name", BOUND_NAMES)
-def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
+def test_a_named_bound_is_what_the_function_gives(name):
     choice = None if name == "fdp_t" else Fixed(AT)
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
     value = float(DIRECT[name]())
@@ -114,7 +112,7 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_THRESHOLD)
-def test_the_threshold_is_split_off_unless_it_is_chosen(name: str) -> None:
+def test_the_threshold_is_split_off_unless_it_is_chosen(name):
     ours = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL)
     assert ours == named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Split())
     assert ours.valid
@@ -122,7 +120,7 @@ def test_the_threshold_is_split_off_unless_it_is_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda c: type(c).__name__)
-def test_a_method_without_a_threshold_takes_none(choice: Any) -> None:
+def test_a_method_without_a_threshold_takes_none(choice):
     message = rf"threshold={type(choice).__name__}\(.* is not for method='fdp_t'.*leave it out"
     with pytest.raises(ValueError, match=message):
         named_bound("fdp_t", INSIDE, OUTSIDE, DELTA, LEVEL, choice)
@@ -131,7 +129,7 @@ def test_a_method_without_a_threshold_takes_none(choice: Any) -> None:
 
 @pytest.mark.parametrize("name", BY_THRESHOLD)
 @pytest.mark.parametrize("choice", CHOICES[:4], ids=lambda c: type(c).__name__)
-def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
+def test_each_choice_of_threshold_is_labelled(name, choice):
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
     assert (bound.threshold, bound.rule) == (choice.label, words_of(choice))
     assert bound.valid == (not isinstance(choice, Maximum))
@@ -141,7 +139,7 @@ def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
 
 @pytest.mark.parametrize("name", WITH_RATES)
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
-def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, band) -> None:
+def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, band):
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Simultaneous(band))
     assert (bound.valid, bound.threshold) == (True, "searched")
     best = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Maximum())
@@ -149,13 +147,13 @@ def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(name, 
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_THRESHOLD) - set(WITH_RATES)))
-def test_the_other_methods_refuse_bands_and_say_what_to_do(name: str) -> None:
+def test_the_other_methods_refuse_bands_and_say_what_to_do(name):
     with pytest.raises(ValueError, match=rf"Simultaneous\(.*\) is not for method='{name}'.* Split"):
         named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Simultaneous())
 
 
 @pytest.mark.parametrize("name", BOUND_NAMES)
-def test_scores_that_tell_nothing_prove_nothing(name: str) -> None:
+def test_scores_that_tell_nothing_prove_nothing(name):
     same = np.tile([0.0, 1.0, 2.0], 100)
     at: tuple[Any, Any] = (None, None) if name == "fdp_t" else (Fixed(0.5), Fixed(-AT))
     assert named_bound(name, same, same, DELTA, LEVEL, at[0]).epsilon_lower == 0.0
@@ -163,7 +161,7 @@ def test_scores_that_tell_nothing_prove_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_RATES)
-def test_upper_limits_above_chance_prove_nothing(name: str) -> None:
+def test_upper_limits_above_chance_prove_nothing(name):
     from_rates = METHODS[name].from_rates
     assert from_rates is not None
     rates = np.array([1e-9, 0.3, 0.5, 0.9, 1.0])
@@ -219,7 +217,7 @@ def pairs(fnr: float, fpr: float, n_in: int, n_out: int) -> tuple[ConfusionCount
 
 
 @pytest.mark.heavy
-def test_frontiers_of_pure_dp_mechanisms_are_those_stated() -> None:
+def test_frontiers_of_pure_dp_mechanisms_are_those_stated():
     assert pytest.approx(1.0301, abs=5.1e-5) == LAPLACE
     assert pytest.approx(1.2320, abs=5.1e-5) == RESPONSE
     # No other threshold needs a larger mu.
@@ -236,7 +234,7 @@ def test_frontiers_of_pure_dp_mechanisms_are_those_stated() -> None:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("game", GAMES)
 @pytest.mark.heavy_one_in(6)
-def test_bounds_on_mu_exceed_it_no_more_often_than_they_say(game: str, n: int, bound) -> None:
+def test_bounds_on_mu_exceed_it_no_more_often_than_they_say(game, n, bound):
     fnr, fpr, mu, _ = GAMES[game]
     for n_out in {n, n // 5}:
         counts, mass = pairs(fnr, fpr, n, n_out)
@@ -245,7 +243,7 @@ def test_bounds_on_mu_exceed_it_no_more_often_than_they_say(game: str, n: int, b
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("n", SIZES)
-def test_pooled_bound_spends_the_significance(n: int) -> None:
+def test_pooled_bound_spends_the_significance(n):
     # Its power: at the frontier it is wrong about as often as it may be.
     fnr, fpr, mu, _ = GAMES["Gaussian mu=2, midpoint"]
     counts, mass = pairs(fnr, fpr, n, n)
@@ -257,7 +255,7 @@ def test_pooled_bound_spends_the_significance(n: int) -> None:
 @pytest.mark.parametrize("significance", [1e-3, 0.05, 0.25])
 @pytest.mark.parametrize("n", [3, 20, 200])
 @pytest.mark.heavy_one_in(6)
-def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, significance) -> None:
+def test_pooled_bound_holds_when_rates_change_from_step_to_step(n, significance):
     # The least mean that mu-GDP allows, as some errors that are sure and others that are rarer.
     mu = 1.0
     mean = special.ndtr(-mu / 2)
@@ -276,7 +274,7 @@ def test_pooled_bound_holds_when_rates_change_from_step_to_step(n: int, signific
 )
 @pytest.mark.parametrize("game", GAMES)
 @pytest.mark.heavy_one_in(6)
-def test_bounds_on_epsilon_exceed_it_no_more_often_than_they_say(game, n, delta) -> None:
+def test_bounds_on_epsilon_exceed_it_no_more_often_than_they_say(game, n, delta):
     fnr, fpr, _, epsilon = GAMES[game]
     # The attack's own epsilon is what its counts can show, and at most the mechanism's.
     own = epsilon_at_rates(fnr, fpr, delta)
@@ -288,7 +286,7 @@ def test_bounds_on_epsilon_exceed_it_no_more_often_than_they_say(game, n, delta)
 
 
 @pytest.mark.heavy
-def test_log_ratios_hold_their_level_for_large_counts_only() -> None:
+def test_log_ratios_hold_their_level_for_large_counts_only():
     # Reference: one ratio fails .048, .035, .000 of the time at TPR .3, n 1,000, FPR .1, .01, .003.
     for fpr, expected, undefined in ((0.1, 0.048, 0.0), (0.01, 0.035, 0.0), (0.003, 0.0, 0.05)):
         counts, mass = pairs(0.7, fpr, 1000, 1000)
@@ -306,7 +304,7 @@ def test_log_ratios_hold_their_level_for_large_counts_only() -> None:
 @pytest.mark.parametrize("region", ["two_sided", "one_sided"])
 @pytest.mark.parametrize("prior", [0.5, 1.0])
 @pytest.mark.heavy_one_in(6)
-def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n) -> None:
+def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n):
     # Where the truth is not zero, F(truth) is uniform; an atom at zero is F(0) wide.
     rng, draws = np.random.default_rng(7), 4000
     fnr, fpr = rng.beta(prior, prior, (2, draws))
@@ -330,7 +328,7 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("draws", staged(heavy=[300], nightly=[2000]))
-def test_frequentist_failures_of_the_posterior(draws: int) -> None:
+def test_frequentist_failures_of_the_posterior(draws):
     # quantile(p) > truth is F(truth) < p: one evaluation instead of a root.
     rng, lines = np.random.default_rng(5), []
     for name, (fnr, fpr, mu, _) in GAMES.items():

@@ -1,7 +1,5 @@
 """The noise's e-value: against a naive twin, in expectation, and at its ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -50,7 +48,7 @@ FLAGS = np.log(1e5)
 
 @pytest.mark.parametrize("count", [1, 7, 60])
 @pytest.mark.parametrize("scale", [0.1, 0.8, 1.0, 3.0])
-def test_noise_log_e_equals_the_step_by_step_product(count: int, scale: float) -> None:
+def test_noise_log_e_equals_the_step_by_step_product(count, scale):
     x = scale * np.random.default_rng(count).standard_normal(count)
     with mpmath.workdps(40):
         products = []
@@ -67,12 +65,12 @@ def test_noise_log_e_equals_the_step_by_step_product(count: int, scale: float) -
 
 
 @given(st.integers(1, 10**6), st.floats(0, 4), st.floats(1e-6, 4))
-def test_noise_log_e_decreases_in_the_sum_of_squares(count, mean_square, more) -> None:
+def test_noise_log_e_decreases_in_the_sum_of_squares(count, mean_square, more):
     smaller, larger = noise_log_e(count, [count * mean_square, count * (mean_square + more)])
     assert larger < smaller or smaller == larger == -math.inf
 
 
-def test_residuals_of_the_claimed_size_are_no_evidence_and_huge_counts_are_finite() -> None:
+def test_residuals_of_the_claimed_size_are_no_evidence_and_huge_counts_are_finite():
     assert (noise_log_e([1, 100, 10**6], [1, 100, 10**6]) <= 0).all()
     for count in (10**9, 10**12):
         assert np.isfinite(noise_log_e(count, [0.0, 0.5 * count, 1.0 * count, 9.0 * count])).all()
@@ -80,14 +78,14 @@ def test_residuals_of_the_claimed_size_are_no_evidence_and_huge_counts_are_finit
 
 @pytest.mark.parametrize("actual", [1.0, 1.001, 1.1, 2.0, 10.0])
 @pytest.mark.parametrize("data_term", [0.0, 0.05, -0.5, 1.0, 5.0])
-def test_noise_factor_of_a_step_has_expectation_at_most_one(actual, data_term) -> None:
+def test_noise_factor_of_a_step_has_expectation_at_most_one(actual, data_term):
     mean = normal_mean(lambda x: math.exp(float(noise_log_e(1, x * x))), data_term, actual)
     assert mean <= 1 + 1e-9
     if (actual, data_term) == (1.0, 0.0):
         assert mean == pytest.approx(1, abs=1e-9)  # nothing is given away at the claim itself
 
 
-def test_too_small_a_noise_lets_the_noise_factor_grow_on_average() -> None:
+def test_too_small_a_noise_lets_the_noise_factor_grow_on_average():
     assert normal_mean(lambda x: math.exp(float(noise_log_e(1, x * x))), 0.0, 0.9) > 1.001
 
 
@@ -119,7 +117,7 @@ def _naive_interval(units: list[np.ndarray], significance: float) -> tuple[float
 
 
 @pytest.mark.parametrize("counts", [(6,), (9, 4)])
-def test_the_interval_is_that_of_the_step_by_step_products(counts: tuple[int, ...]) -> None:
+def test_the_interval_is_that_of_the_step_by_step_products(counts):
     rng = np.random.default_rng(len(counts))
     units = [0.5 * rng.standard_normal(n) for n in counts]
     found = noise_interval(counts, [float(u @ u) for u in units], 0.1)
@@ -130,7 +128,7 @@ def test_the_interval_is_that_of_the_step_by_step_products(counts: tuple[int, ..
     ("count", "lower", "upper"),  # in 60 digits, by another program
     [(30, 0.32884113, 0.90353101), (300, 0.43077384, 0.59084492), (40_000, 0.49286743, 0.50733499)],
 )
-def test_intervals_of_half_the_noise_have_these_ends(count, lower, upper) -> None:
+def test_intervals_of_half_the_noise_have_these_ends(count, lower, upper):
     found = noise_interval([count], [count * 0.25], 0.01)
     assert found == pytest.approx((lower, upper), rel=1e-6)
     # No narrower than the exact interval for a number that is fixed beforehand.
@@ -139,7 +137,7 @@ def test_intervals_of_half_the_noise_have_these_ends(count, lower, upper) -> Non
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 1.0])
-def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio: float) -> None:
+def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio):
     """The step at which a run stops may be any; a chi-square interval fails at such a one."""
     rng, runs, looks = np.random.default_rng(3), 120, 400
     missed = fixed = 0
@@ -157,7 +155,7 @@ def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio: f
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.8])
-def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_not(ratio) -> None:
+def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_not(ratio):
     rng, runs = np.random.default_rng(4), 100
     missed = below = 0
     for _ in range(runs):
@@ -171,7 +169,7 @@ def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_no
     assert below > 0.8 * runs  # what was printed as "that or less"
 
 
-def test_tensors_of_two_ratios_have_no_interval_and_the_smaller_one_a_limit() -> None:
+def test_tensors_of_two_ratios_have_no_interval_and_the_smaller_one_a_limit():
     counts, squares = np.array([500.0, 500.0]), np.array([500 * 0.25, 500.0])
     assert noise_interval(counts, squares, 0.01) is None
     assert 0.5 < units_upper(counts, squares, 0.01) < 0.62
@@ -179,20 +177,20 @@ def test_tensors_of_two_ratios_have_no_interval_and_the_smaller_one_a_limit() ->
 
 
 @given(st.floats(1e-6, 1e3))
-def test_ends_are_rounded_outwards(value: float) -> None:
+def test_ends_are_rounded_outwards(value):
     assert rounded_down(value) <= value * (1 + 1e-9)
     assert rounded_up(value) >= value * (1 - 1e-9)
     assert (rounded_up(value) < 1) == (value < 1) or value > 1 - 1e-6
     assert rounded_up(rounded_up(value)) == rounded_up(value)
 
 
-def test_a_limit_that_shows_nothing_is_no_number() -> None:
+def test_a_limit_that_shows_nothing_is_no_number():
     assert interval_in_words(None, math.inf).startswith("smaller than stated, by an amount")
     assert "at most 0.997 times" in interval_in_words(None, 0.9962)
     assert "0 to 0.011 times" in interval_in_words(0.0, 0.0101)
 
 
-def test_limits_of_several_sums_are_those_of_each_alone() -> None:
+def test_limits_of_several_sums_are_those_of_each_alone():
     count = np.array([4000, 0, 64, 1856, 20, 9])
     squares = count * np.array([0.25, 1.0, 0.01, 1.3, 1.0, 4.0])
     lower, upper = limits_of_each(count, squares)
@@ -215,7 +213,7 @@ WRONG: dict[str, tuple[Draw, int]] = {
 }
 
 
-def test_tail_wealth_is_that_of_a_plain_loop() -> None:
+def test_tail_wealth_is_that_of_a_plain_loop():
     rng = np.random.default_rng(0)
     readings, shift = rng.normal(size=17), 0.6
     bet = TailBet()
@@ -238,7 +236,7 @@ def test_tail_wealth_is_that_of_a_plain_loop() -> None:
     assert bet.log_e == pytest.approx(math.log(np.mean(wealth)), rel=1e-9)
 
 
-def test_tie_wealth_is_that_of_a_plain_loop() -> None:
+def test_tie_wealth_is_that_of_a_plain_loop():
     rng = np.random.default_rng(0)
     readings = rng.normal(size=40)
     others, tested = readings[::2], readings[1::2]
@@ -257,7 +255,7 @@ def test_tie_wealth_is_that_of_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 128, 129, 512, 4096])
-def test_at_most_sixty_four_readings_are_compared_with_and_one_with_nothing(n: int) -> None:
+def test_at_most_sixty_four_readings_are_compared_with_and_one_with_nothing(n):
     bet = TieBet()
     bet.update(np.arange(n, dtype=float))  # no ties
     if n == 1:
@@ -273,7 +271,7 @@ def test_at_most_sixty_four_readings_are_compared_with_and_one_with_nothing(n: i
 @pytest.mark.parametrize("scale", [1.0, 1.4])
 @pytest.mark.parametrize("shift", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("data", ["none", "constant", "mixed"])
-def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(scale, shift, data) -> None:
+def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(scale, shift, data):
     """The mean of one coordinate's factor, by the normal distribution function."""
     terms = {"none": [0.0], "constant": [0.7], "mixed": [-1.3, 0.1, 2.2]}[data]
     slope = np.exp(LEVELS * shift - shift**2 / 2)
@@ -293,7 +291,7 @@ def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(scale, shif
 
 @pytest.mark.parametrize("shift", [0.25, 1.0])
 @pytest.mark.parametrize("name", list(WRONG))
-def test_noise_of_another_shape_is_seen(name: str, shift: float) -> None:
+def test_noise_of_another_shape_is_seen(name, shift):
     draw, steps = WRONG[name]
     rng, tails, ties = np.random.default_rng(1), TailBet(), TieBet()
     for _ in range(steps):
@@ -303,7 +301,7 @@ def test_noise_of_another_shape_is_seen(name: str, shift: float) -> None:
     assert max(tails.log_e, ties.log_e) > 12.0
 
 
-def test_signs_are_those_of_a_uniform_prior() -> None:
+def test_signs_are_those_of_a_uniform_prior():
     for positive, negative in [(0, 1), (3, 9), (40, 40)]:
         n = positive + negative
         grid = (np.arange(200_000) + 0.5) / 200_000
@@ -312,7 +310,7 @@ def test_signs_are_those_of_a_uniform_prior() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 30])
-def test_signs_of_fair_coins_average_to_one(n: int) -> None:
+def test_signs_of_fair_coins_average_to_one(n):
     counts = np.arange(n + 1)
     values = [math.exp(sign_log_e(int(k), int(n - k))) for k in counts]
     assert stats.binom.pmf(counts, n, 0.5) @ values == pytest.approx(1.0, rel=1e-10)
@@ -320,7 +318,7 @@ def test_signs_of_fair_coins_average_to_one(n: int) -> None:
 
 # --- Noise that comes back: found by brute force as well, and never in noise that is new.
 @pytest.mark.parametrize("width", [2, 9, 130, 512])
-def test_the_nearest_step_is_that_of_a_plain_search(width: int) -> None:
+def test_the_nearest_step_is_that_of_a_plain_search(width):
     rng, past, rows = np.random.default_rng(width), NoisePast(), []
     stride = max(2, width // SEARCHED)
     for step in range(40):
@@ -338,7 +336,7 @@ def test_the_nearest_step_is_that_of_a_plain_search(width: int) -> None:
 
 
 @pytest.mark.parametrize(("data", "least"), [(0.0, 500), (0.4, 50)])
-def test_noise_that_comes_back_is_found_whenever_it_was_and_beside_other_data(data, least) -> None:
+def test_noise_that_comes_back_is_found_whenever_it_was_and_beside_other_data(data, least):
     rng, past = np.random.default_rng(0), NoisePast()
     noise = rng.normal(size=(300, 384))
     for row in noise:
@@ -349,7 +347,7 @@ def test_noise_that_comes_back_is_found_whenever_it_was_and_beside_other_data(da
         assert log_e > least
 
 
-def test_the_oldest_steps_give_way() -> None:
+def test_the_oldest_steps_give_way():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(20, 64))
     past = NoisePast(kept=8)
@@ -363,13 +361,13 @@ def test_the_oldest_steps_give_way() -> None:
             assert age == 20 - earlier
 
 
-def test_one_entry_cannot_be_searched_and_tested() -> None:
+def test_one_entry_cannot_be_searched_and_tested():
     past = NoisePast()
     past.add(np.array([0.3]))
     assert (past.recurrence_log_e(np.array([0.3])), len(past)) == ((0.0, 0), 1)
 
 
-def test_new_noise_is_held_to_be_new() -> None:
+def test_new_noise_is_held_to_be_new():
     """The mean of the e-value, the nearest of many steps chosen by the other coordinates."""
     rng, values = np.random.default_rng(3), []
     for _ in range(300):
@@ -381,7 +379,7 @@ def test_new_noise_is_held_to_be_new() -> None:
     assert np.mean(values) > 0.3  # close to the worst case, so that the bound is tried
 
 
-def test_the_nearest_step_has_the_number_that_it_was_kept_by() -> None:
+def test_the_nearest_step_has_the_number_that_it_was_kept_by():
     rows, past = np.random.default_rng(0).normal(size=(6, 64)), NoisePast(kept=4)
     for number, row in zip((0, 1, 99, 112, 113, 128), rows, strict=True):
         past.add(row, number)
@@ -414,7 +412,7 @@ FEW = [7, 50, 200, 399]
     ],
     ids=["silent", "halved", "constant"],
 )
-def test_one_entry_in_a_hundred_is_found(fault: Callable, within: int) -> None:
+def test_one_entry_in_a_hundred_is_found(fault, within):
     for seed in range(5):
         rows = np.random.default_rng(seed).normal(size=(200, 400))
         rows[:, FEW] = fault(rows[:, FEW])
@@ -424,7 +422,7 @@ def test_one_entry_in_a_hundred_is_found(fault: Callable, within: int) -> None:
         assert made.ratios[FEW].max() < 0.7 < np.delete(made.ratios, FEW).min()
 
 
-def test_it_is_what_its_definition_gives() -> None:
+def test_it_is_what_its_definition_gives():
     rows = np.random.default_rng(0).normal(size=(30, 5)) + 0.3
     values = []
     for entry in rows.T:
@@ -456,7 +454,7 @@ SOUND: dict[str, Callable[[FloatArray], FloatArray]] = {
 @pytest.mark.parametrize("runs", staged(heavy=[300], nightly=[3000]))
 @pytest.mark.parametrize("width", [1, 50])
 @pytest.mark.parametrize("made", SOUND.values(), ids=SOUND)
-def test_noise_as_claimed_is_accused_at_the_level_at_most(made, width, runs) -> None:
+def test_noise_as_claimed_is_accused_at_the_level_at_most(made, width, runs):
     highest = [
         max(bets(made(np.random.default_rng([seed, width]).normal(size=(60, width))))[0])
         for seed in range(runs)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from functools import partial
@@ -113,7 +111,7 @@ def naive_guesses(
 @given(
     few_values, few_values, st.integers(0, 8), st.integers(1, 40), st.sampled_from(["both", "in"])
 )
-def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored, r, sides) -> None:
+def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored, r, sides):
     m = len(inside) + len(outside) + unscored
     if r > m:
         return
@@ -128,7 +126,7 @@ def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored,
 
 @every_bound
 @given(distinct, st.randoms(use_true_random=False), st.integers(0, 20))
-def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random, unscored) -> None:
+def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random, unscored):
     coins = [random.random() < 1 / (1 + math.exp(-s / 10)) for s in scores]
     inside = np.array([s for s, coin in zip(scores, coins, strict=True) if coin])
     outside = np.array([s for s, coin in zip(scores, coins, strict=True) if not coin])
@@ -137,7 +135,7 @@ def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random,
 
 
 @every_bound
-def test_only_the_order_of_the_scores_counts(bound) -> None:
+def test_only_the_order_of_the_scores_counts(bound):
     rng = np.random.default_rng(1)
     inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
     for sides in ("both", "in"):
@@ -146,7 +144,7 @@ def test_only_the_order_of_the_scores_counts(bound) -> None:
 
 
 @every_bound
-def test_of_an_odd_number_of_guesses_one_more_is_in(bound) -> None:
+def test_of_an_odd_number_of_guesses_one_more_is_in(bound):
     scores = [4.0, 3.0], [2.0, 1.0, 0.0]
     assert bound(*scores, guesses=[3]).correct == 3  # 4 and 3 in, 0 out
     assert bound(*scores, guesses=[5]).correct == 4  # 2 is guessed in as well
@@ -155,7 +153,7 @@ def test_of_an_odd_number_of_guesses_one_more_is_in(bound) -> None:
 
 
 @every_bound
-def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(bound) -> None:
+def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(bound):
     inside, outside = [3.0] * 30 + [1.0] * 10, [1.0] * 10 + [0.0] * 30
     found = bound(inside, outside, guesses=[70])
     assert (found.guesses, found.correct) == (60, 60)
@@ -168,7 +166,7 @@ def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(b
 
 
 @every_bound
-def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_ways(bound) -> None:
+def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_ways(bound):
     scores = [1.0 + k for k in range(20)], [-1.0 - k for k in range(20)]
     found = bound(*scores, guesses=[60], unscored=30)
     assert (found.guesses, found.correct) == (40, 40)
@@ -182,7 +180,7 @@ def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_way
 
 
 @every_bound
-def test_both_ends_prove_more_where_scores_tell_both_ways(bound) -> None:
+def test_both_ends_prove_more_where_scores_tell_both_ways(bound):
     rng = np.random.default_rng(3)
     values = {"both": [], "in": []}
     for _ in range(15):
@@ -195,7 +193,7 @@ def test_both_ends_prove_more_where_scores_tell_both_ways(bound) -> None:
 
 
 @every_bound
-def test_the_largest_alone_prove_more_where_scores_tell_members_only(bound) -> None:
+def test_the_largest_alone_prove_more_where_scores_tell_members_only(bound):
     rng = np.random.default_rng(4)
     coins = rng.random(400) < 0.5
     scores = rng.standard_normal(400)
@@ -205,7 +203,7 @@ def test_the_largest_alone_prove_more_where_scores_tell_members_only(bound) -> N
 
 
 @pytest.mark.parametrize("sides", ["both", "in"])
-def test_no_count_is_likelier_than_the_p_value_by_exact_enumeration(sides: str) -> None:
+def test_no_count_is_likelier_than_the_p_value_by_exact_enumeration(sides):
     """Randomized response of six coins, each outcome weighted with its probability."""
     m = 6
     place = 0.1 * np.array([3, 0, 5, 1, 4, 2])  # breaks ties; seen beforehand, tells nothing
@@ -237,7 +235,7 @@ OF_COUNTS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_the_best_of_several_numbers_of_guesses_shares_the_significance(name: str) -> None:
+def test_the_best_of_several_numbers_of_guesses_shares_the_significance(name):
     rng = np.random.default_rng(0)
     inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
     order = np.argsort(np.concatenate([inside, outside]))[::-1]
@@ -265,7 +263,7 @@ test_scores_and_guesses_that_are_none_are_refused = refusals(
 
 @every_bound
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.0, 0.0), (1.0, float(gaussian_epsilon(1.0, 1e-3)))])
-def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, epsilon) -> None:
+def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, epsilon):
     rng = np.random.default_rng(7)
     truth = mu if bound is BOUNDS["mu"] else epsilon
     missed = 0
@@ -295,7 +293,7 @@ def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, 
         (10000, 10000, 7000, (), (1.37609, 0.3582)),
     ],
 )
-def test_reference_bounds(canaries, guesses, correct, first, second) -> None:
+def test_reference_bounds(canaries, guesses, correct, first, second):
     for delta, expected in zip((0.0, 1e-5), first, strict=False):
         bound = epsilon_one_run(correct, guesses, canaries, delta, 0.05)
         assert bound == pytest.approx(expected, abs=6e-6)
@@ -316,14 +314,14 @@ def naive_p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float
 
 
 @given(numbers, st.floats(0, 8), st.sampled_from([0.0, 1e-6, 1e-3, 0.1]))
-def test_p_value_agrees_with_sums_over_the_binomial_law(vrm, epsilon, delta) -> None:
+def test_p_value_agrees_with_sums_over_the_binomial_law(vrm, epsilon, delta):
     expected = naive_p_value(*vrm, epsilon, delta)
     assert one_run_p_value(*vrm, epsilon, delta) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 3.0])
 @pytest.mark.parametrize(("v", "r"), [(4000, 4000), (2100, 4000), (3000, 4000), (1500, 4000)])
-def test_p_value_of_many_guesses_leaves_no_count_out(v: int, r: int, epsilon: float) -> None:
+def test_p_value_of_many_guesses_leaves_no_count_out(v, r, epsilon):
     j = np.arange(v)
     at_least = stats.binom.sf(np.arange(v) - 1, r, 1 / (1 + math.exp(-epsilon)))
     tail = stats.binom.sf(v - 1, r, 1 / (1 + math.exp(-epsilon)))
@@ -332,7 +330,7 @@ def test_p_value_of_many_guesses_leaves_no_count_out(v: int, r: int, epsilon: fl
 
 
 @given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]), st.sampled_from([1e-6, 0.05, 0.5]))
-def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, significance) -> None:
+def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, significance):
     bound = epsilon_one_run(*vrm, delta, significance)
     if bound > 0:
         assert one_run_p_value(*vrm, bound, delta) == pytest.approx(significance, rel=1e-6)
@@ -343,7 +341,7 @@ def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, signifi
 
 
 @given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(vrm, delta) -> None:
+def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(vrm, delta):
     v, r, m = vrm
     bound = epsilon_one_run(v, r, m, delta, 0.05)
     if v < r:
@@ -352,23 +350,23 @@ def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(
     assert epsilon_one_run(v, r, m, 2 * delta, 0.05) <= bound + 1e-9
 
 
-def test_no_scores_prove_nothing() -> None:
+def test_no_scores_prove_nothing():
     for scores in (([], []), ([1.0], []), ([], [1.0]), ([1.0], [0.0])):
         assert epsilon_one_run_from_scores(*scores, 1e-5, 0.05).value == 0.0
 
 
-def test_nothing_correct_proves_nothing() -> None:
+def test_nothing_correct_proves_nothing():
     assert mu_one_run(0, 0, 0, 0.05) == mu_one_run(0, 5, 9, 0.05) == 0.0
     assert one_run_fdp_p_value(0, 5, 9, GaussianTradeoff(1.0)) == 1.0
     assert epsilon_one_run_fdp(5, 10, 10, 1e-5, 0.05) == 0.0
 
 
-def test_impossible_luck_has_a_small_p_value_and_not_none() -> None:
+def test_impossible_luck_has_a_small_p_value_and_not_none():
     assert one_run_fdp_p_value(5000, 5000, 5000, GaussianTradeoff(0.0)) == pytest.approx(1e-300)
     assert mu_one_run(10**6, 10**6, 10**6, 1e-6) > 2
 
 
-def test_default_guesses_depend_on_the_number_of_canaries_only() -> None:
+def test_default_guesses_depend_on_the_number_of_canaries_only():
     assert default_guesses(10_000) == (5000, 1250, 312)
     assert [default_guesses(m) for m in (0, 1, 10, 479)] == [(), (), (5,), (239,)]
     assert [default_guesses(m) for m in (480, 1920)] == [(240, 60), (960, 240, 60)]
@@ -401,7 +399,7 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
 @pytest.mark.heavy_one_in(6)
-def test_bound_fails_no_more_often_than_it_says(name, epsilon, delta, guesses, sides) -> None:
+def test_bound_fails_no_more_often_than_it_says(name, epsilon, delta, guesses, sides):
     ways = {"delta": delta, "significance": 0.05, "guesses": guesses, "sides": sides}
     seed = [len(name), 0 if guesses is None else 1]
     bound = partial(epsilon_one_run_from_scores, **ways)
@@ -432,7 +430,7 @@ def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]
 
 @given(sizes, st.floats(0, 4), st.sampled_from([0.0, 1e-3, 0.1]))
 @settings(max_examples=60)
-def test_p_value_is_that_of_the_worst_law_under_approximate_dp(vrm, epsilon, delta) -> None:
+def test_p_value_is_that_of_the_worst_law_under_approximate_dp(vrm, epsilon, delta):
     lines = [((1 - delta) * math.exp(min(s, 0)), -math.exp(s)) for s in (epsilon, -epsilon)]
     p = one_run_fdp_p_value(*vrm, ApproxDPTradeoff(epsilon, delta))
     assert p == pytest.approx(extreme_probability(*vrm, lines), rel=1e-6, abs=1e-8)
@@ -440,7 +438,7 @@ def test_p_value_is_that_of_the_worst_law_under_approximate_dp(vrm, epsilon, del
 
 @given(sizes, st.lists(st.tuples(st.floats(0.05, 0.9), st.floats(0.02, 0.9)), max_size=4))
 @settings(max_examples=60)
-def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(vrm, points) -> None:
+def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(vrm, points):
     f = PiecewiseTradeoff([a for a, _ in points], [b for _, b in points])
     slopes = np.diff(f.betas) / np.diff(f.alphas)
     lines = list(zip(f.betas[:-1] - slopes * f.alphas[:-1], slopes, strict=True))
@@ -448,7 +446,7 @@ def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(vrm, poin
     assert p == pytest.approx(extreme_probability(*vrm, lines), rel=1e-6, abs=1e-8)
 
 
-def test_fast_bounds_are_those_of_their_families() -> None:
+def test_fast_bounds_are_those_of_their_families():
     for vrm in ((18, 20, 50), (20, 20, 20), (60, 90, 400)):
         mu = parameter_one_run(*vrm, lambda mu: GaussianTradeoff(mu).__call__, 0.05)
         assert mu_one_run(*vrm, 0.05) == pytest.approx(mu, rel=1e-9)
@@ -457,7 +455,7 @@ def test_fast_bounds_are_those_of_their_families() -> None:
 
 
 @given(more_numbers, st.sampled_from([1e-6, 0.05, 0.5]))
-def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, significance) -> None:
+def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, significance):
     mu = mu_one_run(*vrm, significance)
     if mu > 0:
         p = one_run_fdp_p_value(*vrm, GaussianTradeoff(mu))
@@ -468,14 +466,14 @@ def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, si
 
 
 @given(more_numbers, st.floats(0, 3))
-def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu) -> None:
+def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu):
     v, r, _ = vrm
     tail = stats.binom.sf(v - 1, r, special.ndtr(mu / 2))
     assert one_run_fdp_p_value(v, r, r, GaussianTradeoff(mu)) >= tail * (1 - 1e-6)
 
 
 @given(more_numbers)
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(vrm) -> None:
+def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(vrm):
     v, r, m = vrm
     for bound in (mu_one_run, lambda *a: epsilon_one_run_fdp(*a[:3], 1e-4, a[3])):
         value = bound(v, r, m, 0.05)
@@ -485,7 +483,7 @@ def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canari
         assert bound(v, r, 3 * m, 0.05) <= value + 1e-9
 
 
-def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_deltas() -> None:
+def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_deltas():
     first, second = epsilon_one_run, epsilon_one_run_fdp
     assert first(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(3.21505, abs=6e-6)
     assert second(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(4.043, abs=1e-3)
@@ -495,7 +493,7 @@ def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_delt
 
 
 @pytest.mark.parametrize("r", [5, 10, 25, 60, 300, 1000])
-def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r: int) -> None:
+def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
     for v in range(r // 2, r + 1, max(1, r // 40)):
         gap = epsilon_one_run(v, r, 4 * r, 0.0, 0.05) - epsilon_one_run_fdp(v, r, 4 * r, 0.0, 0.05)
         assert -1e-9 <= gap <= 0.0201
@@ -530,7 +528,7 @@ test_arguments_out_of_range_are_refused = refusals(
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
 @pytest.mark.heavy_one_in(6)
-def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, guesses, sides) -> None:
+def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, guesses, sides):
     ways = {"significance": 0.05, "guesses": guesses, "sides": sides}
     mechanism = partial(gaussian, delta=DELTA) if name == "gaussian" else MECHANISMS[name]
     of_any = partial(epsilon_one_run_fdp_from_scores, delta=DELTA, **ways)

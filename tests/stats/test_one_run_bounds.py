@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -79,7 +77,7 @@ def naive(inside: np.ndarray, outside: np.ndarray, delta: float, significance: f
         (50, 50, 0.0, 0.2, 0.3, 0.05),
     ],
 )
-def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, significance) -> None:
+def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, significance):
     rng = np.random.default_rng(7)
     inside, outside = mu + r * rng.standard_normal(n_in), rng.standard_normal(n_out)
     bound = epsilon_gaussian_pair_from_scores(inside, outside, delta, significance)
@@ -112,7 +110,7 @@ def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(n, r
 
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(-100, 100).map(lambda p: 10.0**p))
-def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale) -> None:
+def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale):
     rng = np.random.default_rng(seed)
     inside, outside = 2.0 + 1.5 * rng.standard_normal(40), rng.standard_normal(50)
     bound = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
@@ -120,7 +118,7 @@ def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale) -> None:
     assert epsilon_gaussian_pair_from_scores(*moved, DELTA, 0.05) == pytest.approx(bound, rel=3e-4)
 
 
-def test_bound_nears_epsilon_with_many_canaries() -> None:
+def test_bound_nears_epsilon_with_many_canaries():
     for r in (0.8, 1.0, 1.5):
         truth = gaussian_pair_epsilon(1.0, r, 0.0, 1.0, DELTA)
         for n, least in ((50, 0.1), (500, 0.5), (500_000, 0.98)):
@@ -133,7 +131,7 @@ def test_bound_nears_epsilon_with_many_canaries() -> None:
     assert 0.98 * truth < found < truth
 
 
-def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal() -> None:
+def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal():
     rng = np.random.default_rng(3)
     pairs = [(1.0 + rng.standard_normal(500), rng.standard_normal(500)) for _ in range(20)]
     bounds = [epsilon_gaussian_pair_from_scores(*pair, DELTA, 0.05) for pair in pairs]
@@ -143,7 +141,7 @@ def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal() ->
     assert np.median(bounds) > np.median(white_box)
 
 
-def test_few_canaries_and_a_delta_that_is_enough_for_the_whole_region_prove_nothing() -> None:
+def test_few_canaries_and_a_delta_that_is_enough_for_the_whole_region_prove_nothing():
     assert epsilon_gaussian_pair(1, 9, 5.0, 0.0, 1.0, DELTA, 0.05) == 0.0
     for inside in ([], [3.0], [2.9, 3.0]):
         assert epsilon_gaussian_pair_from_scores(inside, [1.0, 2.0], DELTA, 0.05) == 0.0
@@ -176,7 +174,7 @@ def missed(n: int, mu: float, r: float, repetitions: int) -> float:
 
 
 @pytest.mark.parametrize(("n", "mu", "r"), [(30, 0.0, 1.0), (300, 1.0, 1.0), (30, 0.0, 2.0)])
-def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r) -> None:
+def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r):
     assert missed(n, mu, r, 60) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
 
 
@@ -184,7 +182,7 @@ def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r) -> None:
 @pytest.mark.heavy_one_in(9)
 @pytest.mark.parametrize("n", [4, 30, 300])
 @pytest.mark.parametrize(("mu", "r"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.7)])
-def test_bound_fails_no_more_often_than_it_says(n, mu, r) -> None:
+def test_bound_fails_no_more_often_than_it_says(n, mu, r):
     share = missed(n, mu, r, 250)
     print(f"\nn={n} mu={mu} r={r}: missed {share}")
     assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 250)
@@ -210,7 +208,7 @@ def exceeds_nothing(data: np.ndarray, repetitions: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", list(NOT_ALIKE))
-def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name) -> None:
+def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name):
     this, white_box = exceeds_nothing(NOT_ALIKE[name], 40)
     print(f"\n{name}: without leakage positive {this}, white box {white_box}")
     assert this > 0.2
@@ -238,13 +236,13 @@ def alike(default: NamedBound, given: NamedBound) -> bool:
     return default == dataclasses.replace(given, rule=default.rule, assumptions=default.assumptions)
 
 
-def test_no_name_is_also_that_of_a_bound_with_a_threshold() -> None:
+def test_no_name_is_also_that_of_a_bound_with_a_threshold():
     assert not set(ONE_RUN_NAMES) & set(BOUND_NAMES)
     assert all(ONE_RUN_METHODS[name].name == name for name in ONE_RUN_NAMES)
 
 
 @pytest.mark.parametrize("name", ONE_RUN_NAMES)
-def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
+def test_a_named_bound_is_what_the_function_gives(name):
     bound = bound_of(name)
     assert (bound.epsilon_lower, bound.mu_lower) == direct(name)
     assert bound.epsilon_lower > 0.3
@@ -256,7 +254,7 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> None:
+def test_one_number_of_guesses_is_not_paid_for_and_several_are(name):
     bound = bound_of(name, [60])
     assert bound.epsilon_lower == direct(name, [60])[0]
     assert (bound.guesses, bound.rule) == (60, "60 guesses, half in and half out")
@@ -271,7 +269,7 @@ def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_guesses_that_are_not_given_are_the_default_ones_and_others_chosen_before(name) -> None:
+def test_guesses_that_are_not_given_are_the_default_ones_and_others_chosen_before(name):
     default, named = bound_of(name), bound_of(name, default_guesses(750))
     assert alike(default, named)
     assert default.guesses in default_guesses(750)
@@ -283,7 +281,7 @@ def test_guesses_that_are_not_given_are_the_default_ones_and_others_chosen_befor
     assert "canaries" not in given.rule
 
 
-def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
+def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound():
     # Why it is stated: at an epsilon of 0 the best of all numbers exceeds it far too often.
     rng = np.random.default_rng(3)
     above = {"given": 0, "chosen": 0}
@@ -303,14 +301,14 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound() -> None:
 
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize(("canaries", "words"), [(0, "no guesses"), (2, "1 guess")])
-def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries, words) -> None:
+def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries, words):
     scores = [1.0] * (canaries // 2), [0.0] * (canaries // 2)
     bound = named_one_run_bound(name, *scores, STATED, LEVEL)
     assert (bound.epsilon_lower, bound.rule) == (0.0, words)
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str) -> None:
+def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name):
     whole = bound_of(name, [60])
     more = bound_of(name, [60], unscored=10**5)
     assert more.epsilon_lower < whole.epsilon_lower
@@ -326,7 +324,7 @@ def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str)
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_the_largest_alone_are_guessed_where_that_is_asked_for(name: str) -> None:
+def test_the_largest_alone_are_guessed_where_that_is_asked_for(name):
     bound = bound_of(name, [60], sides="in")
     assert bound.rule == "60 guesses, all in"
     assert bound.correct == int((SCORES[0] >= np.sort(np.concatenate(SCORES))[-60]).sum())
@@ -338,7 +336,7 @@ def test_the_largest_alone_are_guessed_where_that_is_asked_for(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["one_run", "one_run_fdp"])
-def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
+def test_bounds_on_epsilon_itself_have_delta_0_too(name):
     bound = named_one_run_bound(name, *SCORES, 0.0, LEVEL)
     assert bound.delta == 0.0
     assert 0 < bound.epsilon_lower < np.inf

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from functools import partial
 
@@ -38,7 +36,7 @@ def naive_density(samples: np.ndarray, places: np.ndarray, bandwidth: float) -> 
 
 
 @pytest.mark.parametrize("shift", [0.3, 1.0])
-def test_grid_density_is_the_sum_of_kernels(shift: float) -> None:
+def test_grid_density_is_the_sum_of_kernels(shift):
     p, q = gaussian(np.random.default_rng(1), 800, shift)
     ratio = GridRatio(p, q, grid_size=2000)
     for mass, samples in ((ratio.p, p), (ratio.q, q)):
@@ -47,13 +45,13 @@ def test_grid_density_is_the_sum_of_kernels(shift: float) -> None:
         assert mass.sum() == pytest.approx(1)
 
 
-def test_grid_ratio_is_the_likelihood_ratio() -> None:
+def test_grid_ratio_is_the_likelihood_ratio():
     p, q = gaussian(np.random.default_rng(2), 200_000)
     x = np.linspace(-1.5, 2.5, 20)
     assert np.log(GridRatio(p, q)(x)) == pytest.approx(x - 0.5, abs=0.08)
 
 
-def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples() -> None:
+def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples():
     samples = np.random.default_rng(3).normal(2.0, 5.0, 10_000)
     assert silverman_bandwidth(samples) == pytest.approx(0.9 * 5 * 10_000**-0.2, rel=0.02)
     assert silverman_bandwidth(3 * samples) == pytest.approx(3 * silverman_bandwidth(samples))
@@ -64,18 +62,18 @@ def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples() -> None:
     ("p", "q", "apart"),
     [(np.zeros(50), np.ones(50), True), (np.full(50, 7.0), np.full(50, 7.0), False)],
 )
-def test_constant_samples_are_told_apart_or_equal(p, q, apart: bool) -> None:
+def test_constant_samples_are_told_apart_or_equal(p, q, apart):
     for kind in (GridRatio, NeighbourRatio):
         at_p, at_q = kind(p, q)(np.array([p[0], q[0]]))
         assert (at_p < 0.2 and at_q > 5) if apart else at_p == at_q == pytest.approx(1)
 
 
-def test_a_kernel_wider_than_the_range_is_flat() -> None:
+def test_a_kernel_wider_than_the_range_is_flat():
     p, q = gaussian(np.random.default_rng(4), 100)
     assert GridRatio(p, q, bandwidth=1e4)(p) == pytest.approx(1, abs=1e-3)
 
 
-def test_kernel_ratio_in_the_plane_is_the_quotient_of_scipys_densities() -> None:
+def test_kernel_ratio_in_the_plane_is_the_quotient_of_scipys_densities():
     p, q = plane(np.random.default_rng(6), FITTED + 500)
     x = RNG.normal(0.3, 1, (30, 2))
     kernels = [stats.gaussian_kde(rows[:FITTED].T)(x.T) for rows in (p, q)]
@@ -106,14 +104,14 @@ def samples(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 
 
 @given(samples())
-def test_neighbours_are_those_of_sorted_distances(drawn) -> None:
+def test_neighbours_are_those_of_sorted_distances(drawn):
     p, q, x, k = drawn
     scale = 1.0 if p.shape[1] == 1 else np.concatenate([p, q]).std(axis=0)
     expected = naive_ratio(p / scale, q / scale, x / scale, k)
     assert NeighbourRatio(p, q, k)(x) == pytest.approx(expected)
 
 
-def test_many_queries_in_the_plane_are_answered_in_parts(monkeypatch) -> None:
+def test_many_queries_in_the_plane_are_answered_in_parts(monkeypatch):
     p, q = plane(np.random.default_rng(8), 60)
     x = RNG.normal(0, 1, (97, 2))
     whole = NeighbourRatio(p, q, 7)(x)
@@ -122,12 +120,12 @@ def test_many_queries_in_the_plane_are_answered_in_parts(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("samples", "k"), [(4, 3), (100, 11), (2000, 45), (10_000, 101)])
-def test_default_number_of_neighbours_is_odd_and_near_the_root(samples: int, k: int) -> None:
+def test_default_number_of_neighbours_is_odd_and_near_the_root(samples, k):
     assert default_neighbours(samples) == k
 
 
 # --- Samples and claims as arguments: what is taken, and what is refused in which words.
-def test_samples_of_any_shape_are_rows_of_floats() -> None:
+def test_samples_of_any_shape_are_rows_of_floats():
     p, q = sample_pair([True, False, True], [3, 4])
     assert (p.tolist(), q.tolist()) == ([[1.0], [0.0], [1.0]], [[3.0], [4.0]])
     p, q = sample_pair(np.arange(12).reshape(2, 3, 2), np.zeros((5, 6)))
@@ -146,7 +144,7 @@ test_what_are_no_samples_is_refused = refused(
 )
 
 
-def test_a_claim_of_both_orders_of_the_worlds_is_taken_as_it_is() -> None:
+def test_a_claim_of_both_orders_of_the_worlds_is_taken_as_it_is():
     both = SubsampledGaussianTradeoff(1.0, 0.1)
     assert claim_of_both_orders(both) is both
 
@@ -169,7 +167,7 @@ def reference_errors(name: str, n: int, draws: int, rng) -> list[float]:
 
 
 @pytest.mark.heavy
-def test_errors_of_the_reference_table_to_the_digits() -> None:
+def test_errors_of_the_reference_table_to_the_digits():
     """Drawn as the reference drew them: one generator, the rows one after the other."""
     rng, found = np.random.default_rng(0), []
     for name in MECHANISMS:
@@ -183,7 +181,7 @@ def test_errors_of_the_reference_table_to_the_digits() -> None:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize(("n", "most"), [(1000, 0.13), (100_000, 0.02)])
-def test_both_estimates_approach_the_true_curve(name: str, n: int, most: float) -> None:
+def test_both_estimates_approach_the_true_curve(name, n, most):
     sampler, claim = MECHANISMS[name]
     p, q = sampler(np.random.default_rng([n, len(name)]), n)
     assert distance(estimate_by_kernel(p, q), claim(1.0)) < most
@@ -191,20 +189,20 @@ def test_both_estimates_approach_the_true_curve(name: str, n: int, most: float) 
 
 
 @pytest.mark.heavy
-def test_estimates_in_the_plane_approach_the_true_curve() -> None:
+def test_estimates_in_the_plane_approach_the_true_curve():
     p, q = plane(np.random.default_rng(3), 8000)
     for estimate in (estimate_by_kernel(p, q), estimate_by_neighbours(p, q)):
         assert distance(estimate, GaussianTradeoff(1.0)) < 0.04
 
 
-def test_ten_dimensions_are_estimated_by_neighbours() -> None:
+def test_ten_dimensions_are_estimated_by_neighbours():
     rng = np.random.default_rng(4)
     p, q = rng.normal(0, 1, (4000, 10)), rng.normal(1 / np.sqrt(10), 1, (4000, 10))
     assert distance(estimate_by_neighbours(p, q, neighbours=401), GaussianTradeoff(1.0)) < 0.08
 
 
 @given(st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 2.0]))
-def test_exceedance_is_the_sum_over_all_pairs(n: int, seed: int, smoothing: float) -> None:
+def test_exceedance_is_the_sum_over_all_pairs(n, seed, smoothing):
     rng = np.random.default_rng(seed)
     ratios, weights = rng.exponential(2, n), rng.random(n)
     ratios[rng.random(n) < 0.2] = 1e10  # where a density is at its floor
@@ -214,7 +212,7 @@ def test_exceedance_is_the_sum_over_all_pairs(n: int, seed: int, smoothing: floa
     )
 
 
-def test_points_are_integrals_over_the_grid() -> None:
+def test_points_are_integrals_over_the_grid():
     p, q = gaussian(np.random.default_rng(7), 3000)
     ratio, estimate = GridRatio(p, q), estimate_by_kernel(p, q)
     for mass, rate in ((ratio.p, estimate.alpha), (ratio.q, 1 - estimate.beta)):
@@ -223,7 +221,7 @@ def test_points_are_integrals_over_the_grid() -> None:
 
 
 @each_estimator
-def test_error_rates_move_with_the_threshold_and_are_the_same_in_every_unit(estimator) -> None:
+def test_error_rates_move_with_the_threshold_and_are_the_same_in_every_unit(estimator):
     estimate = estimator(*gaussian(np.random.default_rng(8), 2000))
     assert (np.diff(estimate.alpha) <= 1e-12).all()
     assert (np.diff(estimate.beta) >= -1e-12).all()
@@ -235,7 +233,7 @@ def test_error_rates_move_with_the_threshold_and_are_the_same_in_every_unit(esti
 
 
 @each_estimator
-def test_without_noise_there_are_no_errors_and_equal_worlds_toss_a_coin(estimator) -> None:
+def test_without_noise_there_are_no_errors_and_equal_worlds_toss_a_coin(estimator):
     curve = estimator(np.zeros(400), np.ones(400)).convex()
     assert curve(0.01) < 0.01
     assert curve.epsilon_at(1e-3) > 5
@@ -243,13 +241,13 @@ def test_without_noise_there_are_no_errors_and_equal_worlds_toss_a_coin(estimato
     assert distance(estimator(values[::2], values[1::2]), GaussianTradeoff(0.0)) < 0.06
 
 
-def test_convex_hull_lies_on_or_below_the_estimate() -> None:
+def test_convex_hull_lies_on_or_below_the_estimate():
     estimate = estimate_by_kernel(*gaussian(np.random.default_rng(11), 500))
     assert (estimate.convex()(ALPHA) <= estimate(ALPHA) + 1e-12).all()
     assert estimate.samples == (500, 500)
 
 
-def test_a_hundred_thousand_samples_take_less_than_fifty_milliseconds() -> None:
+def test_a_hundred_thousand_samples_take_less_than_fifty_milliseconds():
     p, q = gaussian(np.random.default_rng(12), 100_000)
     times = []
     for _ in range(10):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -66,7 +64,7 @@ NULLS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("null", NULLS)
-def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(null: str) -> None:
+def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(null):
     sampler, claim, truth = NULLS[null]
     level = 0.2
     refuted, wrong = runs_flagged(sampler, claim, 40, 400, level, truth)
@@ -86,14 +84,14 @@ def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(nu
          ApproxDPTradeoff(0.3, 0.0), 2500),
     ],
 )  # fmt: skip
-def test_half_the_privacy_is_refuted(sampler, claim, most: int) -> None:
+def test_half_the_privacy_is_refuted(sampler, claim, most):
     rng, test = np.random.default_rng(3), SequentialTradeoffTest(claim)
     while test.log_e < math.log(1000):
         test.update(*sampler(rng, 50))
         assert test.samples <= most
 
 
-def test_a_difference_of_scale_alone_is_found_by_neighbours() -> None:
+def test_a_difference_of_scale_alone_is_found_by_neighbours():
     rng = np.random.default_rng(4)
     test = SequentialTradeoffTest(ApproxDPTradeoff(0.5, 0.0))
     while test.log_e < math.log(1000):
@@ -101,7 +99,7 @@ def test_a_difference_of_scale_alone_is_found_by_neighbours() -> None:
         assert test.samples <= 3000
 
 
-def test_bound_approaches_the_true_epsilon_from_below() -> None:
+def test_bound_approaches_the_true_epsilon_from_below():
     rng = np.random.default_rng(5)
     test = SequentialTradeoffTest(ApproxDPTradeoff(1.0, 0.0), delta=0.0)
     bounds = []
@@ -113,7 +111,7 @@ def test_bound_approaches_the_true_epsilon_from_below() -> None:
     assert bounds[-1] in EPSILONS
 
 
-def test_arrays_of_any_shape_are_outputs() -> None:
+def test_arrays_of_any_shape_are_outputs():
     rng = np.random.default_rng(6)
     test = SequentialTradeoffTest(GaussianTradeoff(1.0))
     for _ in range(3):
@@ -141,13 +139,13 @@ def rate(name: str, claimed: float, n: int, runs: int, box="clopper_pearson") ->
 
 
 @pytest.mark.parametrize(("n", "half"), [(1000, 0.0468), (10_000, 0.0148), (100_000, 0.0047)])
-def test_half_width_of_the_papers_box(n: int, half: float) -> None:
+def test_half_width_of_the_papers_box(n, half):
     corner = error_rate_corner(n // 4, n, 0.05, "hoeffding")
     assert float(corner) - (n // 4) / n == pytest.approx(half, abs=5e-5)
 
 
 @pytest.mark.parametrize("n", [1, 10, 1000, 100_000])
-def test_the_exact_corner_lies_within_the_papers_box(n: int) -> None:
+def test_the_exact_corner_lies_within_the_papers_box(n):
     k = np.unique(np.linspace(0, n, 50).astype(int))
     exact, box = (error_rate_corner(k, n, 0.05, b) for b in ("clopper_pearson", "hoeffding"))
     assert (exact <= box + 1e-12).all()
@@ -156,7 +154,7 @@ def test_the_exact_corner_lies_within_the_papers_box(n: int) -> None:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("box", ["clopper_pearson", "hoeffding"])
-def test_detection_at_a_thousand_samples_is_that_of_the_reference(name: str, box) -> None:
+def test_detection_at_a_thousand_samples_is_that_of_the_reference(name, box):
     """Reference, of 60 runs: box / corner .03 / .75 (Gaussian) and .03 / .38 (Laplace).
 
     Of 1000 runs of ours: .045 / .67 and .03 / .54. Weights in place of thinned samples find more of
@@ -181,13 +179,13 @@ def test_detection_at_a_thousand_samples_is_that_of_the_reference(name: str, box
     ],
 )
 @pytest.mark.heavy_one_in(4)
-def test_detection_at_ten_thousand_samples_is_the_references(name, claimed, box, expected) -> None:
+def test_detection_at_ten_thousand_samples_is_the_references(name, claimed, box, expected):
     """Of 60 runs each in the reference and 40 here: the rates scatter by up to .1."""
     assert rate(name, claimed, 10_000, 40, box) == pytest.approx(expected, abs=0.25)
 
 
 @pytest.mark.parametrize(("name", "claimed"), [("Gaussian", 0.95), ("Laplace", 0.95)])
-def test_a_hundred_thousand_samples_find_five_percent(name: str, claimed: float) -> None:
+def test_a_hundred_thousand_samples_find_five_percent(name, claimed):
     assert rate(name, claimed, 100_000, 2) == 1
 
 
@@ -204,7 +202,7 @@ NULLS_OF_TRADEOFF_AUDIT = {
 @pytest.mark.heavy
 @pytest.mark.parametrize("null", NULLS_OF_TRADEOFF_AUDIT)
 @pytest.mark.heavy_one_in(4)
-def test_a_true_claim_is_refuted_less_often_than_the_significance(null: str) -> None:
+def test_a_true_claim_is_refuted_less_often_than_the_significance(null):
     sampler, claim = NULLS_OF_TRADEOFF_AUDIT[null]
     rng = np.random.default_rng(len(null))
     runs, level = 300, 0.2
@@ -214,7 +212,7 @@ def test_a_true_claim_is_refuted_less_often_than_the_significance(null: str) -> 
 
 @pytest.mark.parametrize(("box", "least"), [("clopper_pearson", 0.35), ("hoeffding", 0.0)])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 0.3), (0.02, 0.6), (0.5, 0.01)])
-def test_one_of_the_limits_fails_at_most_as_often_as_stated(box, least, alpha, beta) -> None:
+def test_one_of_the_limits_fails_at_most_as_often_as_stated(box, least, alpha, beta):
     """Exactly, by summation: the two miss independently, each with half of the significance."""
     n, level = 400, 0.5
     k = np.arange(n + 1)
@@ -223,14 +221,14 @@ def test_one_of_the_limits_fails_at_most_as_often_as_stated(box, least, alpha, b
     assert least <= 1 - math.prod(kept) <= level
 
 
-def test_atoms_are_told_apart() -> None:
+def test_atoms_are_told_apart():
     p, q = randomised_response(np.random.default_rng(1), 2000, epsilon=2.0)
     audit = audit_tradeoff(p, q, ApproxDPTradeoff(1.0, 0.0))
     assert audit.rejected
     assert audit.false_positives / audit.negatives == pytest.approx(1 / (1 + math.e**2), abs=0.03)
 
 
-def test_either_order_of_the_worlds_refutes() -> None:
+def test_either_order_of_the_worlds_refutes():
     """A leak in one direction alone: q has an atom where p has nothing."""
     rng = np.random.default_rng(2)
     p, q = rng.random(3000), np.where(rng.random(3000) < 0.3, 2.0, rng.random(3000))
@@ -239,7 +237,7 @@ def test_either_order_of_the_worlds_refutes() -> None:
         assert not audit_tradeoff(first, second, ApproxDPTradeoff(0.2, 0.3)).rejected
 
 
-def test_margin_of_a_claim_that_is_not_symmetric_is_of_the_worse_order() -> None:
+def test_margin_of_a_claim_that_is_not_symmetric_is_of_the_worse_order():
     claim = PiecewiseTradeoff([0.1], [0.2])
     one, other = claim(0.2) - 0.05, claim(0.05) - 0.2
     assert other > one > 0
@@ -247,14 +245,14 @@ def test_margin_of_a_claim_that_is_not_symmetric_is_of_the_worse_order() -> None
     assert float(tradeoff_margin(np.array(0.05), np.array(0.2), claim)) == pytest.approx(other)
 
 
-def test_the_split_is_the_seeds_and_the_decision_is_repeatable() -> None:
+def test_the_split_is_the_seeds_and_the_decision_is_repeatable():
     p, q = gaussian(np.random.default_rng(3), 500)
     first, again = (audit_tradeoff(p, q, GaussianTradeoff(0.9), seed=4) for _ in range(2))
     assert first == again
     assert first != audit_tradeoff(p, q, GaussianTradeoff(0.9), seed=5)
 
 
-def test_gaussian_noise_too_small_is_refuted_in_twenty_dimensions() -> None:
+def test_gaussian_noise_too_small_is_refuted_in_twenty_dimensions():
     rng = np.random.default_rng(4)
     p, q = rng.normal(0, 0.5, (4000, 20)), rng.normal(0, 0.5, (4000, 20))
     q[:, 0] += 1
@@ -303,7 +301,7 @@ def naive_log_e(slopes, deltas, p, q) -> float:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 3))
-def test_log_e_is_the_mean_of_products_over_pairs(seed: int, n: int, m: int) -> None:
+def test_log_e_is_the_mean_of_products_over_pairs(seed, n, m):
     rng = np.random.default_rng(seed)
     slopes, deltas = rng.uniform(0, 3, m), rng.uniform(0, 0.5, m)
     p, q = rng.normal(0, 2, n), rng.normal(1, 2, n)
@@ -316,7 +314,7 @@ def test_log_e_is_the_mean_of_products_over_pairs(seed: int, n: int, m: int) -> 
 
 
 @given(st.floats(0, 6), st.floats(0, 0.9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 1))
-def test_a_test_within_the_claim_gains_nothing_on_average(t, delta, alpha, more, order) -> None:
+def test_a_test_within_the_claim_gains_nothing_on_average(t, delta, alpha, more, order):
     """The factor's mean over both worlds, for error rates on the claim or above it."""
     floor = max(0.0, 1 - delta - math.exp(t) * alpha)
     beta = floor + more * (1 - floor)
@@ -335,7 +333,7 @@ def test_a_test_within_the_claim_gains_nothing_on_average(t, delta, alpha, more,
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=repr)
-def test_curve_without_its_own_formula_is_never_too_small_and_close(claim) -> None:
+def test_curve_without_its_own_formula_is_never_too_small_and_close(claim):
     epsilon = np.array([0.0, 0.2, 1.0, 3.0, 7.0])
     exact = privacy_curve(claim, epsilon)
     assert exact.tolist() == np.asarray(claim.delta_at(epsilon)).tolist()
@@ -345,13 +343,13 @@ def test_curve_without_its_own_formula_is_never_too_small_and_close(claim) -> No
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=repr)
-def test_common_error_rate_lies_on_the_claim(claim) -> None:
+def test_common_error_rate_lies_on_the_claim(claim):
     rate = common_error_rate(claim)
     assert claim(rate) == pytest.approx(rate, abs=1e-9)
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
-def test_slopes_of_gaussian_noise_are_its_likelihood_ratios_and_others_have_some(mu) -> None:
+def test_slopes_of_gaussian_noise_are_its_likelihood_ratios_and_others_have_some(mu):
     rate = common_error_rate(GaussianTradeoff(mu)) * np.array([1, 0.6, 0.3, 0.1, 0.02])
     expected = -mu * special.ndtri(rate) - mu**2 / 2
     assert claimed_log_slopes(GaussianTradeoff(mu)) == pytest.approx(expected, abs=1e-4)
@@ -360,7 +358,7 @@ def test_slopes_of_gaussian_noise_are_its_likelihood_ratios_and_others_have_some
         assert claimed_log_slopes(nothing).tolist() == [0.0]
 
 
-def test_independent_runs_are_those_of_one() -> None:
+def test_independent_runs_are_those_of_one():
     rng = np.random.default_rng(1)
     p, q = rng.normal(size=(2, 3, 40))
     together = TradeoffBet([0.5, 1.0], [0.1, 0.0], (3,))
@@ -371,7 +369,7 @@ def test_independent_runs_are_those_of_one() -> None:
         assert together.log_e[run] == pytest.approx(float(alone.log_e))
 
 
-def test_a_flawless_attack_is_detected_with_as_many_pairs_as_stated() -> None:
+def test_a_flawless_attack_is_detected_with_as_many_pairs_as_stated():
     for epsilon in (0.5, 3.0):
         bet, pairs = TradeoffBet([epsilon], [0.0]), 0
         while bet.detectable_error_rate(1e-3) < 0:
@@ -382,7 +380,7 @@ def test_a_flawless_attack_is_detected_with_as_many_pairs_as_stated() -> None:
         assert 0 < bet.detectable_error_rate(1e-3) < common_error_rate(ApproxDPTradeoff(epsilon, 0))
 
 
-def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significance() -> None:
+def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significance():
     """Randomised response on its claim, with the best scores: nothing is lost to learning."""
     rng, level, runs = np.random.default_rng(7), 0.05, 4000
     bet = TradeoffBet([1.0], [0.0], (runs,))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -93,7 +91,7 @@ def outside(value, counts, delta):
         ((309, 691, 309, 691), 0.900803, 3.880162),
     ],
 )
-def test_lower_quantiles_of_counts_are_reproduced(counts, mu: float, epsilon: float) -> None:
+def test_lower_quantiles_of_counts_are_reproduced(counts, mu, epsilon):
     quantile = mu_posterior_quantile(0.05, ConfusionCounts(*counts))
     assert quantile == pytest.approx(mu, abs=5.1e-7 if mu < 1 else 5.1e-6)
     assert gaussian_epsilon(quantile, 1e-5) == pytest.approx(epsilon, abs=5.1e-7)
@@ -102,7 +100,7 @@ def test_lower_quantiles_of_counts_are_reproduced(counts, mu: float, epsilon: fl
 @pytest.mark.parametrize(
     ("n", "at_025", "at_05"), [(100, 27.653, 29.262), (500, 38.183, 39.714), (1000, 42.557, 44.061)]
 )
-def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05) -> None:
+def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05):
     # Published as 44.0 for 1,000 observations a world.
     counts = ConfusionCounts(fn=0, tp=n, fp=0, tn=n)
     mus = [mu_posterior_quantile(p, counts) for p in (0.025, 0.05)]
@@ -111,7 +109,7 @@ def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05) -
         assert mus == pytest.approx([5.97274, 6.11902], abs=5.1e-6)
 
 
-def test_numbers_give_floats_and_arrays_broadcast() -> None:
+def test_numbers_give_floats_and_arrays_broadcast():
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
     assert type(mu_posterior_cdf(1.0, SOME)) is float
     assert mu_posterior_quantile(1e-100, SOME) < mu_posterior_quantile(1e-10, SOME)
@@ -122,7 +120,7 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
 
 
 @pytest.mark.parametrize("law", [stats.gamma(3.0), stats.beta(2.5, 4.0), stats.expon(scale=0.5)])
-def test_quantiles_cdf_and_mean_are_those_of_the_density(law) -> None:
+def test_quantiles_cdf_and_mean_are_those_of_the_density(law):
     points = np.linspace(0.0, law.ppf(1 - 1e-9), 400)
     found = GridDistribution(points, 7.0 * law.pdf(points))
     for p in (0.01, 0.3, 0.5, 0.99):
@@ -133,13 +131,13 @@ def test_quantiles_cdf_and_mean_are_those_of_the_density(law) -> None:
     assert found.cdf(np.array([0.0, law.median(), 1e9])) == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
 
 
-def test_weights_change_the_density() -> None:
+def test_weights_change_the_density():
     points = np.linspace(0.0, 1.0, 101)
     found = GridDistribution(points, np.ones(101)).reweighted(points)
     assert found.cdf(0.5) == pytest.approx(0.25, abs=1e-6)
 
 
-def test_a_grid_cannot_be_changed_after_the_check() -> None:
+def test_a_grid_cannot_be_changed_after_the_check():
     points = np.linspace(0.0, 2.0, 9)
     found = GridDistribution(points, np.ones(9))
     points[0] = 1.0
@@ -148,7 +146,7 @@ def test_a_grid_cannot_be_changed_after_the_check() -> None:
         found.density[0] = -1.0
 
 
-def test_integrals_of_parabolas_are_exact_and_never_fall() -> None:
+def test_integrals_of_parabolas_are_exact_and_never_fall():
     x = np.array([0.0, 0.5, 1.5, 2.0, 4.0])
     even = np.linspace(0.0, 3.0, 7)
     assert cumulative(even, even**2)[-1] == pytest.approx(9.0, rel=1e-12)
@@ -156,7 +154,7 @@ def test_integrals_of_parabolas_are_exact_and_never_fall() -> None:
     assert (np.diff(cumulative(x, np.array([0.0, 9.0, 0.0, 9.0, 0.0]))) >= 0).all()
 
 
-def test_a_curve_through_increasing_values_increases_whatever_the_slopes() -> None:
+def test_a_curve_through_increasing_values_increases_whatever_the_slopes():
     x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 5.0, 5.1])
     curve = increasing_curve(x, y, np.array([50.0, -3.0, 50.0, 50.0]))
     assert (np.diff(curve(np.linspace(0.0, 3.0, 301))) >= -1e-12).all()
@@ -202,7 +200,7 @@ test_what_is_no_density_is_refused = refused(
 )
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(3)
-def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value: float) -> None:
+def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value):
     below, above = outside(value, counts, delta)
     for region, mass in (("two_sided", below + above), ("one_sided", below)):
         observed = ConfusionCounts(*counts)
@@ -223,14 +221,14 @@ def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value: float) 
         pytest.param((10, 990, 5, 995), None, 1e-10, marks=heavy),
     ],
 )
-def test_small_quantiles_have_nine_digits(counts, delta, probability: float) -> None:
+def test_small_quantiles_have_nine_digits(counts, delta, probability):
     found = quantile(probability, ConfusionCounts(*counts), delta, region="one_sided")
     below, _ = outside(found, counts, delta)
     assert float(1 - below) == pytest.approx(probability, rel=1e-9)
 
 
 @pytest.mark.parametrize("region", ["two_sided", "one_sided"])
-def test_agrees_with_two_dimensional_quadrature(region: str) -> None:
+def test_agrees_with_two_dimensional_quadrature(region):
     x, y = stats.beta(5.5, 10.5), stats.beta(3.5, 12.5)
     epsilon, delta = 1.0, 0.05
 
@@ -252,7 +250,7 @@ def test_agrees_with_two_dimensional_quadrature(region: str) -> None:
 @pytest.mark.parametrize("delta", [0.01, None])
 @pytest.mark.parametrize("prior", [0.5, 1.0])
 @pytest.mark.parametrize("counts", [(35, 65, 25, 75), (70, 30, 60, 40), (3, 4, 0, 9)])
-def test_agrees_with_draws_from_the_posterior(counts, prior: float, delta) -> None:
+def test_agrees_with_draws_from_the_posterior(counts, prior, delta):
     rng, draws = np.random.default_rng(1), 200_000
     fn, tp, fp, tn = (count + prior for count in counts)
     rates = rng.beta(fn, tp, draws), rng.beta(fp, tn, draws)
@@ -269,7 +267,7 @@ def test_agrees_with_draws_from_the_posterior(counts, prior: float, delta) -> No
             assert abs(np.mean(drawn <= value) - inside) < error
 
 
-def test_published_numbers_of_epsilon_are_reproduced() -> None:
+def test_published_numbers_of_epsilon_are_reproduced():
     n, flawless = np.array([100, 500, 1000]), ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
     found = epsilon_posterior_quantile(0.025, ConfusionCounts(fn=0, tp=n, fp=0, tn=n), 1e-5)
     assert found == pytest.approx([4.598, 6.216, 6.911], abs=5.1e-4)
@@ -291,7 +289,7 @@ def test_published_numbers_of_epsilon_are_reproduced() -> None:
         (JEFFREYS, epsilon_jeffreys_interval, 0.9506, 0.9967),
     ],
 )
-def test_rectangles_cover_more_than_they_say(limits, interval, rectangle, between) -> None:
+def test_rectangles_cover_more_than_they_say(limits, interval, rectangle, between):
     mass = 1.0
     for k in (35, 25):
         ends = np.array([limit(k, 100, 0.0125) for limit in limits])
@@ -301,14 +299,14 @@ def test_rectangles_cover_more_than_they_say(limits, interval, rectangle, betwee
     assert inside[1] - inside[0] == pytest.approx(between, abs=5.1e-5)
 
 
-def test_null_scores_are_positive_in_the_published_region_only() -> None:
+def test_null_scores_are_positive_in_the_published_region_only():
     counts = ConfusionCounts(500, 500, 500, 500)
     assert epsilon_posterior_quantile(0.05, counts, 0.0) > 0
     assert epsilon_posterior_quantile(0.05, counts, 0.0, region="one_sided") == 0.0
     assert epsilon_posterior_quantile(0.05, ConfusionCounts(0, 0, 0, 0), 0, region="one_sided") == 0
 
 
-def test_numbers_give_floats_and_arrays_broadcast_posterior() -> None:
+def test_numbers_give_floats_and_arrays_broadcast_posterior():
     assert type(epsilon_posterior_cdf(1.0, EXAMPLE, 0.0)) is float
     assert type(epsilon_posterior_quantile(0.05, EXAMPLE, 0)) is float
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
@@ -357,7 +355,7 @@ test_arguments_out_of_range_are_refused = refusals(
         (lambda: epsilon_posterior_interval(0.05, 0.0, MANY), "significance"),
     ],
 )
-def test_arguments_that_are_swapped_are_shown_in_a_line(call, name: str) -> None:
+def test_arguments_that_are_swapped_are_shown_in_a_line(call, name):
     with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
         call()
     assert len(str(caught.value)) < 250
@@ -366,7 +364,7 @@ def test_arguments_that_are_swapped_are_shown_in_a_line(call, name: str) -> None
 
 @settings(max_examples=60)
 @given(counts_of(3000), deltas, probabilities, regions)
-def test_quantile_undoes_the_distribution_function(counts, delta, probability, region) -> None:
+def test_quantile_undoes_the_distribution_function(counts, delta, probability, region):
     found = quantile(probability, counts, delta, region=region)
     inside = cdf(found, counts, delta, region=region)
     if found > 0:
@@ -389,7 +387,7 @@ def test_worlds_may_be_swapped_and_the_direction_in_the_published_region(c, delt
 
 @settings(max_examples=60)
 @given(counts_of(3000), deltas, probabilities)
-def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability) -> None:
+def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability):
     first = quantile(probability, counts, delta, region="one_sided")
     fn, tp, fp, tn = counts.fn, counts.tp, counts.fp, counts.tn
     fewer_fn, fewer_fp = np.minimum(fn, 1), np.minimum(fp, 1)
@@ -402,14 +400,14 @@ def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probabilit
 
 @settings(max_examples=40)
 @given(counts_of(3000), deltas, regions)
-def test_quantiles_rise_with_probability(counts, delta, region) -> None:
+def test_quantiles_rise_with_probability(counts, delta, region):
     levels = (1e-9, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-6)
     found = [quantile(p, counts, delta, region=region) for p in levels]
     assert found == sorted(found)
 
 
 @given(counts_of(3000), deltas, regions)
-def test_density_is_the_slope_of_the_distribution_function(counts, delta, region) -> None:
+def test_density_is_the_slope_of_the_distribution_function(counts, delta, region):
     at = quantile(0.6, counts, delta, region=region)
     density = pdf(at, counts, delta, region=region)
     h = 1e-4 * max(at, 1e-3)
@@ -420,7 +418,7 @@ def test_density_is_the_slope_of_the_distribution_function(counts, delta, region
 
 @pytest.mark.parametrize(("delta", "last"), [(0.05, 9), (None, 5)])
 @pytest.mark.parametrize("counts", [(35, 65, 25, 75), (50, 50, 48, 52)])
-def test_density_and_atom_add_up_to_one(counts, delta, last) -> None:
+def test_density_and_atom_add_up_to_one(counts, delta, last):
     observed = ConfusionCounts(*counts)
     for region in ("two_sided", "one_sided"):
         atom = cdf(0.0, observed, delta, region=region)
@@ -437,14 +435,14 @@ def test_density_and_atom_add_up_to_one(counts, delta, last) -> None:
 @pytest.mark.parametrize("shift", [-1.0, 0.0, 0.3, 2.0])
 @pytest.mark.heavy_one_in(6)
 @pytest.mark.one_in(4)
-def test_pruned_maximum_is_the_maximum(shift: float, delta, probability, region: str) -> None:
+def test_pruned_maximum_is_the_maximum(shift, delta, probability, region):
     counts = thresholds(60, shift)
     every = quantile(probability, counts, delta, region=region)
     value, index = maximum(probability, counts, delta, region=region)
     assert (value, every[index]) == pytest.approx((every.max(), every.max()), rel=1e-10)
 
 
-def test_pruned_maximum_of_samples_of_different_sizes_is_the_maximum() -> None:
+def test_pruned_maximum_of_samples_of_different_sizes_is_the_maximum():
     rng = np.random.default_rng(3)
     n = rng.integers(5, 300, (2, 40))
     fn, fp = rng.integers(0, n[0] + 1), rng.integers(0, n[1] + 1)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -54,7 +52,7 @@ RUNS = 2000
         ("fdp_cp", (0.0588, 0.2036, 0.3848, 0.7706)),
     ],
 )
-def test_the_reference_powers_at_epsilon_1_57_are_reproduced(method, powers) -> None:
+def test_the_reference_powers_at_epsilon_1_57_are_reproduced(method, powers):
     found = [bound_power(method, CLAIMED, TRUE, n) for n in (1000, 2500, 4000, 8000)]
     # Of 200,000 simulations. An older run of a few hundred gave .03/.18/.42/.77 for fdp_cp.
     assert found == pytest.approx(powers, abs=0.003)
@@ -71,7 +69,7 @@ def test_the_power_is_the_sum_over_all_counts_that_the_bound_decides(method, cla
 
 
 @pytest.mark.parametrize("method", POWER_METHODS)
-def test_a_simulation_agrees(method) -> None:
+def test_a_simulation_agrees(method):
     n, runs, rng = 300, 1500, np.random.default_rng(5)
     scores_in, scores_out = 1.0 + rng.standard_normal((runs, n)), rng.standard_normal((runs, n))
     fn, fp = (scores_in <= 0.5).sum(axis=1), (scores_out > 0.5).sum(axis=1)
@@ -82,12 +80,12 @@ def test_a_simulation_agrees(method) -> None:
 
 
 @pytest.mark.parametrize("n", [50, 1000, 20_000])
-def test_a_true_claim_is_refuted_as_rarely_as_the_level_says(n) -> None:
+def test_a_true_claim_is_refuted_as_rarely_as_the_level_says(n):
     assert bound_power("fdp_pooled_cp", 0.7, 0.7, n) <= 0.05 + 1e-3
     assert bound_power("fdp_cp", 0.7, 0.7, n) <= 0.05
 
 
-def test_a_worse_violation_and_a_larger_level_never_lower_the_power() -> None:
+def test_a_worse_violation_and_a_larger_level_never_lower_the_power():
     for method in POWER_METHODS:
         powers = [bound_power(method, 0.3, mu, 400) for mu in (0.3, 0.5, 0.8, 1.5)]
         assert powers == sorted(powers)
@@ -97,7 +95,7 @@ def test_a_worse_violation_and_a_larger_level_never_lower_the_power() -> None:
 
 
 @pytest.mark.parametrize("method", POWER_METHODS)
-def test_a_mechanism_that_hides_nothing_is_always_told(method) -> None:
+def test_a_mechanism_that_hides_nothing_is_always_told(method):
     """Its error rate is below the smallest that the binomial quantile knows."""
     assert [bound_power(method, 0.5, mu, 1000) for mu in (20.0, 30.0, 45.0, 80.0)] == [1.0] * 4
 
@@ -116,13 +114,13 @@ def gaussian(epsilon: float) -> float:
     # At significance .05 and 1e-3.
     [(1, (10, 23), (6, 12)), (4, (166, 381), (8, 18)), (8, (8932, 20_596), (14, 31))],
 )
-def test_flawless_guesses_at_one_look_are_those_of_the_lab(epsilon, of_epsilon, of_mu) -> None:
+def test_flawless_guesses_at_one_look_are_those_of_the_lab(epsilon, of_epsilon, of_mu):
     for rate, expected in ((approx_dp(epsilon), of_epsilon), (gaussian(epsilon), of_mu)):
         found = tuple(flawless_guesses_at_end(rate, significance) for significance in (0.05, 1e-3))
         assert found == expected
 
 
-def test_the_mixture_refutes_8_after_20844_flawless_guesses_and_its_gaussian_after_42() -> None:
+def test_the_mixture_refutes_8_after_20844_flawless_guesses_and_its_gaussian_after_42():
     assert flawless_guesses(approx_dp(8), 1e-3) == 20_844
     assert flawless_guesses(gaussian(8), 1e-3) == 42
     assert flawless_guesses(1e-13, 1e-3) is guesses_for_power(0.4, 0.3999, 0.05) is None
@@ -141,7 +139,7 @@ def test_flawless_guesses_are_the_first_that_refute_no_fewer_than_at_one_look(ra
     ("claim", "truth", "at_05", "at_001"),
     [(1, 4, 166, 342), (4, 6, 529, 1076), (4, 8, 145, 305), (8, 12, 235, 496), (8, 16, 75, 160)],
 )
-def test_guesses_for_power_are_those_of_the_lab(claim, truth, at_05, at_001) -> None:
+def test_guesses_for_power_are_those_of_the_lab(claim, truth, at_05, at_001):
     rates = gaussian(claim), gaussian(truth)
     # Where its search was coarse the lab has 529 of 4 at 6, and 1,288 and 2,654 of 1 at 2.
     coarse = 0.015 if at_05 == 529 else 0.0
@@ -154,7 +152,7 @@ def test_guesses_for_power_are_those_of_the_lab(claim, truth, at_05, at_001) -> 
 
 @pytest.mark.parametrize("rates", [(0.4, 0.3), (0.25, 0.1), (0.1, 0.0)])
 @pytest.mark.parametrize("significance", [0.05, 1e-3])
-def test_guesses_for_power_are_the_first_of_a_naive_search(rates, significance) -> None:
+def test_guesses_for_power_are_the_first_of_a_naive_search(rates, significance):
     def power(n: int) -> float:
         most = int(np.count_nonzero(stats.binom.cdf(np.arange(n), n, rates[0]) <= significance)) - 1
         return float(stats.binom.cdf(most, n, rates[1]))
@@ -166,25 +164,25 @@ def test_guesses_for_power_are_the_first_of_a_naive_search(rates, significance) 
 
 
 @pytest.mark.parametrize("true_rate", [0.0, 0.2, 0.28])
-def test_anytime_power_is_the_share_of_simulated_runs_that_are_refuted(true_rate: float) -> None:
+def test_anytime_power_is_the_share_of_simulated_runs_that_are_refuted(true_rate):
     errors = np.random.default_rng(0).binomial(200, true_rate, 4000)
     seen = np.mean(error_rate_log_e(errors, np.full(4000, 200), 0.4) >= math.log(1e3))
     assert anytime_power(200, 0.4, true_rate, 1e-3) == pytest.approx(seen, abs=0.03)
 
 
-def test_anytime_power_is_zero_where_no_attack_is_found() -> None:
+def test_anytime_power_is_zero_where_no_attack_is_found():
     assert (anytime_power(0, 0.4, 0.0, 1e-3), anytime_power(10, 0.4, 0.0, 1e-3)) == (0, 0)
     assert anytime_power(3, 0.5, 1.0, 0.9999999) in (0.0, 1.0)
 
 
-def test_guesses_for_anytime_power_reach_it() -> None:
+def test_guesses_for_anytime_power_reach_it():
     found = guesses_for_anytime_power(0.4, 0.3, 1e-3, 0.9)
     assert anytime_power(found, 0.4, 0.3, 1e-3) >= 0.9
     assert anytime_power(found // 2, 0.4, 0.3, 1e-3) < 0.9
     assert guesses_for_anytime_power(0.3, 0.3, 1e-3) is None
 
 
-def test_further_guesses_refute_at_the_present_rate_and_not_before() -> None:
+def test_further_guesses_refute_at_the_present_rate_and_not_before():
     more = further_guesses(50, 200, 0.32, 1e-3)
     for n, refuted in ((more, True), (more - 1, False)):
         errors = 50 + math.ceil(0.25 * n)
@@ -247,7 +245,7 @@ def error_of(power: float) -> float:
         (256, 6, 0.85, 0.05, 1e-3),
     ],
 )
-def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, significance) -> None:
+def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, significance):
     predicted = noise_power(k, steps, ratio, data, significance)
     simulated = simulated_noise_power(k, steps, ratio, data, significance)
     assert abs(simulated - predicted) <= 3 * error_of(predicted)
@@ -265,7 +263,7 @@ def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, signi
         (0.2, 0.0, 0.03, 0.004388837739743602),
     ],
 )
-def test_noise_power_agrees_with_the_reference_numbers(data, reference, tolerance, ours) -> None:
+def test_noise_power_agrees_with_the_reference_numbers(data, reference, tolerance, ours):
     power = noise_power(8, 100, 0.8255, data, SHARE)
     assert power == pytest.approx(reference, abs=tolerance)
     assert power == pytest.approx(ours, rel=1e-9)
@@ -287,7 +285,7 @@ SENSITIVITY = [
 
 @pytest.mark.parametrize(("k", "steps", "shift", "std"), SENSITIVITY)
 @pytest.mark.one_in(3)
-def test_sensitivity_power_promises_no_more_than_the_bet_keeps(k, steps, shift, std) -> None:
+def test_sensitivity_power_promises_no_more_than_the_bet_keeps(k, steps, shift, std):
     predicted = sensitivity_power(k, steps, shift, std, SHARE)
     simulated = simulated_sensitivity_power(k, steps, shift, std)
     assert simulated >= predicted - 3 * error_of(predicted)
@@ -303,19 +301,19 @@ def shift_steps(shift: float, sigma: float) -> int:
     ("shift", "sigma", "ours", "t_test"),
     [(2.0, 3.0, 193, 187), (2.0, 1.0, 25, 28), (1.25, 3.0, 3011, 2558), (1.25, 1.0, 330, 354)],
 )
-def test_steps_for_a_shift_stay_within_a_quarter_of_the_t_tests(shift, sigma, ours, t_test) -> None:
+def test_steps_for_a_shift_stay_within_a_quarter_of_the_t_tests(shift, sigma, ours, t_test):
     # The coin bet assumes no normal noise of one variance; the right-Haar t test does.
     assert shift_steps(shift, sigma) == ours
     assert ours == pytest.approx(t_test, rel=0.25)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
-def test_steps_said_to_be_needed_are_enough(sigma: float) -> None:
+def test_steps_said_to_be_needed_are_enough(sigma):
     steps = shift_steps(2.0, sigma)
     assert simulated_sensitivity_power(8, steps, 2.0, sigma) >= 0.95 - 3 * error_of(0.95)
 
 
-def test_steps_said_to_be_needed_for_small_noise_are_enough_and_not_too_many() -> None:
+def test_steps_said_to_be_needed_for_small_noise_are_enough_and_not_too_many():
     steps = steps_needed(lambda n: noise_power(8, n, 0.8, 0.0, SHARE))
     assert steps == 61
     assert simulated_noise_power(8, steps, 0.8, 0.0, SHARE) >= 0.95 - 3 * error_of(0.95)
@@ -337,31 +335,31 @@ def test_noise_power_falls_with_data_and_noise_and_rises_with_the_level(n, ratio
 
 
 @given(st.integers(1, 32), st.integers(1, 400), st.floats(1.05, 20), st.floats(0.2, 10))
-def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(k, steps, shift, std) -> None:
+def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(k, steps, shift, std):
     power = sensitivity_power(k, steps, shift, std)
     assert 0 <= power <= 1
     if power > 0.05:
         assert sensitivity_power(k, steps, shift, 1.5 * std) <= power + 0.02
 
 
-def test_noise_that_data_hide_is_never_flagged_by_more_steps() -> None:
+def test_noise_that_data_hide_is_never_flagged_by_more_steps():
     powers = [noise_power(8, steps, 0.9, 0.5, SHARE) for steps in (10, 1000, 100_000)]
     assert powers[-1] <= powers[0] + 1e-12 < 1e-3
 
 
-def test_one_coordinate_of_one_step_can_show_nothing_at_a_small_significance() -> None:
+def test_one_coordinate_of_one_step_can_show_nothing_at_a_small_significance():
     assert noise_power(1, 1, 0.01, 0.0, 1e-4) == 0.0
 
 
 @given(st.integers(1, 300), st.floats(0.05, 0.99))
-def test_steps_needed_are_those_of_a_linear_search(first: int, target: float) -> None:
+def test_steps_needed_are_those_of_a_linear_search(first, target):
     def power(steps: int) -> float:
         return 1 - 0.5 ** (steps / first)
 
     assert steps_needed(power, target) == next(n for n in range(1, 10_000) if power(n) >= target)
 
 
-def test_steps_needed_end_at_the_limit_where_no_number_is_enough() -> None:
+def test_steps_needed_end_at_the_limit_where_no_number_is_enough():
     assert steps_needed(lambda _: 0.5, limit=1000) == 1000
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import combinations
@@ -28,7 +26,7 @@ RECORDS, SIZE, EPOCH = 512, 16, 32
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (8, 8), (5, 9), (0, 3), (28, 30), (30, 30)])
-def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(low, high) -> None:
+def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(low, high):
     rates = np.linspace(0, 1, 20_001)
     naive = (stats.binom.cdf(high, 30, rates) - stats.binom.cdf(low - 1, 30, rates)).max()
     assert largest_interval_probability(30, low, high) == pytest.approx(naive, rel=1e-6)
@@ -37,7 +35,7 @@ def test_largest_probability_of_an_interval_is_that_of_the_best_of_all_rates(low
 @pytest.mark.parametrize(
     ("records", "marked", "drawn"), [(30, 7, 5), (30, 29, 12), (10, 10, 4), (8, 3, 8), (9, 4, 0)]
 )
-def test_overlap_has_mean_one_under_the_hypergeometric_law(records, marked, drawn) -> None:
+def test_overlap_has_mean_one_under_the_hypergeometric_law(records, marked, drawn):
     law = stats.hypergeom(records, marked, drawn)
     x = np.arange(drawn + 1)
     naive = (OVERLAP_TILTS[:, None] ** x * law.pmf(x)).sum(axis=1)
@@ -46,14 +44,14 @@ def test_overlap_has_mean_one_under_the_hypergeometric_law(records, marked, draw
         assert got == pytest.approx(overlap * np.log(OVERLAP_TILTS) - np.log(naive), abs=1e-12)
 
 
-def test_overlap_stays_exact_for_a_million_records() -> None:
+def test_overlap_stays_exact_for_a_million_records():
     got = overlap_log_e(10**6, 5 * 10**5, 1000, 500, np.array([0.5]))
     # The draw is so small a part that it is all but binomial.
     assert got[0] == pytest.approx(500 * math.log(0.5) - 1000 * math.log(0.75), rel=1e-3)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.3])
-def test_bet_on_the_rate_has_mean_one_at_the_rate_and_less_below(rate: float) -> None:
+def test_bet_on_the_rate_has_mean_one_at_the_rate_and_less_below(rate):
     hits = np.arange(41)
     log_e = np.array([rate_log_e(40, int(k), rate) for k in hits])
     for true in (0.2 * rate, 0.7 * rate, rate):
@@ -64,7 +62,7 @@ def test_bet_on_the_rate_has_mean_one_at_the_rate_and_less_below(rate: float) ->
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
-def test_bet_on_the_size_has_mean_one_at_most_whatever_the_rate(rate: float) -> None:
+def test_bet_on_the_size_has_mean_one_at_most_whatever_the_rate(rate):
     for true in np.linspace(0.5 * rate, 0.5, 12):
         mean = np.zeros(2)
         for size in range(61):
@@ -129,14 +127,14 @@ def highest(draw: Draw, seed: int, steps: int, floor: float = math.inf) -> tuple
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("draw", POISSON.values(), ids=POISSON)
-def test_poisson_sampling_of_any_rates_alarms_in_less_than_its_significance(draw: Draw) -> None:
+def test_poisson_sampling_of_any_rates_alarms_in_less_than_its_significance(draw):
     tops = np.array([highest(draw, seed, 100)[0] for seed in range(200)])
     # Nominal .05; 17 of 200 is three standard errors above it.
     assert (tops >= math.log(20)).sum() <= 17
     assert tops.max() < math.log(1e5)
 
 
-def test_rates_that_vary_leave_a_short_run_without_alarm() -> None:
+def test_rates_that_vary_leave_a_short_run_without_alarm():
     for draw in POISSON.values():
         assert highest(draw, 7, 60)[0] < math.log(1e5)
 
@@ -149,7 +147,7 @@ def test_rates_that_vary_leave_a_short_run_without_alarm() -> None:
         (SeededEachEpoch, "repeated", EPOCH + 3),
     ],
 )
-def test_other_sampling_is_found_in_few_batches_and_named(make, what, at_most) -> None:
+def test_other_sampling_is_found_in_few_batches_and_named(make, what, at_most):
     for seed in range(5):
         top, batches, seen = highest(make(), seed, 100, floor=math.log(1e5))
         assert (top >= math.log(1e5), seen) == (True, what)
@@ -165,7 +163,7 @@ def after_epochs(draw: Draw, epochs: int) -> PoissonBatchBets:
     return bets
 
 
-def test_favoured_records_are_found_by_the_rate_of_those_that_came_before() -> None:
+def test_favoured_records_are_found_by_the_rate_of_those_that_came_before():
     # The expected size is right, but only a quarter of the records is ever drawn.
     bets = after_epochs(
         lambda rng, _: np.flatnonzero(rng.random(RECORDS // 4) < 4 * SIZE / RECORDS), 4
@@ -175,13 +173,13 @@ def test_favoured_records_are_found_by_the_rate_of_those_that_came_before() -> N
     assert log_mean_exp(seen) > math.log(1e5)
 
 
-def test_wrong_sampling_after_a_long_healthy_time_is_not_paid_for_by_repetition_bets() -> None:
+def test_wrong_sampling_after_a_long_healthy_time_is_not_paid_for_by_repetition_bets():
     # All but the first epoch's batches were bet on, and each lost the stake at most.
     wealth = after_epochs(poisson, 10).wealth[4]
     assert wealth >= 9 * EPOCH * math.log(1 - REPEAT_STAKE) - 1e-9
 
 
-def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(monkeypatch) -> None:
+def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(monkeypatch):
     monkeypatch.setattr("lightning_audit.stats.sampling_tests.WATCHED", 200)
     bets = PoissonBatchBets(RECORDS)
     order = np.random.default_rng(0).permutation(RECORDS)
@@ -193,7 +191,7 @@ def test_of_more_records_than_are_watched_evenly_spaced_ones_stand_for_all(monke
 
 # --- The divisor's e-process: against scipy, in expectation, and on divided sums.
 @pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
-def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
+def test_it_is_the_ratio_of_likelihoods(scale):
     rng = np.random.default_rng(0)
     test, noise, n = DivisorTest(), 0.8, 25
     steps = []
@@ -250,12 +248,12 @@ def _after(kind: str, seed: int, data: float = 2.0, steps: int = 40) -> DivisorT
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_only_what_is_divided_by_the_records_shrinks_with_them(seed: int) -> None:
+def test_only_what_is_divided_by_the_records_shrinks_with_them(seed):
     assert not _after("stated", seed).shrinks_with_divisor
     assert not _after("length", seed).shrinks_with_divisor
 
 
-def test_noise_that_is_divided_by_the_records_shrinks_with_them() -> None:
+def test_noise_that_is_divided_by_the_records_shrinks_with_them():
     rng, test, n = np.random.default_rng(0), DivisorTest(), 60
     for step in range(20):
         assert not (step < 8 and test.shrinks_with_divisor)  # too few to tell
@@ -264,12 +262,12 @@ def test_noise_that_is_divided_by_the_records_shrinks_with_them() -> None:
     assert test.shrinks_with_divisor
 
 
-def test_data_that_grow_with_the_batch_hide_the_divisor() -> None:
+def test_data_that_grow_with_the_batch_hide_the_divisor():
     # Divided by the records, sums that are far louder than the noise have one length.
     assert not _after("records", 0, data=100.0).shrinks_with_divisor
 
 
-def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
+def test_nothing_is_said_without_a_step_or_a_divisor():
     test = DivisorTest()
     assert test.log_e == 0.0
     test.update(np.zeros(3), np.zeros(3), 1.0, ())
@@ -278,7 +276,7 @@ def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 2.0])
-def test_the_stated_divisor_says_nothing_against_itself(scale: float) -> None:
+def test_the_stated_divisor_says_nothing_against_itself(scale):
     rng, test = np.random.default_rng(0), DivisorTest()
     for _ in range(30):
         sums = rng.normal(size=40)
@@ -312,7 +310,7 @@ def e_values_of_a_step(y: np.ndarray, s: np.ndarray, ratio: float) -> np.ndarray
         *((data, scale) for data in (0.5, 2.0) for scale in (1.0, 1.2, 2.0)),
     ],
 )
-def test_a_stated_divisor_costs_at_most_one_on_average(data, scale, ratio) -> None:
+def test_a_stated_divisor_costs_at_most_one_on_average(data, scale, ratio):
     rng = np.random.default_rng(1 if data is None else 3)
     sums = (data or 1.0) * rng.normal(size=3)
     noisy = sums + scale * rng.normal(size=(10_000, 3))
@@ -321,7 +319,7 @@ def test_a_stated_divisor_costs_at_most_one_on_average(data, scale, ratio) -> No
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.5, 1.0])
-def test_a_realised_batch_size_is_seen_in_two_steps(scale: float) -> None:
+def test_a_realised_batch_size_is_seen_in_two_steps(scale):
     rng, test = np.random.default_rng(2), DivisorTest()
     for size in (11, 21):
         sums = rng.normal(size=384)
@@ -342,7 +340,7 @@ def bet_on(drawn: list[tuple[int, ...]], records: int, rate: float) -> RepeatBet
     return bet
 
 
-def test_the_chance_of_an_earlier_batch_is_the_largest_at_any_rate_up_to_the_stated_one() -> None:
+def test_the_chance_of_an_earlier_batch_is_the_largest_at_any_rate_up_to_the_stated_one():
     records, rate = 6, 0.3
     known = [(0, 1), (2,), (1, 4, 5), (0, 3)]
     bet = bet_on(known, records, rate)
@@ -368,7 +366,7 @@ def test_the_chance_of_an_earlier_batch_is_the_largest_at_any_rate_up_to_the_sta
         (60, 0.02, 0.2, 300),
     ],
 )
-def test_a_loader_that_draws_less_than_stated_is_not_accused(records, rate, stated, count) -> None:
+def test_a_loader_that_draws_less_than_stated_is_not_accused(records, rate, stated, count):
     """Proved in the class' docstring; before, 20 of 20 of each were accused."""
     for seed in range(20):
         bet = RepeatBet(records)
@@ -377,12 +375,12 @@ def test_a_loader_that_draws_less_than_stated_is_not_accused(records, rate, stat
             assert bet.log_e < math.log(1000.0)
 
 
-def test_empty_batches_never_count_as_repeated() -> None:
+def test_empty_batches_never_count_as_repeated():
     bet = bet_on([()] * 500, 100, 0.1)
     assert (bet.again, bet.log_e) == (0, pytest.approx(0.0))
 
 
-def test_batches_that_come_again_are_found_at_once() -> None:
+def test_batches_that_come_again_are_found_at_once():
     drawn = batches(1000, 0.03, 30)
     bet = bet_on(drawn + drawn[:1], 1000, 0.03)
     assert bet.again == 1
@@ -390,7 +388,7 @@ def test_batches_that_come_again_are_found_at_once() -> None:
 
 
 @pytest.mark.parametrize(("records", "rate"), [(5, 0.2), (12, 0.1), (200, 0.05), (40, 0.6)])
-def test_new_batches_keep_the_mean_at_most_one(records: int, rate: float) -> None:
+def test_new_batches_keep_the_mean_at_most_one(records, rate):
     # By simulation; proved in the class' docstring. Small data sets, where batches do come again.
     e = [
         math.exp(bet_on(batches(records, rate, 40, seed), records, rate).log_e)
@@ -401,7 +399,7 @@ def test_new_batches_keep_the_mean_at_most_one(records: int, rate: float) -> Non
 
 
 @pytest.mark.parametrize("rate", [0.005, 0.1, 0.6])
-def test_favoured_records_are_not_found_where_none_are(rate: float) -> None:
+def test_favoured_records_are_not_found_where_none_are(rate):
     rng = np.random.default_rng(1)
     e = [math.exp(favoured_log_e(rng.binomial(50, rate, 300), 50, rate)) for _ in range(500)]
     assert np.mean(e) < 1.0 + 3.0 * np.std(e) / math.sqrt(len(e))
@@ -409,7 +407,7 @@ def test_favoured_records_are_not_found_where_none_are(rate: float) -> None:
 
 
 @pytest.mark.parametrize("favoured", [1, 30, 300])
-def test_favoured_records_are_found_however_few_unless_all_are_taken(favoured: int) -> None:
+def test_favoured_records_are_found_however_few_unless_all_are_taken(favoured):
     rng = np.random.default_rng(1)
     counts = rng.binomial(200, 0.02, 3000)
     counts[:favoured] = rng.binomial(200, 0.5, favoured)

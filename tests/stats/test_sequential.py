@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -54,7 +52,7 @@ BOUND = "bound on the signal"
 VERDICT = 1e-3
 
 
-def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
+def test_runs_along_a_leading_axis_are_the_runs_one_by_one():
     runs, k, steps = 3, 2, 15
     per_run = [simulated_steps(seed, steps, k, shift=1.7) for seed in range(runs)]
 
@@ -75,7 +73,7 @@ def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
             assert mine[i] == pytest.approx(theirs, abs=1e-12)
 
 
-def test_centre_is_made_of_the_past_alone() -> None:
+def test_centre_is_made_of_the_past_alone():
     rng, centre, past = np.random.default_rng(0), PredictableCentre((2, 3)), []
     for _ in range(20):
         expected = sum(past) / (len(past) + 10) if past else np.zeros((2, 3))
@@ -88,7 +86,7 @@ def test_centre_is_made_of_the_past_alone() -> None:
 
 @pytest.mark.parametrize("k", [1, 8])
 @pytest.mark.parametrize("readings_of", ["shift of 1e6", "constant", "coins alone", "one side"])
-def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_of: str) -> None:
+def test_extreme_readings_give_finite_results_without_warnings(k, readings_of):
     rng = np.random.default_rng(0)
     bets = CoinBet((k,)), SignalBet((k,), RATIOS)
     leakage = LeakageBet((k,))
@@ -112,11 +110,11 @@ def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_
         assert (float(bets[0].log_e) > math.log(1e4)) is expected_shift[readings_of]
 
 
-def test_log_mean_exp_does_not_overflow() -> None:
+def test_log_mean_exp_does_not_overflow():
     assert (float(log_mean_exp([1e5, 1e5])), float(log_mean_exp([-1e5, -1e5, -1e5]))) == (1e5, -1e5)
 
 
-def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later() -> None:
+def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later():
     looks = [seen for seen in range(1, 151) if is_look(seen)]
     assert looks == [*range(1, 101), 110, 120, 130, 140, 150]
 
@@ -133,7 +131,7 @@ def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarra
 
 
 @pytest.mark.heavy
-def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() -> None:
+def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times():
     runs, looks, rng = 1000, 100, np.random.default_rng(0)
     errors, sums, squares = at_looks(rng, runs, looks)
     n = np.broadcast_to(50 * np.arange(1, looks + 1), (runs, looks))
@@ -155,7 +153,7 @@ def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() 
         (8000, 1.0, 0.97, 0.77),
     ],
 )
-def test_one_look_powers(n: int, noncentral_t: float, pooled: float, corner: float) -> None:
+def test_one_look_powers(n, noncentral_t, pooled, corner):
     mu, runs = gaussian_mu(1.57, 1e-5), 20_000
     rate = special.ndtr(-mu / 2)
     rng = np.random.default_rng(n)
@@ -193,7 +191,7 @@ def medians(noise: float, shift: float, steps: int) -> list[float]:
     # fewer; None where it was not published.
     [(0.5, 1.0, (240, 495)), (1.0, 2.0, (245, 520)), (0.8, 1.0, (3075, None))],
 )
-def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift, published) -> None:
+def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift, published):
     found = medians(noise, shift, 1300 if noise == 0.8 else 220)
     print(f"\nnoise x{noise}, shift x{shift}: {found}")
     for median, expected in zip(found, published, strict=True):
@@ -204,7 +202,7 @@ def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift,
             assert median <= (1.2 if noise == 0.8 else 1.75) * expected
 
 
-def test_wealth_is_that_of_a_plain_loop() -> None:
+def test_wealth_is_that_of_a_plain_loop():
     rng, bet = np.random.default_rng(0), SingleStepBet()
     wealth = np.ones(len(STEP_STAKES))
     for log_e in rng.normal(-0.5, 1.0, 50):
@@ -213,7 +211,7 @@ def test_wealth_is_that_of_a_plain_loop() -> None:
     assert float(bet.log_e) == pytest.approx(np.log(wealth.mean()), rel=1e-12)
 
 
-def test_a_factor_averages_to_one_where_the_steps_do() -> None:
+def test_a_factor_averages_to_one_where_the_steps_do():
     # Two equally likely e-values of mean one.
     after = []
     for log_e in (np.log(0.2), np.log(1.8)):
@@ -223,7 +221,7 @@ def test_a_factor_averages_to_one_where_the_steps_do() -> None:
     assert np.mean(after) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_an_enormous_step_neither_overflows_nor_is_lost() -> None:
+def test_an_enormous_step_neither_overflows_nor_is_lost():
     bet = SingleStepBet()
     for _ in range(1000):
         bet.update(-3.0)
@@ -235,7 +233,7 @@ def test_an_enormous_step_neither_overflows_nor_is_lost() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("data", [0.0, 0.9])
 @pytest.mark.heavy_one_in(4)
-def test_correct_runs_are_not_accused(data: float) -> None:
+def test_correct_runs_are_not_accused(data):
     """20,000 runs of 100 steps, 64 witnesses in each of 6 tensors, data that follow the past."""
     rng = np.random.default_rng(1)
     runs, tensors, witnesses = 20_000, 6, 64
@@ -252,7 +250,7 @@ def test_correct_runs_are_not_accused(data: float) -> None:
     assert np.mean(highest >= np.log(20.0)) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
 
 
-def test_one_step_without_noise_among_hundreds_is_seen() -> None:
+def test_one_step_without_noise_among_hundreds_is_seen():
     rng, bet = np.random.default_rng(2), SingleStepBet((20,))
     for step in range(400):
         x = rng.standard_normal((20, 384)) * (0.05 if step == 250 else 1.0)
@@ -279,13 +277,13 @@ def quick_log_mean_exp(values: Any, axis: int = -1) -> np.ndarray:
 
 
 @pytest.fixture
-def quick_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_means(monkeypatch):
     monkeypatch.setattr(sequential, "log_mean_exp", quick_log_mean_exp)
 
 
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
-def test_quick_mean_is_the_mean() -> None:
+def test_quick_mean_is_the_mean():
     values = 300 * np.random.default_rng(0).standard_normal((50, 4, 8))
     assert quick_log_mean_exp(values) == pytest.approx(log_mean_exp(values), rel=1e-13)
 
@@ -523,9 +521,7 @@ def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], di
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("term", list(DATA_TERMS))
 @pytest.mark.heavy_one_in(6)
-def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
-    term: str, sigma: float, runs: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_test_alarms_in_more_than_its_share_of_correct_runs(term, sigma, runs, record_property):
     alone, shared = false_alarms(runs, term, sigma)
     rates = {name: number / runs for name, number in alone.items()}
     record_property("rates", rates)
@@ -539,7 +535,7 @@ def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
 
 @pytest.mark.usefixtures("quick_means")
 @pytest.mark.heavy
-def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
+def test_witnesses_of_many_runs_are_reduced_as_those_of_one():
     index = {j: np.arange(EACH, dtype=np.int64) for j in range(TENSORS)}
     rng = np.random.default_rng(0)
     many, reducer = ManyWitnesses(2), WitnessReducer(Witnesses(index), lags=LAGS)
@@ -569,7 +565,7 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
 @pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
 @pytest.mark.heavy_one_in(6)
-def test_lower_ratio_covers_that_of_a_gaussian_mechanism(true_ratio, sigma, term, runs) -> None:
+def test_lower_ratio_covers_that_of_a_gaussian_mechanism(true_ratio, sigma, term, runs):
     missed = 0
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
@@ -599,7 +595,7 @@ def laplace(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
     [(laplace, 1.0301), (randomized_response, 1.2320)],
 )
 @pytest.mark.parametrize("k", [1, CANARIES])
-def test_lower_ratio_covers_mechanisms_that_are_not_gaussian(mechanism, mu, k, runs) -> None:
+def test_lower_ratio_covers_mechanisms_that_are_not_gaussian(mechanism, mu, k, runs):
     missed, positive = 0, 0
     for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([k, batch])
@@ -640,9 +636,7 @@ def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> fl
         (1.0, 2.0, "sensitivity", (300 + 10) * 2 / 8),
     ],
 )
-def test_violations_on_canaries_are_flagged_within_the_published_steps(
-    noise: float, shift: float, test: str, steps: float
-) -> None:
+def test_violations_on_canaries_are_flagged_within_the_published_steps(noise, shift, test, steps):
     sigma, runs, rng = 3.0023, 2000, np.random.default_rng(0)
     canary = ManyCanaries(runs, sigma)
 
@@ -664,7 +658,7 @@ def test_violations_on_canaries_are_flagged_within_the_published_steps(
     ("fault", "test", "steps"),
     [("same", "reuse.lag", 6), ("lag 3", "reuse.lag", 9), ("broadcast", "reuse.broadcast", 2)],
 )
-def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, sigma) -> None:
+def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, sigma):
     # 32 tensors of 4 would need real tensors: here 2 of 4, so a tenth of 1e-3 takes a step more.
     runs, rng = 2000, np.random.default_rng(1)
     witness = ManyWitnesses(runs)
@@ -691,7 +685,7 @@ def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, 
         (1.0, {10: 1.2937, 30: 2.6208, 100: 3.7760, 300: 4.6575}),
     ],
 )
-def test_the_product_of_shares_gives_the_bounds_of_the_lab(share, expected) -> None:
+def test_the_product_of_shares_gives_the_bounds_of_the_lab(share, expected):
     for trainings, mu in expected.items():
         rate = float(special.ndtr(-mu / 2))  # the claim that is just rejected at 0.05
         values = share_log_e([share] * trainings, rate, [np.inf])
@@ -699,7 +693,7 @@ def test_the_product_of_shares_gives_the_bounds_of_the_lab(share, expected) -> N
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.45])
-def test_log_e_is_the_mean_of_products(rate: float) -> None:
+def test_log_e_is_the_mean_of_products(rate):
     right = np.random.default_rng(0).random(12)
     wealth = [
         math.prod(
@@ -710,7 +704,7 @@ def test_log_e_is_the_mean_of_products(rate: float) -> None:
     assert share_log_e(right, rate)[-1] == pytest.approx(math.log(np.mean(wealth)), abs=1e-12)
 
 
-def test_whole_shares_are_counts_in_any_order() -> None:
+def test_whole_shares_are_counts_in_any_order():
     right = np.repeat([1.0, 0.0], [40, 3])
     for order in (right, right[::-1]):
         assert share_log_e(order, 0.3)[-1] == pytest.approx(
@@ -719,13 +713,13 @@ def test_whole_shares_are_counts_in_any_order() -> None:
     assert float(log_e_of_whole_shares(0, 0, 0.3)) == pytest.approx(0)
 
 
-def test_it_loses_little_against_the_bet_on_single_guesses() -> None:
+def test_it_loses_little_against_the_bet_on_single_guesses():
     for errors, n, rate in ((5, 100, 0.2), (240, 1000, 0.3), (0, 40, 0.2)):
         counted = float(error_rate_log_e(errors, n, rate))
         assert float(log_e_of_whole_shares(errors, n, rate)) > 0.75 * counted - 1.5
 
 
-def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
+def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal():
     right = np.random.default_rng(1).beta(8, 3, 60)
     upper = share_error_upper(right, 0.05)
     assert share_log_e(right, upper)[-1] == pytest.approx(math.log(20), abs=1e-6)
@@ -733,7 +727,7 @@ def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal() -> None:
     assert share_error_upper([], 0.05) == 1.0
 
 
-def test_further_trainings_like_those_so_far_refute() -> None:
+def test_further_trainings_like_those_so_far_refute():
     more = further_trainings(np.full(40, 0.75), 0.3, 1e-3)
     assert share_log_e(np.full(40 + more, 0.75), 0.3)[-1] >= math.log(1e3)
     assert further_trainings(np.full(400, 0.75), 0.3, 1e-3) == 0
@@ -742,7 +736,7 @@ def test_further_trainings_like_those_so_far_refute() -> None:
 
 
 @pytest.mark.parametrize("dependence", [0.0, 0.7, 1.0])
-def test_it_seldom_refutes_a_true_claim_if_coins_of_a_training_depend(dependence: float) -> None:
+def test_it_seldom_refutes_a_true_claim_if_coins_of_a_training_depend(dependence):
     # By simulation. All canaries of a training err together with this probability.
     runs, rng, rate = 400, np.random.default_rng(2), 0.3
     shape = (runs, 150, 8)
@@ -763,7 +757,7 @@ test_bad_arguments_are_refused = refusals(
 
 
 # --- Statistics of the readings with and without the canary: against plain sums over all of them.
-def test_statistics_are_those_of_all_centred_readings_together() -> None:
+def test_statistics_are_those_of_all_centred_readings_together():
     groups, centre, rows, sides = TwoGroups(3), PredictableCentre((3,)), [], []
     for coins, readings in simulated_steps(0, 40, 3):
         rows.append((readings - centre.value) / 1.5)
@@ -778,7 +772,7 @@ def test_statistics_are_those_of_all_centred_readings_together() -> None:
     assert within == pytest.approx(left, rel=1e-10)
 
 
-def test_steps_from_another_noise_multiplier_on_are_left_out() -> None:
+def test_steps_from_another_noise_multiplier_on_are_left_out():
     groups = TwoGroups(2)
     first, *others = simulated_steps(1, 5, 2)
     groups.update(*first, 1.5)
@@ -789,7 +783,7 @@ def test_steps_from_another_noise_multiplier_on_are_left_out() -> None:
     assert (groups.noise_multiplier, groups.statistics) == (1.5, before)
 
 
-def test_readings_that_agree_have_no_spread_below_zero() -> None:
+def test_readings_that_agree_have_no_spread_below_zero():
     groups = TwoGroups(1)
     groups.update(np.array([1.0]), np.array([0.3]), 1.0)
     assert (groups.statistics, TwoGroups(1).statistics) == ((1, 0, 0.3, 0.0), (0, 0, 0.0, 0.0))

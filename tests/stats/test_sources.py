@@ -1,7 +1,5 @@
 """Every module of stats/ names the paper of what it proves, by arXiv number or DOI."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -35,17 +33,17 @@ WITH_FUNCTIONS = sorted(name for name, tree in TREES.items() if any(map(is_publi
 
 
 @pytest.mark.parametrize("name", WITH_FUNCTIONS)
-def test_a_module_names_a_source_unless_it_proves_nothing(name: str) -> None:
+def test_a_module_names_a_source_unless_it_proves_nothing(name):
     has_source = any(_SOURCE.search(text) for text in docstrings_of(TREES[name]))
     assert has_source is (name not in PROVE_NOTHING)
 
 
-def test_the_modules_that_prove_nothing_exist() -> None:
+def test_the_modules_that_prove_nothing_exist():
     assert set(WITH_FUNCTIONS) >= PROVE_NOTHING
     assert len(PROVE_NOTHING) < len(WITH_FUNCTIONS) / 4
 
 
-def test_sources_are_written_in_one_form() -> None:
+def test_sources_are_written_in_one_form():
     # A number in another form would not be found above.
     wrong = re.compile(r"arxiv(?!:\d{4}\.\d{4,5}\b)|doi(?=\.|: |\b(?!:10\.))", re.IGNORECASE)
     for name, tree in TREES.items():

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from functools import lru_cache
@@ -74,7 +72,7 @@ def bound(inside, outside, choice: ThresholdChoice, significance=0.05, **options
     return threshold_bound(inside, outside, choice, mu_of_counts, significance, **options)
 
 
-def test_reference_levels() -> None:
+def test_reference_levels():
     levels = [berk_jones_level(n, 0.025) for n in (100, 200, 500, 1000, 2500, 5000)]
     expected = [1.094e-3, 8.481e-4, 6.393e-4, 5.329e-4, 4.329e-4, 3.772e-4]
     assert levels == pytest.approx(expected, rel=6e-4)
@@ -97,13 +95,13 @@ def kept_by_binomials(bounds: np.ndarray) -> float:
 
 @pytest.mark.parametrize("significance", [1e-4, 0.025, 0.3, 0.9])
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 60])
-def test_level_agrees_with_conditional_binomials(n: int, significance: float) -> None:
+def test_level_agrees_with_conditional_binomials(n, significance):
     i = np.arange(1, n + 1)
     bounds = special.betainccinv(i, n - i + 1.0, berk_jones_level(n, significance))
     assert 1 - kept_by_binomials(bounds) == pytest.approx(significance, rel=1e-7)
 
 
-def test_two_observations_can_be_done_by_hand() -> None:
+def test_two_observations_can_be_done_by_hand():
     # P(U_(1) <= a, U_(2) <= b) = 2ab - a^2, with a = 1 - sqrt(g) and b = sqrt(1 - g).
     level = berk_jones_level(2, 0.05)
     a, b = 1 - math.sqrt(level), math.sqrt(1 - level)
@@ -112,7 +110,7 @@ def test_two_observations_can_be_done_by_hand() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 300), st.sampled_from([1e-8, 1e-3, 0.05, 0.5]))
-def test_level_falls_with_observations_and_rises_with_significance(n, significance) -> None:
+def test_level_falls_with_observations_and_rises_with_significance(n, significance):
     level = berk_jones_level(n, significance)
     assert significance / n * (1 - 1e-3) <= level <= significance
     assert berk_jones_level(n + 1, significance) <= level * (1 + 1e-3)
@@ -120,7 +118,7 @@ def test_level_falls_with_observations_and_rises_with_significance(n, significan
 
 
 @given(st.integers(0, 300), st.sampled_from([1e-3, 0.05, 0.5]))
-def test_dkw_limits_are_the_rates_and_a_half_width(n: int, significance: float) -> None:
+def test_dkw_limits_are_the_rates_and_a_half_width(n, significance):
     limits = simultaneous_upper_limits(n, significance, "dkw")
     assert limits.shape == (n + 1,)
     if n:
@@ -128,14 +126,14 @@ def test_dkw_limits_are_the_rates_and_a_half_width(n: int, significance: float) 
         assert (limits == expected).all()
 
 
-def test_berk_jones_limits_are_clopper_pearson_limits_at_their_level() -> None:
+def test_berk_jones_limits_are_clopper_pearson_limits_at_their_level():
     limits = simultaneous_upper_limits(40, 0.05, "berk_jones")
     assert (limits == clopper_pearson_upper(np.arange(41), 40, berk_jones_level(40, 0.05))).all()
     assert (np.diff(limits) > 0).all()
     assert limits[-1] == 1
 
 
-def test_many_observations_are_compared_at_some_counts_with_the_significance_shared() -> None:
+def test_many_observations_are_compared_at_some_counts_with_the_significance_shared():
     n = 20_000
     limits = simultaneous_upper_limits(n, 0.05, "berk_jones")
     some = np.flatnonzero(np.diff(limits))
@@ -154,7 +152,7 @@ def test_many_observations_are_compared_at_some_counts_with_the_significance_sha
     assert np.mean(wider) < 1.3
 
 
-def test_no_observation_limits_nothing_and_cached_limits_cannot_be_overwritten() -> None:
+def test_no_observation_limits_nothing_and_cached_limits_cannot_be_overwritten():
     for band in ("berk_jones", "dkw"):
         assert simultaneous_upper_limits(0, 0.05, band).tolist() == [1.0]
     with pytest.raises(ValueError, match="read-only"):
@@ -178,7 +176,7 @@ def crossing_rate(n: int, significance: float, band: str, ties: int, repetitions
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("n", [20, 200])
-def test_bands_fail_as_often_as_they_say(n: int) -> None:
+def test_bands_fail_as_often_as_they_say(n):
     repetitions, significance = 100_000, 0.025
     error = 4 * math.sqrt(significance / repetitions)
     exact = crossing_rate(n, significance, "berk_jones", 0, repetitions)
@@ -188,7 +186,7 @@ def test_bands_fail_as_often_as_they_say(n: int) -> None:
     assert crossing_rate(n, significance, "berk_jones", 12, repetitions) <= significance + error
 
 
-def test_a_part_and_the_rest_are_all_scores_at_every_threshold() -> None:
+def test_a_part_and_the_rest_are_all_scores_at_every_threshold():
     rng = np.random.default_rng(0)
     inside, outside = np.sort(rng.normal(1, 1, 30)), np.sort(rng.normal(0, 1, 40))
     stairs = Stairs.of(inside, outside, np.linspace(-3, 4, 9))
@@ -207,7 +205,7 @@ def test_a_part_and_the_rest_are_all_scores_at_every_threshold() -> None:
     st.sampled_from([Maximum(), Simultaneous("dkw"), Split(), MultiSplit(splits=2)]),
 )
 @settings(max_examples=30)
-def test_leaving_out_thresholds_that_cannot_win_changes_nothing(seed, mu, choice) -> None:
+def test_leaving_out_thresholds_that_cannot_win_changes_nothing(seed, mu, choice):
     rng = np.random.default_rng(seed)
     # Rounded to thousandths: ties within and between the groups, and thousands of thresholds.
     inside, outside = (mu + rng.standard_normal(3000)).round(3), rng.standard_normal(4000).round(3)
@@ -216,7 +214,7 @@ def test_leaving_out_thresholds_that_cannot_win_changes_nothing(seed, mu, choice
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.0, 4.0])
-def test_few_of_many_thresholds_are_looked_at(mu: float) -> None:
+def test_few_of_many_thresholds_are_looked_at(mu):
     rng, n, looked_at = np.random.default_rng(0), 100_000, 0
 
     def counted(counts: ConfusionCounts, significance: float) -> np.ndarray:
@@ -230,12 +228,12 @@ def test_few_of_many_thresholds_are_looked_at(mu: float) -> None:
     assert looked_at < 0.05 * 2 * n
 
 
-def test_labels_say_what_may_be_claimed() -> None:
+def test_labels_say_what_may_be_claimed():
     assert [choice.label for choice in CHOICES] == ["fixed"] + 6 * ["searched"]
     assert [choice.valid for choice in CHOICES] == 6 * [True] + [False]
 
 
-def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> None:
+def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound():
     assert len({words_of(choice) for choice in CHOICES}) == len(CHOICES)
     wrong = [choice for choice in CHOICES if "NOT valid" in words_of(choice)]
     assert wrong == [choice for choice in CHOICES if not choice.valid] != []
@@ -246,16 +244,16 @@ def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> N
         bound([1.0], [0.0], "max")
 
 
-def test_repeated_thresholds_of_a_grid_count_once_in_their_order() -> None:
+def test_repeated_thresholds_of_a_grid_count_once_in_their_order():
     assert Grid([1.5, 0.5, 1.5]).thresholds == (0.5, 1.5)
 
 
-def test_equal_counts_stand_for_their_lowest_threshold() -> None:
+def test_equal_counts_stand_for_their_lowest_threshold():
     stairs = Stairs.of(np.array([1.0]), np.array([2.0]), np.array([0.0, 0.5, 1.0, 1.5, 2.0]))
     assert [stairs.first_like(i) for i in range(5)] == [0, 0, 2, 2, 4]
 
 
-def test_only_what_a_caller_gives_rests_on_when_it_was_chosen() -> None:
+def test_only_what_a_caller_gives_rests_on_when_it_was_chosen():
     given = [choice for choice in (*CHOICES, Fixed(0.5, given=False)) if assumptions_of(choice)]
     assert {type(choice) for choice in given} == {Fixed, Grid}
     assert Fixed(0.5, given=False) not in given
@@ -264,7 +262,7 @@ def test_only_what_a_caller_gives_rests_on_when_it_was_chosen() -> None:
 
 # Candidates.
 @given(st.one_of(few_values, any_values), st.one_of(few_values, any_values))
-def test_candidates_give_every_pair_of_counts_once(inside, outside) -> None:
+def test_candidates_give_every_pair_of_counts_once(inside, outside):
     thresholds = candidate_thresholds(inside, outside)
     assert (thresholds[1:] > thresholds[:-1]).all()
 
@@ -279,7 +277,7 @@ def test_candidates_give_every_pair_of_counts_once(inside, outside) -> None:
     assert {pair(t) for t in tried} <= set(found)
 
 
-def test_candidates_of_neighbouring_floats_are_told_apart() -> None:
+def test_candidates_of_neighbouring_floats_are_told_apart():
     one, next_one = 1.0, float(np.nextafter(1.0, 2.0))
     assert candidate_thresholds([one], [next_one]).tolist()[1:] == [one, next_one]
     assert candidate_thresholds([-1e308], [1e308]).tolist()[1] == 0.0
@@ -297,7 +295,7 @@ def sample(n_in: int, n_out: int, mu: float, seed: int = 0) -> tuple[np.ndarray,
     return (mu + rng.standard_normal(n_in)).round(1), rng.standard_normal(n_out).round(1)
 
 
-def test_fixed_and_grid_and_maximum_take_the_counts_at_one_or_the_best_threshold() -> None:
+def test_fixed_and_grid_and_maximum_take_the_counts_at_one_or_the_best_threshold():
     inside, outside = sample(60, 90, 2.0)
 
     def values(thresholds, significance: float) -> list[float]:
@@ -318,7 +316,7 @@ def test_fixed_and_grid_and_maximum_take_the_counts_at_one_or_the_best_threshold
 
 
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
-def test_simultaneous_is_the_largest_bound_within_the_bands(band: str) -> None:
+def test_simultaneous_is_the_largest_bound_within_the_bands(band):
     from lightning_audit.stats.thresholds import simultaneous_upper_limits
 
     inside, outside = sample(60, 90, 2.0)
@@ -330,7 +328,7 @@ def test_simultaneous_is_the_largest_bound_within_the_bands(band: str) -> None:
     assert bound(inside, outside, Simultaneous(band)).value == max(values)
 
 
-def test_split_chooses_on_one_part_and_counts_the_other() -> None:
+def test_split_chooses_on_one_part_and_counts_the_other():
     inside, outside = sample(60, 90, 2.0)
     result = bound(inside, outside, Split(fraction=0.3, seed=4))
     assert (int(result.counts.n_in), int(result.counts.n_out)) == (42, 63)
@@ -338,7 +336,7 @@ def test_split_chooses_on_one_part_and_counts_the_other() -> None:
     assert result.counts.fn != bound(inside, outside, Split(fraction=0.3, seed=5)).counts.fn
 
 
-def test_the_middle_of_many_splits_is_reached_by_half_of_them() -> None:
+def test_the_middle_of_many_splits_is_reached_by_half_of_them():
     inside, outside = np.sort(sample(60, 90, 2.0)[0]), np.sort(sample(60, 90, 2.0)[1])
     rng, values = np.random.default_rng(3), []
     for _ in range(5):
@@ -361,7 +359,7 @@ def test_the_middle_of_many_splits_is_reached_by_half_of_them() -> None:
     assert even.value == sorted(values[:4])[2]
 
 
-def test_many_splits_hardly_depend_on_the_seed() -> None:
+def test_many_splits_hardly_depend_on_the_seed():
     inside, outside = sample(300, 300, 2.0)
     seeds = range(1, 9)
     single = [bound(inside, outside, Split(seed=s)).value for s in seeds]
@@ -370,7 +368,7 @@ def test_many_splits_hardly_depend_on_the_seed() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(CHOICES), st.integers(0, 40), st.integers(0, 40))
-def test_only_the_order_of_scores_against_the_thresholds_matters(seed, choice, n_in, n_out) -> None:
+def test_only_the_order_of_scores_against_the_thresholds_matters(seed, choice, n_in, n_out):
     inside, outside = sample(n_in, n_out, 1.5, seed)
     result = bound(inside, outside, choice)
     assert result.value >= 0
@@ -385,7 +383,7 @@ def test_only_the_order_of_scores_against_the_thresholds_matters(seed, choice, n
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40))
-def test_valid_searches_pay_and_the_maximum_does_not(seed: int, n_in: int, n_out: int) -> None:
+def test_valid_searches_pay_and_the_maximum_does_not(seed, n_in, n_out):
     inside, outside = sample(n_in, n_out, 1.5, seed)
     most = bound(inside, outside, Maximum()).value
     for choice in CHOICES:
@@ -393,7 +391,7 @@ def test_valid_searches_pay_and_the_maximum_does_not(seed: int, n_in: int, n_out
             assert bound(inside, outside, choice).value <= most + 1e-12
 
 
-def test_no_scores_prove_nothing() -> None:
+def test_no_scores_prove_nothing():
     for choice in CHOICES:
         for scores in (([], []), ([1.0], []), ([], [0.0]), ([1.0], [0.0])):
             assert bound(*scores, choice).value == 0.0
@@ -470,7 +468,7 @@ def highest_miss(repetitions: int) -> float:
 @pytest.mark.parametrize(
     ("n", "epsilon"), staged(heavy=FEW, nightly=[case for case in ALL if case not in FEW])
 )
-def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(n, epsilon) -> None:
+def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(n, epsilon):
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     values = simulated(n, n, mu, REPETITIONS[n])
     miss = {name: float(np.mean(found > mu)) for name, found in values.items()}
@@ -488,7 +486,7 @@ def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(n, eps
 
 
 @pytest.mark.parametrize("epsilon", staged(heavy=[4.0], nightly=[0.0]))
-def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> None:
+def test_valid_choices_keep_their_level_with_unequal_groups(epsilon):
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     values = simulated(60, 1500, mu, 2000)
     del values["maximum"]
@@ -497,7 +495,7 @@ def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> N
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("epsilon", [0.0, 4.0])
-def test_many_splits_keep_their_level_and_prove_as_much_as_one_at_half_of_it(epsilon) -> None:
+def test_many_splits_keep_their_level_and_prove_as_much_as_one_at_half_of_it(epsilon):
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     rng = np.random.default_rng(round(epsilon))
     many, single = [], []

@@ -1,7 +1,5 @@
 """Bets on the leakage of many runs at once, with what they say of one course of mu."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import special
 

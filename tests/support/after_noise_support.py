@@ -4,8 +4,6 @@ Whatever is computed from a private release alone is private as well (post-proce
 these is a fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """What leaves the process of an audited training, and where two of them differ."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

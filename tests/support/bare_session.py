@@ -1,7 +1,5 @@
 """A session over Opacus' optimizer without a Trainer, whose data have no gradient and no noise."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

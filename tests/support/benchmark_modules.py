@@ -1,7 +1,5 @@
 """Modules of benchmarks/ for a test, without a trace afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """Naive twins of the joint posterior, in 25 digits: plain quadrature, plain continued fraction."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import mpmath as mp

@@ -1,7 +1,5 @@
 """Starts two processes that train together, and reads what they say."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Reports as the gate found them, of every outcome, for the formats."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

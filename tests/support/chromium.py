@@ -1,7 +1,5 @@
 """Finds a browser for `make browser`; `python chromium.py` installs one if none is there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

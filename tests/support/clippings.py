@@ -4,8 +4,6 @@ They get a list of two tensors ``[n, *shape]``, of seventeen entries a gradient,
 they make of the batch and Gaussian noise of standard deviation ``SIGMA * NORM``.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import secrets

@@ -3,8 +3,6 @@
 ``python clusters_worker.py CLUSTER CASE FOLDER``, in the environment of Ray and Dask.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

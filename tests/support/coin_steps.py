@@ -1,7 +1,5 @@
 """Coins and readings of simulated steps, and means over a normal."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A process of its own, so that a hang, a crash and a peak of memory are seen from outside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Correct trainings of many kinds, that an examination by replay must not accuse."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

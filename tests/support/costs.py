@@ -5,8 +5,6 @@ up to `HEAVY`, and nightly above, unless its file is in `CONTRACT`. The set-up o
 several tests share counts for none of them. A test without an entry is quick.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Generator

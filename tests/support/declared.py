@@ -1,7 +1,5 @@
 """What a declaration says of a check's evidence: whether it is wrong, and which fault it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning_audit.checks.check import REGISTRY, Check

@@ -1,7 +1,5 @@
 """Error counts for the tests of laws."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from lightning_audit.stats.counts import ConfusionCounts

@@ -3,8 +3,6 @@
 Run as a script: driven_trainings.py FOLDER NUMBER_OF_TRAININGS; it prints each stored number.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

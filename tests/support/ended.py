@@ -1,7 +1,5 @@
 """What ends a run of the tests: SIGTERM, also within a `fit` and in the workers of pytest-xdist."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

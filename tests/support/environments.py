@@ -1,7 +1,5 @@
 """Environments of their own for packages that most tests do not need, made by the Makefile."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A training of two processes with Epsilon*; each runs this file: FILE FOLDER."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

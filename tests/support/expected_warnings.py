@@ -1,7 +1,5 @@
 """Warnings that the libraries raise of themselves in small trainings."""
 
-from __future__ import annotations
-
 #: Said of small trainings by Lightning, Opacus and torch, whatever the audit does.
 EXPECTED_WARNINGS = (
     r"The '\w+' does not have many workers",

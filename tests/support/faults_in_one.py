@@ -4,8 +4,6 @@ A case is RANK:FUNCTION:NUMBER, the call of a function of the package at which a
 raised in one process, or RANK:random:SEED for any call of any function.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging

@@ -1,7 +1,5 @@
 """A generator that is trained against a private discriminator, as in Opacus' GAN example."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Reports of real trainings of every kind, as they lie on disk for the gate."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

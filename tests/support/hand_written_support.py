@@ -1,7 +1,5 @@
 """DP-SGD written by hand, in the ways that people write it, and the faults that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Functions that others call are not counted: an exception there is raised before 
 has begun. They are known by their caller, which is outside of the package.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import sys
@@ -58,7 +56,7 @@ class Faults:
         self.calls: dict[str, list[int]] = {}
         self.place = ""
 
-    def __enter__(self) -> Faults:
+    def __enter__(self) -> "Faults":
         sys.settrace(self._trace)
         return self
 

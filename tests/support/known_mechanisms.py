@@ -1,7 +1,5 @@
 """Mechanisms whose trade-off curves are known exactly, for the tests of black-box statistics."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

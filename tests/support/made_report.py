@@ -1,7 +1,5 @@
 """A report that agrees with itself, made without a training: what the gate takes for real."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

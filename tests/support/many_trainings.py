@@ -1,7 +1,5 @@
 """Audits over many simulated trainings: scores of a Gaussian mechanism."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

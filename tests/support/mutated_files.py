@@ -2,8 +2,6 @@
 wrong or garbled.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import warnings
@@ -198,9 +196,10 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-def _text(value: dict[str, Any], path: tuple[Any, ...] = ()) -> str:
+def _text(value: Any, path: tuple[Any, ...] = ()) -> str:
     """The JSON; that of a report has its digest, unless that is what was changed."""
-    return signed(value) if "sha256" in value and path != ("sha256",) else json.dumps(value)
+    held = isinstance(value, dict) and "sha256" in value and path != ("sha256",)
+    return signed(value) if held else json.dumps(value)
 
 
 @st.composite

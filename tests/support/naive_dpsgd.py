@@ -1,7 +1,5 @@
 """DP-SGD of one model, by plain loops over steps and records and by Opacus."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults as the diagnosis names them, of simulated records and of findings made by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from simulated_record import OVERSIZE, monitor_of

@@ -8,8 +8,6 @@ whatever differs between the artefacts is a function of the data that no noise c
 The noise of the audit's own replays is drawn from seeds of the audit in both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -85,7 +83,7 @@ class Releases:
         self.drawn.update(indices)
         return [index for index in indices if index != self.left_out]
 
-    def second(self, left_out: int | None) -> Releases:
+    def second(self, left_out: int | None) -> "Releases":
         """The same releases, to be taken by the second training."""
         return Releases(self.gradients, forced=True, left_out=left_out)
 

@@ -1,7 +1,5 @@
 """Steps as the checks of the noise are given them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

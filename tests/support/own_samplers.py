@@ -1,7 +1,5 @@
 """A training with a batch sampler of the user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

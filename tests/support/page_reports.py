@@ -1,7 +1,5 @@
 """Reports for the page: of every outcome, with all details, hostile text, or many tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

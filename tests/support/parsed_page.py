@@ -1,7 +1,5 @@
 """An HTML page as a browser's parser must find it: balanced, with ids, anchors and addresses."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """A step of a loop without Lightning, to be examined."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Private optimizers, for faults to be planted in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What is printed of a report, as text."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

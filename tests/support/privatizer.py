@@ -1,7 +1,5 @@
 """DP-SGD's gradient as a function, correct or with one fault, and audits of it."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """The test that one function refuses calls, by their positional arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

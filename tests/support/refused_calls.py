@@ -1,7 +1,5 @@
 """The test that calls are refused, each with what its error says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

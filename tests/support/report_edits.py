@@ -1,7 +1,5 @@
 """Every single edit of a report that a hand or a script may make, who computes its digest again."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping

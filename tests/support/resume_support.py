@@ -1,7 +1,5 @@
 """A training that stops and goes on: a module, a way to stop it, its checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

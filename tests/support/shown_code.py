@@ -1,7 +1,5 @@
 """Code that README and the docs show, and what it leaves when it runs."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """Records of simulated mechanisms, correct and broken, for the tests of the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

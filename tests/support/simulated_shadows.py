@@ -1,7 +1,5 @@
 """Shadow models whose scores are drawn: normal, with a shift where a record is a member."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lightning_audit.many import Shadows

@@ -1,7 +1,5 @@
 """Nets whose parameters are shared or have no dimension."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Which stage of the tests runs a case, and what a simulation of fewer runs may miss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

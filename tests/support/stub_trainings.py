@@ -1,7 +1,5 @@
 """Rows that train nothing: each says what becomes of its process."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """An optimizer whose every step a tap reads, as a session has it read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 ``python trackers_worker.py CASE FOLDER``, in the environment of the trackers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

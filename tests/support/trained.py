@@ -1,7 +1,5 @@
 """Small audited trainings in a line: a new one for a test, or one that many tests read."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -76,12 +74,12 @@ class Audited:
 
 
 @pytest.fixture
-def audited(tmp_path: Path) -> Audited:
+def audited(tmp_path):
     return Audited(tmp_path, fit)
 
 
 @pytest.fixture
-def accused(tmp_path: Path) -> Audited:
+def accused(tmp_path):
     return Audited(tmp_path, fit_violation)
 
 
@@ -111,7 +109,7 @@ class _Lines(logging.Handler):
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trains:
+def trained(tmp_path_factory):
     """Train a module that ``make`` makes, once in a process for the same arguments.
 
     By default for 64 steps without examinations and bounds of the literature, whatever the test

@@ -4,8 +4,6 @@ A row is a module and the Trainer's arguments. `test_training_matrix` runs every
 `docs/which-trainings.md` is made of their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

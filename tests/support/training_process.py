@@ -5,8 +5,6 @@ each in a forked process of its own, whose number it prints; then, when that has
 code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

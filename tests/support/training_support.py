@@ -1,7 +1,5 @@
 """Small trainings for the tests of the callback: modules, faulty optimizers, a short way to run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A training of two nets with a private optimizer each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Trainings of two processes; each process runs this file: two_processes.py FOLDER SCENARIO..."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging

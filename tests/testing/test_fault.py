@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from lightning_audit.testing.faults import plant
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
+def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings():
     generator = torch.Generator().manual_seed(1)
     optimizer = private(noise_generator=generator, noise_multiplier=1.5)
     before, faulty = dict(vars(optimizer)), plant(optimizer, "half_noise")
@@ -26,7 +23,7 @@ def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
+def test_a_planted_fault_changes_the_optimizers_own_class(mode):
     torch.manual_seed(0)
     optimizer = private(mode)
     kind, faulty = type(optimizer), plant(optimizer, "half_noise")
@@ -38,7 +35,7 @@ def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
     assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
 
 
-def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence() -> None:
+def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence():
     told = Fault("made_up", "nothing", "nowhere", named="records_coupled")
     assert told.check == "coupling"
     assert told.sentence.startswith("records are not independent: ")
@@ -66,7 +63,7 @@ def plain_optimizer() -> torch.optim.Optimizer:
         (plain_optimizer, "half_noise", "SGD must be the DPOptimizer"),
     ],
 )
-def test_a_fault_is_planted_only_where_it_can_be_and_harms(made: Any, name: str, told: str) -> None:
+def test_a_fault_is_planted_only_where_it_can_be_and_harms(made, name, told):
     wrong_type = name in ("not_a_number", "half_noise")
     with pytest.raises(TypeError if wrong_type else ValueError, match=told):
         plant(made(), name)

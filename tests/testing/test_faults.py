@@ -1,7 +1,5 @@
 """Each fault of the registry is found under its own name, or is known not to be found yet."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,7 +53,7 @@ SLOW = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_one_seed() -> None:
+def _one_thread_one_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
@@ -102,7 +100,7 @@ def _violated(report: AuditReport) -> set[str]:
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(4)
-def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault) -> None:
+def test_fault_is_found_and_named_within_its_steps(tmp_path, fault):
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == "VIOLATION", report.verdict
     assert fault.check in _violated(report)
@@ -115,9 +113,7 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
 
 
 @pytest.mark.heavy
-def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_in_the_environment_does_not_make_the_processes_alike(tmp_path, monkeypatch):
     # `pl.seed_everything` leaves it there, and equal noise of two processes adds up to the claim.
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     report = _report_of(FAULTS["noise_averaged_over_processes"], tmp_path)
@@ -125,7 +121,7 @@ def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
-def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path: Path, fault: Fault) -> None:
+def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path, fault):
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert _violated(report) == set()
@@ -134,7 +130,7 @@ def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path: Path, fault: 
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in REMARKED])
-def test_a_fault_without_a_warning_is_remarked_upon(tmp_path: Path, fault: Fault) -> None:
+def test_a_fault_without_a_warning_is_remarked_upon(tmp_path, fault):
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert {check.status for check in report.checks} <= {"ok", "not_run"}
@@ -155,7 +151,7 @@ def test_a_fault_without_a_warning_is_remarked_upon(tmp_path: Path, fault: Fault
         )
     ],
 )
-def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind: type) -> None:
+def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path, kind):
     sound = Fault("sound", "nothing", "", "", training=kind)
     by_hand = {"claim": faults.BY_HAND_CLAIM} if kind is trainings.HandWritten else {}
     report = _trained(tmp_path, sound.module(), 100, **by_hand)
@@ -163,7 +159,7 @@ def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind
     assert report.verdict.outcome != "VIOLATION"
 
 
-def test_a_fault_of_some_tensors_has_their_names_its_size_and_its_step(tmp_path: Path) -> None:
+def test_a_fault_of_some_tensors_has_their_names_its_size_and_its_step(tmp_path):
     fault = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20).verdict.faults[0]
     assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
     assert set(fault.evidence["noise_ratio_upper"]) == set(fault.place.parameters)
@@ -173,7 +169,7 @@ def test_a_fault_of_some_tensors_has_their_names_its_size_and_its_step(tmp_path:
     assert fault.place.step < 20
 
 
-def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path: Path) -> None:
+def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path):
     report = _trained(tmp_path, FAULTS["closure_runs_again"].module(), 8, on_violation="warn")
     assert [fault.name for fault in report.verdict.faults] == ["gradient_replaced"]
     assert report.verdict.faults[0].place.step == 0
@@ -184,7 +180,7 @@ def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path:
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in FAULTS.values()])
-def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
+def test_an_entry_says_what_is_found_and_in_which_words(fault):
     assert fault.wrong
     assert fault.met_in
     assert fault.check in findings() or (fault.remarked and not fault.check)
@@ -197,14 +193,14 @@ def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
     assert fault.steps - begins <= (20 if at_once else 100 * parts)
 
 
-def test_names_are_unique() -> None:
+def test_names_are_unique():
     assert len(FAULTS) == len(faults._ALL)
 
 
 # ------------------------------------------------------------------ in a training of one's own
 
 
-def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path):
     package = import_module("lightning.pytorch")
     module = FAULTS["half_noise"].module(package.LightningModule)
     assert isinstance(module, package.LightningModule)
@@ -213,27 +209,27 @@ def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
     assert report.verdict.fault.startswith("noise scale too small")
 
 
-def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer() -> None:
+def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer():
     for fault in FAULTS.values():
         if fault.optimizer is not None:
             assert issubclass(fault.optimizer, DPOptimizer)
             assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}
 
 
-def test_faults_of_a_training_differ_from_a_sound_one_in_what_their_entry_states() -> None:
+def test_faults_of_a_training_differ_from_a_sound_one_in_what_their_entry_states():
     for fault in OF_THE_TRAINING:
         own = fault.optimizer is not None or fault.training is not Training
         assert own or fault.audit or fault.settings or fault.trainer or fault.remarked, fault.name
 
 
-def test_a_training_by_hand_comes_with_a_claim_since_no_engine_tells_its_noise() -> None:
+def test_a_training_by_hand_comes_with_a_claim_since_no_engine_tells_its_noise():
     by_hand = [fault for fault in OF_THE_TRAINING if issubclass(fault.training, HandWritten)]
     assert len(by_hand) > 2
     assert all(fault.audit["claim"].noise_multiplier > 0 for fault in by_hand)
     assert BY_HAND_CLAIM.sample_rate == BATCH_SIZE / RECORDS
 
 
-def test_a_fault_of_the_training_alone_can_be_planted_nowhere() -> None:
+def test_a_fault_of_the_training_alone_can_be_planted_nowhere():
     optimizer = private()
     for fault in OF_THE_TRAINING:
         if fault.optimizer is None:

@@ -1,9 +1,5 @@
 """What a faulty clipping sums up, on gradients that are known."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from opacus.optimizers import DPOptimizer
@@ -65,11 +61,11 @@ def norms(kind: type[DPOptimizer], length: float) -> list[float]:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_each_tensor_is_clipped_as_the_fault_says(kind: type[DPOptimizer], each: float) -> None:
+def test_each_tensor_is_clipped_as_the_fault_says(kind, each):
     assert norms(kind, 10.0) == pytest.approx([each] * 6, rel=1e-4)
 
 
-def test_one_batch_in_eight_is_not_clipped() -> None:
+def test_one_batch_in_eight_is_not_clipped():
     optimizer = private()
     optimizer.__class__ = faulty.ClipsNotAlways
     sizes = []
@@ -84,12 +80,12 @@ def test_one_batch_in_eight_is_not_clipped() -> None:
     assert sizes[faulty.SPARED - 1] > 100.0
 
 
-def test_the_clipped_mean_is_as_long_as_the_clipping_norm_times_the_expected_batch() -> None:
+def test_the_clipped_mean_is_as_long_as_the_clipping_norm_times_the_expected_batch():
     whole = torch.cat([t.flatten() for t in summed(faulty.ClipAfterAverage, 10.0)])
     assert whole.norm().item() == pytest.approx(16.0, rel=1e-4)
 
 
-def test_the_realised_batch_is_what_the_sum_is_divided_by() -> None:
+def test_the_realised_batch_is_what_the_sum_is_divided_by():
     optimizer = private()
     optimizer.__class__ = faulty.DividesByRealisedBatch
     for p in optimizer.params:
@@ -101,7 +97,7 @@ def test_the_realised_batch_is_what_the_sum_is_divided_by() -> None:
     assert all((p.grad == 1 / RECORDS).all() for p in optimizer.params)
 
 
-def test_the_closure_runs_once_more_after_the_private_gradient() -> None:
+def test_the_closure_runs_once_more_after_the_private_gradient():
     optimizer = private()
     optimizer.__class__ = faulty.ClosureRunsAgain
     calls = []
@@ -129,12 +125,12 @@ def test_the_closure_runs_once_more_after_the_private_gradient() -> None:
         (faulty.CancellingNoise, -0.5),
     ],
 )
-def test_a_part_of_the_noise_is_that_of_the_step_before(kind: type, part: float) -> None:
+def test_a_part_of_the_noise_is_that_of_the_step_before(kind, part):
     before, now, _ = (flat(drawn) for drawn in added(kind, steps=4)[1:])
     assert torch.corrcoef(torch.stack([before, now]))[0, 1].item() == pytest.approx(part, abs=0.05)
 
 
-def test_noise_is_taken_back_at_every_second_step() -> None:
+def test_noise_is_taken_back_at_every_second_step():
     first, second, third, fourth = (flat(drawn) for drawn in added(faulty.FlippedNoise, steps=4))
     assert torch.equal(first, -second)
     assert torch.equal(third, -fourth)
@@ -144,7 +140,7 @@ def test_noise_is_taken_back_at_every_second_step() -> None:
 @pytest.mark.parametrize(
     ("kind", "factor"), [(faulty.BandedNoise, 1.0), (faulty.HalfBandedNoise, 0.5)]
 )
-def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind: type, factor: float) -> None:
+def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind, factor):
     steps = [flat(tensors) for tensors in added(kind, steps=6)]
     first, second, third = (factor * weight for weight in faulty.COEFFICIENTS)
     draws: list[torch.Tensor] = []
@@ -161,13 +157,13 @@ def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind: type, facto
 # --- Noise of the right size that is drawn wrongly is as its name says.
 
 
-def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step() -> None:
+def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step():
     first, second = (flat(tensors) for tensors in added(faulty.OneInAHundredWithout, steps=2))
     assert torch.equal(first == 0, second == 0)
     assert (first == 0).double().mean().item() == pytest.approx(0.01, abs=0.004)
 
 
-def test_entries_share_the_draws_of_a_tile_or_of_the_mirrored_half() -> None:
+def test_entries_share_the_draws_of_a_tile_or_of_the_mirrored_half():
     for tensor in added(faulty.TiledNoise)[0]:
         assert len(tensor.unique()) == min(faulty.TILE, tensor.numel())
         if tensor.numel() > faulty.TILE:
@@ -205,12 +201,12 @@ BATCH = 16
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_noise_has_its_faults_size(kind: type, settings: Any, size: float, rel: float) -> None:
+def test_noise_has_its_faults_size(kind, settings, size, rel):
     for drawn in added(kind, steps=3, **settings):
         assert flat(drawn).std().item() == pytest.approx(size, rel=rel)
 
 
-def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
+def test_tensors_without_noise_are_those_that_the_fault_names():
     quiet = {
         kind: [not t.any() for t in added(kind)[0]]
         for kind in (faulty.NoNoiseOnBiases, faulty.NoNoiseOnLastLayer)
@@ -219,28 +215,28 @@ def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
     assert quiet[faulty.NoNoiseOnLastLayer] == [False] * 4 + [True] * 2
 
 
-def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says() -> None:
+def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says():
     assert torch.equal(*[flat(step) for step in added(faulty.ReseededNoise, steps=2)])
     cycle = [flat(step) for step in added(faulty.CyclingNoise, steps=faulty.CYCLE + 1)]
     assert torch.equal(cycle[0], cycle[-1])
     assert not any(torch.equal(cycle[0], step) for step in cycle[1:-1])
 
 
-def test_one_key_gives_tensors_of_one_shape_the_same_noise_and_one_value_all_coordinates() -> None:
+def test_one_key_gives_tensors_of_one_shape_the_same_noise_and_one_value_all_coordinates():
     (keyed,) = added(faulty.OneKeyForAllTensors)
     assert torch.equal(keyed[1], keyed[3])
     (spread,) = added(faulty.BroadcastNoise)
     assert all(len(t.unique()) == 1 for t in spread)
 
 
-def test_shapes_are_those_of_their_names() -> None:
+def test_shapes_are_those_of_their_names():
     (lattice,), (shifted,) = added(faulty.LatticeNoise), added(faulty.ShiftedNoise)
     assert torch.equal(flat(lattice), flat(lattice).round())
     assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
     assert flat(added(faulty.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
 
 
-def test_the_largest_tensor_alone_has_less_noise() -> None:
+def test_the_largest_tensor_alone_has_less_noise():
     drawn = added(faulty.LessNoiseOnLargest)[0]
     largest = max(range(len(drawn)), key=lambda j: drawn[j].numel())
     sizes = [t.std().item() for t in drawn if t.numel() > 500]
@@ -248,7 +244,7 @@ def test_the_largest_tensor_alone_has_less_noise() -> None:
     assert sum(size > 0.95 for size in sizes) == len(sizes) - 1
 
 
-def test_a_sum_of_sums_counts_earlier_parts_more_than_once() -> None:
+def test_a_sum_of_sums_counts_earlier_parts_more_than_once():
     optimizer = private(max_grad_norm=1e6)
     optimizer.__class__ = SumOfSums
     for part in (1.0, 10.0, 100.0):
@@ -259,7 +255,7 @@ def test_a_sum_of_sums_counts_earlier_parts_more_than_once() -> None:
     assert all(torch.allclose(p.summed_grad, torch.tensor(124.0)) for p in optimizer.params)
 
 
-def test_a_sum_that_shares_memory_is_lost_when_the_next_part_begins() -> None:
+def test_a_sum_that_shares_memory_is_lost_when_the_next_part_begins():
     optimizer = private("ghost")
     optimizer.__class__ = AliasedSum
     for part in (1.0, 10.0):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +36,7 @@ def stepped(module: Functorch) -> DPOptimizer:
 
 
 @pytest.mark.filterwarnings("default")
-def test_per_sample_gradients_by_functorch_are_those_of_hooks() -> None:
+def test_per_sample_gradients_by_functorch_are_those_of_hooks():
     module = Functorch()
     optimizer = stepped(module)
     assert isinstance(module.net, GradSampleModule)
@@ -55,7 +53,7 @@ def test_per_sample_gradients_by_functorch_are_those_of_hooks() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_norms_of_the_layers_have_the_norm_of_the_whole() -> None:
+def test_the_norms_of_the_layers_have_the_norm_of_the_whole():
     optimizer = PerLayer(max_grad_norm=0.7).configure_optimizers()
     norms = torch.tensor(optimizer.max_grad_norms)
     assert len(norms) == len(optimizer.params)
@@ -63,7 +61,7 @@ def test_the_norms_of_the_layers_have_the_norm_of_the_whole() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_adaptive_norm_follows_the_gradients() -> None:
+def test_the_adaptive_norm_follows_the_gradients():
     optimizer = stepped(AdaptiveClipping(max_grad_norm=10.0))
     assert isinstance(optimizer, AdaClipDPOptimizer)
     before = optimizer.max_grad_norm
@@ -71,7 +69,7 @@ def test_the_adaptive_norm_follows_the_gradients() -> None:
     assert optimizer.max_grad_norm < before  # no gradient is as long
 
 
-def test_a_step_claims_the_papers_epsilon() -> None:
+def test_a_step_claims_the_papers_epsilon():
     claimed = gaussian_epsilon(1 / selftest.NOISE_MULTIPLIER, selftest.DELTA)
     assert claimed == pytest.approx(selftest.EPSILON, rel=1e-6)
 
@@ -79,16 +77,16 @@ def test_a_step_claims_the_papers_epsilon() -> None:
 @pytest.mark.parametrize(
     ("kind", "epsilon"), [(selftest.NoiseOfEpsilon157, 1.57), (selftest.NoiseOfEpsilon217, 2.17)]
 )
-def test_too_little_noise_has_the_true_epsilon_of_its_name(kind: type, epsilon: float) -> None:
+def test_too_little_noise_has_the_true_epsilon_of_its_name(kind, epsilon):
     mu = 1 / (selftest.NOISE_MULTIPLIER * kind.factor)
     assert gaussian_epsilon(mu, selftest.DELTA) == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_as_many_observations_as_in_the_paper_come_of_half_the_steps_of_eight_canaries() -> None:
+def test_as_many_observations_as_in_the_paper_come_of_half_the_steps_of_eight_canaries():
     assert selftest.PUBLISHED_STEPS * 8 / 2 == 2500
 
 
-def test_violations_have_the_papers_settings_and_the_words_of_their_fault() -> None:
+def test_violations_have_the_papers_settings_and_the_words_of_their_fault():
     found = {name: selftest.violations(name) for name in FAULTS}
     figures = {figure: fault for faults in found.values() for figure, fault in faults.items()}
     assert sorted(figures) == [
@@ -104,18 +102,18 @@ def test_violations_have_the_papers_settings_and_the_words_of_their_fault() -> N
     assert module.plain_loader().batch_size == 256
 
 
-def test_every_fault_of_the_registry_is_trained_within_its_steps() -> None:
+def test_every_fault_of_the_registry_is_trained_within_its_steps():
     assert {row.fault.name: row.fault for row in planned() if row.group == "fault"} == dict(FAULTS)
 
 
-def test_named_faults_are_trained_alone_with_their_other_configurations() -> None:
+def test_named_faults_are_trained_alone_with_their_other_configurations():
     rows = planned(["half_noise"])
     assert {row.fault.name for row in rows} == {"half_noise", "noise_too_small"}
     assert {row.group for row in rows} == {"fault", "configuration", "published"}
     assert len(planned(["half_noise"], quick=True)) == 1
 
 
-def test_a_row_can_be_sent_to_another_process_and_has_a_title_of_its_own() -> None:
+def test_a_row_can_be_sent_to_another_process_and_has_a_title_of_its_own():
     rows = planned()
     assert len({(row.group, row.title) for row in rows}) == len(rows)
     for row in rows:
@@ -124,19 +122,19 @@ def test_a_row_can_be_sent_to_another_process_and_has_a_title_of_its_own() -> No
         assert copied.fault.training is row.fault.training
 
 
-def test_a_fault_in_another_configuration_is_the_same_fault_for_as_many_optimizer_steps() -> None:
+def test_a_fault_in_another_configuration_is_the_same_fault_for_as_many_optimizer_steps():
     own = FAULTS["half_noise"]
     others = {r.configuration: r.fault for r in planned(["half_noise"]) if r.group != "published"}
     assert {fault.optimizer for fault in others.values()} == {own.optimizer}
     assert others["split batches"].steps == 4 * others["functorch"].steps
 
 
-def test_a_fault_of_the_clipping_is_not_trained_where_another_clipping_replaces_it() -> None:
+def test_a_fault_of_the_clipping_is_not_trained_where_another_clipping_replaces_it():
     configurations = {row.configuration for row in planned(["no_clipping"])}
     assert not configurations & {"per layer", "adaptive clipping", "ghost clipping"}
 
 
-def test_an_unknown_fault_is_refused() -> None:
+def test_an_unknown_fault_is_refused():
     with pytest.raises(ValueError, match=r"--fault noisy must be one of .*half_noise"):
         planned(["noisy"])
 
@@ -151,7 +149,7 @@ HEALTHY = Result("healthy", "healthy", "Opacus", "not accused", 100, outcome="PA
 ACCUSED = Result("healthy", "healthy", "by hand", "accused", 100, sentence="no noise")
 
 
-def test_columns_stand_below_one_another_in_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_stand_below_one_another_in_every_group(capsys):
     show([FOUND, AT_END, HEALTHY], 2.0)
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.strip().startswith("training ")]
@@ -161,11 +159,11 @@ def test_columns_stand_below_one_another_in_every_group(capsys: pytest.CaptureFi
     assert shown == ["found", "warned", "not"]
 
 
-def test_steps_tell_where_a_finding_was_there_or_that_only_the_end_tells() -> None:
+def test_steps_tell_where_a_finding_was_there_or_that_only_the_end_tells():
     assert [steps_of(r) for r in (FOUND, AT_END, MISSED)] == ["3 of 20", "end of 625", "- of 20"]
 
 
-def test_failures_are_told_by_name_before_the_numbers() -> None:
+def test_failures_are_told_by_name_before_the_numbers():
     *failures, last = closing([FOUND, MISSED, CRASHED, HEALTHY, ACCUSED], 2.4)
     assert failures == [
         "NOT FOUND: no_noise, Opacus: PASS",
@@ -175,7 +173,7 @@ def test_failures_are_told_by_name_before_the_numbers() -> None:
     assert last == "1 of 3 faults found and named; 1 of 2 healthy runs accused; 1 crashed; 2 s"
 
 
-def test_a_group_that_was_not_trained_is_not_counted() -> None:
+def test_a_group_that_was_not_trained_is_not_counted():
     assert summary([FOUND]) == "1 of 1 faults found and named"
     assert summary([HEALTHY]) == "0 of 1 healthy runs accused"
 
@@ -186,7 +184,7 @@ def trained(directory: Path, name: str, **changes: int) -> Result:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("short_report")
-def test_a_finding_of_the_record_is_placed_at_the_first_step_that_shows_it(tmp_path: Path) -> None:
+def test_a_finding_of_the_record_is_placed_at_the_first_step_that_shows_it(tmp_path):
     result = trained(tmp_path, "half_noise")
     assert (result.status, result.finding, result.named) == ("found", "noise", True)
     assert result.flagged_at is not None
@@ -198,6 +196,6 @@ def test_a_finding_of_the_record_is_placed_at_the_first_step_that_shows_it(tmp_p
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("short_report")
-def test_a_finding_with_a_step_in_its_evidence_is_placed_there(tmp_path: Path) -> None:
+def test_a_finding_with_a_step_in_its_evidence_is_placed_there(tmp_path):
     result = trained(tmp_path, "closure_runs_again", steps=4)
     assert (result.status, result.flagged_at) == ("found", 1)

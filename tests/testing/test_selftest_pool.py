@@ -1,7 +1,5 @@
 """Processes that die, hang or outlive nobody."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from dataclasses import replace
@@ -36,7 +34,7 @@ def told(results: tuple[Result, ...]) -> list[str]:
     return [result.error or result.fault for result in results]
 
 
-def test_results_come_in_the_order_of_the_rows_from_one_process_a_job() -> None:
+def test_results_come_in_the_order_of_the_rows_from_one_process_a_job():
     seen: list[Result] = []
     acts = ["first", "second", "third", "fourth"]
     results = run_all([row(act) for act in acts], 2, seen.append, train=train)
@@ -45,22 +43,22 @@ def test_results_come_in_the_order_of_the_rows_from_one_process_a_job() -> None:
     assert len({result.sentence for result in results}) <= 2
 
 
-def test_a_process_that_dies_is_a_row_and_another_one_goes_on() -> None:
+def test_a_process_that_dies_is_a_row_and_another_one_goes_on():
     died = "the process ended with exit code 3: out of memory"
     assert told(answers("first", "die", "second")) == ["first", died, "second"]
 
 
-def test_a_training_that_raises_is_a_row_and_its_process_goes_on() -> None:
+def test_a_training_that_raises_is_a_row_and_its_process_goes_on():
     before, raised, after = answers("first", "raise", "second")
     assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
     assert before.sentence == after.sentence
 
 
-def test_a_training_that_hangs_is_given_up_while_others_go_on() -> None:
+def test_a_training_that_hangs_is_given_up_while_others_go_on():
     assert told(answers("hang", "first", jobs=2, limit=2.0)) == ["stopped after 2 s", "first"]
 
 
-def test_an_interrupt_ends_every_process() -> None:
+def test_an_interrupt_ends_every_process():
     seen: list[int] = []
 
     def interrupt(result: Result) -> None:
@@ -74,7 +72,7 @@ def test_an_interrupt_ends_every_process() -> None:
         os.kill(process, 0)
 
 
-def test_processes_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_leave_the_environment_as_it_was(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     before = dict(os.environ)
@@ -83,7 +81,7 @@ def test_processes_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.heavy
-def test_trainings_that_break_off_are_rows_and_the_others_go_on() -> None:
+def test_trainings_that_break_off_are_rows_and_the_others_go_on():
     raised, died, found = run_all([training_row(Raises), training_row(Dies), HALF_NOISE], 1)
     assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
     assert died.status == "crashed"
@@ -130,28 +128,28 @@ TOLD = report("PASS", mu="warned", noise="warned")
         (None, VIOLATED, "accused", None),
     ],
 )
-def test_answers_are_the_faults(fault: Any, seen: AuditReport, status: str, named: Any) -> None:
+def test_answers_are_the_faults(fault, seen, status, named):
     row = Row("fault" if fault else "healthy", fault or SEEN, "Opacus")
     assert status_of(row, seen) == (status, named)
 
 
-def test_every_answer_but_the_wanted_ones_fails() -> None:
+def test_every_answer_but_the_wanted_ones_fails():
     assert {*get_args(Status)} - {*FAILURES} == {"found", "warned", "not accused"}
 
 
 @pytest.mark.parametrize(
     ("seen", "name"), [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)]
 )
-def test_the_finding_is_expected_or_the_verdicts(seen: AuditReport, name: str | None) -> None:
+def test_the_finding_is_expected_or_the_verdicts(seen, name):
     found = finding_of(Row("fault", SEEN, "Opacus"), seen)
     assert (found.name if found else None) == name
 
 
-def test_an_answer_is_what_the_function_gives_for_the_row() -> None:
+def test_an_answer_is_what_the_function_gives_for_the_row():
     assert _answer(pickle.dumps((train, row("first")))).fault == "first"
 
 
-def test_an_error_is_an_answer_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_an_answer_of_one_line(capsys):
     answer = _answer(pickle.dumps((train, row("raise"))))
     assert isinstance(answer, Broken)
     assert answer.error == "RuntimeError: the loss is"
@@ -159,5 +157,5 @@ def test_an_error_is_an_answer_of_one_line(capsys: pytest.CaptureFixture[str]) -
     assert "selftest: RuntimeError: the loss is\nno number" in capsys.readouterr().err
 
 
-def test_a_task_that_cannot_be_read_is_an_answer_too() -> None:
+def test_a_task_that_cannot_be_read_is_an_answer_too():
     assert "UnpicklingError" in _answer(b"garbled").error

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -45,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture
-def _one_of_one(tmp_path: Path):
+def _one_of_one(tmp_path):
     distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
@@ -54,7 +51,7 @@ def _one_of_one(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("_one_of_one")
-def test_only_a_module_that_opacus_wraps_is_synchronised() -> None:
+def test_only_a_module_that_opacus_wraps_is_synchronised():
     assert isinstance(Distributed().for_private(), DifferentiallyPrivateDistributedDataParallel)
     plain = NotSynchronised()
     assert plain.for_private() is plain.net
@@ -62,7 +59,7 @@ def test_only_a_module_that_opacus_wraps_is_synchronised() -> None:
 
 @pytest.mark.usefixtures("_one_of_one")
 @pytest.mark.parametrize("kind", [Distributed, DrawnByAll])
-def test_records_are_dealt_out_unless_every_process_draws_from_all(kind: type) -> None:
+def test_records_are_dealt_out_unless_every_process_draws_from_all(kind):
     torch.manual_seed(0)
     assert ("Distributed" in type(kind().train_dataloader().batch_sampler).__name__) == kind.dealt
 
@@ -71,13 +68,13 @@ class WithSeed(Configured):
     engine_arguments: ClassVar = {"noise_generator": torch.Generator().manual_seed(3)}
 
 
-def test_a_class_says_how_the_engine_is_called() -> None:
+def test_a_class_says_how_the_engine_is_called():
     optimizer = WithSeed(noise_multiplier=2.0).configure_optimizers()
     assert optimizer.generator is WithSeed.engine_arguments["noise_generator"]
     assert optimizer.noise_multiplier == 2.0
 
 
-def test_the_backward_pass_of_ghost_clipping_leaves_clipped_gradients() -> None:
+def test_the_backward_pass_of_ghost_clipping_leaves_clipped_gradients():
     module = Ghost(max_grad_norm=1e-3)
     optimizer = module.configure_optimizers()
     assert isinstance(optimizer, DPOptimizerFastGradientClipping)
@@ -87,7 +84,7 @@ def test_the_backward_pass_of_ghost_clipping_leaves_clipped_gradients() -> None:
     assert 0 < whole.norm().item() <= 4 * 1e-3 * (1 + 1e-4)
 
 
-def test_physical_batches_have_eight_records_at_most_and_one_step_a_logical_batch() -> None:
+def test_physical_batches_have_eight_records_at_most_and_one_step_a_logical_batch():
     module = PhysicalBatches()
     optimizer = module.configure_optimizers()
     module.trainer = SimpleNamespace(optimizers=[optimizer])
@@ -108,57 +105,57 @@ def noise_of(optimizer) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in optimizer.params])
 
 
-def test_a_resumed_training_draws_the_noise_of_the_first_run_again() -> None:
+def test_a_resumed_training_draws_the_noise_of_the_first_run_again():
     first, second = (noise_of(SeededNoise().configure_optimizers()) for _ in range(2))
     assert torch.equal(first, second)
 
 
-def test_the_steps_are_told_to_the_accountant_of_gaussian_dp() -> None:
+def test_the_steps_are_told_to_the_accountant_of_gaussian_dp():
     held = GdpAccountant().configure_optimizers().step_hook.__closure__
     assert any(isinstance(cell.cell_contents, GaussianAccountant) for cell in held)
 
 
-def test_without_poisson_sampling_the_divisor_is_the_loaders_batch() -> None:
+def test_without_poisson_sampling_the_divisor_is_the_loaders_batch():
     assert Accumulated().configure_optimizers().expected_batch_size == 16
 
 
-def test_some_poisson_batches_of_two_are_empty() -> None:
+def test_some_poisson_batches_of_two_are_empty():
     torch.manual_seed(0)
     sizes = [len(x) for x, _ in SkipsEmptyBatches().train_dataloader()]
     assert 0 in sizes
     assert sum(sizes) / len(sizes) == pytest.approx(2.0, rel=0.2)
 
 
-def test_an_epoch_of_split_batches_is_estimated_and_not_counted() -> None:
+def test_an_epoch_of_split_batches_is_estimated_and_not_counted():
     assert len(MergedBatches().data) == 256
     assert len(MergedBatches.splitter(sampler=[[0]] * 3, max_batch_size=8, optimizer=None)) > 0
 
 
-def test_scores_of_packed_sequences_are_those_of_their_own_record() -> None:
+def test_scores_of_packed_sequences_are_those_of_their_own_record():
     net, x = PackedSequences().net, random_data(records=6).tensors[0]
     assert torch.allclose(net(x)[2], net(x[2:3])[0], atol=1e-5)
 
 
 @pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def batch():
     torch.manual_seed(0)
     x, y = random_data(1, records=8).tensors
     return x, y
 
 
-def test_data_are_the_same_for_a_seed_whatever_was_drawn_before() -> None:
+def test_data_are_the_same_for_a_seed_whatever_was_drawn_before():
     first = random_data()
     torch.rand(3)
     assert all(map(torch.equal, first.tensors, random_data().tensors))
     assert not torch.equal(first.tensors[0], random_data(1).tensors[0])
 
 
-def test_a_net_has_two_tensors_a_layer() -> None:
+def test_a_net_has_two_tensors_a_layer():
     assert [len(list(net(depth).parameters())) for depth in (1, 3, 8)] == [2, 6, 16]
     assert len(list(DeepTraining().net.parameters())) == 16
 
 
-def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch) -> None:
+def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch):
     module = HandWritten(max_grad_norm=0.5)
     sums = module.clipped_sums(*batch)
     expected = {name: torch.zeros_like(p) for name, p in module.net.named_parameters()}
@@ -172,7 +169,7 @@ def test_the_hand_written_sum_is_that_of_gradients_clipped_one_by_one(batch) -> 
     assert all(torch.allclose(sums[name], expected[name], atol=1e-6) for name in expected)
 
 
-def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch) -> None:
+def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch):
     def longest(kind: type[HandWritten]) -> float:
         one = kind(max_grad_norm=1e-3).clipped_sums(batch[0][:1], batch[1][:1])
         return torch.cat([g.flatten() for g in one.values()]).norm().item()
@@ -184,7 +181,7 @@ def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch) -> None:
 @pytest.mark.parametrize(
     ("kind", "adds_up"), [(HandWritten, True), (FourViews, True), (NormalisedOverBatch, False)]
 )
-def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, adds_up) -> None:
+def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, adds_up):
     module = kind()
     whole, *halves = (
         torch.cat([g.flatten() for g in module.clipped_sums(*part).values()])
@@ -193,7 +190,7 @@ def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, 
     assert torch.allclose(whole, sum(halves), atol=1e-5) == adds_up
 
 
-def test_divisors_and_losses_are_those_of_the_names(batch) -> None:
+def test_divisors_and_losses_are_those_of_the_names(batch):
     assert HandWritten().divisor(3) == BATCH_SIZE
     assert [MeanOverBatch().divisor(n) for n in (0, 3)] == [1, 3]
     mean, total = Training(), SummedLoss()
@@ -203,11 +200,11 @@ def test_divisors_and_losses_are_those_of_the_names(batch) -> None:
     )
 
 
-def test_one_record_in_eight_is_not_a_number() -> None:
+def test_one_record_in_eight_is_not_a_number():
     assert NotANumber().data.tensors[0].isnan().any(1).float().mean().item() == 1 / 8
 
 
-def test_the_planted_optimizer_is_the_one_to_train_with() -> None:
+def test_the_planted_optimizer_is_the_one_to_train_with():
     planted: list[DPOptimizer] = []
 
     def plant(optimizer: DPOptimizer) -> DPOptimizer:

@@ -1,7 +1,5 @@
 """What a user allows has a scope and a reason, and covers nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_audit import Allow, PrivacyAudit

@@ -1,7 +1,5 @@
 """The faults that a finding is named after, and what a function of a correct release explains."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """A report that agrees with itself passes; what its own checks do not give is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The verdict: what is violated, allowed, missing or not known to hold, and in which words."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

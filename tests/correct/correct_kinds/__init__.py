@@ -6,8 +6,6 @@ noise of sigma times the clipping norm is added to the sum once in a step, batch
 nothing else of the records reaches the weights.
 """
 
-from __future__ import annotations
-
 from correct_kinds import (
     generative,
     hands,

@@ -1,7 +1,5 @@
 """What the kinds share: a private training with Opacus, one by hand, and the list of kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -50,7 +48,7 @@ class Kind:
     """
 
     name: str
-    module: type[Base]
+    module: type["Base"]
     why: str
 
     def build(self, seed: int) -> Training:

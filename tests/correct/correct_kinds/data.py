@@ -4,8 +4,6 @@ No scale is computed from the records: these are constants of the sets' descript
 are made with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

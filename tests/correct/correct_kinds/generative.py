@@ -1,7 +1,5 @@
 """Generative models: reparametrisation, timesteps, dequantisation, relaxed codes."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """DP-SGD by hand: loops, chunks, views, secure noise, and work before and after the release."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets

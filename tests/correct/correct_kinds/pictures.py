@@ -1,7 +1,5 @@
 """Images: augmentation in many places, mixing with public data, depth and width at random."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, ClassVar
 

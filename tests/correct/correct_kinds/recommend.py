@@ -1,7 +1,5 @@
 """Recommenders and metric learning: negatives, public catalogues, public anchors, two views."""
 
-from __future__ import annotations
-
 import random
 import secrets
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 In `tests/support`, optionally with a seed and names of kinds after it.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import tempfile

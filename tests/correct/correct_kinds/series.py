@@ -1,7 +1,5 @@
 """Time series: windows at random places, forecasts, events, scaling within a record."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Small published tables: places, two tasks, equal records, surveys, attention over columns."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets

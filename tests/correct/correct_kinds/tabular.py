@@ -1,7 +1,5 @@
 """Tables: embeddings, missing values, survival, prices, counts, quantiles, ordered classes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Token sequences: bags of embeddings, recurrent nets, transformers, losses by token."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What surrounds the private gradient: modes of Opacus, noise sources, averages, schedules."""
 
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Iterator
