@@ -263,6 +263,7 @@ def test_every_finding_that_is_allowed_refutes_the_accountants_epsilon(name):
     now = judging.held([check(name)], 2.0, 2.0, None)
     assert (now.refuted_by, now.claimed, now.claim_holds) == ((name,), None, False)
     assert now.spent == (2.0 if name in ("accounting", "ledger.accountant") else None)
+    assert now.lower_holds == ("lower" not in REGISTRY[name].refutes)
 
 
 def test_two_findings_leave_what_both_leave():
