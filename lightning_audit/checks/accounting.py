@@ -545,6 +545,9 @@ class Ledger:
         changes: number of steps whose noise multiplier differs from that of the previous step, by
             no known schedule.
         left_out: number of batches without a step, unless they are at a fixed distance; else 0.
+        compared: number of steps whose clipped gradients were compared with their batch's records.
+        other_rows: number of these with another number.
+        elsewhere: whether steps may take other records than their batches hold.
         hook: "read" if the accountant that each optimizer's step hook calls is known, "unread" if
             some hook cannot be followed, "none" if there is no hook.
     """
@@ -564,6 +567,9 @@ class Ledger:
     steps: int = 0
     changes: int = 0
     left_out: int = 0
+    compared: int = 0
+    other_rows: int = 0
+    elsewhere: bool = False
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
         """Return the results of the ledger checks.
@@ -595,7 +601,7 @@ class Ledger:
         # A batch that the sampler never drew twice was kept on its way to the training.
         regiven = 0 if self.draws is None or not self.draws.never_again else self.regiven
         evidence = {
-            "again": self.again + regiven,
+            "again": (0 if self.elsewhere else self.again) + regiven,
             "unknown": self.unknown,
             "recognised": self.recognised,
             "stale": self.stale,

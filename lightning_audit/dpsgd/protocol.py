@@ -38,12 +38,17 @@ class StepClaim:
         max_grad_norm: clipping norm of a per-sample gradient.
         scale: divisor of the noisy sum, e.g. the expected batch size.
         accumulated: number of batches whose gradients the step sums.
+        fixed_size: whether records are dealt into batches of one size, so that the number of
+            records is no secret, and neighbors differ by a record that is replaced or zeroed.
+        views: number of per-sample gradients that the step averages into one record's.
     """
 
     noise_multiplier: float
     max_grad_norm: float
     scale: float
     accumulated: int = 1
+    fixed_size: bool = False
+    views: int = 1
 
 
 @dataclass(frozen=True)

@@ -237,6 +237,11 @@ class WeightWatch:
         outside = before - earlier[1] if earlier and earlier[0] == number - 1 else None
         return Moves(now - before, before, outside)
 
+    def since(self) -> FloatArray | None:
+        """Return the changes since the last update, ``[n]``; None if it was not read."""
+        last = self._after
+        return self._read() - last[1] if last and last[0] == self._number - 1 else None
+
     def forget(self) -> None:
         """Discard a step that was not completed."""
         self._before = None

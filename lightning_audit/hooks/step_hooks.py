@@ -45,21 +45,24 @@ class MethodHook:
         *,
         shown: bool = False,
     ) -> None:
-        self._owner: Any = owner
-        self._name = name
-        self._earlier = vars(owner).get(name)
-        #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
-        self.armed = True
-        self._hook = around(
+        hook = around(
             getattr(owner, name),
             before if shown else lambda *_, **__: before(),
             after if shown else lambda *_, **__: after(),
             otherwise if shown else lambda *_, **__: otherwise(),
             armed=partial(getattr, self, "armed"),
         )
+        self._install(owner, name, hook)
+
+    def _install(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
+        self._owner: Any = owner
+        self._name, self._hook = name, hook
+        self._earlier = vars(owner).get(name)
+        #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
+        self.armed = True
         self._handles = Handles()
         self._handles.append(self)
-        setattr(owner, name, self._hook)
+        setattr(owner, name, hook)
 
     def remove(self) -> None:
         """Remove the hook; if another hook wraps it, only disable it."""
@@ -70,6 +73,42 @@ class MethodHook:
         delattr(self._owner, self._name)
         if self._earlier is not None:
             setattr(self._owner, self._name, self._earlier)
+
+
+class Retry(MethodHook):
+    """Hook on a method of the user's that is called again if it raises.
+
+    Args:
+        owner: the object.
+        name: name of the method.
+        hold: called before the method; returns what ``again`` needs, None for no second call.
+        again: called with that and the exception; returns why the method cannot be called again,
+            which the exception is raised with, or empty.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        hold: Callable[[], Any],
+        again: Callable[[Any, Exception], str],
+    ) -> None:
+        own, begin, retry = getattr(owner, name), entry(hold), entry(again)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            held = begin() if self.armed else None
+            try:
+                return own(*args, **kwargs)
+            except Exception as error:
+                if held is None:
+                    raise
+                why_not = retry(held, error)
+                if why_not or why_not is None:  # None after a failure of the audit
+                    error.add_note(why_not or "")
+                    raise
+            return own(*args, **kwargs)
+
+        self._install(owner, name, called)
 
 
 # --- Hooks around the steps of a torch optimizer.
@@ -155,19 +194,33 @@ class ClosureHooks(StepHooks):
 
     def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
         """Call ``arrives``, or return the step's arguments with a closure that does."""
-        _, args, kwargs = given
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        observed = with_closure(given, partial(arrives, level), partial(self._otherwise, level))
+        if observed is None:
             return super()._begin(level, arrives, given)
         self._level = 0
-        observed = around(
-            closure,
-            after=lambda *_, **__: arrives(level),
-            otherwise=lambda *_, **__: self._otherwise(level),
-        )
-        if len(args) > 1:
-            return (args[0], observed, *args[2:]), kwargs
-        return args, {**kwargs, "closure": observed}
+        return observed
+
+
+def with_closure(
+    given: tuple[Any, ...], after: Callable[[], None], otherwise: Callable[[], None] = _nothing
+) -> tuple[Any, Any] | None:
+    """Return the arguments of a step with a closure that calls back; None without a closure.
+
+    Args:
+        given: what a step's pre-hook gets: the optimizer, positional and other arguments.
+        after: called when the closure has run, which computes the gradients.
+        otherwise: called instead after the audit has failed.
+    """
+    _, args, kwargs = given
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        return None
+    observed = around(
+        closure, after=lambda *_, **__: after(), otherwise=lambda *_, **__: otherwise()
+    )
+    if len(args) > 1:
+        return (args[0], observed, *args[2:]), kwargs
+    return args, {**kwargs, "closure": observed}
 
 
 def steps_of(kind: type) -> list[Any]:

@@ -32,6 +32,13 @@ class MovesOutside:
 
     def __init__(self) -> None:
         self._watched = self._moved = 0
+        #: Whether they have changed as by noise since the last step, if few steps were watched.
+        self._since = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether few steps were watched, so that `look` counts."""
+        return self._watched < _ENOUGH
 
     def update(self, moves: Moves, gradient: FloatArray) -> None:
         """Update with one step.
@@ -40,23 +47,30 @@ class MovesOutside:
             moves: changes of the weights.
             gradient: the gradient that the update used, in units of the claimed noise, ``[n]``.
         """
-        outside = moves.outside
-        if outside is None or not np.isfinite(gradient).all() or not np.isfinite(outside).all():
-            return
+        if moves.outside is not None and np.isfinite([*gradient, *moves.outside]).all():
+            self._watched += 1
+            self._moved += self._as_noise(moves.outside, moves, gradient)
+
+    def look(self, since: FloatArray | None, moves: Moves, gradient: FloatArray) -> None:
+        """Update with the changes since a step's update, ``[n]``, at the end of its batch."""
+        if since is not None and np.isfinite([*gradient, *since]).all():
+            self._since = self._as_noise(since, moves, gradient)
+
+    @staticmethod
+    def _as_noise(outside: FloatArray, moves: Moves, gradient: FloatArray) -> bool:
         # Weight decay and projections change weights along themselves; noise does not.
         square = float(moves.start @ moves.start)
         along = float(outside @ moves.start) / square if square > 0 else 0.0
         rest = float(np.linalg.norm(outside - along * moves.start))
         step = float(np.linalg.norm(moves.update))
         size = float(np.linalg.norm(gradient)) / np.sqrt(len(gradient))
-        self._watched += 1
         # Noise of the claimed size changes the weights by step / size in the same update.
-        self._moved += bool(rest > 0 and rest * size >= _AS_NOISE * step)
+        return bool(rest > 0 and rest * size >= _AS_NOISE * step)
 
     @property
     def like_noise(self) -> bool:
-        """Whether the weights changed as by noise in most steps."""
-        return self._watched >= _ENOUGH and 2 * self._moved > self._watched
+        """Whether the weights changed as by noise in most steps, or after the first ones."""
+        return self._since if self.is_new else 2 * self._moved > self._watched
 
 
 # --- Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.

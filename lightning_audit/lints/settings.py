@@ -171,6 +171,7 @@ class LoaderFacts:
         sample_rate: the sampler's rate, None if it states none.
         records: number of records in the data set, None if it has no length.
         once: whether each record enters at most one batch per epoch.
+        batch_size: number of records of a batch, None if it varies or is unknown.
         raised_in: epoch, from 0, since which the rate is this one; None if it never changed.
     """
 
@@ -179,6 +180,7 @@ class LoaderFacts:
     sample_rate: float | None = None
     records: int | None = field(default=None, compare=False)
     once: bool = False
+    batch_size: int | None = None
     raised_in: int | None = None
 
 
@@ -226,9 +228,9 @@ def _facts(loader: Any) -> LoaderFacts:
         )
     if type(sampler) is BatchSampler:
         order = type(sampler.sampler).__name__
-        size = f"batches of {sampler.batch_size}"
-        described = f"{type(loader).__name__} with {order}, {size}"
-        return LoaderFacts("not_poisson", described, once=_deals_out(sampler.sampler))
+        described = f"{type(loader).__name__} with {order}, batches of {sampler.batch_size}"
+        once, size = _deals_out(sampler.sampler), sampler.batch_size
+        return LoaderFacts("not_poisson", described, once=once, batch_size=size)
     name = type(loader).__name__
     if isinstance(loader, DataLoader):
         name += f" with {'no batch sampler' if sampler is None else type(sampler).__name__}"

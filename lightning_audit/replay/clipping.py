@@ -110,13 +110,21 @@ class CraftedGradients:
         batch: records of a usual batch.
         seed: of directions.
         dtype: of the gradients, before they are rounded to the parameters' types.
+        fixed_size: whether all batches have the same number of records.
     """
 
     def __init__(
-        self, sizes: Sequence[int], batch: int, seed: int, dtype: torch.dtype = torch.float64
+        self,
+        sizes: Sequence[int],
+        batch: int,
+        seed: int,
+        dtype: torch.dtype = torch.float64,
+        *,
+        fixed_size: bool = False,
     ) -> None:
-        self._sizes, self._type = list(sizes), dtype
+        self._sizes, self._type, self._fixed = list(sizes), dtype, fixed_size
         self._size = sum(sizes)
+        #: Records of a usual batch of trials.
         self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
         self._random = torch.Generator().manual_seed(seed)
 
@@ -132,7 +140,8 @@ class CraftedGradients:
                     yield trial
 
     def _families(self) -> list[Callable[[], Iterator[Trial]]]:
-        return [self._of_norms, self._of_shapes, self._of_others, self._of_sizes]
+        usual = [self._of_norms, self._of_shapes, self._of_others]
+        return usual if self._fixed else [*usual, self._of_sizes]
 
     # ------------------------------------------------------------------ families
 
@@ -315,6 +324,37 @@ def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
     dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
     unit: torch.Tensor = dense / dense.norm()
     return unit
+
+
+def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
+    """Return whether a step divides its sum, or its noise, by the number of gradients at hand.
+
+    Half of the gradients, all equal, then give the same mean instead of half of it, and zeros give
+    twice the noise.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch.
+        seed: of the replays and of the direction.
+    """
+    count = rows(batch)
+    half = count // 2
+    if half < 2 or why_no_rows(replay.usual([batch], seed), count, by_opacus=False):
+        return False
+    short = (0.5 / count * _dense(replay, seed)).to(replay.dtype)  # no sum of these is clipped
+    given = RowsReplay(replay, batch, short.repeat(count, 1), seed)
+    replay.allow(4)
+    sums, noise = [], []
+    for size in (count, half):
+        one, none = (given.run(g.repeat(size, 1), seed) for g in (short, torch.zeros_like(short)))
+        if one.finite is None or none.finite is None:
+            return False
+        sums.append(float((one.finite - none.finite) @ short.double()))
+        noise.append(none.finite)
+    norm = float(noise[0].norm())
+    off = float((half * noise[1] - count * noise[0]).norm())
+    scaled = norm > 0.0 and off <= _EQUAL * count * norm
+    return scaled or (min(sums) > 0.0 and _equal(sums))
 
 
 def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
@@ -579,10 +619,14 @@ def examine_clipping(
         return Answer(reason=reason)
     if reason := too_coarse(rounding(usual.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
-    crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
-    given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
+    fixed = replay.fixed_size
+    crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype, fixed_size=fixed)
+    first = next(crafted.trials()).rows
+    if fixed and len(first) != count and not replay.clips_by_opacus:
+        return Answer(reason="crafted gradients of a whole batch take too much memory")
+    given = RowsReplay(replay, batch, first, seed)
     unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
-    asked, shifted, zeros = 0, 0, replaced
+    asked, shifted, zeros = 0, 0, replaced or fixed
     start = begin % TRIALS
     with contextlib.suppress(Stopped):  # findings until then are kept
         for trial in itertools.islice(_endless(crafted), start, start + trials):

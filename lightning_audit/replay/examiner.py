@@ -39,7 +39,12 @@ from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import FailedElsewhere, current, raised_in_audit, undoing, where
-from lightning_audit.replay.clipping import TRIALS, examine_clipping, sensitivity_kind
+from lightning_audit.replay.clipping import (
+    TRIALS,
+    divides_by_rows,
+    examine_clipping,
+    sensitivity_kind,
+)
 from lightning_audit.replay.noise import examine_noise
 from lightning_audit.replay.records import examine_independence, examine_sensitivity, tolerance
 from lightning_audit.replay.release import examine_release
@@ -330,15 +335,23 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
         except Stopped as stopped:
             answers[name] = Answer(reason=str(stopped))
-    _name_sensitivity(asked, answers)
+    _name_clipping(asked, answers)
     if replay.stopped:  # another thread's random numbers may have affected any answer
         return {name: Answer(reason=replay.stopped) for name in names}
     return answers
 
 
-def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
-    """Classify why a record moves a release too far, if crafted gradients found nothing."""
+def _name_clipping(asked: Asked, answers: dict[str, Answer]) -> None:
+    """Classify why a record or a crafted gradient moves a release too far."""
     found, crafted = (answers.get(n) for n in (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name))
+    named = {n: a for n, a in answers.items() if a in (found, crafted) and a.findings}
+    if not named:
+        return
+    by_hand = len(asked.batches) == 1 and not asked.replay.clips_by_opacus
+    counts = by_hand and not asked.replay.fixed_size
+    if counts and divides_by_rows(asked.replay, asked.batches[0], asked.seed):
+        answers.update({name: replace(a, kind="divisor") for name, a in named.items()})
+        return
     if found is None or not found.findings or (crafted is not None and crafted.findings):
         return
     worst = max(finding.size for finding in found.findings)

@@ -335,6 +335,8 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(reason="the step does not form one per-sample gradient per record")
     same = count * made // rows(batch)
     change = largest_change(_together(first), _together(second), same)
+    if change is not None and change > tolerated:  # the step may have sorted its rows
+        change = largest_change(_together(first), _together(second), same, sorted_rows=True)
     if change is None:
         return Answer(reason=_NO_NUMBERS)
     if change <= tolerated:
@@ -355,7 +357,9 @@ def _together(found: Replay) -> torch.Tensor:
     return torch.cat(found.gradients)
 
 
-def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> float | None:
+def largest_change(
+    copies: torch.Tensor, mixed: torch.Tensor, same: int, *, sorted_rows: bool = False
+) -> float | None:
     """Return the largest relative change of one record's gradient between two batches.
 
     The position of the record's rows in the mixed batch need not be known, because training code
@@ -366,6 +370,9 @@ def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> floa
         copies: per-sample gradients of a batch of copies of the record, ``[n, d]``.
         mixed: per-sample gradients of a batch in which only some are copies, ``[n, d]``.
         same: number of rows of ``mixed`` that are the record's.
+        sorted_rows: whether rows may stand at other positions, because a step sorts them by
+            something that depends on their random numbers: the nearest ones are compared, each
+            with one.
 
     Returns:
         The change over the gradient's norm, or over the median norm if that is larger: a small
@@ -379,8 +386,21 @@ def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> floa
     if not bool(torch.isfinite(norms[0]).all()):
         return math.inf
     scale = norms.amax(dim=0).clamp(min=float(norms[norms > 0].median()))
-    changes = (copies - mixed).norm(dim=1) / scale
-    return float(changes.sort().values[same - 1])
+    if not sorted_rows:
+        changes = (copies - mixed).norm(dim=1) / scale
+        return float(changes.sort().values[same - 1])
+    scale = torch.maximum(norms[1][:, None], norms[0]).clamp(min=float(norms[norms > 0].median()))
+    far = torch.cdist(mixed, copies, compute_mode="donot_use_mm_for_euclid_dist") / scale
+    near, taken_rows, taken_copies = math.inf, set[int](), set[int]()
+    for pair in far.flatten().argsort().tolist():
+        row, copy = divmod(pair, len(copies))
+        if len(taken_rows) == same:
+            break
+        if row not in taken_rows and copy not in taken_copies:
+            taken_rows.add(row)
+            taken_copies.add(copy)
+            near = float(far[row, copy])
+    return near
 
 
 # --- Test the sensitivity of the user's own step: how far one record moves its release.
@@ -451,7 +471,7 @@ class _Examination:
         self._tolerated, self._by_definition = tolerated, replaced
         self._base = replay.usual(batches, seed)
         #: Whether a record is replaced, not left out or added.
-        self._replaced = replaced or self._base.drew
+        self._replaced = replaced or replay.fixed_size or self._base.drew
         #: The records' gradients, once it is known that they can be put in.
         self._given: torch.Tensor | None = None
         self._tried = replaced or len(batches) > 1 or bool(replay.skips)

@@ -68,7 +68,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     for name, row in (("first", 0), ("last", -1)):
         if not replay.has_left(2):
             break
-        for allowed, named, neighbour in _neighbours(batches, row):
+        for allowed, named, neighbour in _neighbours(batches, row)[replay.fixed_size :]:
             what, moved = named.format(name), allowed
             other = replay.run(neighbour, seed, released=base, then=batches)
             if other.error or same_numbers(first, other):
@@ -281,8 +281,8 @@ def _kind(name: str) -> str:
     return name.partition(" of ")[0]
 
 
-def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, list[Any]]]:
-    """Yield the batches without a record, then with another record instead of it.
+def _neighbours(batches: Sequence[Any], row: int) -> list[tuple[int, str, list[Any]]]:
+    """Return the batches without a record, then with another record instead of it.
 
     Returns:
         The change that a release may show, in units of the clipping norm, a description, and the
@@ -293,12 +293,11 @@ def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, li
     row %= count
     replaced = list(range(count))
     replaced[row] = (row + count // 2) % count
-    for moved, what, kept in (
+    kinds = (
         (1, "without the {} record", [other for other in range(count) if other != row]),
         (2, "with another instead of the {} record", replaced),
-    ):
-        yield (
-            moved,
-            what,
-            [taken(b, kept) if number == place else b for number, b in enumerate(batches)],
-        )
+    )
+    return [
+        (moved, what, [taken(b, kept) if n == place else b for n, b in enumerate(batches)])
+        for moved, what, kept in kinds
+    ]

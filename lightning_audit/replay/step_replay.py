@@ -32,7 +32,7 @@ from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
-from lightning_audit.hooks.step_hooks import MethodHook, is_torchs
+from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
 from lightning_audit.replay.training_state import ReachesOut, TrainingState, left_behind, same_bits
 
 # --- The result of one replay of a step.
@@ -426,6 +426,8 @@ class StepReplay:
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
         self.clipping_norm = claim.max_grad_norm
+        #: Whether neighbors have the same number of records; see `StepClaim`.
+        self.fixed_size = claim.fixed_size
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
         """Return the replay of the step as it is, with the state after it; cached."""
@@ -554,6 +556,7 @@ class StepReplay:
 
     def _hand_over(self, rows: torch.Tensor) -> None:
         norm, params = self._claim.max_grad_norm, self._step.params
+        rows = rows.repeat_interleave(self._claim.views, dim=0)
         for p, own in zip(params, self._split(rows * norm), strict=True):
             p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
 
@@ -627,6 +630,9 @@ class StepReplay:
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
             if len(tensors) == len(params) and not self._later:
+                views = self._claim.views
+                if views > 1:
+                    tensors = [t.view(-1, views, *t.shape[1:]).mean(1) for t in tensors]
                 count_rows(found, tensors, norm, self._keep)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
                     self._hand_over(rows)
@@ -656,13 +662,19 @@ class StepReplay:
         depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
 
-        def pre(*_: Any) -> None:
-            nonlocal depth
-            depth += 1
+        def read() -> None:
             found.sure = source.shown or depth > 1 or is_torchs(self._step.inner.step)
             if not source.shown:
                 # A class that clips in its own step and then calls torch's runs this hook twice.
                 reads([p.grad for p in self._step.params], unit, again=depth > 1)
+
+        def pre(*given: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            observed = with_closure(given, read)  # automatic optimization passes one
+            if observed is None:
+                read()
+            return observed
 
         def post(*_: Any) -> None:
             nonlocal depth

@@ -75,6 +75,8 @@ _FEWER = (
     "some steps clipped fewer gradients than their batch has records: records were left out, or "
     "several were summed before they were clipped"
 )
+#: Ratio of a loader's batch size to the claimed one that is rounding.
+_ALIKE = 1.25
 #: Ratio of gradients to expected records, and standard errors above it, that are not chance.
 _MANY, _ERRORS = 1.05, 5.0
 #: Batches whose use by steps is watched: the first ``_FIRST``, then the first ``_IN_A_ROW`` of
@@ -101,7 +103,7 @@ class RunLedger:
         #: called.
         self.due, self.looks = 0, False
         # Whether the previous batch ended with a step, so that the next step has a single batch.
-        self._stepped = False
+        self._stepped = True
         # Whether more gradients than records were reported.
         self._too_many = False
         self._use = BatchUse()
@@ -197,11 +199,13 @@ class RunLedger:
             self.book.unknown += taken > 1
             return
         had = now - before
+        self.book.compared += alone
+        self.book.other_rows += alone and had != records
         if taken > 1 and had >= _SAME * records > 0:
             self.book.again += taken - 1
-        elif alone and had > records:
+        elif alone and had > records and not self.book.elsewhere:
             self._notes.add(_MORE)
-        elif alone and 0 < had < records:
+        elif alone and 0 < had < records and not self.book.elsewhere:
             self._notes.add(_FEWER)
 
     # ------------------------------------------------------------------ evaluation
@@ -218,6 +222,7 @@ class RunLedger:
         lints = self._lints
         rates = (rate_of_all(optimizers, lints.loaders), lints.loader_rate)
         hooks = {optimizer.hook for optimizer in optimizers}
+        self.book.elsewhere = self._draws_elsewhere(optimizers, claim)
         self.book.hook = "read" if hooks == {"read"} else "none"
         if "unread" in hooks and not stated:
             self.book.hook = "unread"
@@ -229,6 +234,22 @@ class RunLedger:
                 # Other samplers are judged by the checks of the sampling, which the user may allow.
                 self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
+
+    def _draws_elsewhere(
+        self, optimizers: Sequence[OptimizerFacts], claim: PrivacyClaim | None
+    ) -> bool:
+        """Return whether the loader's batches have another size than those of the claim.
+
+        Unless the steps clip one gradient for each of their records: then these are the batches.
+        """
+        size = None if self._lints.loader is None else self._lints.loader.batch_size
+        stated = [one.expected_batch_size for one in optimizers if one.expected_batch_size]
+        if claim is not None and claim.expected_batch_size:
+            stated.append(claim.expected_batch_size)
+        expected = float(stated[0]) if stated else math.nan
+        if size is None or not stated or expected / _ALIKE <= size <= expected * _ALIKE:
+            return False
+        return 2 * self.book.other_rows >= self.book.compared
 
     def look_at_steps(self, sessions: Sequence[AuditSession], course: RunCourse) -> None:
         """Count the skipped batches and the changes of noise that follow no known schedule.

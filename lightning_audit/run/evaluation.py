@@ -87,6 +87,8 @@ from lightning_audit.verdict.judge import (
 EPOCH_SHARE = 0.02
 #: An uncertain finding is evaluated again once the number of steps grew by this factor.
 _AGAIN = 1.5
+#: What draws the batches if the loader only counts the steps.
+_BY_THE_STEP = "training_step, whose batches are not the loader's by their size,"
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         checks,
         session.monitor,
         at_cut=not session.releases.late,
-        weights_move=session.releases.weights_move,
+        processed=session.releases.weights_move or not session.planner.shows_noise,
         raw=2 * session.releases.raw > session.monitor.steps,
         by_batch=session.recorder.shrinks_with_batch,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
@@ -198,10 +200,7 @@ def _results_of_run(
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
-    epsilon = epsilon_result(epsilons, config)
-    # If noise is added to the weights, readings without it give no valid bound.
-    moved = any(session.releases.weights_move for session in sessions)
-    checks.append(undecided(epsilon) if moved and epsilon.status == "violated" else epsilon)
+    checks.append(epsilon_result(epsilons, config))
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,
@@ -237,13 +236,14 @@ def _sampling_results(
         once = loader.once and alone and not _more_rows_than_records(sessions, facts)
         found.append(shuffled_result(loader.kind, loader.description, once=once))
     elif facts.loader is not None:
+        elsewhere = facts.ledger.elsewhere
         found += sampling_results(
-            facts.loader.kind,
-            facts.loader.description,
+            "unknown" if elsewhere else facts.loader.kind,
+            _BY_THE_STEP if elsewhere else facts.loader.description,
             facts.loader.sample_rate,
             facts.sample_rate,
             max((session.planner.batch_sizes for session in sessions), key=len),
-            facts.batches,
+            None if elsewhere else facts.batches,
             by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
             holds=holds,
             epsilon_that_holds=epsilon,

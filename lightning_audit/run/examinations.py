@@ -121,6 +121,7 @@ class Examinations:
         by_design = config.claim.noise_coefficients if config.claim else None
         if by_design:  # a step's own draw is the first term of its noise
             claim = replace(claim, noise_multiplier=abs(by_design[0]) * claim.noise_multiplier)
+        claim = replace(claim, fixed_size=config.shuffled)
         with self._optimizers.paused():
             found = examine_step(
                 user,

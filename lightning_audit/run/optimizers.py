@@ -637,6 +637,10 @@ def _coins(seed: int, number: int) -> np.random.Generator:
 
 # --- The optimizers of a run: which are private, the audit of each, and its state after a resume.
 
+_NO_OPTIMIZER = (
+    "no optimizer trains a parameter, so that no step can be seen: write the noisy gradient to "
+    "p.grad and step one of torch's optimizers, which configure_optimizers returns"
+)
 _NO_ACCOUNTANT = (
     "no accountant counts the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
@@ -793,6 +797,10 @@ class AuditedOptimizers:
         """
         claim = self.config.claim
         if claim is None or claim.noise_multiplier is None:
+            return
+        groups = [group for one in self.attached for group in one.param_groups]
+        if not any(group["params"] for group in groups):
+            self.notes.add(_NO_OPTIMIZER)
             return
         step = hand_written_step(claim, self.attached, module)
         self.plain.detach()

@@ -20,10 +20,11 @@ from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
 from lightning_audit.hooks.gradient_tap import Reading, add_along, clipped_sums
-from lightning_audit.hooks.step_hooks import MethodHook, StepHooks
+from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws
-from lightning_audit.record.store import INJECTED, ObservationStore, RecordHeader
+from lightning_audit.record.store import DROPPED, INJECTED, ObservationStore, RecordHeader
+from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
 from lightning_audit.session.planner import Ranks, StepPlanner
 from lightning_audit.session.reading import (
     HandWrittenReading,
@@ -139,6 +140,11 @@ class Rescue:
 
 # --- Audit of one private optimizer: plans, reads, records and checks its steps.
 
+_ROWS_WERE_IN = (
+    "rows of lightning-audit were among the per-sample gradients; if the optimizer's own code does "
+    "not expect them, state an input canary: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
+)
+
 
 class AuditSession:
     """Audits the steps of one private optimizer.
@@ -220,6 +226,9 @@ class AuditSession:
         Lightning's hooks run only for steps that Lightning itself takes.
         """
         optimizer = self.step.optimizer
+        if isinstance(self.source, GradientRows):
+            own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
+            self._hooks += [Retry(optimizer, n, self._hold, self._without_rows) for n in own]
         self._hooks += [
             MethodHook(optimizer, "pre_step", self.inject_late, self.source.end_part),
             watch_cut(optimizer, self.noise_is_in, self.rescue.at_cut),
@@ -264,6 +273,7 @@ class AuditSession:
 
     def end_batch(self) -> None:
         """Mark the end of a batch: no training until the next one."""
+        self.releases.end_batch(self.way.tap.weights)
         self.way.end_batch()
 
     def prepare(self, coming: Backward) -> None:
@@ -278,6 +288,8 @@ class AuditSession:
     def inject(self) -> None:
         """Insert the canaries of an announced step, before clipping and noise."""
         self._look_at_noise()
+        if isinstance(self.source, GradientRows):
+            self.planner.try_rows()
         if self.way.tap.inside_step:  # a closure that runs again belongs to the same step
             return
         if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
@@ -304,6 +316,19 @@ class AuditSession:
         """Read the state of the noise generator before the first noise in this process."""
         if not self._noise_seen:
             self._noise_seen, self.noise_start = True, self.step.noise_state()
+
+    def _hold(self) -> Held | None:
+        """Return the state before the optimizer's own clipping; None without canaries in it."""
+        return Held(self.step, copy=False) if self.step.holds_canaries() else None
+
+    def _without_rows(self, held: Held, error: Exception) -> str:
+        """Take the canaries out of an own clipping that raised; return why that is impossible."""
+        if self.rescue.behind or not held.put_back():
+            return _ROWS_WERE_IN
+        claim = self.planner.claim()
+        self.planner.leave_rows_out(Fit(f"it raises {raised(error)}"))
+        self.planner.plan = self.planner.without_canary(claim, DROPPED)
+        return ""
 
     # ------------------------------------------------------------------ after the noise
 
@@ -400,7 +425,7 @@ class AuditSession:
             self.checksum = zlib.crc32(read, self.checksum)
         claim = plan.claim
         divisor, self._divided_by = self._divisor(claim), None
-        unit, noise = self.noise.seen(claim, int(plan.coins.sum()), divisor, reading)
+        unit, noise = self.noise.seen(claim, plan.added, divisor, reading)
         readable = not reading.unclear and bool(np.isfinite(values).all())
         sums = values * unit
         drawn = self.noise.drawn(sums, claim.noise_multiplier, reading.dead)

@@ -27,9 +27,10 @@ from lightning_audit.canaries.gradient import Placement
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
-from lightning_audit.layout import FloatArray
+from lightning_audit.layout import Direction, FloatArray
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
 from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.session.own_clipping import Fit, fit_of
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.session.step import Coordinates, PlannedStep
 from lightning_audit.verdict.judge import LAYOUT_CHANGED
@@ -244,6 +245,10 @@ _WITHOUT, _FROM = 20, 200
 #: Smallest norm of the one shorter canary of a step, in units of the clipping norm.
 _SHORTEST = 1.5
 
+_NO_ROWS = (
+    "{kind} is given no rows of the audit: with them {why}; state an input canary, which is a "
+    "record of the batch: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
+)
 _NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
 _ALONE = "another process could no longer be reached, so that no canary entered later steps"
 
@@ -299,6 +304,8 @@ class StepPlanner:
         self.batch_sizes: list[int] = []
         #: Number of records in all steps so far; None if it is unknown for any step.
         self.rows_taken: int | None = 0
+        #: How rows fit into the optimizer's own clipping; None before that is known.
+        self.fit: Fit | None = None
         #: Smallest oversize of the run's canaries; a resumed run may have changed it.
         self.oversize = config.oversize
         self._track = track_batch_sizes
@@ -315,6 +322,8 @@ class StepPlanner:
             ValueError: the optimizer's claim cannot be read, as without per-sample gradients.
         """
         stated, own = self.step.claim(accumulated), self.config.claim
+        if self.fit is not None and self.fit.views > 1:
+            stated = replace(stated, views=self.fit.views)
         if own is None:
             return stated
         batch, coefficients = own.expected_batch_size, own.noise_coefficients
@@ -382,7 +391,8 @@ class StepPlanner:
         directions = self._placement.draw(rng)
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
-        among = self._by_number(0) % _AMONG == 0
+        fit = self.fit or Fit()
+        among = self._by_number(0) % _AMONG == 0 and fit.views == 1
         self.step.row_seed = (self._looks_key, number) if among else None
         return PlannedStep(
             claim,
@@ -392,7 +402,8 @@ class StepPlanner:
             located,
             adds=adds,
             turn=self._by_number(1),
-            shorter=self._shorter(),
+            shorter=self._shorter() if fit.short else 1.0,
+            weights=fit.adds,
         )
 
     def _by_number(self, what: int) -> int:
@@ -436,6 +447,8 @@ class StepPlanner:
         Args:
             free: whether their rows need no copy.
         """
+        if self.fit is not None and self.fit.why_not:
+            return False
         every = self.config.every_n_steps
         if self.ranks.several:  # all processes must decide alike, also if only some must copy
             free = not self.anyone_copies
@@ -468,6 +481,33 @@ class StepPlanner:
             self.block_pass(_ALONE)
         return agreed
 
+    @property
+    def shows_noise(self) -> bool:
+        """Whether the release is the clipped sum with noise, as far as is known."""
+        return self.fit is None or self.fit.noise
+
+    def try_rows(self) -> None:
+        """Find out, before the first step, how rows fit into the optimizer's own clipping."""
+        if self.fit is not None:
+            return
+
+        def draw() -> Sequence[Direction]:
+            self.withdraw()
+            return self.flip(self.claim()).directions
+
+        self.fit = Fit()
+        self.fit = fit_of(self.step, draw)
+        if self.fit != Fit():
+            self.withdraw()
+        if self.fit.why_not:
+            self.leave_rows_out(self.fit)
+
+    def leave_rows_out(self, fit: Fit) -> None:
+        """Add no row of gradients from now on, since they do not fit."""
+        self.withdraw()
+        self.fit, kind = fit, type(self.step.optimizer).__name__
+        self.block_pass(_NO_ROWS.format(kind=kind, why=fit.why_not))
+
     # ------------------------------------------------------------------ observations
 
     def layout_holds(self) -> bool:
@@ -495,7 +535,8 @@ class StepPlanner:
         """Count the samples of a step's non-final part, before canaries enter it."""
         size = self.step.batch_size()
         if self.rows_taken is not None:
-            self.rows_taken = None if size is None else self.rows_taken + size
+            views = self.fit.views if self.fit else 1
+            self.rows_taken = None if size is None else self.rows_taken + size // views
 
     def count_batch(self) -> None:
         """Count the planned step's samples, and keep the batch size if sizes are tracked."""
@@ -504,7 +545,8 @@ class StepPlanner:
             self.rows_taken = None
             return
         own = plan is not None and not plan.earlier
-        size -= int(plan.coins.sum()) if plan and own else 0
+        size -= plan.added if plan and own else 0
+        size //= self.fit.views if self.fit else 1
         if self.rows_taken is not None:
             self.rows_taken += size
         if self._track:

@@ -24,9 +24,11 @@ from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.gradient_tap import (
     GradientTap,
+    Moves,
     NoiseReading,
     Reading,
     TensorReading,
+    WeightWatch,
     read_noise,
     read_tensors,
 )
@@ -264,6 +266,8 @@ class ReleaseWatch(Kept):
         #: Number of steps whose gradient was that of a backward pass, unchanged.
         self.raw = 0
         self._moves = MovesOutside()
+        #: Of the first steps of a hand-written training: the last changes and gradient.
+        self._last: tuple[Moves, FloatArray] | None = None
 
     def update(self, reading: Reading, sums: FloatArray, noise_multiplier: float) -> None:
         """Update with a step.
@@ -277,10 +281,17 @@ class ReleaseWatch(Kept):
         self.raw += reading.raw
         if reading.moves is not None and noise_multiplier > 0:
             self._moves.update(reading.moves, sums / noise_multiplier)
+            self._last = reading.moves, sums / noise_multiplier
+
+    def end_batch(self, weights: WeightWatch) -> None:
+        """Look, after the first steps, at what code behind the update did to the weights."""
+        if self._last is not None and self._moves.is_new:
+            self._moves.look(weights.since(), *self._last)
+        self._last = None
 
     @property
     def weights_move(self) -> bool:
-        """Whether weights change by noise outside of the update, in most steps."""
+        """Whether weights change by noise outside of the update; see `MovesOutside`."""
         return self._moves.like_noise
 
 

@@ -157,6 +157,8 @@ class PlannedStep:
         asked: whether the training's own code requested them.
         turn: index of the inserted canary that is the first row, modulo their number.
         shorter: norm of the middle canary over that of the others; all are clipped.
+        weights: what each canary adds to the sum, in units of the clipping norm, ``[k]``; empty if
+            this is 1 for all.
     """
 
     claim: StepClaim
@@ -172,6 +174,17 @@ class PlannedStep:
     asked: bool = False
     turn: int = 0
     shorter: float = 1.0
+    weights: Sequence[float] = ()
+
+    @property
+    def added(self) -> int:
+        """Number of rows that all processes add."""
+        return int(self.coins.sum()) * self.claim.views
+
+    @property
+    def weighed(self) -> FloatArray:
+        """What each canary adds to the sum of the step, in units of the clipping norm, ``[k]``."""
+        return self.coins * np.array(self.weights) if len(self.weights) else self.coins
 
     @property
     def recorded(self) -> int:
@@ -194,7 +207,7 @@ class PlannedStep:
         rows, middle = self.chosen, int(self.coins.sum()) // 2
         if rows and self.shorter < 1.0:
             rows[middle] = rows[middle].scaled(self.shorter)
-        return rows
+        return [row for row in rows for _ in range(self.claim.views)]
 
     def amounts(self, divisor: float, size: int) -> FloatArray | None:
         """Return the canaries' contribution to the gradient under the claim, per coordinate.
@@ -208,7 +221,8 @@ class PlannedStep:
         """
         if self.status != INJECTED or self.located is None or not self.coins.any():
             return None
-        return self.located.combined(self.claim.max_grad_norm / divisor * self.coins, size)
+        amount = self.claim.max_grad_norm / divisor
+        return self.located.combined(amount * self.weighed, size)
 
     def readings(self, values: FloatArray, dead: NDArray[np.bool_] | None) -> FloatArray:
         """Return inner products with the canaries' directions, ``[k]``.
@@ -224,12 +238,12 @@ class PlannedStep:
             return np.zeros(count)
         # A canary was not removed from zero entries.
         live = 1.0 if dead is None else self.located.shares(~dead, count)
-        return self.located.products(values, count) + self.coins * live
+        return self.located.products(values, count) + self.weighed * live
 
     def take_out(self, sums: Sequence[torch.Tensor | None]) -> None:
         """Remove the canaries that this process added from clipped sums, one per tensor."""
-        chosen = self.chosen
-        add_along(sums, chosen, np.full(len(chosen), -self.claim.max_grad_norm))
+        entered = self.directions if self.adds else ()
+        add_along(sums, entered, -self.claim.max_grad_norm * self.weighed)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from lightning_audit.checks.randomness import (
     reuse_candidates,
     reuse_is_seen,
 )
-from lightning_audit.checks.replay import REPLAY_RELEASE
+from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_RELEASE, REPLAY_SENSITIVITY
 from lightning_audit.checks.update import GRADIENT_REPLACED
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
@@ -147,9 +147,8 @@ def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, .
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
     """Return division by the realised batch size, unless re-used noise explains the finding."""
-    rules = {
-        c.name: c.faults[0] for c in (BATCH_NORMALISED, REPLAY_RELEASE) if c.name in case.violated
-    }
+    tell = (BATCH_NORMALISED, REPLAY_RELEASE, REPLAY_SENSITIVITY, REPLAY_CLIPPING)
+    rules = {c.name: c.faults[0] for c in tell if c.name in case.violated}
     finding, *also = [n for n, r in rules.items() if r.applies(case.violated[n].evidence)] or [""]
     if not finding:
         return []
@@ -293,7 +292,7 @@ def explained_by_processing(
     monitor: AuditMonitor,
     *,
     at_cut: bool,
-    weights_move: bool = False,
+    processed: bool = False,
     raw: bool = False,
     by_batch: bool = False,
     shares: tuple[FloatArray, FloatArray] | None = None,
@@ -308,7 +307,8 @@ def explained_by_processing(
         checks: results of one optimizer's checks.
         monitor: its checks by e-process.
         at_cut: whether every step was read at a point where noise is known to have been added.
-        weights_move: whether weights change outside of the update as noise would change them.
+        processed: whether noise comes after what was read (weights change as by noise), or the
+            training's own `add_noise` does more than add noise.
         raw: whether the gradients that were read are those of backward passes: nothing changed them
             or added noise to them, except in the pass itself.
         by_batch: whether gradients are clearly smaller in larger batches.
@@ -322,7 +322,7 @@ def explained_by_processing(
     doubtful = [REGISTRY[name] for name in violated if REGISTRY[name].doubtful]
     of_noise = {check.name for check in doubtful if check.size_of != "signal"}
     sized = {check.name for check in doubtful if check.size_of == "noise"}
-    if weights_move:
+    if processed:
         return of_noise
     if raw:
         return set()

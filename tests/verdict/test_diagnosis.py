@@ -454,7 +454,7 @@ def test_without_canaries_small_noise_stays_a_fault():
 
 def test_noise_on_the_weights_explains_all_of_it():
     monitor = processed(0.1, 1.0)
-    found = explained(monitor, at_cut=False, weights_move=True)
+    found = explained(monitor, at_cut=False, processed=True)
     of_noise = {name for name in violated(monitor) if name.startswith(("noise", "reuse"))}
     assert of_noise <= found
 
