@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning_audit.many.audit_trainings import audit_training as audit_training
     from lightning_audit.record.scores import CanaryScores as CanaryScores
     from lightning_audit.results.audit_report import AuditReport as AuditReport
+    from lightning_audit.results.audit_report import ClaimUsedUp as ClaimUsedUp
     from lightning_audit.results.audit_report import InconclusiveAudit as InconclusiveAudit
     from lightning_audit.results.audit_report import PrivacyViolation as PrivacyViolation
     from lightning_audit.results.audit_report import Verdict as Verdict
@@ -36,6 +37,7 @@ _HOMES = {
     "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
     "Examination": "lightning_audit.callbacks.examination",
+    "ClaimUsedUp": "lightning_audit.results.audit_report",
     "InconclusiveAudit": "lightning_audit.results.audit_report",
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
     "PrivacyClaim": "lightning_audit.accounting.claims",

@@ -23,6 +23,7 @@ from lightning_audit.verdict.judge import OutcomeSettings, Resolution
 #: Actions after a verdict.
 ON_VIOLATION = ("raise", "stop", "warn")
 ON_INCONCLUSIVE = ("raise", "warn")
+ON_BUDGET = ("raise", "stop")
 #: Fields that are no settings.
 _UNSHOWN = ("drawn_seed", "given")
 
@@ -52,6 +53,7 @@ class AuditConfig(OutcomeSettings):
     bounds: Sequence[str]
     on_violation: str
     on_inconclusive: str
+    on_budget: str
     seed: int | None
     examinations: int | str
     drawn_seed: int | None = None
@@ -78,6 +80,7 @@ class AuditConfig(OutcomeSettings):
         _refuse_no_count("examinations", self.examinations)
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
+        _validate.one_of("on_budget", self.on_budget, ON_BUDGET)
         _refuse_seed(self.seed)
         _refuse_no_flag("source_in_report", self.source_in_report)
 
@@ -253,6 +256,7 @@ _NOT_COMPARED = {
     "canaries",
     "on_violation",
     "on_inconclusive",
+    "on_budget",
     "seed",
     "source_in_report",
 }

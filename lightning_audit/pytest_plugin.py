@@ -97,6 +97,7 @@ class AuditedTest:
         self._arguments.setdefault("on_violation", "stop" if self._expected else "raise")
         on_inconclusive = item.config.getoption("--audit-on-inconclusive")
         self._arguments.setdefault("on_inconclusive", "warn" if self._expected else on_inconclusive)
+        self._arguments.setdefault("on_budget", "stop" if self._expected else "raise")
         self._earlier = {_identity(path) for path in self._reports()}
         #: Of each audited training, in their order: outcome, lines of text, path of the report.
         self.results: list[dict[str, Any]] = []
@@ -130,9 +131,13 @@ class AuditedTest:
 
     def shorten(self, error: BaseException) -> None:
         """End the traceback of a verdict's error at the test, without the frames of Lightning."""
-        from lightning_audit.results.audit_report import InconclusiveAudit, PrivacyViolation
+        from lightning_audit.results.audit_report import (
+            ClaimUsedUp,
+            InconclusiveAudit,
+            PrivacyViolation,
+        )
 
-        if not isinstance(error, PrivacyViolation | InconclusiveAudit):
+        if not isinstance(error, PrivacyViolation | ClaimUsedUp | InconclusiveAudit):
             return
         last, trace = None, error.__traceback__
         while trace is not None:
@@ -171,6 +176,8 @@ class AuditedTest:
     def _fails(self, one: Checked) -> bool:
         if self._expected:
             return bool(one.outcome != self._expected)
+        if one.report and one.report.claim_ended_it and self._arguments["on_budget"] == "raise":
+            return True
         if one.outcome == "INCONCLUSIVE":
             refused: bool = self._arguments["on_inconclusive"] == "raise"
             return refused or any(remark.rule == "max-epsilon" for remark in one.remarks)

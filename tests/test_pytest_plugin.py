@@ -202,7 +202,7 @@ def test_tried(privacy_audit, tmp_path):
         ("'PASS'", ("--audit-max-epsilon=3.5",), "", 0),
         ("'PASS'", ("--audit-max-epsilon=2.5",), "", 1),
         ("'INCONCLUSIVE'", ("--audit-max-epsilon=2.5",), "", 1),
-        ("spent=None, proved=None", ("--audit-max-epsilon=3",), "", 1),
+        ("'INCONCLUSIVE', spent=None, proved=None", ("--audit-max-epsilon=3",), "", 1),
     ],
 )
 def test_the_verdict_and_the_options_decide(session, written, options, marker, failed):

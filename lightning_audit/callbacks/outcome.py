@@ -13,6 +13,7 @@ from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.claim_budget import ClaimBudget
 from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.checks.update import NO_DP
+from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.hooks.boundary import Boundary, Handles, StepRefused, attempt, entry, where
 from lightning_audit.hooks.step_hooks import MethodHook
@@ -21,6 +22,7 @@ from lightning_audit.report.loggers import send_figure, send_files, takes_figure
 from lightning_audit.report.text import print_report, print_summary, progress, status_line
 from lightning_audit.results.audit_report import (
     AuditReport,
+    ClaimUsedUp,
     InconclusiveAudit,
     PrivacyViolation,
     UnauditableTraining,
@@ -253,6 +255,7 @@ _DELIBERATE = (
     UnauditableTraining,
     MisconfigurationException,
     PrivacyViolation,
+    ClaimUsedUp,
     InconclusiveAudit,
     StepRefused,
 )
@@ -313,7 +316,7 @@ def tell(run: AuditRun, on_violation: str, *, verbose: bool = False) -> None:
     printed = partial(show, report, run.files, run.sessions, verbose=verbose)
     run.ranks.from_first(lambda: view(run, "printing the report", printed))
     if not run.trial:
-        raise_for(report, on_violation, run.config.on_inconclusive)
+        raise_for(report, on_violation, run.config)
 
 
 def show(
@@ -356,17 +359,20 @@ def warn_of_end(
     _log.warning("privacy audit: %s; report: %s", verdict, path)
 
 
-def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
-    """Raise the error of a verdict if its setting is "raise".
+def raise_for(report: AuditReport, on_violation: str, config: AuditConfig) -> None:
+    """Raise the error of a verdict, or of a claim that is used up, if its setting is "raise".
 
     Raises:
         PrivacyViolation: the verdict is VIOLATION.
+        ClaimUsedUp: the claim ended the training.
         InconclusiveAudit: the verdict is INCONCLUSIVE.
     """
     outcome = report.verdict.outcome
     if outcome == "VIOLATION" and on_violation == "raise":
         raise PrivacyViolation(report)
-    if outcome == "INCONCLUSIVE" and on_inconclusive == "raise":
+    if report.claim_ended_it and config.on_budget == "raise":
+        raise ClaimUsedUp(report)
+    if outcome == "INCONCLUSIVE" and config.on_inconclusive == "raise":
         raise InconclusiveAudit(report)
 
 
@@ -445,7 +451,7 @@ def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
         printed = partial(show, report, run.files, run.sessions, verbose=audit.verbose)
         view(run, "printing the report", printed)
     if not trainer.fast_dev_run:
-        raise_for(report, audit.on_violation, audit.config.on_inconclusive)
+        raise_for(report, audit.on_violation, audit.config)
 
 
 def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:

@@ -309,7 +309,9 @@ def _optimizer_classes(kind: type) -> Iterator[Any]:
 def _prepare(trial: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> None:
     """Add a copy of the audit to a copy of a Trainer, which displays, logs and saves nothing."""
     own = copy.deepcopy(audit)
-    own.config = replace(audit.config, on_violation="warn", on_inconclusive="warn")
+    own.config = replace(
+        audit.config, on_violation="warn", on_inconclusive="warn", on_budget="stop"
+    )
     own.report_dir = Path(folder)
     trial.callbacks, watch.audit = [*trial.callbacks, own, watch], own
     trial.loggers = [silent_logger(trial)]

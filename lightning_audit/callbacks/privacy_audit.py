@@ -192,6 +192,8 @@ class PrivacyAudit(AuditArguments, OneFit):
         on_violation: "raise" stops the training at once, regardless of min_epochs and min_steps,
             and raises `PrivacyViolation` at its end; "stop" only stops it, "warn" only logs.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
+        on_budget: "raise" `ClaimUsedUp` when a training has ended that was stopped because its next
+            step would exceed the claim, or only "stop" it.
         report_dir: directory of report and observations; None for ``default_root_dir/audit``. While
             another training uses the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
@@ -210,6 +212,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         MisconfigurationException: when training starts, if this Trainer or optimizer cannot be
             audited.
         PrivacyViolation: from ``Trainer.fit``, after the last checkpoint, if the claim is false.
+        ClaimUsedUp: in the same way, if the claim ended the training before its planned end.
     """
 
     def __init__(
@@ -227,6 +230,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         allow: Sequence[str | Allow] = (),
         on_violation: Literal["raise", "stop", "warn"] = "raise",
         on_inconclusive: Literal["raise", "warn"] = "warn",
+        on_budget: Literal["raise", "stop"] = "raise",
         report_dir: str | Path | None = None,
         log_prefix: str = "audit",
         seed: int | None = None,
@@ -248,6 +252,7 @@ class PrivacyAudit(AuditArguments, OneFit):
             resolution=Resolution() if resolution is None else resolution,
             on_violation=on_violation,
             on_inconclusive=on_inconclusive,
+            on_budget=on_budget,
             seed=seed,
             examinations=examinations,
             bounds=bounds,

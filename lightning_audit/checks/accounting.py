@@ -72,6 +72,78 @@ ACCOUNTING = Check(
 )
 
 
+# --- The check `claim`: whether the claim promises more than the optimizer states.
+
+CLAIM = Check(
+    "claim",
+    "the claim promises more privacy than the optimizer or its accountant states",
+    title="Claim beside the optimizer",
+    failed_title="Claim exceeds the optimizer",
+    meaning="The claim states more noise, a smaller clipping norm, a smaller batch or a lower "
+    "sampling rate than the optimizer or its accountant.",
+    look_at="State in `PrivacyClaim` what the optimizer is given, or give it what the claim says.",
+    topic="Total epsilon",
+    kind="accounting",
+    wrong=lambda seen: bool(seen["more"]),
+    fine="the claim promises no more than the optimizer states",
+    refutes=("claimed", "spent"),
+    faults=(
+        FaultRule(
+            "claim_above_optimizer",
+            "the claim promises more privacy than the optimizer or its accountant states",
+            "what PrivacyClaim states and what make_private, or the optimizer, is given",
+            headline="The claim promises more than the optimizer states",
+            rank=-7.5,
+            explains_groups=("noise", "clipping", "leakage"),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class StatedTwice:
+    """A number that both the claim and the optimizer, or its accountant, state.
+
+    Args:
+        name: of the number.
+        claimed: by the claim.
+        stated: by the optimizer or its accountant.
+        above: whether a larger number promises more privacy.
+        rounding: relative difference that rounding makes.
+    """
+
+    name: str
+    claimed: float
+    stated: float
+    above: bool = False
+    rounding: float = 1e-6
+
+    @property
+    def promised(self) -> int:
+        """1 if the claim promises more privacy, -1 if it promises less, else 0."""
+        if abs(self.claimed - self.stated) <= self.rounding * self.stated:
+            return 0
+        return 1 if (self.claimed > self.stated) == self.above else -1
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.claimed:.4g} is claimed, {self.stated:.4g} is stated"
+
+
+def claim_result(pairs: Sequence[StatedTwice]) -> CheckResult:
+    """Return the result of `claim`.
+
+    Args:
+        pairs: before the first step, at least one.
+    """
+    more = [str(pair) for pair in pairs if pair.promised > 0]
+    return CLAIM.judged(
+        {"more": more},
+        CLAIM.fine,
+        f"the claim promises more privacy than the optimizer states: {'; '.join(more)}",
+        "state in PrivacyClaim what the optimizer is given, or give it what the claim says",
+    )
+
+
 _LESS = (
     "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
     "steps cost"
@@ -686,4 +758,12 @@ def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:
 
 
 #: The checks of this subject, in the order of the report.
-CHECKS = (ACCOUNTING, EPSILON, LEDGER_ACCOUNTANT, LEDGER_STEPS, LEDGER_SCHEDULE, LEDGER_RECORDS)
+CHECKS = (
+    ACCOUNTING,
+    CLAIM,
+    EPSILON,
+    LEDGER_ACCOUNTANT,
+    LEDGER_STEPS,
+    LEDGER_SCHEDULE,
+    LEDGER_RECORDS,
+)

@@ -71,6 +71,7 @@ NO_RECORD = (
     "no record of the batch changes the release: the step gets its records elsewhere, or their "
     "gradients are zero"
 )
+NOT_CALLED = "lightning_audit.per_sample is not called with the per-sample gradients"
 OTHER_ROWS = "the number of clipped gradients per record is not one"
 
 #: What to do about a reason that prevents a pass.
@@ -85,6 +86,9 @@ _TO_DO = {
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
+    NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
+    "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
+    "'replay.noise']",
     OTHER_ROWS: f"{OTHER_ROWS}; make one gradient of all rows of a record before it is clipped",
 }
 

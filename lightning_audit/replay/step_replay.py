@@ -26,7 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import rows, taken
-from lightning_audit.checks.replay_findings import NONE_LEFT, OTHER_ROWS
+from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_CALLED, OTHER_ROWS
 from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -888,8 +888,9 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
         count: number of records of the batch.
         by_opacus: whether Opacus clips the gradients.
     """
-    if not usual.rows:
-        return "no per-sample gradients are formed, or per_sample is not called with them"
+    if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
+        by_parts = by_opacus or usual.parts
+        return "no per-sample gradients of a batch are formed" if by_parts else NOT_CALLED
     if usual.rows != count:
         return OTHER_ROWS
     if usual.parts > 1 and by_opacus:

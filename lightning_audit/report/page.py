@@ -48,6 +48,7 @@ DEFAULTS: Mapping[str, Any] = {
     "exemptions": [],
     "on_violation": "raise",
     "on_inconclusive": "warn",
+    "on_budget": "raise",
     "examinations": "auto",
     "bounds": [],
     "source_in_report": True,

@@ -50,10 +50,11 @@ def headline(report: AuditReport) -> str:
     if seen is not None:
         found = "refute" if verdict.outcome == "VIOLATION" else "do not refute"
         return f"{length(report)} {found} {seen.claim}"
+    found = lower(headline_of(verdict.root)) if verdict.root else verdict.summary
     if verdict.outcome == "PASS":
         other = "other " if verdict.allowed else ""
-        return f"no {other}fault found in {length(report)}"
-    return lower(headline_of(verdict.root)) if verdict.root else verdict.summary
+        found = f"no {other}fault found in {length(report)}"
+    return f"the claim ended the training; {found}" if report.claim_ended_it else found
 
 
 def length(report: AuditReport) -> str:

@@ -515,6 +515,11 @@ class AuditReport:
     schema_version: int = SCHEMA_VERSION
 
     @property
+    def claim_ended_it(self) -> bool:
+        """Whether the training was stopped because its next step would exceed the claim."""
+        return self.ended is not None and self.ended.reason == "budget"
+
+    @property
     def records(self) -> tuple[str, ...]:
         """File names of all observations, in the report's folder."""
         return (*((self.record,) if self.record else ()), *self.other_records)
@@ -597,6 +602,30 @@ class PrivacyViolation(_EndedByVerdict):
 
 class InconclusiveAudit(_EndedByVerdict):
     """The audit could not have seen a violation, and `on_inconclusive` is "raise"."""
+
+
+class ClaimUsedUp(RuntimeError):
+    """The training was stopped before it exceeded its claim, and `on_budget` is "raise".
+
+    No claim is false, but the model is not trained as planned.
+
+    Args:
+        report: the audit's report.
+    """
+
+    def __init__(self, report: AuditReport) -> None:
+        claimed, planned = report.claimed_epsilon, report.planned_steps
+        of = f" of {planned:,} planned steps" if planned else ""
+        super().__init__(
+            f"the training was stopped after {report.steps:,}{of or ' steps'}: one more exceeds "
+            f"claimed_epsilon={claimed:g} at delta {report.delta:g}. Plan fewer steps, raise "
+            "noise_multiplier or lower the sample rate; PrivacyAudit(on_budget='stop') keeps the "
+            f"model of these steps. The audit says {report.verdict.outcome}."
+        )
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.report,)
 
 
 # --- What is raised where a training cannot be audited; a front end translates it into its own.

@@ -26,6 +26,7 @@ from lightning_audit.checks.accounting import (
     ONE_STEP_AN_EPOCH,
     Ledger,
     accounting_result,
+    claim_result,
 )
 from lightning_audit.checks.check import REGISTRY, in_order, shared_log_e
 from lightning_audit.checks.clipping import (
@@ -201,6 +202,8 @@ def _results_of_run(
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
     checks.append(epsilon_result(epsilons, config))
+    if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
+        checks.append(claim_result(stated))
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,
@@ -623,6 +626,8 @@ def _notes(
         notes += [_NOT_ALONE] if NOISE_MEAN.name in not_run else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
+        less = [str(pair) for pair in optimizer.stated_twice if pair.promised < 0]
+        notes += [optimizer.named(f"the claim promises less privacy: {text}") for text in less]
         if optimizer.label and session.store:
             notes.append(optimizer.named(f"its record is {session.store.path.name}"))
     return notes

@@ -11,7 +11,7 @@ import torch
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
-from lightning_audit.checks.accounting import Ledger, PlannedCost
+from lightning_audit.checks.accounting import Ledger, PlannedCost, StatedTwice
 from lightning_audit.checks.check import evidence_in
 from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
@@ -62,6 +62,7 @@ class OptimizerFacts:
         loss_reduction: as the optimizer assumes it, "mean" or "sum"; None if it states none.
         poisson: whether `make_private` was called with ``poisson_sampling``; None if unknown.
         allow: names of the findings that the user allows for this optimizer alone.
+        stated_twice: what the claim and it, or its accountant, both state before the first step.
     """
 
     label: str = ""
@@ -73,6 +74,7 @@ class OptimizerFacts:
     loss_reduction: str | None = None
     poisson: bool | None = None
     allow: frozenset[str] = frozenset()
+    stated_twice: Sequence[StatedTwice] = ()
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
         """Return the sample rate of the present step, from the claim or the accountant.

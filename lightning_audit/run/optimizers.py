@@ -22,6 +22,7 @@ from opacus.optimizers import DPOptimizer
 from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.checks.accounting import StatedTwice
 from lightning_audit.checks.check import Evidence
 from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig, describe_changes, refuse_mechanism
@@ -566,6 +567,29 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     )
 
 
+def _stated_twice(
+    claim: PrivacyClaim | None, step: DPSGDStep, facts: OptimizerFacts
+) -> list[StatedTwice]:
+    """Return the numbers that both the claim and the optimizer, or its accountant, state."""
+    if claim is None or claim.noise_coefficients:
+        return []
+    own, size = step.claim(1), facts.expected_batch_size
+    rate = facts.accountant.stated_rate if facts.accountant else None
+    # Opacus rounds the rate to 1 / len(loader), and the batch size to int(N rate).
+    rounded = rate or 0.0
+    pairs = (
+        ("noise_multiplier", claim.noise_multiplier, own.noise_multiplier, True, 1e-6),
+        ("max_grad_norm", claim.max_grad_norm, own.max_grad_norm, False, 1e-6),
+        ("expected_batch_size", claim.expected_batch_size, size, False, rounded + 1 / (size or 1)),
+        ("sample_rate", claim.sample_rate, rate, False, rounded),
+    )
+    return [
+        StatedTwice(name, claimed, stated, above, rounding)
+        for name, claimed, stated, above, rounding in pairs
+        if claimed is not None and stated is not None
+    ]
+
+
 def label_of(step: DPSGDStep, number: int) -> str:
     """Return the label of one of several private optimizers: its number and first parameter."""
     more = ", ..." if len(step.layout) > 1 else ""
@@ -775,6 +799,8 @@ class AuditedOptimizers:
             facts.allow = frozenset(name for one in own for name in one.findings)
             facts.poisson = draws_poisson(module)
         claim = self.config.claim
+        for facts, step in zip(found, steps, strict=True):
+            facts.stated_twice = _stated_twice(claim, step, facts)
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
             self.notes.add(_NO_ACCOUNTANT)

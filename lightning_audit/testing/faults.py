@@ -552,6 +552,13 @@ OF_THE_TRAINING = (
         named="not_poisson",
     ),
     Fault(
+        "claim_above_optimizer",
+        "the claim states twice the noise that make_private was given",
+        "a claim kept from an earlier run",
+        audit={"claim": PrivacyClaim(noise_multiplier=2.0)},
+        steps=1,
+    ),
+    Fault(
         "replacement_accounted_as_removal",
         "epsilon is claimed for a replaced record, but computed for an added or removed record",
         "two conventions for neighboring data sets",

@@ -152,6 +152,13 @@ _LIVE = 0.5
 MOST_STEPS = 10**6
 #: First words of a blocker after which no step is audited.
 LAYOUT_CHANGED = "the set of trained parameters changed"
+#: Blocker of a training whose epsilon nobody knows, and the verdict's words for it.
+NOT_COUNTED = (
+    "nobody counts the steps, so that no epsilon is known; attach an accountant, "
+    "optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate)), or state "
+    "PrivacyAudit(claim=PrivacyClaim(sample_rate=...))"
+)
+_NO_EPSILON = "no epsilon is known, because nobody counts the steps"
 #: Blocker of a report during the training.
 NOT_ENDED = "the training has not ended"
 
@@ -274,11 +281,13 @@ def blockers_of_run(
     blockers = list(others)
     if not complete and not blockers:
         blockers.append(NOT_ENDED)
-    unknown = epsilon_spent is None and not mechanism_alone
-    if settings.claimed_epsilon is not None and unknown:
+    stepped = not any(c.name == NO_DP.name and c.status == "not_run" for c in checks)
+    if epsilon_spent is None and not mechanism_alone and stepped:
         blockers.append(
-            "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
-            "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
+            NOT_COUNTED
+            if settings.claimed_epsilon is None
+            else "the sample rate is unknown, so the claimed epsilon cannot be checked; state it "
+            "as PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
         )
     for name, known in REGISTRY.items():
         if known.blocks is not None and name not in settings.allow:
@@ -700,7 +709,9 @@ def judge(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            "no check failed, but a PASS needs more than this run has shown",
+            _NO_EPSILON
+            if NOT_COUNTED in blockers
+            else "no check failed, but a PASS needs more than this run has shown",
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blockers),
         )

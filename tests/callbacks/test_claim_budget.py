@@ -1,6 +1,7 @@
 """A training ends before the step by which it would exceed the epsilon that its user claims."""
 
 import dataclasses
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,10 +20,17 @@ from trained import check, cut, private, weights
 from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
+from lightning_audit import (
+    AuditReport,
+    ClaimUsedUp,
+    PrivacyAudit,
+    PrivacyClaim,
+    PrivacyViolation,
+)
 from lightning_audit.accounting.composition import epsilon_of_passes
 from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import composed_epsilon, steps_within
+from lightning_audit.report.text import status_line
 
 pytestmark = RESUMING
 
@@ -32,7 +40,8 @@ PLANNED = 96
 
 
 def trained(directory: Path, module: pl.LightningModule, **kwargs: Any) -> AuditReport:
-    given = {"claimed_epsilon": CLAIMED, "seed": 1, "examinations": 0, **kwargs}
+    own = {"claimed_epsilon": CLAIMED, "seed": 1, "examinations": 0, "on_budget": "stop"}
+    given = {**own, **kwargs}
     trainer_for(directory, PrivacyAudit(**given), max_epochs=3, min_epochs=3).fit(module)
     return report_in(directory)
 
@@ -55,6 +64,19 @@ def test_the_training_stops_before_the_step_that_would_exceed_the_claim(tmp_path
     assert f"which allows {report.steps} steps: the training stops there" in warned
     assert f"was stopped after {report.steps} steps: one more would exceed" in stopped
     assert any(note in stopped for note in report.notes)
+
+
+def test_a_training_that_its_claim_ends_raises_by_default(tmp_path):
+    module, loud = PrivateModule(), PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, examinations=0)
+    with pytest.raises(ClaimUsedUp, match="one more exceeds") as raised:
+        trainer_for(tmp_path, loud, max_epochs=3).fit(module)
+    report = report_in(tmp_path)
+    assert (report.ended.reason, report.verdict.outcome) == (
+        "budget",
+        raised.value.report.verdict.outcome,
+    )
+    assert status_line(report).partition(": ")[2].startswith("the claim ended the training; ")
+    assert pickle.loads(pickle.dumps(raised.value)).report == report
 
 
 def test_it_trains_on_where_violations_are_warned_of(tmp_path, caplog):
@@ -162,7 +184,7 @@ class Shuffled(PrivateModule):
 def audit_of_two_epochs(**kwargs: Any) -> PrivacyAudit:
     holds = 1.01 * epsilon_of_passes(1.0, 2, 1e-5)
     claim = PrivacyClaim(sampling="shuffled", epsilon=holds, delta=1e-5)
-    return PrivacyAudit(claim=claim, seed=1, examinations=0, **kwargs)
+    return PrivacyAudit(claim=claim, seed=1, examinations=0, on_budget="stop", **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +258,9 @@ def test_epochs_of_before_a_resume_count(tmp_path, first, epochs, goes_on):
 
 def test_dp_sgd_by_hand_is_counted_from_its_first_step(audited, caplog):
     stated = dataclasses.replace(CLAIM, sample_rate=0.05)
-    report = audited(HandWritten(), claim=stated, claimed_epsilon=CLAIMED, steps=200)
+    report = audited(
+        HandWritten(), claim=stated, claimed_epsilon=CLAIMED, steps=200, on_budget="stop"
+    )
     assert 1 < report.steps < 200
     assert report.epsilon_spent <= CLAIMED < next_one(report)
     assert "planned steps cost more" in caplog.text
@@ -282,7 +306,7 @@ def test_noise_that_falls_is_counted_as_it_falls(tmp_path, kind, sigma, claimed)
 
 def test_a_resumed_training_has_what_is_left(tmp_path):
     def audit() -> PrivacyAudit:
-        return PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, examinations=0)
+        return PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, examinations=0, on_budget="stop")
 
     train(tmp_path / "whole", audit())
     train(tmp_path / "cut", audit(), ckpt=cut(tmp_path / "cut", audit(), 20, 20))
@@ -291,7 +315,9 @@ def test_a_resumed_training_has_what_is_left(tmp_path):
 
 
 def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path):
-    first, audit = (PrivacyAudit(claimed_epsilon=CLAIMED, seed=1) for _ in range(2))
+    first, audit = (
+        PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, on_budget="stop") for _ in range(2)
+    )
     saved = tmp_path / "saved"
     train(tmp_path, first, saver(saved, epoch_end=True))
     steps = report_in(tmp_path).steps
@@ -341,6 +367,7 @@ def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited)
     module = PrivateModule(poisson=False, make_poisson=False)
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
     given = {"claimed_epsilon": 4.0, "allow": "sampling.not_poisson", "max_epochs": 30}
+    given["on_budget"] = "stop"
     report = audited(module, schedule, **given)
     assert len({rate for _, rate, _ in report.history}) == 2
     assert 3.0 < check(report, "accounting").evidence["epsilon_spent"] <= 4.0

@@ -15,6 +15,7 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from plain_step import PlainStep
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_audit.checks.replay_findings import NOT_CALLED
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
@@ -296,7 +297,10 @@ def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
 
 def test_why_no_rows_can_be_put_in():
     assert why_no_rows(Replay(rows=8, parts=1), 8, by_opacus=True) == ""
-    assert "no per-sample gradients are formed" in why_no_rows(Replay(), 8, by_opacus=True)
+    none = "no per-sample gradients of a batch are formed"
+    assert why_no_rows(Replay(), 8, by_opacus=True) == none
+    assert why_no_rows(Replay(parts=1), 8, by_opacus=False) == none  # a loop over samples
+    assert why_no_rows(Replay(), 8, by_opacus=False) == NOT_CALLED
     doubled = why_no_rows(Replay(rows=16, parts=1), 8, by_opacus=True)
     assert doubled == "the number of clipped gradients per record is not one"
     parts = Replay(rows=8, parts=2)

@@ -65,6 +65,40 @@ def audited(kind: Kind, seed: int, folder: Path) -> AuditReport:
     return audit.report
 
 
+def differs(kind: Kind, seed: int, folder: Path) -> tuple[AuditReport, float]:
+    """The report, and how far the model is from that of a training without the audit.
+
+    Args:
+        kind: what is trained.
+        seed: of the trainings.
+        folder: where they write.
+
+    Returns:
+        The largest difference of a parameter is relative to the largest entry of its tensor;
+        infinite if the audited training took other steps.
+    """
+    plain = train(kind, seed, folder)
+    made = kind.build(seed)
+    audit = PrivacyAudit(
+        on_violation="warn",
+        on_budget="stop",
+        report_dir=folder / "audit",
+        examinations=2 if seed else "auto",
+        **made.audit,
+    )
+    trainer = trainer_for(folder, audit, **made.trainer)
+    trainer.fit(made.module, datamodule=made.datamodule)
+    if trainer.global_step != plain.global_step:
+        return audit.report, float("inf")
+    models = [one.lightning_module.state_dict() for one in (plain, trainer)]
+    off = [
+        float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+        for a, b in zip(*(m.values() for m in models), strict=True)
+        if a.is_floating_point() and a.numel()
+    ]
+    return audit.report, max(off)
+
+
 def violated(report: AuditReport) -> list[str]:
     """The findings of a report that are violations."""
     return [check.name for check in report.checks if check.status == "violated"]
