@@ -47,17 +47,20 @@ def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(pytester, monke
         "def test_reads(shared): pass\n"
         "def test_known(): burn(0.1)\n"
         "def test_new(): burn(0.1)\n"
+        "@pytest.mark.nightly\n"
+        "def test_nightly(): burn(0.1)\n"
         "def test_first(paid=[]):\n"
         "    burn(0 if paid else 0.1)\n"
         "    paid.append(1)\n"
     )
     file = next(pytester.path.glob("test_*.py")).name
     known = {f"{file}::test_known": 2.0}
-    result = pytester.inline_run(plugins=[costs.Meter(known, None)])
+    marked = "--override-ini=markers=nightly"
+    result = pytester.inline_run(marked, plugins=[costs.Meter(known, None)])
     passed, _, failed = result.listoutcomes()
     assert [report.nodeid for report in failed] == [f"{file}::test_new"]
     assert f"make costs SELECT='{file}::test_new'" in str(failed[0].longrepr)
-    assert len(passed) == 4
+    assert len(passed) == 5
 
 
 def test_costs_are_the_least_of_each_test_and_replace_older_ones(tmp_path, monkeypatch):

@@ -86,7 +86,9 @@ class Meter:
         done = yield
         cost = _cpu() - begun - self._shared
         self._write(item.nodeid, cost)
-        if self._known is None or item.nodeid in self._known or cost <= MOST_WITHOUT_ENTRY:
+        marked = item.get_closest_marker("nightly") is not None  # no entry moves it
+        known = self._known is None or item.nodeid in self._known
+        if known or marked or cost <= MOST_WITHOUT_ENTRY:
             return done
         item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does
         begun, self._shared = _cpu(), 0.0
