@@ -104,8 +104,8 @@ class RunLedger:
         self.due, self.looks = 0, False
         # Whether the previous batch ended with a step, so that the next step has a single batch.
         self._stepped = True
-        # Whether more gradients than records were reported.
-        self._too_many = False
+        # Whether more gradients than records were reported; gradients handed over before.
+        self._too_many, self._handed = False, 0
         self._use = BatchUse()
         #: The module whose layers are given batches in training.
         self.module: torch.nn.Module | None = None
@@ -198,9 +198,11 @@ class RunLedger:
         if now is None or before is None or records is None:
             self.book.unknown += taken > 1
             return
-        had = now - before
-        self.book.compared += alone
-        self.book.other_rows += alone and had != records
+        had, handed = now - before, sessions[0].planner.rows_handed
+        rows, self._handed = had or handed - self._handed, handed
+        if alone and rows:
+            self.book.compared += 1
+            self.book.other_rows += rows != records
         if taken > 1 and had >= _SAME * records > 0:
             self.book.again += taken - 1
         elif alone and had > records and not self.book.elsewhere:

@@ -304,6 +304,8 @@ class StepPlanner:
         self.batch_sizes: list[int] = []
         #: Number of records in all steps so far; None if it is unknown for any step.
         self.rows_taken: int | None = 0
+        #: Number of gradients that a hand-written training has handed over in its steps so far.
+        self.rows_handed = 0
         #: How rows fit into the optimizer's own clipping; None before that is known.
         self.fit: Fit | None = None
         #: Smallest oversize of the run's canaries; a resumed run may have changed it.

@@ -494,6 +494,7 @@ class HandedRows(CanarySource):
     ) -> FloatArray:
         """Reset for the next step, and return `PlannedStep.readings`."""
         self._asked = self.handed = False
+        self._planner.rows_handed += self._planner.step.samples  # type: ignore[attr-defined]
         return plan.readings(values, dead)
 
     @property

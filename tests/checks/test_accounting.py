@@ -339,3 +339,25 @@ def test_steps_on_one_batch_and_records_that_stand_twice_are_found():
     assert found["ledger.steps"].status == found["ledger.records"].status == "ok"
     assert "for batches with several steps it is unknown" in found["ledger.steps"].message
     assert "ledger.records" not in results([(1.0, 0.01, 50)])
+
+
+# --- The check `claim`: a claim beside what the optimizer states.
+
+
+@pytest.mark.parametrize(
+    ("claimed", "stated", "above", "rounding", "promised"),
+    [
+        (2.0, 1.0, True, 1e-6, 1),
+        (0.5, 1.0, True, 1e-6, -1),
+        (1.0, 1.0 + 1e-9, True, 1e-6, 0),
+        (0.5, 1.0, False, 1e-6, 1),
+        (64 / 1797, 1 / 29, False, 1 / 29, 0),  # Opacus rounds to 1 / len(loader)
+        (0.02, 1 / 29, False, 1 / 29, 1),
+    ],
+)
+def test_a_claim_promises_more_or_less_than_is_stated(claimed, stated, above, rounding, promised):
+    pair = accounting.StatedTwice("noise_multiplier", claimed, stated, above, rounding)
+    assert pair.promised == promised
+    result = accounting.claim_result([pair])
+    assert result.status == ("violated" if promised > 0 else "ok")
+    assert (f"noise_multiplier {claimed:.4g} is claimed" in result.message) == (promised > 0)

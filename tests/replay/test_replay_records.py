@@ -384,6 +384,19 @@ def test_the_larger_change_of_two_copies_counts_in_units_of_the_norm():
     assert largest_change(COPIES, moved, 1) == 0.0
 
 
+def test_rows_that_a_step_sorts_are_compared_with_the_nearest():
+    generator = torch.Generator().manual_seed(0)
+    copies = torch.randn(8, 5, generator=generator)
+    mixed = copies.clone()
+    mixed[4:] = torch.randn(4, 5, generator=generator)
+    order = torch.randperm(8, generator=generator)
+    assert largest_change(copies, mixed[order], 4) > 0.1
+    assert largest_change(copies, mixed[order], 4, sorted_rows=True) == 0.0
+    twice = mixed.clone()
+    twice[1] = twice[0]  # one row cannot stand for two
+    assert largest_change(copies, twice[order], 4, sorted_rows=True) > 0.1
+
+
 def test_a_small_gradient_is_compared_in_units_of_the_usual_one():
     copies, mixed = 5.0 * torch.eye(4), 5.0 * torch.eye(4)
     copies[0], mixed[0] = 0.0, 0.0

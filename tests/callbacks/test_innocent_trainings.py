@@ -1,0 +1,184 @@
+"""Correct trainings in common forms that an audit may mistake, and their faulty twins."""
+
+import dataclasses
+
+import pytest
+import torch
+from hand_written_support import BATCH, CLAIM, CLIP, RECORDS, SIGMA, HandWritten, InHook
+from opacus import GradSampleModule
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from training_support import ManualModule, mlp, random_data, trainer_for
+
+from lightning_audit import PrivacyAudit
+
+pytestmark = pytest.mark.training
+FIXED = dataclasses.replace(CLAIM, sampling="shuffled")
+
+
+def audited(folder, module, steps=4, **kwargs):
+    """The report of a training that no finding stops."""
+    given = {"claim": CLAIM, "seed": 1, "on_violation": "warn", "examinations": 1, **kwargs}
+    audit = PrivacyAudit(**given)
+    trainer_for(folder, audit, max_steps=steps).fit(module)
+    return audit.report
+
+
+def violated(report):
+    return [check.name for check in report.checks if check.status == "violated"]
+
+
+class Mean(HandWritten):
+    """Averages the rows that it has, with noise for a batch of the expected size."""
+
+    def divisors(self, rows):
+        return rows, BATCH
+
+    def write_gradient(self, grads):
+        sums = self.clipped_sums(grads)
+        by, noise_by = self.divisors(max(len(next(iter(grads.values()))), 1))
+        for name, p in self.net.named_parameters():
+            p.grad = sums[name] / by + self.noise(p) / noise_by
+
+
+class MeanOfFixed(Mean):
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=BATCH, shuffle=True, drop_last=True)
+
+    def divisors(self, rows):
+        return BATCH if rows >= BATCH else rows, BATCH
+
+
+def test_a_mean_over_batches_of_one_size_is_no_finding(tmp_path):
+    report = audited(tmp_path, MeanOfFixed(), claim=FIXED)
+    assert violated(report) == []
+    assert {"replay.clipping", "replay.sensitivity", "replay.release"} <= {
+        check.name for check in report.checks if check.status == "ok"
+    }
+
+
+def test_over_poisson_batches_the_divisor_is_named(tmp_path):
+    verdict = audited(tmp_path, Mean(), steps=1).verdict
+    assert verdict.root.headline == "The noisy sum is divided by the actual batch size"
+
+
+class OnWeights(HandWritten):
+    """Adds the noise to the weights, after the update."""
+
+    scale = 1.0
+
+    def write_gradient(self, grads):
+        for name, total in self.clipped_sums(grads).items():
+            self.net.get_parameter(name).grad = total / BATCH
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            for p in self.net.parameters():
+                p.add_(self.scale * 0.05 / BATCH * self.noise(p))
+
+
+class Bare(OnWeights):
+    scale = 0.0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_noise_on_the_weights_is_not_missing_and_nothing_is_proved_without_it(tmp_path, steps):
+    report = audited(tmp_path, OnWeights(), steps)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("the weights have some after it" in one for one in report.verdict.pass_blockers)
+    assert not report.epsilon_lower
+
+
+def test_without_noise_anywhere_the_first_step_shows_it(tmp_path):
+    assert audited(tmp_path, Bare(), 1).verdict.outcome == "VIOLATION"
+
+
+class Drawn(HandWritten):
+    """Draws its records in `training_step`; the loader counts the steps."""
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.arange(20)), batch_size=1)
+
+    def training_step(self, batch, batch_idx):
+        mask = torch.rand(RECORDS) < BATCH / RECORDS
+        super().training_step([part[mask] for part in self.dataset.tensors], batch_idx)
+
+
+class Dealt(HandWritten):
+    """Clips a gradient for each record of batches of another size than is claimed."""
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=2 * BATCH, shuffle=True)
+
+
+def test_a_step_that_draws_its_records_is_not_judged_by_the_loader(tmp_path):
+    report = audited(tmp_path, Drawn())
+    assert violated(report) == []
+    assert any("draws Poisson batches" in one for one in report.verdict.pass_blockers)
+
+
+def test_a_loader_whose_records_are_clipped_is(tmp_path):
+    assert "sampling.not_poisson" in violated(audited(tmp_path, Dealt()))
+
+
+class WithoutOptimizer(HandWritten):
+    """Updates the parameters itself, under no optimizer."""
+
+    def configure_optimizers(self):
+        return None
+
+    def training_step(self, batch, batch_idx):
+        self.write_gradient(self.sample_gradients(batch))
+        for p in self.net.parameters():
+            p.data -= 0.05 * p.grad
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers` returned `None`")
+def test_a_training_without_an_optimizer_goes_on(tmp_path):
+    audit = PrivacyAudit(claim=CLAIM, seed=1)
+    trainer_for(tmp_path, audit, max_epochs=1, limit_train_batches=3).fit(WithoutOptimizer())
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert any("no optimizer trains a parameter" in note for note in audit.report.notes)
+
+
+class Overwritten(InHook):
+    """Throws the gradient of a loss away: a hook writes another within the closure."""
+
+    def training_step(self, batch, batch_idx):
+        self.kept = self.sample_gradients(batch)
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_a_gradient_that_a_hook_writes_within_the_closure_is_replayed(tmp_path):
+    report = audited(tmp_path, Overwritten())
+    assert violated(report) == []
+    assert {c.name for c in report.checks if c.name.startswith("replay.") and c.status == "ok"} == {
+        "replay.sensitivity",
+        "replay.clipping",
+        "replay.release",
+        "replay.noise",
+    }
+
+
+class Uncounted(ManualModule):
+    """Round 2 of a federated client: nobody counts its steps."""
+
+    def configure_optimizers(self):
+        net = GradSampleModule(mlp())
+        self.net = net
+        own = torch.optim.SGD(net.parameters(), lr=0.1)
+        return DPOptimizer(
+            own, noise_multiplier=SIGMA, max_grad_norm=CLIP, expected_batch_size=BATCH
+        )
+
+    def train_dataloader(self):
+        return DPDataLoader.from_data_loader(DataLoader(random_data(RECORDS), batch_size=BATCH))
+
+
+def test_steps_that_nobody_counts_do_not_pass_and_the_first_line_says_so(tmp_path):
+    report = audited(tmp_path, Uncounted(), claim=None)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.verdict.summary == "no epsilon is known, because nobody counts the steps"

@@ -1,0 +1,184 @@
+"""Rows of the audit in an optimizer's own clipping: how they fit, and the way back out."""
+
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer import _mark_as_processed
+from training_support import ManualModule, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.session.own_clipping import Fit, own_methods
+from lightning_audit.session.planner import StepPlanner
+
+pytestmark = pytest.mark.training
+
+
+def norms(optimizer):
+    rows = [g.flatten(1).norm(dim=1) for g in optimizer.grad_samples]
+    return torch.stack(rows, dim=1).norm(dim=1)
+
+
+class Own(DPOptimizer):
+    """Clips as Opacus does, by code of its own."""
+
+    def factors(self):
+        return (self.max_grad_norm / (norms(self) + 1e-6)).clamp(max=1.0)
+
+    def clip_and_accumulate(self):
+        factors = self.factors()
+        for p in self.params:
+            p.summed_grad = torch.einsum("i,i...", factors, p.grad_sample)
+            _mark_as_processed(p.grad_sample)
+
+
+class Aligned(Own):
+    """Knows a weight of each record of its batch."""
+
+    def factors(self):
+        return torch.full((self.records,), 0.5) * super().factors()
+
+
+class Discards(Own):
+    """Drops long gradients, and shrinks the others."""
+
+    def factors(self):
+        long = norms(self) > 10.0
+        return torch.where(long, 0.0, self.max_grad_norm / 10.0)
+
+
+class ShrinksShort(Own):
+    """Scales gradients within ten clipping norms by one factor, and clips longer ones."""
+
+    def factors(self):
+        clipped = self.max_grad_norm / (norms(self) + 1e-6)
+        return torch.where(norms(self) <= 10.0, self.max_grad_norm / 10.0, clipped)
+
+
+class Escapes(Own):
+    """Does not clip: a fault, which canaries show."""
+
+    def factors(self):
+        return torch.ones(len(norms(self)))
+
+
+class OfTheBatch(Own):
+    """Divides by a norm of the batch: every row changes what the others add."""
+
+    def factors(self):
+        return self.max_grad_norm / (norms(self).norm() + 1e-6) * torch.ones(len(norms(self)))
+
+
+class Halves(DPOptimizer):
+    """Processes the noisy gradient in its own `add_noise`."""
+
+    def add_noise(self):
+        super().add_noise()
+        for p in self.params:
+            p.grad = p.grad.flip(0)
+
+
+class Late(Own):
+    """Expects one row for each record, but only from its third step on."""
+
+    steps = 0
+
+    def factors(self):
+        if self.steps > 1 and len(norms(self)) != self.records:
+            raise LookupError("one row a record")
+        return super().factors()
+
+    def step(self, closure=None):
+        self.steps += 1
+        return super().step(closure)
+
+
+class Spoils(Late):
+    """Changes the rows in place before it raises."""
+
+    def factors(self):
+        self.grad_samples[0].mul_(1.0)
+        return super().factors()
+
+
+class Module(ManualModule):
+    """Trains with one of these optimizers, which is told the number of records."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.__class__ = self.kind
+        return optimizer
+
+    def training_step(self, batch, batch_idx):
+        self.trainer.optimizers[0].records = len(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+def trained(folder, kind, steps=3):
+    """The report, how rows fit, and the weights of a training."""
+    planners, own = [], StepPlanner.try_rows
+
+    def look(planner):
+        planners.append(planner)
+        own(planner)
+
+    audit = PrivacyAudit(seed=1, examinations=0, on_violation="warn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepPlanner, "try_rows", look)
+        weights = plain(folder, kind, steps, audit)
+    return audit.report, planners[0].fit, weights
+
+
+def plain(folder, kind, steps=3, *callbacks):
+    torch.manual_seed(3)
+    module = Module(kind)
+    trainer_for(folder, *callbacks, max_steps=steps).fit(module)
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "fit"),
+    [
+        (Own, Fit()),
+        (Discards, Fit(adds=(0.0,) * 8, short=False)),
+        (ShrinksShort, Fit(short=False)),
+        (OfTheBatch, Fit("they change what the records add")),
+        (Halves, Fit("they change what the records add", noise=False)),
+    ],
+)
+def test_a_trial_shows_how_rows_fit_and_the_model_stays_what_it_is(tmp_path, kind, fit):
+    report, found, weights = trained(tmp_path / "audited", kind)
+    assert found == fit
+    torch.testing.assert_close(weights, plain(tmp_path / "plain", kind), rtol=1e-4, atol=1e-6)
+    told = [one for one in report.verdict.pass_blockers if "is given no rows of the audit" in one]
+    assert len(told) == bool(fit.why_not)
+
+
+def test_rows_that_escape_clipping_stay_to_show_it(tmp_path):
+    report, found, _ = trained(tmp_path, Escapes, 20)
+    assert (found, report.verdict.outcome) == (Fit(), "VIOLATION")
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Aligned, 3), (Late, 4)])
+def test_code_that_expects_one_row_a_record_is_called_again_without_them(tmp_path, kind, steps):
+    report, found, weights = trained(tmp_path / "audited", kind, steps)
+    assert found.why_not.startswith("it raises ")
+    assert (report.steps, report.verdict.outcome) == (steps, "INCONCLUSIVE")
+    torch.testing.assert_close(
+        weights, plain(tmp_path / "plain", kind, steps), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_an_exception_beside_rows_that_were_changed_says_whose_they_are(tmp_path):
+    with pytest.raises(LookupError, match="one row a record") as raised:
+        trained(tmp_path, Spoils, 4)
+    assert "rows of lightning-audit were among" in raised.value.__notes__[0]
+
+
+def test_methods_that_are_not_opacus_own_are_named():
+    assert own_methods(Late.__new__(Late)) == ("step", "clip_and_accumulate")
+    assert own_methods(Halves.__new__(Halves)) == ("add_noise",)
+    assert own_methods(DPOptimizer.__new__(DPOptimizer)) == ()
