@@ -133,7 +133,7 @@ _LEAST_COSINE, _DEVIATIONS = 0.05, 4.0
 _FEW_ENTRIES, _SAME, _FURTHER_SEEDS = 25, 0.1, 3
 #: Pairs that estimate the noise in a record's contribution, and the factor by which a nonlinear
 #: function of the noisy gradient may show a record more than the gradient does.
-_PAIRS, _BENT = 5, 3.0
+_PAIRS, _BENT = 24, 3.0
 #: Number of tested findings after which further ones are classified alike.
 _ENOUGH = 3
 #: Rounding of equal sums, and least cosine of gradients of its own that a training adds.

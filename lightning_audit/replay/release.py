@@ -28,7 +28,7 @@ _OF_RATIO = 0.05
 _NEXT = "the next step's gradient"
 #: Draws that estimate the noise in what a record changes, and the factor by which a value computed
 #: from a release, as by Adam, may show a record more than the release does.
-_DRAWS, _PROCESSED = 4, 2.0
+_DRAWS, _PROCESSED = 23, 2.0
 _OTHER_NOISE = 6_700_417
 #: Random pairs of records that replace the batch, if replays are not limited.
 _PAIRS = 8

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from scipy import special
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
@@ -715,6 +716,8 @@ class StepReplay:
 #: Smallest and largest number of entries in the test for a lattice. Among many more entries,
 #: numbers in single precision repeat by chance.
 _ENTRIES, _ENOUGH = 500, 200_000
+#: Probability that noise of the claimed size counts as too small to hide a record.
+_UNHIDDEN = 1e-4
 #: Smallest shift on a lattice that few draws show.
 _LATTICE_RESOLUTION = 1.15
 
@@ -763,10 +766,11 @@ def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) ->
 def hidden_by_noise(
     change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
 ) -> bool:
-    """Return whether noise hides a record's change as well as the noise of a release would.
+    """Return whether noise may hide a record's change as well as the noise of a release would.
 
-    Only the ratio of change to noise counts, so the unit is arbitrary. The noise is averaged over
-    entries, weighted by their squared changes, and estimated within three standard errors.
+    Only the ratio of change to noise counts, so the unit is arbitrary. The draws are projected on
+    the change: for Gaussian noise of n draws, its variance along the change is tested by chi-square
+    with n - 1 degrees of freedom, exactly, for any correlation of the entries.
 
     Args:
         change: change of the values by a record, ``[d]``.
@@ -774,11 +778,10 @@ def hidden_by_noise(
         sigma: the claimed noise over the clipping norm.
         allowed: change by one record that a release may show, in units of the clipping norm.
     """
-    weights = change.square() / change.square().sum().clamp(min=1e-300)
-    variance = float(weights @ torch.stack(list(draws)).var(dim=0))
-    freedom = (len(draws) - 1) / float(weights.square().sum())
-    ratio = float(change.norm()) / max(math.sqrt(variance), 1e-300)
-    return ratio * sigma <= allowed * (1.0 + 3.0 / math.sqrt(2.0 * freedom))
+    along = torch.stack(list(draws)) @ change / change.square().sum().clamp(min=1e-300)
+    freedom = len(draws) - 1
+    quotient = freedom * float(along.var()) * (allowed / sigma) ** 2
+    return quotient >= 2.0 * float(special.gammaincinv(freedom / 2.0, _UNHIDDEN))
 
 
 def too_coarse(rounding: float, tolerated: float) -> str:
