@@ -359,12 +359,15 @@ def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple
         reached = seen.power.get(part)
         if reached is not None and not reached.power >= TARGET:
             more = reached.steps_needed - seen.steps
-            need = (
-                f"about {more} more steps are needed at the observed gradient variance"
-                if 0 < more < MOST_STEPS
-                else "the gradient variance of the data hides it so far; it may fall as the "
-                "training converges"
-            )
+            need = f"about {more} more steps are needed at the observed gradient variance"
+            if more >= MOST_STEPS:
+                need = (
+                    f"the gradient varies {seen.spread:.2g}x as much as the claimed noise alone "
+                    "would: its noise is above the claim, or noise_multiplier is small compared "
+                    "with the gradients of the data, which may shrink as the training converges"
+                )
+            elif part == "sensitivity" and more > seen.steps:
+                need += ", or a larger PrivacyAudit(resolution=Resolution(sensitivity=...))"
             text = f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
             yield part, text
 
@@ -661,6 +664,7 @@ def seen_of(
         power=power,
         pass_blockers=tuple(pass_blockers),
         released=released,
+        spread=monitor.witness_noise.smallest_ratio,
     )
 
 
