@@ -48,8 +48,10 @@ class Finding:
         size = self.rounded
         if not self.allowed:
             return self.name
-        far = "not finite" if size is None else f"{size:g} C"
-        return f"{self.name}: {far}, at most {self.allowed:g} C is allowed"
+        if size is None:
+            of = self.name if self.whole is None else f"with a crafted gradient ({self.name})"
+            return f"{of} the gradient of the step is not finite"
+        return f"{self.name}: {size:g} C, at most {self.allowed:g} C is allowed"
 
 
 # --- Reasons for which a test by replay was not run, and what to do about them.

@@ -33,7 +33,7 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.session.step import Coordinates, PlannedStep
-from lightning_audit.verdict.judge import LAYOUT_CHANGED
+from lightning_audit.verdict.judge import LAYOUT_CHANGED, NO_GRADIENT
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -562,6 +562,22 @@ class StepPlanner:
         if new:
             self.notes.append(sentence)
         return new
+
+    def state_missing(self, names: Sequence[str], number: int) -> None:
+        """Block a pass for parameters without a gradient at a step; the first such step is stated.
+
+        Args:
+            names: of the parameters.
+            number: of the step, from 0.
+        """
+        if any(sentence.startswith(NO_GRADIENT) for sentence in self.pass_blockers):
+            return
+        what = f"{len(names)} of {len(self.step.layout)} parameters"
+        self.block_pass(
+            f"{NO_GRADIENT} for {what} in step {number + 1} ({', '.join(names[:4])}): such steps "
+            "are not tested; write the noisy gradient of every parameter that the optimizer trains "
+            "before its step, or freeze those that get none before the training"
+        )
 
     def block_pass(self, sentence: str) -> None:
         """Add a reason that prevents a pass, once."""

@@ -152,6 +152,8 @@ _LIVE = 0.5
 MOST_STEPS = 10**6
 #: First words of a blocker after which no step is audited.
 LAYOUT_CHANGED = "the set of trained parameters changed"
+#: First words of a blocker about parameters without a gradient, in steps that count as lost.
+NO_GRADIENT = "no gradient (`p.grad` is None)"
 #: Blocker of a report during the training.
 NOT_ENDED = "the training has not ended"
 
@@ -306,9 +308,9 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
 
 
 def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
-    blockers = list(seen.pass_blockers)
-    known = any(blocker.startswith(LAYOUT_CHANGED) for blocker in seen.pass_blockers)
-    if seen.lost_steps > MAX_LOST * seen.steps and not known:
+    few = seen.lost_steps <= MAX_LOST * seen.steps
+    blockers = [item for item in seen.pass_blockers if not (few and item.startswith(NO_GRADIENT))]
+    if not few and not any(item.startswith((LAYOUT_CHANGED, NO_GRADIENT)) for item in blockers):
         blockers.append(
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"

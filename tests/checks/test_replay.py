@@ -108,10 +108,12 @@ def test_no_kind_is_told_where_earlier_steps_were_right(fine_before, kind):
 
 def test_a_size_without_end_has_none():
     log = ExaminationLog()
-    log.take(0, {"replay.clipping": Answer(1, (Finding("norm 1e5 C", math.inf, 1.0),))})
+    crafted = Finding("norm 1e5 C", math.inf, 1.0, whole=1e5)
+    log.take(0, {"replay.clipping": Answer(1, (crafted,))})
     found = result(log, "replay.clipping")
     assert found.evidence["size"] is None
-    assert "not finite" in found.message
+    said = "with a crafted gradient (norm 1e5 C) the gradient of the step is not finite"
+    assert said in found.message
     json.dumps(dict(found.evidence), allow_nan=False)
 
 

@@ -406,6 +406,13 @@ def test_a_run_that_could_not_have_shown_a_fault_is_inconclusive_and_never_a_pas
     assert any(re.search(told, item) for item in verdict.pass_blockers)
 
 
+def test_steps_without_a_gradient_are_not_said_to_be_lost_to_nan():
+    said = f"{judging.NO_GRADIENT} for 1 of 2 parameters in step 3 (bias)"
+    for dropped, blockers in (([], []), (range(50, 60), [said])):
+        seen = judging.seen_of(monitor_of(simulate(60, dropped=dropped)), {}, 1000.0, [said])
+        assert judging.blockers_of_optimizer(seen, judging.Resolution()) == blockers
+
+
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy():
     verdict = verdict_of(simulate(400, sigma=0.5, noise=0.8, shift=0.8))
     assert verdict.outcome == "VIOLATION"
