@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -93,6 +94,9 @@ class OptimizerFacts:
     def named(self, sentence: str) -> str:
         """Prefix a sentence about this optimizer with its label, if there are several."""
         return f"{self.label}: {sentence}" if self.label else sentence
+
+
+_log = logging.getLogger(__name__)
 
 
 class Notes:
@@ -481,8 +485,10 @@ class RunLints(Kept):
         for optimizer in optimizers:
             self.batches_per_step = accumulated
             remarks = ghost_remarks(optimizer, accumulated, clip)
-            for sentence in remarks or accumulation_remarks(optimizer, accumulated):
+            module = trainer.lightning_module
+            for sentence in remarks or accumulation_remarks(optimizer, accumulated, module):
                 self._notes.add(sentence)
+                _log.warning("privacy audit: %s", sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """Start an epoch; check whether gradients of the previous one are left in optimizers."""

@@ -249,6 +249,10 @@ _NO_ROWS = (
     "{kind} is given no rows of the audit: with them {why}; state an input canary, which is a "
     "record of the batch: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
 )
+_UNUSED = (
+    "{names} got no per-sample gradient, so that Opacus' step raises: use these parameters in the "
+    "loss, or call requires_grad_(False) on them before make_private"
+)
 _NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
 _ALONE = "another process could no longer be reached, so that no canary entered later steps"
 
@@ -348,7 +352,11 @@ class StepPlanner:
         try:
             self._last_claim = self.claim()
         except ValueError as error:
-            _log.warning("the claim about step %d is unknown: %s", self.recorder.steps + 1, error)
+            pairs = zip(self.step.layout, self.step.params, strict=True)
+            lacking = [s.name for s, p in pairs if getattr(p, "grad_sample", None) is None]
+            said = _UNUSED.format(names=", ".join(lacking[:5])) if lacking else str(error)
+            if self.note(f"the claim about a step is unknown: {said}"):
+                _log.warning("privacy audit: step %d: %s", self.recorder.steps + 1, said)
             return None
         return self._last_claim
 
