@@ -87,7 +87,8 @@ _TO_DO = {
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
-    OTHER_ROWS: f"{OTHER_ROWS}; make one gradient of all rows of a record before it is clipped",
+    OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
+    "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,6 +98,10 @@ class OptimizerFacts:
 
 
 _log = logging.getLogger(__name__)
+_FEW_BATCHES = (
+    "accumulate_grad_batches={accumulated} is above the {most} batches of an epoch: Lightning then "
+    "steps once an epoch, on fewer batches than the divisor counts; write at most {most}"
+)
 
 
 class Notes:
@@ -482,6 +487,8 @@ class RunLints(Kept):
         """Note how the Trainer's arguments affect private optimizers; locate the user's code."""
         self.code = OwnCode(trainer, trainer.lightning_module)
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
+        if (most := getattr(trainer, "num_training_batches", math.inf)) < accumulated:
+            self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=most))
         for optimizer in optimizers:
             self.batches_per_step = accumulated
             remarks = ghost_remarks(optimizer, accumulated, clip)
