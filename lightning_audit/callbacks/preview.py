@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -281,29 +282,32 @@ def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, d
     if trainer.optimizers:
         raise ValueError("it has fitted a model; take a new one")
     callbacks, loggers = trainer.callbacks, trainer.loggers
-    steps = {kind: vars(kind).get("step") for kind in _optimizer_classes(torch.optim.Optimizer)}
     trainer.callbacks = [
         c for c in callbacks if not _LEFT_OUT & {kind.__name__ for kind in type(c).__mro__}
     ]
     trainer.loggers = []
+    torch.optim.Optimizer.__deepcopy__ = _copy_optimizer  # type: ignore[attr-defined]
     try:
         copies: tuple[Any, Any, dict[str, Any]] = copy.deepcopy((trainer, model, data))
-    except BaseException:
-        # torch patches ``step`` of an optimizer's class before the copy fails.
-        for kind, step in steps.items():
-            if step is not None and vars(kind).get("step") is not step:
-                kind.step = step
-        raise
     finally:
+        del torch.optim.Optimizer.__deepcopy__  # type: ignore[attr-defined]
         trainer.callbacks, trainer.loggers = callbacks, loggers
+    # torch does not copy attributes of parameters, such as Opacus' `_forward_counter`.
+    for param, made in zip(model.parameters(), copies[1].parameters(), strict=True):
+        vars(made).update(copy.deepcopy(vars(param)))
     return copies
 
 
-def _optimizer_classes(kind: type) -> Iterator[Any]:
-    yield kind
-    derived: list[type] = kind.__subclasses__()
-    for each in derived:
-        yield from _optimizer_classes(each)
+def _copy_optimizer(optimizer: Any, memo: dict[int, Any]) -> Any:
+    """Copy all attributes of an optimizer, and the accountant that its step hook calls."""
+    memo[id(optimizer)] = made = object.__new__(type(optimizer))
+    vars(made).update(copy.deepcopy(vars(optimizer), memo))
+    hook = getattr(made, "step_hook", None)
+    if isinstance(hook, FunctionType) and hook.__closure__:
+        held = (CellType(copy.deepcopy(cell.cell_contents, memo)) for cell in hook.__closure__)
+        own = (hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, tuple(held))
+        made.step_hook = FunctionType(*own)
+    return made
 
 
 def _prepare(trial: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> None:

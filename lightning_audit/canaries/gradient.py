@@ -267,7 +267,10 @@ def place(
         if support:
             placed[i] = _Placed(canary, support, paired)
         else:
-            skipped.append(f"{canary} was left out: its tensor has no coordinate left")
+            skipped.append(
+                f"{canary} was left out: other canaries use every entry of its tensor, which is as "
+                "small as the bias of one output; the others audit the step, nothing is to be done"
+            )
     placement = Placement(layout, [placed[i] for i in sorted(placed)], skipped)
     _fix(placement, rng)
     if not placement.placed:

@@ -749,9 +749,11 @@ class Case:
         if parameters is None:
             named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
+        # A loader may draw more batches than steps are taken.
+        last = max(self.monitor.steps - 1, 0) if self.monitor else math.inf
         place = Place(
             parameters,
-            None if (step := first_seen(seen)) is None else int(step),
+            None if (step := first_seen(seen)) is None else int(min(step, last)),
             None if seen.get("process") is None else int(seen["process"]),
             code=places_in(str(seen.get("where", ""))),
         )

@@ -565,7 +565,7 @@ class NoiseExcess:
     """
 
     def __init__(self, significance: float) -> None:
-        self._sums = np.zeros(2)
+        self._sums, self._bounded = np.zeros(2), False
         self._longest, self._long_at = 0.0, -1
         self._test = NOISE_EXCESS.test(significance)
 
@@ -573,12 +573,21 @@ class NoiseExcess:
         """Update with a step's noise, if it is known separately, and its clipped sum's norm.
 
         Noise that was added in place is part of the sum that is read. That is correct unless the
-        sum was made in several parts.
+        sum was made in several parts. If the sum is unknown, its norm is at most its number of
+        terms, and what exceeds that in the norm of the gradient is noise.
         """
         seen, noise = step.seen, step.noise
         if noise is not None:
             self._sums += [len(noise), float(noise @ noise)]
             self._test.update(float(excess_log_e(*self._sums)), step.number)
+        elif seen.sums is None and seen.terms:
+            most = _ROUNDING * seen.terms
+            rest = max(float(np.linalg.norm(seen.released)) - most, 0.0) / seen.noise_multiplier
+            self._sums += [len(seen.released), rest**2]
+            log_e = float(excess_log_e(*self._sums))
+            if log_e >= self._test.threshold:  # less is no sign that the noise is as claimed
+                self._bounded = True
+                self._test.update(log_e, step.number)
         elif not seen.split:
             return
         if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
@@ -604,6 +613,8 @@ class NoiseExcess:
         count, squares = self._sums.tolist()
         ratio = math.sqrt(squares / count) if count else math.nan
         evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
+        if self._bounded and not clips:
+            return NOISE_EXCESS.not_run(f"not tested: {lack or NOISE_EXCESS.needs}", evidence)
         if clips and self.sums_are_long and not self._test.violated:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},

@@ -48,8 +48,10 @@ class Finding:
         size = self.rounded
         if not self.allowed:
             return self.name
-        far = "not finite" if size is None else f"{size:g} C"
-        return f"{self.name}: {far}, at most {self.allowed:g} C is allowed"
+        if size is None:
+            of = self.name if self.whole is None else f"with a crafted gradient ({self.name})"
+            return f"{of} the gradient of the step is not finite"
+        return f"{self.name}: {size:g} C, at most {self.allowed:g} C is allowed"
 
 
 # --- Reasons for which a test by replay was not run, and what to do about them.
@@ -89,7 +91,8 @@ _TO_DO = {
     NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
     "'replay.noise']",
-    OTHER_ROWS: f"{OTHER_ROWS}; make one gradient of all rows of a record before it is clipped",
+    OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
+    "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C",
 }
 
 

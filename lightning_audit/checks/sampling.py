@@ -416,7 +416,7 @@ class BatchCheck:
         distinct = np.unique(numbers)
         self._doubled += len(distinct) < len(numbers)
         self._bets.update(distinct)
-        self._poisson.update(self._bets.log_e, self._bets.batches)
+        self._poisson.update(self._bets.log_e, self._bets.batches - 1)
 
     def settle(self, rate: float | None) -> None:
         """Update the bets on the rate with the batches since the last call.
@@ -428,7 +428,8 @@ class BatchCheck:
         if allowed < 1.0:
             for row, (trials, hits) in zip(self._rate_wealth, self._bets.counts, strict=True):
                 row += rate_log_e(int(trials), int(hits), allowed)
-            self._rate.update(float(log_mean_exp(self._rate_wealth.ravel())), self._bets.batches)
+            log_e = float(log_mean_exp(self._rate_wealth.ravel()))
+            self._rate.update(log_e, self._bets.batches - 1)
         self._bets.counts[:] = 0
 
     def results(self, description: str, rate: float) -> tuple[CheckResult, ...]:
@@ -589,7 +590,7 @@ class DrawnBatches:
         if self._batches:
             allowed = min(RATE_TOLERANCE * self.rate, 0.999)
             favoured = favoured_log_e(self._counts, self._batches, allowed)
-            self._test.update(float(log_mean_exp([self._bet.log_e, favoured])), self._batches)
+            self._test.update(float(log_mean_exp([self._bet.log_e, favoured])), self._batches - 1)
         of_repeats = self._bet.log_e >= favoured
         wrong = _AGAIN if of_repeats else _FAVOURED
         numbers = {"again": self._bet.again, "batches": self._batches, "rate": self.rate}

@@ -654,7 +654,10 @@ class OpacusStep(DPSGDStep):
         elif coming.autocast:
             reason = "autocast chooses the precision of the gradients"
         elif not coming.announced:
-            reason = "loss.backward() was called instead of manual_backward(loss)"
+            reason = (
+                "no on_before_backward hook of Lightning ran before the backward pass; in manual "
+                "optimization call self.manual_backward(loss), not loss.backward()"
+            )
         else:
             reason = self._prefill.obstacle()
         return reason and f"{_COPIED}: {reason}"

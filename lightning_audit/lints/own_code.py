@@ -265,8 +265,9 @@ def _loaders(trainer: Any, module: Any) -> Iterator[CodePlace]:
         inner = getattr(sampler, "sampler", None)
         for part in (loader, sampler, inner, getattr(loader, "dataset", None)):
             yield from of_class(type(part))
-    for owner in filter(None, (getattr(trainer, "datamodule", None), module)):
-        yield from of_methods(owner, "train_dataloader")
+    # The argument of `fit`, or else the module or data module that Lightning calls.
+    source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", module)
+    yield from of_methods(source, "train_dataloader")
 
 
 _FIND: Mapping[Role, Callable[[Any, Any], Iterator[CodePlace]]] = {

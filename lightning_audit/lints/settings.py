@@ -48,12 +48,24 @@ from lightning_audit.hooks.sampler_tap import can_be_watched, unwatched
 # --- Gradient accumulation by the Trainer together with Opacus'.
 
 
-def accumulation_remarks(optimizer: Any, accumulate_grad_batches: int) -> list[str]:
-    """Return a note if Lightning and Opacus both divide by the number of accumulated batches."""
+def accumulation_remarks(
+    optimizer: Any, accumulate_grad_batches: int, module: torch.nn.Module | None = None
+) -> list[str]:
+    """Return a note if Lightning and Opacus both divide by the number of accumulated batches.
+
+    If ``module`` has a module of `make_private` with Poisson sampling, Opacus raises instead.
+    """
     both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
-    if accumulate_grad_batches < 2 or not both:
+    n, parts = accumulate_grad_batches, () if module is None else module.modules()
+    if n > 1 and any(getattr(part, "grad_accumulation_allowed", True) is False for part in parts):
+        return [
+            f"Opacus will end the training at its second batch: accumulate_grad_batches={n} sums "
+            "the gradients of several batches, which make_private forbids with Poisson sampling. "
+            f"Write accumulate_grad_batches=1 and a batch size {n} times as large, which "
+            "opacus.utils.batch_memory_manager.BatchMemoryManager splits"
+        ]
+    if n < 2 or not both:
         return []
-    n = accumulate_grad_batches
     return [
         f"accumulate_grad_batches={n} divides gradients twice: Lightning divides the loss by {n}, "
         f"and Opacus the noisy sum once more, so that gradients below the clipping norm are {n} "

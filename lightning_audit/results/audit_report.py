@@ -407,6 +407,7 @@ class OptimizerSeen:
         power: what the steps could have shown, by part of the resolution; empty during the run.
         released: share of the canaries' square norms on released entries; 1 if not known.
         pass_blockers: what else prevents a pass, as text.
+        spread: smallest standard deviation of a tensor's gradient over the claimed noise.
     """
 
     label: str
@@ -420,6 +421,7 @@ class OptimizerSeen:
     power: Mapping[str, Power]
     released: float
     pass_blockers: tuple[str, ...] = ()
+    spread: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -95,6 +97,13 @@ class OptimizerFacts:
     def named(self, sentence: str) -> str:
         """Prefix a sentence about this optimizer with its label, if there are several."""
         return f"{self.label}: {sentence}" if self.label else sentence
+
+
+_log = logging.getLogger(__name__)
+_FEW_BATCHES = (
+    "accumulate_grad_batches={accumulated} is above the {most} batches of an epoch: Lightning then "
+    "steps once an epoch, on fewer batches than the divisor counts; write at most {most}"
+)
 
 
 class Notes:
@@ -480,11 +489,15 @@ class RunLints(Kept):
         """Note how the Trainer's arguments affect private optimizers; locate the user's code."""
         self.code = OwnCode(trainer, trainer.lightning_module)
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
+        if (most := getattr(trainer, "num_training_batches", math.inf)) < accumulated:
+            self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=most))
         for optimizer in optimizers:
             self.batches_per_step = accumulated
             remarks = ghost_remarks(optimizer, accumulated, clip)
-            for sentence in remarks or accumulation_remarks(optimizer, accumulated):
+            module = trainer.lightning_module
+            for sentence in remarks or accumulation_remarks(optimizer, accumulated, module):
                 self._notes.add(sentence)
+                _log.warning("privacy audit: %s", sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """Start an epoch; check whether gradients of the previous one are left in optimizers."""

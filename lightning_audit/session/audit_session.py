@@ -371,6 +371,11 @@ class AuditSession:
         grads = tap.grads()
         if self._ranks.several and number < STEPS:
             self.draws.end(number, self.step.noise_state())
+        if any(grad is None for grad in grads):
+            lacking = [
+                slot.name for slot, g in zip(self.step.layout, grads, strict=True) if g is None
+            ]
+            planner.state_missing(lacking, number)
         self._asked = planner.plan is not None and planner.plan.asked
         divisor = None if now is None else self._divisor(now)
         self.noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)

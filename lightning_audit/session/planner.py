@@ -33,7 +33,7 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.session.step import Coordinates, PlannedStep
-from lightning_audit.verdict.judge import LAYOUT_CHANGED
+from lightning_audit.verdict.judge import LAYOUT_CHANGED, NO_GRADIENT
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -249,6 +249,10 @@ _NO_ROWS = (
     "{kind} is given no rows of the audit: with them {why}; state an input canary, which is a "
     "record of the batch: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
 )
+_UNUSED = (
+    "{names} got no per-sample gradient, so that Opacus' step raises: use these parameters in the "
+    "loss, or call requires_grad_(False) on them before make_private"
+)
 _NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
 _ALONE = "another process could no longer be reached, so that no canary entered later steps"
 
@@ -350,7 +354,11 @@ class StepPlanner:
         try:
             self._last_claim = self.claim()
         except ValueError as error:
-            _log.warning("the claim about step %d is unknown: %s", self.recorder.steps + 1, error)
+            pairs = zip(self.step.layout, self.step.params, strict=True)
+            lacking = [s.name for s, p in pairs if getattr(p, "grad_sample", None) is None]
+            said = _UNUSED.format(names=", ".join(lacking[:5])) if lacking else str(error)
+            if self.note(f"the claim about a step is unknown: {said}"):
+                _log.warning("privacy audit: step %d: %s", self.recorder.steps + 1, said)
             return None
         return self._last_claim
 
@@ -564,6 +572,22 @@ class StepPlanner:
         if new:
             self.notes.append(sentence)
         return new
+
+    def state_missing(self, names: Sequence[str], number: int) -> None:
+        """Block a pass for parameters without a gradient at a step; the first such step is stated.
+
+        Args:
+            names: of the parameters.
+            number: of the step, from 0.
+        """
+        if any(sentence.startswith(NO_GRADIENT) for sentence in self.pass_blockers):
+            return
+        what = f"{len(names)} of {len(self.step.layout)} parameters"
+        self.block_pass(
+            f"{NO_GRADIENT} for {what} in step {number + 1} ({', '.join(names[:4])}): such steps "
+            "are not tested; write the noisy gradient of every parameter that the optimizer trains "
+            "before its step, or freeze those that get none before the training"
+        )
 
     def block_pass(self, sentence: str) -> None:
         """Add a reason that prevents a pass, once."""

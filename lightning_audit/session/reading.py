@@ -284,7 +284,7 @@ class ReleaseWatch(Kept):
             self._last = reading.moves, sums / noise_multiplier
 
     def end_batch(self, weights: WeightWatch) -> None:
-        """Look, after the first steps, at what code behind the update did to the weights."""
+        """Look, after the first steps, at what code after the update did to the weights."""
         if self._last is not None and self._moves.is_new:
             self._moves.look(weights.since(), *self._last)
         self._last = None

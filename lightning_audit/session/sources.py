@@ -234,7 +234,7 @@ class GradientRows(CanarySource):
         announced, self._part_announced = self._part_announced, False
         if announced and not planner.step.final_step_of_batch():
             return False
-        if planner.plan is None and self._may_inject():
+        if planner.plan is None and self._may_inject() and not planner.copied:
             planner.note(planner.step.obstacle(Backward(None, announced=False)))
         if planner.plan is None or planner.plan.prepared:
             return True

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
+from torch.utils import _pytree
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries import Mislabeled
@@ -892,15 +893,16 @@ OF_CORRELATED_NOISE = (
 # --- Known faults of DP-SGD, to test whether a gate catches them.
 
 
-def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
+def plant(optimizer: Any, name: str) -> Any:
     """Put a fault into your own training.
 
     Args:
-        optimizer: as `make_private` returned it.
+        optimizer: as `make_private` returned it, or what `configure_optimizers` returns: a dict,
+            list or tuple with such optimizers.
         name: of a fault in `FAULTS` with an ``optimizer``.
 
     Returns:
-        The optimizer to train with.
+        The argument, whose private optimizers have the fault.
 
     Raises:
         ValueError: there is no such fault, or it is harmless in this training.
@@ -909,7 +911,10 @@ def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
     if name not in FAULTS:
         known = sorted(fault.name for fault in FAULTS.values() if fault.optimizer)
         raise ValueError(f"name={name!r} must be one of {known}.")
-    return FAULTS[name].apply(optimizer)
+    held = _pytree.tree_leaves(optimizer)
+    for one in [each for each in held if isinstance(each, DPOptimizer)] or [optimizer]:
+        FAULTS[name].apply(one)
+    return optimizer
 
 
 _ALL = (

@@ -152,13 +152,15 @@ _LIVE = 0.5
 MOST_STEPS = 10**6
 #: First words of a blocker after which no step is audited.
 LAYOUT_CHANGED = "the set of trained parameters changed"
-#: Blocker of a training whose epsilon nobody knows, and the verdict's words for it.
+#: Blocker of a training whose epsilon is unknown, and the verdict's words for it.
 NOT_COUNTED = (
-    "nobody counts the steps, so that no epsilon is known; attach an accountant, "
+    "no accountant counts the steps, so that no epsilon is known; attach an accountant, "
     "optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate)), or state "
     "PrivacyAudit(claim=PrivacyClaim(sample_rate=...))"
 )
-_NO_EPSILON = "no epsilon is known, because nobody counts the steps"
+_NO_EPSILON = "no epsilon is known, because no accountant counts the steps"
+#: First words of a blocker about parameters without a gradient, in steps that count as lost.
+NO_GRADIENT = "no gradient (`p.grad` is None)"
 #: Blocker of a report during the training.
 NOT_ENDED = "the training has not ended"
 
@@ -315,9 +317,9 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
 
 
 def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
-    blockers = list(seen.pass_blockers)
-    known = any(blocker.startswith(LAYOUT_CHANGED) for blocker in seen.pass_blockers)
-    if seen.lost_steps > MAX_LOST * seen.steps and not known:
+    few = seen.lost_steps <= MAX_LOST * seen.steps
+    blockers = [item for item in seen.pass_blockers if not (few and item.startswith(NO_GRADIENT))]
+    if not few and not any(item.startswith((LAYOUT_CHANGED, NO_GRADIENT)) for item in blockers):
         blockers.append(
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"
@@ -368,12 +370,15 @@ def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple
         reached = seen.power.get(part)
         if reached is not None and not reached.power >= TARGET:
             more = reached.steps_needed - seen.steps
-            need = (
-                f"about {more} more steps are needed at the observed gradient variance"
-                if 0 < more < MOST_STEPS
-                else "the gradient variance of the data hides it so far; it may fall as the "
-                "training converges"
-            )
+            need = f"about {more} more steps are needed at the observed gradient variance"
+            if more >= MOST_STEPS:
+                need = (
+                    f"the gradient varies {seen.spread:.2g}x as much as the claimed noise alone "
+                    "would: its noise is above the claim, or noise_multiplier is small compared "
+                    "with the gradients of the data, which may shrink as the training converges"
+                )
+            elif part == "sensitivity" and more > seen.steps:
+                need += ", or a larger PrivacyAudit(resolution=Resolution(sensitivity=...))"
             text = f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
             yield part, text
 
@@ -670,6 +675,7 @@ def seen_of(
         power=power,
         pass_blockers=tuple(pass_blockers),
         released=released,
+        spread=monitor.witness_noise.smallest_ratio,
     )
 
 

@@ -164,7 +164,7 @@ def test_a_gradient_that_a_hook_writes_within_the_closure_is_replayed(tmp_path):
 
 
 class Uncounted(ManualModule):
-    """Round 2 of a federated client: nobody counts its steps."""
+    """Round 2 of a federated client: no accountant counts its steps."""
 
     def configure_optimizers(self):
         net = GradSampleModule(mlp())
@@ -178,7 +178,7 @@ class Uncounted(ManualModule):
         return DPDataLoader.from_data_loader(DataLoader(random_data(RECORDS), batch_size=BATCH))
 
 
-def test_steps_that_nobody_counts_do_not_pass_and_the_first_line_says_so(tmp_path):
+def test_steps_that_no_accountant_counts_do_not_pass_and_the_first_line_says_so(tmp_path):
     report = audited(tmp_path, Uncounted(), claim=None)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert report.verdict.summary == "no epsilon is known, because nobody counts the steps"
+    assert report.verdict.summary == "no epsilon is known, because no accountant counts the steps"

@@ -315,7 +315,7 @@ def test_a_small_tensor_leaves_a_canary_out_and_says_so():
     assert len(placement) == 2
     (sentence,) = placement.skipped
     assert "Dirac(moving=False, tensor='last_bias')" in sentence
-    assert "no coordinate left" in sentence
+    assert "other canaries use every entry of its tensor" in sentence
 
 
 def test_dense_canaries_that_span_their_tensor_leave_the_next_one_out():

@@ -19,7 +19,7 @@ from made_report import made_report
 from named_faults import check
 from noise_steps import HEADER
 from places import REPOSITORY
-from simulated_record import SIGNIFICANCE, simulate, violated
+from simulated_record import SIGNIFICANCE, monitor_of, simulate, violated
 
 from lightning_audit.checks import clipping, noise_faults, randomness
 from lightning_audit.checks.check import (
@@ -280,6 +280,12 @@ def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers():
     case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
     fault = case.candidate("noise_scale", "noise", "too small", "add_noise").fault
     assert (fault.place, fault.evidence) == (Place(("a", "b"), 7, 1), {"ratio": 0.5})
+
+
+def test_a_step_is_at_most_the_last_one_even_if_a_loader_draws_ahead():
+    monitor = monitor_of(simulate(7))
+    case = Case({"noise": check("noise", violated_at_step=7)}, monitor, 1000.0)
+    assert case.candidate("noise_scale", "noise", "", "").fault.place.step == 6
 
 
 def test_a_rule_may_say_better_where_and_by_which_numbers():

@@ -344,6 +344,16 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
     assert next(c for c in checks.results(clips=False) if c.name == "noise.excess").status == "ok"
 
 
+def test_noise_far_above_the_claim_is_seen_without_sums_unless_clipping_is_broken():
+    rng = np.random.default_rng(0)
+    for noise, said in ((30.0, "warned"), (1.0, "not_run")):
+        readings = [4.0 + noise * rng.normal(size=64) for _ in range(20)]  # norm 32 of 32 terms
+        checks = after(*(NoiseSeen(one, None, 1.0, (), terms=32) for one in readings))
+        assert status(checks)["noise.excess"] == said
+        broken = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
+        assert broken.status == "not_run"
+
+
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts():
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     assert flagged(after(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()

@@ -18,7 +18,7 @@ from lightning_audit.checks.replay import (
     ExaminationLog,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import NONE_LEFT, Finding
+from lightning_audit.checks.replay_findings import NONE_LEFT, OTHER_ROWS, Finding, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 
 # --- A record's gradient that changes beside others is a violation, and what is right is not told.
@@ -108,10 +108,12 @@ def test_no_kind_is_told_where_earlier_steps_were_right(fine_before, kind):
 
 def test_a_size_without_end_has_none():
     log = ExaminationLog()
-    log.take(0, {"replay.clipping": Answer(1, (Finding("norm 1e5 C", math.inf, 1.0),))})
+    crafted = Finding("norm 1e5 C", math.inf, 1.0, whole=1e5)
+    log.take(0, {"replay.clipping": Answer(1, (crafted,))})
     found = result(log, "replay.clipping")
     assert found.evidence["size"] is None
-    assert "not finite" in found.message
+    said = "with a crafted gradient (norm 1e5 C) the gradient of the step is not finite"
+    assert said in found.message
     json.dumps(dict(found.evidence), allow_nan=False)
 
 
@@ -120,6 +122,12 @@ def test_a_reason_stays_with_its_question():
     log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
     assert result(log, "replay.release").message == "not asked: too small"
     assert result(log, "replay.clipping").status == "ok"
+
+
+def test_a_microbatch_that_shares_a_clip_is_said():
+    log = ExaminationLog()
+    log.take(0, {"replay.clipping": Answer(reason=OTHER_ROWS)})
+    assert "a microbatch that shares a clip" in unanswered(result(log, "replay.clipping"))
 
 
 def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen():

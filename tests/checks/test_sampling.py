@@ -15,6 +15,7 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks import sampling
 from lightning_audit.checks.accounting import ACCOUNTING
+from lightning_audit.checks.check import evidence_in
 from lightning_audit.lints.settings import loader_facts
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
@@ -60,6 +61,8 @@ def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead():
     assert (found.status, found.kind) == ("violated", "accounting")
     assert "DPDataLoader.from_data_loader" in found.advice
     assert found.evidence["violated_at_step"] < 16
+    steps = [step for test in evidence_in(check_of(shuffled())) for step, _ in test.growth]
+    assert max(steps) == RECORDS // 16 - 1
 
 
 @pytest.mark.parametrize(

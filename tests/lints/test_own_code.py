@@ -120,7 +120,10 @@ class Inherits(Lit):
 
 
 def trainer(
-    optimizer: type | None = None, sampler: Any = None, callbacks: tuple[Any, ...] = ()
+    optimizer: type | None = None,
+    sampler: Any = None,
+    callbacks: tuple[Any, ...] = (),
+    source: Any = None,
 ) -> Any:
     made = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     if optimizer is not None:
@@ -128,8 +131,13 @@ def trainer(
     data = TensorDataset(torch.zeros(4))
     order = SequentialSampler(data)
     loader = DataLoader(data, batch_sampler=(sampler or BatchSampler)(order, 2, False))
+    of_fit = {} if source is None else {"_data_source": SimpleNamespace(instance=source)}
     return SimpleNamespace(
-        optimizers=[made], train_dataloader=loader, datamodule=None, callbacks=list(callbacks)
+        optimizers=[made],
+        train_dataloader=loader,
+        datamodule=None,
+        callbacks=list(callbacks),
+        fit_loop=SimpleNamespace(**of_fit),
     )
 
 
@@ -154,6 +162,12 @@ def test_each_finding_is_of_the_code_that_may_cause_it():
     for finding, told in expected.items():
         found = places(finding, Inherits(), optimizer=OwnOptimizer, sampler=OwnSampler)
         assert found == told, finding
+
+
+def test_a_loader_that_fit_was_given_is_not_that_of_the_module():
+    given = DataLoader(TensorDataset(torch.zeros(4)))
+    found = places("sampling.not_poisson", Lit(), sampler=OwnSampler, source=given)
+    assert found == f"OwnSampler at {AT}{line_of('class OwnSampler')}"
 
 
 def test_a_step_by_hand_is_where_its_noise_is():

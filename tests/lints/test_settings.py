@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from opacus import PrivacyEngine
+from opacus import GradSampleModule, PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialNoise, LambdaNoise, StepNoise
@@ -55,6 +55,15 @@ def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write():
 )
 def test_one_division_is_not_remarked_upon(optimizer, batches):
     assert settings.accumulation_remarks(optimizer, batches) == []
+
+
+def test_accumulation_that_opacus_forbids_is_said_before_it_raises():
+    module = GradSampleModule(torch.nn.Linear(2, 2))
+    for forbid, said in ((False, "divides gradients twice"), (True, "Opacus will end the train")):
+        if forbid:
+            module.forbid_grad_accumulation()
+        (remark,) = settings.accumulation_remarks(private("mean"), 2, module)
+        assert said in remark
 
 
 DATA = TensorDataset(torch.zeros(40, 2))

@@ -21,7 +21,8 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
-from lightning_audit.run.facts import OptimizerFacts, RunCourse, RunFacts
+from lightning_audit.run.facts import Notes, OptimizerFacts, RunCourse, RunFacts, RunLints
+from lightning_audit.session.planner import Ranks
 
 
 @pytest.mark.parametrize(
@@ -368,6 +369,15 @@ def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(a
         notes.append(sum("divides gradients twice" in note for note in report.notes))
     torch.testing.assert_close(norms[1], norms[0] / 2)
     assert notes == [0, 1]
+
+
+def test_accumulation_over_more_batches_than_an_epoch_has_is_said():
+    given = {"gradient_clip_val": None, "num_training_batches": 4, "lightning_module": None}
+    for accumulated, said in ((4, []), (10, ["accumulate_grad_batches=10 is above the 4 batches"])):
+        notes = Notes()
+        trainer = SimpleNamespace(accumulate_grad_batches=accumulated, **given)
+        RunLints(notes, 1e-3, Ranks()).note_trainer_settings([], trainer)
+        assert [note[: len(said[0])] for note in notes.sentences] == said
 
 
 # --- Sample rates that change while a training goes on.

@@ -63,6 +63,25 @@ def test_another_runs_canaries_are_refused():
         BareSession(canaries=(Dirac(),)).session.load(state)
 
 
+def test_a_parameter_without_per_sample_gradients_is_named_before_opacus_raises():
+    bare = BareSession()
+    bare.backward()
+    next(iter(bare.net.parameters())).grad_sample = None
+    with pytest.raises(ValueError, match="Per sample gradient is not initialized"):
+        bare.step()
+    (said,) = [note for note in bare.session.planner.notes if "per-sample gradient," in note]
+    assert "parameter_0 got no per-sample gradient, so that Opacus' step raises" in said
+
+
+def test_parameters_without_a_gradient_are_named_with_the_first_step_that_has_none():
+    bare = BareByHand()
+    gradient = bare.clipped_mean(bare.sample_gradients())
+    for bias in (gradient["bias"], None, None):
+        bare.update({**gradient, "bias": bias})
+    (said,) = [item for item in bare.session.pass_blockers() if "no gradient" in item]
+    assert said.startswith("no gradient (`p.grad` is None) for 1 of 2 parameters in step 2 (bias)")
+
+
 def test_a_new_optimizer_is_followed_over_the_same_parameters_only():
     bare, other = BareSession(), BareSession()
     bare.train(3)

@@ -22,6 +22,18 @@ def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings():
     assert dict(vars(faulty)) == before
 
 
+def test_a_fault_is_planted_in_the_optimizers_of_every_form_that_lightning_takes():
+    for form in (
+        lambda o: {"optimizer": o, "monitor": "loss"},
+        lambda o: ([o], []),
+        lambda o: ({"optimizer": o}, plain_optimizer()),
+    ):
+        optimizer = private()
+        given = form(optimizer)
+        assert plant(given, "half_noise") is given
+        assert type(optimizer).__name__ == "HalfNoise"
+
+
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_planted_fault_changes_the_optimizers_own_class(mode):
     torch.manual_seed(0)
