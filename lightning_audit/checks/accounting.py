@@ -77,7 +77,7 @@ ACCOUNTING = Check(
 CLAIM = Check(
     "claim",
     "the claim promises more privacy than the optimizer or its accountant states",
-    title="Claim beside the optimizer",
+    title="Claim and optimizer",
     failed_title="Claim exceeds the optimizer",
     meaning="The claim states more noise, a smaller clipping norm, a smaller batch or a lower "
     "sampling rate than the optimizer or its accountant.",

@@ -370,7 +370,7 @@ def largest_change(
         copies: per-sample gradients of a batch of copies of the record, ``[n, d]``.
         mixed: per-sample gradients of a batch in which only some are copies, ``[n, d]``.
         same: number of rows of ``mixed`` that are the record's.
-        sorted_rows: whether rows may stand at other positions, because a step sorts them by
+        sorted_rows: whether rows may be at other positions, because a step sorts them by
             something that depends on their random numbers: the nearest ones are compared, each
             with one.
 
