@@ -66,6 +66,10 @@ NOT_SHOWN = (
 NOISED_BESIDE = (
     "the state after a step depends on a record, with noise other than that of the release"
 )
+OWN_MEMORY = (
+    "a record changes, without noise, what the training keeps, and in the next step this changes "
+    "the gradient of that record alone"
+)
 NOISE_ON_WEIGHTS = (
     "the gradient has no noise when the update begins, and the weights have some after it"
 )
@@ -85,6 +89,8 @@ _TO_DO = {
     NOISED_BESIDE: f"{NOISED_BESIDE}; if a noisy gradient is kept before it is processed, show it: "
     "grads = lightning_audit.released(grads, module=self); if it is another release, account for "
     "it and state allow=['replay.release']",
+    OWN_MEMORY: f"{OWN_MEMORY}: no theorem bounds a record's memory of its own over many steps; "
+    "if it reaches neither checkpoint nor other records, state allow=['replay.release']",
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",

@@ -16,7 +16,7 @@ import torch
 
 from lightning_audit.canaries.inputs import rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NOISED_BESIDE, Finding
+from lightning_audit.checks.replay_findings import NOISED_BESIDE, OWN_MEMORY, Finding
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.step_replay import Replay, StepReplay, hidden_by_noise, same_numbers
 
@@ -32,6 +32,8 @@ _DRAWS, _PROCESSED = 23, 2.0
 _OTHER_NOISE = 6_700_417
 #: Random pairs of records that replace the batch, if replays are not limited.
 _PAIRS = 8
+#: Fewest records, kept columns and relative rounding of rows in the test of a record's memory.
+_SEVERAL, _COLUMNS, _SAME_ROW = 3, 1000, 1e-4
 #: Phases of a step in which its noise is drawn, and the phase before clipping.
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
@@ -89,11 +91,37 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
+    if found and _is_own_memory(replay, batches, seed, base):
+        return Answer(reason=OWN_MEMORY)
     why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
     kind = "divisor" if found and divided else ""
     return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+
+
+def _is_own_memory(replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay) -> bool:
+    """Return whether what a record leaves changes its own gradient in a second step, and no other.
+
+    The first step lacks the first record; the second step has all records.
+    """
+    count = rows(batches[0])
+    if len(batches) > 1 or count < _SEVERAL:
+        return False
+    replay.allow(4)
+    (_, _, neighbour) = _neighbours(batches, 0)[replay.fixed_size]
+    one, other = (
+        replay.run(each, seed, released=base, then=batches, keep=_COLUMNS)
+        for each in (batches, neighbour)
+    )
+    kinds = {name for name in differing(one, other, base) if name != _NEXT}
+    if one.error or other.error or kinds & {_kind("parameters of it")}:
+        return False
+    pair = [torch.cat(each.later_rows) for each in (one, other) if each.later_rows]
+    if len(pair) < 2 or pair[0].shape != pair[1].shape or len(pair[0]) != count:
+        return False
+    moved = (pair[0] - pair[1]).norm(dim=1) > _SAME_ROW * pair[0].norm(dim=1).max()
+    return bool(moved[0]) and int(moved.sum()) == 1
 
 
 def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:

@@ -69,6 +69,7 @@ class Replay:
         used: the gradient that the update used, ``[d]``; only if the state after the step is read.
         after: state after the step that later steps or a checkpoint use, by name.
         later: releases of a second step; empty if there was none.
+        later_rows: its per-sample gradients, as ``gradients``; only on request.
         sure: whether the release was read after all noise was added.
         shown: whether Opacus or the user's code showed the release, before any post-processing.
         error: the exception of the user's code; empty if none.
@@ -87,6 +88,7 @@ class Replay:
     used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
+    later_rows: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
     shown: bool = False
     error: str = ""
@@ -347,6 +349,8 @@ class HandWrittenReplay:
         tensors = list(grads.values())
         if not later:
             count_rows(self._found, tensors, self._claim.max_grad_norm, self._keep)
+        elif self._keep:
+            self._found.later_rows.append(folded(tensors, self._keep))
         self._clips()
         if self._rows is None or later:
             return grads
@@ -630,6 +634,8 @@ class StepReplay:
             held = [getattr(p, "grad_sample", None) for p in params]
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
+            if len(tensors) == len(params) and self._later and self._keep:
+                found.later_rows.append(folded(tensors, self._keep))
             if len(tensors) == len(params) and not self._later:
                 views = self._claim.views
                 if views > 1:

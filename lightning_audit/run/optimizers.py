@@ -567,6 +567,11 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     )
 
 
+def _by_another_engine(optimizer: Any) -> bool:
+    """Return whether an engine such as fastDP's or private-transformers' is attached."""
+    return any(name in vars(innermost(optimizer)) for name in ("privacy_engine", "original_step"))
+
+
 def _stated_twice(
     claim: PrivacyClaim | None, step: DPSGDStep, facts: OptimizerFacts
 ) -> list[StatedTwice]:
@@ -668,6 +673,12 @@ _NO_OPTIMIZER = (
 _NO_ACCOUNTANT = (
     "no accountant counts the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
+)
+_ANOTHER_ENGINE = (
+    "another engine than Opacus' is attached to the optimizer, and the audit reads none of its "
+    "steps: state its mechanism, PrivacyAudit(claim=PrivacyClaim(noise_multiplier=..., "
+    "max_grad_norm=..., expected_batch_size=..., sample_rate=...), "
+    "canaries=[Mislabeled(amplitude=100.0)])"
 )
 _ADAPTIVE_UNACCOUNTED = (
     "PrivacyAudit cannot compute the epsilon of adaptive clipping without an accountant: the count "
@@ -779,12 +790,15 @@ class AuditedOptimizers:
         self.attached = list(optimizers)
         names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
+        private = private_optimizers(optimizers)
         plain = [one for one in scoped if private_optimizer(one.optimizer) is None]
+        if not private and self.config.claim is None and any(map(_by_another_engine, optimizers)):
+            self.notes.add(_ANOTHER_ENGINE)
+            plain = []
         self.plain.watch(one.watched(module) for one in plain)
         for one in self.config.exemptions:
             self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
         self._exempt |= {name for one in plain if one.exempt for name in one.names}
-        private = private_optimizers(optimizers)
         if not private:
             if any(isinstance(session.step, ManualStep) for session in self.sessions):
                 self.follow_hand_written(module)

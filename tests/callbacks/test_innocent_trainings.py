@@ -8,10 +8,12 @@ from hand_written_support import BATCH, CLAIM, CLIP, RECORDS, SIGMA, HandWritten
 from opacus import GradSampleModule
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from training_support import ManualModule, mlp, random_data, trainer_for
 
+import lightning_audit
 from lightning_audit import PrivacyAudit
 
 pytestmark = pytest.mark.training
@@ -182,3 +184,63 @@ def test_steps_that_no_accountant_counts_do_not_pass_and_the_first_line_says_so(
     report = audited(tmp_path, Uncounted(), claim=None)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.summary == "no epsilon is known, because no accountant counts the steps"
+
+
+class OtherEngine(HandWritten):
+    """An engine other than Opacus' has replaced the optimizer's step."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.privacy_engine, optimizer.original_step = object(), optimizer.step
+        return optimizer
+
+
+def test_another_engine_is_not_accused_and_its_mechanism_is_asked_for(tmp_path):
+    report = audited(tmp_path, OtherEngine(ask=False), claim=None)
+    assert (report.verdict.outcome, violated(report)) == ("INCONCLUSIVE", [])
+    assert any("another engine than Opacus'" in note for note in report.notes)
+    assert "no_dp" in violated(audited(tmp_path, HandWritten(ask=False), claim=None))
+
+
+class Ensembled(HandWritten):
+    """Temporal ensembling: a record's target follows the model's own earlier answers for it."""
+
+    shared = False
+
+    def __init__(self):
+        x, y = random_data(256).tensors
+        super().__init__(dataset=TensorDataset(x, y, torch.arange(len(x))))
+        self.memory = torch.full((len(x), 10), 0.1)
+
+    def training_step(self, batch, batch_idx):
+        x, y, index = batch
+        params = {name: p.detach() for name, p in self.net.named_parameters()}
+
+        def loss(params, x, y, target):
+            scores = functional_call(self.net, params, x[None])
+            near = (scores.softmax(1) - target).square().sum()
+            return functional.cross_entropy(scores, y[None]) + near
+
+        target = self.memory[index]
+        if self.shared:
+            target = target + self.memory.mean(0)
+        grads = vmap(grad(loss), in_dims=(None, 0, 0, 0))(params, x, y, target)
+        self.write_gradient(lightning_audit.per_sample(grads, module=self))
+        with torch.no_grad():
+            self.memory[index] = 0.6 * self.memory[index] + 0.4 * self.net(x).softmax(1)
+        self.optimizers().step()
+
+
+class SharedMemory(Ensembled):
+    """Every record's target follows what is kept of all."""
+
+    shared = True
+
+
+def test_a_records_memory_of_its_own_is_told_from_one_that_all_share(tmp_path):
+    claim = dataclasses.replace(CLAIM, sample_rate=BATCH / 256)
+    own = audited(tmp_path / "own", Ensembled(), claim=claim)
+    assert own.verdict.outcome == "INCONCLUSIVE"
+    assert any("changes the gradient of that record alone" in b for b in own.verdict.pass_blockers)
+    shared = audited(tmp_path / "shared", SharedMemory(), claim=claim)
+    assert "replay.release" in violated(shared)
