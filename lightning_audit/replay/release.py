@@ -33,7 +33,7 @@ _OTHER_NOISE = 6_700_417
 #: Random pairs of records that replace the batch, if replays are not limited.
 _PAIRS = 8
 #: Fewest records, kept columns and relative rounding of rows in the test of a record's memory.
-_SEVERAL, _COLUMNS, _SAME_ROW = 3, 1000, 1e-4
+_SEVERAL, _COLUMNS, _SAME_ROW = 3, 1000, 1e-6
 #: Phases of a step in which its noise is drawn, and the phase before clipping.
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
