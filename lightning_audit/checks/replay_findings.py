@@ -73,6 +73,10 @@ NO_RECORD = (
     "no record of the batch changes the release: the step gets its records elsewhere, or their "
     "gradients are zero"
 )
+ONE_NUMBER = (
+    "a step releases one number times a direction, as zeroth-order methods do, whose noise is not "
+    "tested entry by entry"
+)
 OTHER_ROWS = "the number of clipped gradients per record is not one"
 
 #: What to do about a reason that prevents a pass.
@@ -87,6 +91,8 @@ _TO_DO = {
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
+    ONE_NUMBER: f"{ONE_NUMBER}; this mechanism is not audited: review how the number is clipped "
+    "and noised",
     OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
     "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C",
 }
