@@ -368,6 +368,8 @@ class ExaminationLog(Kept):
     #: Steps after which the state follows from their release alone.
     alone: list[int] = field(default_factory=list)
     noise: NoiseLog = field(default_factory=NoiseLog)
+    #: Whether the release of a step was one number times a direction that no record changed.
+    one_number: bool = False
     _told: dict[str, _Told] = field(
         default_factory=lambda: {name: _Told() for name in REPLAY_CHECKS}
     )

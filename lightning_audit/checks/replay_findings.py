@@ -78,6 +78,10 @@ NO_RECORD = (
     "gradients are zero"
 )
 NOT_CALLED = "lightning_audit.per_sample is not called with the per-sample gradients"
+ONE_NUMBER = (
+    "a step releases one number times a direction, as zeroth-order methods do, whose noise is not "
+    "tested entry by entry"
+)
 OTHER_ROWS = "the number of clipped gradients per record is not one"
 
 #: What to do about a reason that prevents a pass.
@@ -97,6 +101,8 @@ _TO_DO = {
     NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
     "'replay.noise']",
+    ONE_NUMBER: f"{ONE_NUMBER}; this mechanism is not audited: review how the number is clipped "
+    "and noised",
     OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
     "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C",
 }

@@ -471,6 +471,7 @@ class Examined:
         ends: whether no other step may be replayed.
         logged: names of the values that ``training_step`` logs.
         notes: for the report.
+        one_number: see `StepReplay.one_number`.
     """
 
     answers: Mapping[str, Answer]
@@ -482,6 +483,7 @@ class Examined:
     ends: bool = False
     logged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    one_number: bool = False
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -606,6 +608,7 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
         ends=bool(replay.stopped),
         logged=tuple(user.logged),
         notes=tuple(notes),
+        one_number=replay.one_number,
     )
 
 

@@ -387,6 +387,11 @@ class HandWrittenReplay:
 _COUNTS = ("unclipped_num", "sample_size")
 
 
+#: Releases that are multiples of another: least number, distance of the cosine from one at most,
+#: and of the factor at least.
+_MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
+
+
 class StepReplay:
     """Replays of the step of one private optimizer.
 
@@ -414,6 +419,8 @@ class StepReplay:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
+        # Unit release and its norm for each seed; releases that are other multiples of it, or none.
+        self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
         #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
         #: records.
         self.steps, self.step_seconds = 0, float("inf")
@@ -497,8 +504,23 @@ class StepReplay:
         finally:
             self._state.shared.leave()
             self._state.put_back()
+        self._compare(found.finite, seed)
         self._beat()
         return found
+
+    @property
+    def one_number(self) -> bool:
+        """Whether other records change a release of several entries by a factor alone."""
+        return self._multiples >= _MULTIPLES and not self._others and sum(self.sizes) > _MULTIPLES
+
+    def _compare(self, release: torch.Tensor | None, seed: int) -> None:
+        size = 0.0 if release is None else float(release.double().norm())
+        if release is None or size == 0.0:
+            return
+        unit = release.double() / size
+        first, before = self._lines.setdefault(seed, (unit, size))
+        self._others += abs(float(first @ unit)) < 1.0 - _LINE
+        self._multiples += abs(size / before - 1.0) > _CHANGED
 
     def _take_first(
         self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool

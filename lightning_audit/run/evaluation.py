@@ -38,6 +38,7 @@ from lightning_audit.checks.disclosure import numbers_of_data, shown
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
 from lightning_audit.checks.randomness import noise_shared_result
+from lightning_audit.checks.replay_findings import ONE_NUMBER
 from lightning_audit.checks.sampling import (
     Promise,
     batch_size_result,
@@ -157,6 +158,10 @@ def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditCon
     return any(check.status == "violated" for check in found)
 
 
+#: Groups of checks that assume noise at every entry.
+_OF_NOISE = ("noise", "reuse", "channel")
+
+
 def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
     if facts.noise_equal:  # the recorder knows the draws of its own process alone
@@ -166,6 +171,13 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
+    if facts.examined.one_number:
+        checks = [
+            REGISTRY[check.name].not_run(f"not tested: {ONE_NUMBER}")
+            if check.status == "violated" and REGISTRY[check.name].group in _OF_NOISE
+            else check
+            for check in checks
+        ]
     unsure = explained_by_processing(
         checks,
         session.monitor,

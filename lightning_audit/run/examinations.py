@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.replay import COUPLING, REPLAY_CLIPPING, REPLAY_RELEASE, Answer
+from lightning_audit.checks.replay_findings import ONE_NUMBER
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
 from lightning_audit.replay.clipping import TRIALS
@@ -136,6 +137,9 @@ class Examinations:
                 budget=self.schedule.budget(time.perf_counter()),
             )
         answers = found.answers
+        if found.one_number:
+            answers = {name: Answer(reason=ONE_NUMBER) for name in answers}
+            self._log.one_number = True
         if found.waits:
             self._log.off = next((answer.reason for answer in answers.values()), "")
             self.schedule.postpone(steps + found.waits - 1)

@@ -1,5 +1,6 @@
 """DP-SGD by hand: loops, chunks, views, secure noise, and work before and after the release."""
 
+import dataclasses
 import os
 import random
 import secrets
@@ -252,3 +253,49 @@ class SelfDistilled(Digits, kind="self-distilled-by-hand"):
         super().training_step(batch, batch_idx)
         for name, p in self.params().items():
             self.average[name].lerp_(p, 0.1)
+
+
+class OneNoisyNumber(Digits, kind="zeroth-order-one-number"):
+    """Correct: each record's difference of losses along a public direction is clipped, and the sum
+    has noise. Unusual: one noisy number a step (DPZero), so that no entry has noise of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        public = torch.Generator().manual_seed(1000 + batch_idx)
+        params = self.params()
+        along = {n: torch.randn(p.shape, generator=public) for n, p in params.items()}
+        length = norm_of(along)
+        both = []
+        for shift in (1e-3, -1e-3):
+            moved = {n: p + shift * along[n] / length for n, p in params.items()}
+            outputs = functional_call(self.net, moved, (batch[0],))
+            both.append(functional.cross_entropy(outputs, batch[1], reduction="none").detach())
+        numbers = ((both[0] - both[1]) / 2e-3).clamp(-self.clip, self.clip)
+        noisy = (numbers.sum() + self.noise(numbers.sum())) / self.batch_size
+        for name, p in self.net.named_parameters():
+            p.grad = noisy * along[name] / length
+        self.optimizers().step()
+
+
+class TreeNoise(Digits, kind="tree-noise-of-prefix-sums"):
+    """Correct: the noise of each prefix sum is that of the nodes of a binary tree (DP-FTRL).
+    Unusual: the noise of a step is the difference of two prefixes, correlated with earlier steps;
+    no epsilon is stated, since DP-SGD's accounting does not hold."""
+
+    def set_up(self) -> None:
+        self.taken, self.nodes, self.before = 0, {}, {}
+
+    def audit_arguments(self) -> dict[str, Any]:
+        claim = super().audit_arguments()["claim"]
+        return {"claim": dataclasses.replace(claim, sample_rate=None)}
+
+    def prefix(self, name: str, total: torch.Tensor) -> torch.Tensor:
+        bits = [b for b in range(self.taken.bit_length()) if self.taken >> b & 1]
+        drawn = [self.nodes.setdefault((name, b, self.taken >> b), self.noise(total)) for b in bits]
+        return torch.stack(drawn).sum(0)
+
+    def write(self, sums: Gradients) -> None:
+        self.taken += 1
+        now = {name: self.prefix(name, total) for name, total in sums.items()}
+        for name, p in self.net.named_parameters():
+            p.grad = (sums[name] + now[name] - self.before.get(name, 0.0)) / self.batch_size
+        self.before = now
