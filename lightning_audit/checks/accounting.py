@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, StepHistory
-from lightning_audit.checks.check import OF_BATCHES, Check, FaultRule
+from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, FaultRule
 from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint
@@ -72,10 +72,10 @@ ACCOUNTING = Check(
 )
 
 
-# --- The check `claim`: whether the claim promises more than the optimizer states.
+# --- The check `claim.stated`: whether the claim promises more than the optimizer states.
 
 CLAIM = Check(
-    "claim",
+    "claim.stated",
     "the claim promises more privacy than the optimizer or its accountant states",
     title="Claim and optimizer",
     failed_title="Claim exceeds the optimizer",
@@ -94,7 +94,7 @@ CLAIM = Check(
             "what PrivacyClaim states and what make_private, or the optimizer, is given",
             headline="The claim promises more than the optimizer states",
             rank=-7.5,
-            explains_groups=("noise", "clipping", "leakage"),
+            explains_groups=MEASURED,
         ),
     ),
 )
@@ -130,7 +130,7 @@ class StatedTwice:
 
 
 def claim_result(pairs: Sequence[StatedTwice]) -> CheckResult:
-    """Return the result of `claim`.
+    """Return the result of `claim.stated`.
 
     Args:
         pairs: before the first step, at least one.

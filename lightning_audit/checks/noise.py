@@ -542,7 +542,7 @@ NOISE_EXCESS = dataclasses.replace(
     topic="Noise",
     fine="the noise is no larger than claimed",
     # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
-    wrong=lambda _: True,
+    wrong=lambda seen: bool({"violated_at_step", "processes"} & set(seen)),
     reads=None,
     init=None,
 )
@@ -614,7 +614,7 @@ class NoiseExcess:
         ratio = math.sqrt(squares / count) if count else math.nan
         evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
         if self._bounded and not clips:
-            return NOISE_EXCESS.not_run(f"not tested: {lack or NOISE_EXCESS.needs}", evidence)
+            return NOISE_EXCESS.not_run(f"not tested: {lack or NOISE_EXCESS.needs}")
         if clips and self.sums_are_long and not self._test.violated:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},

@@ -199,7 +199,7 @@ REPLAY_RELEASE = Check(
     fine="after the same release the training continues the same with a record and without it",
     public=("between_epochs",),
     faults=(
-        dataclasses.replace(_DIVIDED, rank=0.5),
+        dataclasses.replace(_DIVIDED, rank=0.51),
         FaultRule(
             "steps_depend_on_records",
             "steps are taken or skipped by the records of their batch: whether the weights change "

@@ -273,7 +273,8 @@ class AuditSession:
 
     def end_batch(self) -> None:
         """Mark the end of a batch: no training until the next one."""
-        self.releases.end_batch(self.way.tap.weights)
+        if self.releases.last is not None:
+            self.releases.end_batch(self.way.tap.weights)
         self.way.end_batch()
 
     def prepare(self, coming: Backward) -> None:
@@ -288,7 +289,7 @@ class AuditSession:
     def inject(self) -> None:
         """Insert the canaries of an announced step, before clipping and noise."""
         self._look_at_noise()
-        if isinstance(self.source, GradientRows):
+        if self.planner.fit is None and isinstance(self.source, GradientRows):
             self.planner.try_rows()
         if self.way.tap.inside_step:  # a closure that runs again belongs to the same step
             return

@@ -498,8 +498,6 @@ class StepPlanner:
 
     def try_rows(self) -> None:
         """Find out, before the first step, how rows fit into the optimizer's own clipping."""
-        if self.fit is not None:
-            return
 
         def draw() -> Sequence[Direction]:
             self.withdraw()

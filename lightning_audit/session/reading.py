@@ -267,7 +267,7 @@ class ReleaseWatch(Kept):
         self.raw = 0
         self._moves = MovesOutside()
         #: Of the first steps of a hand-written training: the last changes and gradient.
-        self._last: tuple[Moves, FloatArray] | None = None
+        self.last: tuple[Moves, FloatArray] | None = None
 
     def update(self, reading: Reading, sums: FloatArray, noise_multiplier: float) -> None:
         """Update with a step.
@@ -281,13 +281,14 @@ class ReleaseWatch(Kept):
         self.raw += reading.raw
         if reading.moves is not None and noise_multiplier > 0:
             self._moves.update(reading.moves, sums / noise_multiplier)
-            self._last = reading.moves, sums / noise_multiplier
+            if not reading.at_cut and self._moves.is_new:
+                self.last = reading.moves, sums / noise_multiplier
 
     def end_batch(self, weights: WeightWatch) -> None:
         """Look, after the first steps, at what code after the update did to the weights."""
-        if self._last is not None and self._moves.is_new:
-            self._moves.look(weights.since(), *self._last)
-        self._last = None
+        if self.last is not None:
+            self._moves.look(weights.since(), *self.last)
+        self.last = None
 
     @property
     def weights_move(self) -> bool:

@@ -341,7 +341,7 @@ def test_steps_on_one_batch_and_records_that_stand_twice_are_found():
     assert "ledger.records" not in results([(1.0, 0.01, 50)])
 
 
-# --- The check `claim`: a claim beside what the optimizer states.
+# --- The check `claim.stated`: a claim beside what the optimizer states.
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,8 @@ def test_what_is_no_report_is_told_in_words(edit, told, trained, gate):
         ({"spent": 3.2}, ("--max-regression", "0.3"), 0),
         ({"spent": 3.2}, ("--max-regression=0.1",), 1),
         ({"proved": 1.6}, (), 1),
-        ({"spent": None}, (), 2),
-        ({"spent": None, "proved": 2.0}, (), 1),
+        ({"outcome": "INCONCLUSIVE", "spent": None}, (), 2),
+        ({"outcome": "INCONCLUSIVE", "spent": None, "proved": 2.0}, (), 1),
     ],
 )
 def test_a_pass_fails_if_it_became_worse_than_its_baseline(cli, saved, changes, options, code):
@@ -419,7 +419,9 @@ def test_a_baseline_that_cannot_be_read_never_passes(cli, saved, name, told):
 def another(saved):
     """Paths of two reports with another delta."""
     changes = {"delta": 1e-6, "settings": {**made_report().settings, "delta": 1e-6}}
-    return saved("old", claimed=None, spent=None, **changes), saved("new", claimed=None)
+    return saved("old", "INCONCLUSIVE", claimed=None, spent=None, **changes), saved(
+        "new", claimed=None
+    )
 
 
 def test_the_report_of_another_training_is_no_baseline(cli, another):
@@ -562,8 +564,8 @@ def test_a_rise_within_the_limit_is_shown_and_accepted(cli, saved):
 
 def test_an_epsilon_that_is_no_longer_known_is_inconclusive(cli, saved):
     old, unknown = saved("old", claimed=None), {"claimed": None, "spent": None}
-    assert cli("diff", old, saved("new", **unknown)).code == 2
-    assert cli("diff", old, saved("worse", **unknown, proved=2.0)).code == 1
+    assert cli("diff", old, saved("new", "INCONCLUSIVE", **unknown)).code == 2
+    assert cli("diff", old, saved("worse", "INCONCLUSIVE", **unknown, proved=2.0)).code == 1
 
 
 @pytest.mark.parametrize("which", [0, 1])

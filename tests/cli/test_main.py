@@ -82,7 +82,8 @@ def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(tmp_
     ("limit", "code", "changes"),
     [
         *(("5", 0, {}), ("3", 0, {}), ("2.9", 1, {}), ("1", 1, {}), ("inf", 0, {})),
-        ("1", 1, {"spent": None}),  # the proved one exceeds it where the spent one is unknown
+        # The proved one exceeds it where the spent one is unknown.
+        ("1", 1, {"outcome": "INCONCLUSIVE", "spent": None}),
         ("3.5", 0, {"proved": None}),
     ],
 )
@@ -96,7 +97,8 @@ def test_the_budget_is_part_of_the_installed_command(saved):
 
 @pytest.mark.parametrize("proved", [1.5, None])
 def test_an_unknown_spent_epsilon_is_inconclusive(cli, saved, proved):
-    said = cli("check", saved(spent=None, proved=proved), "--max-epsilon", "100")
+    report = saved("", "INCONCLUSIVE", spent=None, proved=proved)
+    said = cli("check", report, "--max-epsilon", "100")
     assert said.code == 2
     assert "INCONCLUSIVE: the report holds no epsilon" in said.out
 

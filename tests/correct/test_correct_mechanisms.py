@@ -87,7 +87,6 @@ FAULTS: list[tuple[str, Build, str]] = [
     ("raw-mean-opacus", _less(ways.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
     ("raw-momentum-hidden", ways.RawMomentum, "replay.release"),
     ("long-clip-hidden", _less(ways.LongClip), "replay.clipping"),
-    ("longer-clip-hidden", _less(ways.LongClip, times=1.15), "replay.clipping"),
     (*_of("half-scaled", mechanism, ways.plain, ways.scaled, "hidden", 0.5), "replay.clipping"),
     *(
         (f"half-{p.__name__}-{where}", _of("", mechanism, ways.plain, p, where, 0.5)[1], "noise")
