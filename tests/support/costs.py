@@ -110,9 +110,11 @@ def main(measured: Path, whole: bool) -> None:
 
     Args:
         measured: file of the run, a line a test; of several lines of a test the least counts.
-        whole: whether every test ran, so that entries of other tests go.
+        whole: whether every test but the nightly ones ran, so that entries of other tests go.
     """
-    known = {} if whole or not COSTS.exists() else read()
+    known = read() if COSTS.exists() else {}
+    if whole:  # nightly tests did not run
+        known = {name: cost for name, cost in known.items() if stage(name, cost) == "nightly"}
     found: dict[str, float] = {}
     for line in measured.read_text(encoding="utf-8").splitlines():
         name, seconds = json.loads(line)
