@@ -542,7 +542,7 @@ NOISE_EXCESS = dataclasses.replace(
     topic="Noise",
     fine="the noise is no larger than claimed",
     # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
-    wrong=lambda seen: bool({"violated_at_step", "processes"} & set(seen)),
+    wrong=lambda _: True,
     reads=None,
     init=None,
 )
@@ -566,6 +566,7 @@ class NoiseExcess:
 
     def __init__(self, significance: float) -> None:
         self._sums, self._bounded = np.zeros(2), False
+        self._significance = significance
         self._longest, self._long_at = 0.0, -1
         self._test = NOISE_EXCESS.test(significance)
 
@@ -613,8 +614,9 @@ class NoiseExcess:
         count, squares = self._sums.tolist()
         ratio = math.sqrt(squares / count) if count else math.nan
         evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
+        test = self._test
         if self._bounded and not clips:
-            return NOISE_EXCESS.not_run(f"not tested: {lack or NOISE_EXCESS.needs}")
+            test = NOISE_EXCESS.test(self._significance)  # as if nothing had been observed
         if clips and self.sums_are_long and not self._test.violated:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},
@@ -625,7 +627,7 @@ class NoiseExcess:
                 _EXCESS_ADVICE,
             )
         return NOISE_EXCESS.result(
-            self._test,
+            test,
             NOISE_EXCESS.fine,
             "too much noise: it is larger than claimed, or something else was added to the "
             "clipped sums; that loses no privacy, but accuracy",
