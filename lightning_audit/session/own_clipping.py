@@ -42,8 +42,13 @@ _VIEWS = 64
 def own_methods(optimizer: Any) -> tuple[str, ...]:
     """Return which methods between a backward pass and the noise are not Opacus' own."""
     kind = type(optimizer)
-    found = [n for n in _METHODS if not getattr(kind, n).__module__.startswith("opacus.")]
+    found = [n for n in _METHODS if not _is_opacus(getattr(kind, n, None))]
     return tuple(found)
+
+
+def _is_opacus(method: Any) -> bool:
+    module = getattr(method, "__module__", "")  # a callable object may have none
+    return method is None or str(module).startswith("opacus.")
 
 
 @dataclass(frozen=True)
