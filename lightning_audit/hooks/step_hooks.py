@@ -103,8 +103,9 @@ class Retry(MethodHook):
                 if held is None:
                     raise
                 why_not = retry(held, error)
-                if why_not or why_not is None:  # None after a failure of the audit
-                    error.add_note(why_not or "")
+                if why_not:
+                    error.add_note(why_not)
+                if why_not != "":  # None after a failure of the audit
                     raise
             return own(*args, **kwargs)
 

@@ -190,11 +190,9 @@ class _Trial:
             adds, norms = _products(gaps, sums, chosen)
             if views == 1 and len(norms) and norms.max() > 1.0 + _EXACT:
                 return Fit()  # a row escapes clipping: the canaries show it
-            # A mask leaves zeros, from which no canary is removed.
-            gaps = [torch.where(total == 0.0, 0.0, g) for total, g in zip(sums, gaps, strict=True)]
             spent = [torch.zeros_like(gap) for gap in gaps]
             add_along(spent, chosen, adds)
-            left = [
+            left = [  # a mask leaves zeros, from which no canary is removed
                 torch.where(total == 0.0, 0.0, gap - one)
                 for total, gap, one in zip(sums, gaps, spent, strict=True)
             ]

@@ -30,7 +30,8 @@ QUICK_THEIRS = (
     "binomial-then-permutation",
     "crop-then-sort-then-trim",
 )
-#: Hand-written clipping that lets through less than its norm of each row that is handed over.
+#: Hand-written clipping that lets through less than its norm of each row that is handed over: the
+#: audit takes out more than was in, so that the model is another one. Known, and not repaired.
 _SHORTENED = ("unequal-layer-budgets-by-hand",)
 BY_NAME = {kind.name: kind for kind in (*KINDS, *PUBLIC)}
 
@@ -44,7 +45,7 @@ def _not_changed(kind: Kind, seed: int, folder: Path) -> None:
     """Not accused, not ended, and the model is the one that is trained without the audit."""
     report, off = differs(kind, seed, folder)
     assert report.verdict.outcome != "VIOLATION", (violated(report), kind.why)
-    assert off <= (1e-4 if kind.name not in _SHORTENED else 1.0), kind.why
+    assert (off <= 1e-4) == (kind.name not in _SHORTENED), kind.why
 
 
 def test_there_are_fifty_kinds_of_names_of_their_own_that_say_why_they_are_correct():
