@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -51,6 +52,13 @@ def _without_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_fits():
+    """Trainings of other tests read the same records: a test begins without them."""
+    if (earlier := sys.modules.get("lightning_audit.run.earlier_fits")) is not None:
+        earlier.forget_fits()
 
 
 def pytest_configure(config: pytest.Config) -> None:

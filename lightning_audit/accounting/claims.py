@@ -61,6 +61,9 @@ class PrivacyClaim:
             regardless of an accountant that assumes Poisson batches. If an epoch takes several
             steps on a batch, the largest number of steps on one batch counts. "add_remove" then
             zeroes out the gradients of a record. None or "poisson" for Poisson batches.
+        new_data: True if this training shares no record with the earlier one whose parameters it
+            continues, so that its own steps alone must keep ``epsilon``. None or False to compose
+            the steps of both.
 
     Raises:
         ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
@@ -89,6 +92,7 @@ class PrivacyClaim:
     private_dataset_size: bool | None = None
     noise_coefficients: Sequence[float] | None = None
     sampling: Sampling | None = None
+    new_data: bool | None = None
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -231,6 +235,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "private_dataset_size": _flag,
     "noise_coefficients": _coefficients,
     "sampling": _sampling,
+    "new_data": _flag,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -244,4 +249,5 @@ _ADVICE = {
     "private_dataset_size": "True if the number of records must stay secret",
     "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
     "sampling": "or leave it out for poisson, which accountants assume",
+    "new_data": "True if no record was in the training that this one continues",
 }

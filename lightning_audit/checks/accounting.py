@@ -179,6 +179,7 @@ def accounting_result(
     lack: str = "",
     how: str = AS_LOSS_DISTRIBUTIONS,
     planned: PlannedCost | None = None,
+    continues: bool = False,
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
@@ -192,6 +193,7 @@ def accounting_result(
         lack: why the epsilon of the steps is unknown, if not for the sample rate.
         how: how the steps were composed.
         planned: what the training will cost, if it was stopped before its first step.
+        continues: whether ``epsilon_spent`` includes the fits that this one continues.
 
     Returns:
         The result of the check `accounting`.
@@ -215,7 +217,10 @@ def accounting_result(
         f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
-    advice = _less(epsilon_spent)
+    advice, steps = _less(epsilon_spent), "the steps so far"
+    if continues:
+        steps = "the steps of this fit and of those that it continues"
+        advice += "; if the earlier ones share no record, state PrivacyClaim(new_data=True)"
     if not math.isinf(epsilon_spent):
         advice += "; of Opacus' accountants, 'gdp' can report less than the truth"
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
@@ -226,8 +231,8 @@ def accounting_result(
         )
     return ACCOUNTING.judged(
         evidence,
-        f"the steps so far compose to {numbers}",
-        f"the steps so far cost {numbers}",
+        f"{steps} compose to {numbers}",
+        f"{steps} cost {numbers}",
         advice,
     )
 

@@ -115,6 +115,7 @@ def no_dp_result(
     exempt: Mapping[str, int] | None = None,
     refused: str = "",
     by_records: Sequence[str] = (),
+    hidden: str = "",
 ) -> CheckResult:
     """Return the result of `no_dp`: no optimizer may step without DP-SGD unless it is exempt.
 
@@ -125,10 +126,20 @@ def no_dp_result(
         exempt: number of steps of each optimizer that the user exempts, by its description.
         refused: type of the plain optimizer whose first step the audit prevented.
         by_records: exempt optimizers that train on as many rows as the batch has records.
+        hidden: type of a plain optimizer of the user's own on private parameters, or empty.
     """
     evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
     if refused:
         evidence["refused_steps"] = 1
+    if hidden:
+        evidence["hidden"] = True
+        return NO_DP.judged(
+            evidence,
+            "",
+            f"{hidden}, which configure_optimizers does not return, steps on the parameters of the "
+            "private optimizer without clipping and noise",
+            f"remove the {hidden}, or let it step on what the private optimizer releases",
+        )
     fine = "only the private optimizer took steps"
     if exempt:
         evidence["exempt_steps"] = sum(exempt.values())
@@ -167,7 +178,10 @@ NO_DP = Check(
     optimizers=0,  # an audited training claims privacy, even if no optimizer is private
     must_run=True,
     wrong=lambda seen: (
-        seen["plain_steps"] > 0 or seen.get("refused_steps", 0) > 0 or seen.get("by_records", 0) > 0
+        seen["plain_steps"] > 0
+        or seen.get("refused_steps", 0) > 0
+        or seen.get("by_records", 0) > 0
+        or seen.get("hidden", False)
     ),
     faults=(
         FaultRule(

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_audit.hooks.boundary import Handles, around, entry
 
@@ -298,6 +299,8 @@ def _watched(step: Any) -> Any:
 #: Fewest steps, and fewest distinct numbers of records, for rows in proportion to records not to
 #: be chance.
 _STEPS, _SIZES = 8, 3
+#: Steps of known optimizers during which others are looked for.
+_WATCHED = 4
 
 
 @dataclass
@@ -352,6 +355,9 @@ class PlainSteps:
         #: Class of the optimizer whose step was refused; function that raises `StepRefused`.
         self.refused = ""
         self.refuse: Callable[[str], None] | None = None
+        #: Class of an optimizer of the user's own that stepped on private parameters, or empty.
+        self.hidden = ""
+        self._known_steps = 0
         self._handles = Handles()
 
     @property
@@ -360,13 +366,16 @@ class PlainSteps:
         return tuple(words for words, rows in self.rows.items() if rows.follow_records)
 
     def watch(
-        self, plain: Iterable[tuple[torch.optim.Optimizer, str, torch.nn.Module | None]]
+        self,
+        plain: Iterable[tuple[torch.optim.Optimizer, str, torch.nn.Module | None]],
+        is_hidden: Callable[[torch.optim.Optimizer], bool],
     ) -> None:
         """Count the steps of these optimizers from now on, and of no others.
 
         Args:
             plain: optimizers that are not private, each with its description if it is exempt (else
                 an empty string), and the module with all parameters that it trains, if known.
+            is_hidden: whether an optimizer trains private parameters and is not the Trainer's.
         """
         self.detach()
         self._handles = Handles()
@@ -377,6 +386,16 @@ class PlainSteps:
                 self._handles.append(self.rows.setdefault(words, _Rows()).watch(module))
             if not words:
                 self._handles.append(optimizer.register_step_pre_hook(entry(self._about_to)))
+        if self._known_steps < _WATCHED:
+            look = entry(partial(self._look, is_hidden))
+            self._handles.append(register_optimizer_step_post_hook(look))
+
+    def _look(self, is_hidden: Callable[[Any], bool], optimizer: Any, *_: Any) -> None:
+        """Look for hidden optimizers among the first steps of all optimizers of the process."""
+        if self._known_steps < _WATCHED:
+            hidden = is_hidden(optimizer)
+            self.hidden = type(optimizer).__name__ if hidden else self.hidden
+            self._known_steps += not hidden
 
     def _about_to(self, optimizer: Any, *_: Any) -> None:
         """Refuse the first step if `refuse` is set."""

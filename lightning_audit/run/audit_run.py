@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from opacus import PrivacyEngine
 from opacus.grad_sample import AbstractGradSampleModule
 
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -22,6 +23,7 @@ from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
+from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
     changes_of_noise,
     follows_a_scheduler,
@@ -109,6 +111,8 @@ class RunLedger:
         self._use = BatchUse()
         #: The module whose layers are given batches in training.
         self.module: torch.nn.Module | None = None
+        #: Data set of the latest loader.
+        self.data: Any = None
 
     def watch(self, loader: Any) -> None:
         """Read the batches of a loader's sampler, if possible.
@@ -116,6 +120,7 @@ class RunLedger:
         Args:
             loader: a training loader, before it is iterated for the first time.
         """
+        self.data = getattr(loader, "dataset", None)
         if not can_be_watched(loader):
             return
         data = loader.dataset
@@ -349,6 +354,9 @@ class AuditRun:
         self.look_is_due = False  # whether to evaluate the checks after the present batch
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
+        MethodHook(
+            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
+        )
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
     def take_directory(self, *, again: bool) -> None:
@@ -514,6 +522,13 @@ class AuditRun:
             self.ledger.rows_before = session.planner.rows_taken
         if self._steps_before + 1 >= self.examinations.schedule.due:
             self.examinations.start_batch(batch, self._steps_before)
+        if self.sessions and self.ranks.is_first and not (self.trial or self._course.fits.first):
+            self._begin_fit()
+
+    def _begin_fit(self) -> None:
+        if (module := self.ledger.module) is not None:
+            counted = self.ledger.book.told_before > 0 or bool(self._course.resumed)
+            self._course.fits.begin(module, self.ledger.data, self.files, counted=counted)
 
     def end_batch(self, batch: Any) -> None:
         """End a batch: nothing is trained until the next one."""
@@ -593,9 +608,13 @@ class AuditRun:
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()
-        self.report = self.ranks.from_first(
-            lambda: self._write(*self._evaluate(), complete=not self._course.break_off)
-        )
+        self.report = self.ranks.from_first(self._close)
+
+    def _close(self) -> AuditReport:
+        epsilons, findings = self._evaluate()
+        if (module := self.ledger.module) is not None and not self.trial:
+            self._course.fits.end(module, epsilons.composed, self.files)
+        return self._write(epsilons, findings, complete=not self._course.break_off)
 
     def break_off(self, why: str) -> None:
         """Record why the training ended early."""

@@ -260,7 +260,8 @@ class Epsilons:
         proved: lower bounds.
         epsilon_by_removal: if the claim is for the replace_one adjacency, the epsilon of the steps
             for add_remove.
-        composed: phases from which ``epsilon_spent`` is composed.
+        composed: phases of this fit from which ``epsilon_spent`` is composed.
+        earlier: phases of the earlier fits from which it is composed too.
     """
 
     claim: EpsilonClaim
@@ -268,6 +269,7 @@ class Epsilons:
     proved: Proved = dataclasses.field(default_factory=Proved)
     epsilon_by_removal: float | None = None
     composed: Sequence[Phase] = ()
+    earlier: Sequence[Phase] = ()
 
     @property
     def claimed_epsilon(self) -> float | None:
@@ -303,10 +305,12 @@ def current_epsilons(
         composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
     else:
         composed = costlier(history, told, config.delta, config.adjacency)
-    spent = composed_epsilon(composed, config.delta, config.adjacency)
+    earlier = facts.fits.counted(config)
+    spent = composed_epsilon([*composed, *earlier], config.delta, config.adjacency)
     by_removal = None
     if config.adjacency == "replace_one":
-        by_removal = composed_epsilon(costlier(history, told, config.delta), config.delta)
+        removal = [*costlier(history, told, config.delta), *earlier]
+        by_removal = composed_epsilon(removal, config.delta)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon
@@ -315,7 +319,7 @@ def current_epsilons(
     read = [s.monitor for s in sessions if s.monitor.steps and not s.releases.weights_move]
     each = [_proved(monitor, config, len(sessions), within) for monitor in read] or [Proved()]
     largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
-    return Epsilons(claim, spent, largest, by_removal, composed)
+    return Epsilons(claim, spent, largest, by_removal, composed, earlier)
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:

@@ -38,6 +38,7 @@ from lightning_audit.checks.disclosure import numbers_of_data, shown
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
 from lightning_audit.checks.randomness import noise_shared_result
+from lightning_audit.checks.replay import REPLAY_RELEASE
 from lightning_audit.checks.replay_findings import ONE_NUMBER
 from lightning_audit.checks.sampling import (
     Promise,
@@ -117,7 +118,9 @@ def run_checks(
     steps = sum(session.monitor.steps for session in sessions)
     by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
     exempt = (facts.exempt_steps, facts.plain_refused, by_records)
-    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt)
+    # What a hidden optimizer trains on shows in a replay: one that uses releases is none.
+    hidden = facts.hidden if facts.examined.findings(REPLAY_RELEASE.name) else ""
+    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt, hidden)
     located = facts.code.located if facts.code else list
     common = located([plain])
     if not sessions:
@@ -226,6 +229,7 @@ def _results_of_run(
             NOT_COMPOSED if config.mechanism_alone else "",
             ONE_STEP_AN_EPOCH if config.shuffled else AS_LOSS_DISTRIBUTIONS,
             planned=facts.planned,
+            continues=bool(epsilons.earlier),
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -514,7 +518,10 @@ def build_report(
         )
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
-    blockers = _other_blockers(facts, config, complete)
+    blockers = [
+        *_other_blockers(facts, config, complete),
+        *(facts.fits.blockers(epsilons.composed, config) if complete else ()),
+    ]
     pass_blockers = blockers_of_run(
         config,
         findings.all,
@@ -531,7 +538,7 @@ def build_report(
     names = named(findings.all, config, facts.unaudited)
     verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in sessions]
-    history, composed = run_history(sessions), merge(epsilons.composed)
+    history, composed = run_history(sessions), merge([*epsilons.composed, *epsilons.earlier])
     not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
     report = AuditReport(
@@ -557,6 +564,8 @@ def build_report(
         notes=(
             *facts.notes,
             *numbers_of_data(findings.all),
+            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
+            *(facts.target.notes(epsilons.composed) if complete else ()),
             *_notes(sessions, facts, config, verdict, not_run),
         ),
         record=records[0] if records else None,

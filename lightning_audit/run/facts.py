@@ -39,6 +39,7 @@ from lightning_audit.lints.settings import (
     splits_batches,
 )
 from lightning_audit.record.store import EarlierSegments, Kept
+from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
@@ -132,6 +133,7 @@ class RunFacts:
         optimizers: facts of the private optimizers, in the order of their sessions.
         plain_steps: steps of optimizers that are not private.
         plain_name: class of the last of these.
+        hidden: class of one that trains private parameters and is not the Trainer's, or empty.
         plain_refused: class of the one whose first step was refused, or empty.
         exempt_steps: steps of those that the user exempts, by the text that names them.
         exempt_by_records: those of them that train on as many rows as there are records.
@@ -163,11 +165,14 @@ class RunFacts:
         earlier: results of the segments before the last resume.
         code: locates the user's code; None before the training begins.
         about: its circumstances, course and examinations.
+        fits: earlier fits on the same records.
+        target: the epsilon that Opacus was given.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
     plain_steps: int = 0
     plain_name: str = ""
+    hidden: str = ""
     plain_refused: str = ""
     exempt_steps: Mapping[str, int] = field(default_factory=dict)
     exempt_by_records: tuple[str, ...] = ()
@@ -199,6 +204,8 @@ class RunFacts:
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
     code: OwnCode | None = None
     about: Circumstances = field(default_factory=Circumstances)
+    fits: EarlierFits = field(default_factory=EarlierFits)
+    target: Target = field(default_factory=Target)
 
     @classmethod
     def of(
@@ -214,6 +221,7 @@ class RunFacts:
             optimizers=optimizers.facts,
             plain_steps=optimizers.plain.count,
             plain_name=optimizers.plain.kind,
+            hidden=optimizers.plain.hidden,
             plain_refused=optimizers.plain.refused,
             exempt_steps=dict(optimizers.plain.exempt),
             exempt_by_records=optimizers.plain.follow_records,
@@ -245,6 +253,8 @@ class RunFacts:
             earlier=course.earlier,
             code=lints.code,
             about=course.about,
+            fits=course.fits,
+            target=course.target,
         )
 
     @property
@@ -328,6 +338,8 @@ class RunCourse:
     time: RunTime = field(default_factory=RunTime)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
     about: Circumstances = field(default_factory=Circumstances)
+    fits: EarlierFits = field(default_factory=EarlierFits)
+    target: Target = field(default_factory=Target)
 
     @classmethod
     def of(cls, trainer: Any, *, shuffled: bool) -> RunCourse:
@@ -362,6 +374,7 @@ class RunCourse:
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
             "about": self.about.state(),
+            "fits": self.fits.state(),
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
             "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
@@ -373,6 +386,7 @@ class RunCourse:
         self.comparison.load(state["comparison"])
         self.epochs = [dict(row) for row in state["epochs"]]
         self.about.load(state.get("about", {}))
+        self.fits.load(state["fits"])
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
         if self.passes is not None:
             self.passes.load(state["passes"])

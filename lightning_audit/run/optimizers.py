@@ -795,7 +795,7 @@ class AuditedOptimizers:
         if not private and self.config.claim is None and any(map(_by_another_engine, optimizers)):
             self.notes.add(_ANOTHER_ENGINE)
             plain = []
-        self.plain.watch(one.watched(module) for one in plain)
+        self.plain.watch((one.watched(module) for one in plain), self._is_hidden)
         for one in self.config.exemptions:
             self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
         self._exempt |= {name for one in plain if one.exempt for name in one.names}
@@ -849,6 +849,16 @@ class AuditedOptimizers:
         allowed = frozenset(one.finding for one in self.config.exemptions if one.optimizer)
         (audit,) = self._audits_of([step], [OptimizerFacts(allow=allowed)], module)
         audit.open_to(module)
+
+    def _is_hidden(self, optimizer: Any) -> bool:
+        """Return whether an optimizer trains private parameters and is not the Trainer's."""
+        if not self.looks or not self.sessions:
+            return False
+        outer = [*self.attached, *(audit.optimizer for audit in self.audits)]
+        if any(optimizer is one or optimizer is innermost(one) for one in outer):
+            return False
+        own = {id(p) for session in self.sessions for p in session.step.params}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
     def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module

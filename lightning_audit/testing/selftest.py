@@ -238,12 +238,17 @@ def _published(fault: Fault) -> list[Row]:
 def _healthy() -> list[Row]:
     quiet = {"noise_multiplier": 0.5}
     by_hand = {"claim": BY_HAND_CLAIM}
+    fixed = {"claim": replace(BY_HAND_CLAIM, sampling="shuffled")}
+    used_up = {"claimed_epsilon": 0.8, "on_budget": "stop"}
     return [
         _sound("Opacus", trainings.Training),
         _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
         _sound("deep net", trainings.DeepTraining),
         *(_sound(name, training) for name, training in _ELSEWHERE.items()),
         _sound("by hand", trainings.HandWritten, by_hand),
+        _sound("by hand, mean over fixed batches", trainings.MeanOverFixedBatches, fixed),
+        _sound("no accountant", trainings.Uncounted, ends="INCONCLUSIVE"),
+        _sound("stopped by its claim", trainings.Training, used_up, ends="INCONCLUSIVE"),
         _sound("input canary", trainings.Training, INPUT_CANARY),
         _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **INPUT_CANARY}),
         _sound("figures 7-9", PublishedSettings, steps=PUBLISHED_STEPS),
@@ -256,6 +261,7 @@ def _sound(
     audit: Mapping[str, Any] | None = None,
     settings: Mapping[str, float] | None = None,
     steps: int | None = None,
+    ends: Literal["PASS", "INCONCLUSIVE"] = "PASS",
 ) -> Row:
     fault = Fault(
         "healthy",
@@ -266,7 +272,7 @@ def _sound(
         audit=audit or {},
         settings=settings or {},
         steps=steps or _steps(training),
-        ends="PASS",
+        ends=ends,
     )
     return Row("healthy", fault, configuration)
 

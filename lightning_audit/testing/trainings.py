@@ -232,6 +232,24 @@ class MeanOverBatch(HandWritten):
         return max(records, 1)
 
 
+class MeanOverFixedBatches(MeanOverBatch):
+    """Divides by the size that all batches have, so that no division depends on the records."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return shuffled batches, without a smaller last one."""
+        return DataLoader(self.data, BATCH_SIZE, shuffle=True, drop_last=True)
+
+
+class Uncounted(Training):
+    """No accountant counts the steps."""
+
+    def configure_optimizers(self) -> Any:
+        """Return the private optimizer without its step hook."""
+        optimizer = super().configure_optimizers()
+        optimizer.step_hook = None
+        return optimizer
+
+
 class FourViews(HandWritten):
     """Four views of a record use the same weights, and each is clipped as a separate sample."""
 

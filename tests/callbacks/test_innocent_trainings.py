@@ -244,3 +244,38 @@ def test_a_records_memory_of_its_own_is_told_from_one_that_all_share(tmp_path):
     assert any("changes the gradient of that record alone" in b for b in own.verdict.pass_blockers)
     shared = audited(tmp_path / "shared", SharedMemory(), claim=claim)
     assert "replay.release" in violated(shared)
+
+
+class OwnOptimizer(ManualModule):
+    """A second optimizer of the user's own, over the same parameters."""
+
+    raw = True
+
+    def training_step(self, batch, batch_idx):
+        if not hasattr(self, "own"):
+            self.own = torch.optim.RMSprop(self.net.parameters(), lr=1e-3)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        x, y = batch
+        self.manual_backward(functional.cross_entropy(self.net(x), y))
+        if self.raw:
+            for p in self.net.parameters():
+                p.grad = p.grad_sample.mean(0)
+            self.own.step()
+        optimizer.step()
+        if not self.raw:
+            self.own.step()  # on the noisy gradient
+
+
+def test_a_hidden_optimizer_on_raw_gradients_is_named(tmp_path):
+    report = audited(tmp_path, OwnOptimizer(), claim=None)
+    assert report.verdict.faults[0].name == "no_dp"
+    (found,) = [check for check in report.checks if check.name == "no_dp"]
+    assert "RMSprop, which configure_optimizers does not return" in found.message
+
+
+def test_a_hidden_optimizer_on_releases_is_no_finding(tmp_path):
+    module = OwnOptimizer()
+    module.raw = False
+    report = audited(tmp_path, module, claim=None)
+    assert violated(report) == []
