@@ -612,9 +612,10 @@ class AuditRun:
 
     def _close(self) -> AuditReport:
         epsilons, findings = self._evaluate()
+        report = self._write(epsilons, findings, complete=not self._course.break_off)
         if (module := self.ledger.module) is not None and not self.trial:
             self._course.fits.end(module, epsilons.composed, self.files)
-        return self._write(epsilons, findings, complete=not self._course.break_off)
+        return report
 
     def break_off(self, why: str) -> None:
         """Record why the training ended early."""

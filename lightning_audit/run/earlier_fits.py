@@ -8,6 +8,7 @@ a digest of records is a function of the data, and is written nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import weakref
 from collections import deque
@@ -234,13 +235,12 @@ class EarlierFits(Kept):
         fit = Fit(self.first, _digest(module.parameters()), tuple(merge(phases)), self._records)
         _fits.append(fit)
         if files is not None:
-            line = {"first": fit.first, "last": fit.last, "phases": [*map(astuple, fit.phases)]}
-
-            def write(path: Path) -> None:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-
-            files.write(FITS_NAME, write, beside=True)
+            told = {"first": fit.first, "last": fit.last, "phases": [*map(astuple, fit.phases)]}
+            with (
+                contextlib.suppress(OSError),  # the report says that nothing can be written
+                (files.directory / FITS_NAME).open("a", encoding="utf-8") as file,
+            ):
+                file.write(json.dumps(told) + "\n")
 
 
 def _on_new_data(config: AuditConfig) -> bool:

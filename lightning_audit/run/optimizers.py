@@ -852,10 +852,8 @@ class AuditedOptimizers:
 
     def _is_hidden(self, optimizer: Any) -> bool:
         """Return whether an optimizer trains private parameters and is not the Trainer's."""
-        if not self.looks or not self.sessions:
-            return False
         outer = [*self.attached, *(audit.optimizer for audit in self.audits)]
-        if any(optimizer is one or optimizer is innermost(one) for one in outer):
+        if not self.looks or any(optimizer in (one, innermost(one)) for one in outer):
             return False
         own = {id(p) for session in self.sessions for p in session.step.params}
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])

@@ -239,7 +239,7 @@ def _healthy() -> list[Row]:
     quiet = {"noise_multiplier": 0.5}
     by_hand = {"claim": BY_HAND_CLAIM}
     fixed = {"claim": replace(BY_HAND_CLAIM, sampling="shuffled")}
-    used_up = {"claimed_epsilon": 0.8, "on_budget": "stop"}
+    used_up = {"claimed_epsilon": 0.4, "on_budget": "stop", "on_violation": "stop"}
     return [
         _sound("Opacus", trainings.Training),
         _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
