@@ -239,7 +239,6 @@ def _healthy() -> list[Row]:
     quiet = {"noise_multiplier": 0.5}
     by_hand = {"claim": BY_HAND_CLAIM}
     fixed = {"claim": replace(BY_HAND_CLAIM, sampling="shuffled")}
-    used_up = {"claimed_epsilon": 0.4, "on_budget": "stop", "on_violation": "stop"}
     return [
         _sound("Opacus", trainings.Training),
         _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
@@ -248,7 +247,6 @@ def _healthy() -> list[Row]:
         _sound("by hand", trainings.HandWritten, by_hand),
         _sound("by hand, mean over fixed batches", trainings.MeanOverFixedBatches, fixed),
         _sound("no accountant", trainings.Uncounted, ends="INCONCLUSIVE"),
-        _sound("stopped by its claim", trainings.Training, used_up, ends="INCONCLUSIVE"),
         _sound("input canary", trainings.Training, INPUT_CANARY),
         _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **INPUT_CANARY}),
         _sound("figures 7-9", PublishedSettings, steps=PUBLISHED_STEPS),
