@@ -91,6 +91,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "`source_in_report=False`",
     ),
     ("`observations.bin`, `observations.npz`", "every field", "public; see below"),
+    ("`fits.jsonl`", "digests of parameters, phases", "public: released parameters; as `composed`"),
     ("metrics of the loggers", "`audit/e_value`", "coarse if a private check's is the largest"),
     ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
     ("figure", "all of it", "public, verdict"),

@@ -381,6 +381,8 @@ def _tensors(draws: Draws) -> Seen:
     found = repeated_numbers(_first_two(draws), across=True)
     if found or (draws.sized and (found := copied_entries(draws.flat))):
         return Seen(CERTAIN, found)
+    if not draws.sized:  # see `_draws`
+        return NOTHING
     noise = [differences(own) for own in draws.tensors]
     own = [each.reshape(len(each), -1) for each in noise]
     told = []
@@ -402,6 +404,8 @@ def _draws(draws: Draws) -> Seen:
         return Seen(
             CERTAIN, f"{len(alike)} of {math.comb(len(flat), 2)} pairs of draws are the same"
         )
+    if not draws.sized:  # post-processing may mix the entries, which are dependent then
+        return NOTHING
     noise = differences(flat)
     what = "the noise of other random numbers is alike"
     return _mean(

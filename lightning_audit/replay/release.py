@@ -238,10 +238,13 @@ def _hidden(
     replay.allow(2 * (2 * _DRAWS + 1))
     # Draws before clipping may belong to the records, such as for augmentation.
     same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
-    for places in (_NOISE, (*_BEFORE, *_NOISE))[: 2 if same else 1]:
+    for places in (_NOISE, (*_BEFORE, *_NOISE)):
         draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
         if _hides(draws, other, differ, moved, replay.noise_multiplier):
             return True
+        # Clipping by hand does not show when it begins: all draws may come before it.
+        if not same and (one.norms or differing(one, draws[1], one)):
+            return False
     return False
 
 

@@ -35,6 +35,8 @@ _PATIENCE = 60.0
 _LONG, _SHORT = 1e3, 1.5
 #: Largest error of what a row adds, in units of the clipping norm.
 _EXACT = 0.02
+#: Least part of a row of norm 1 that is lost in a projection.
+_PART = 0.1
 #: Largest number of rows of a record that is looked for.
 _VIEWS = 64
 
@@ -199,24 +201,40 @@ class _Trial:
             seen.append((adds, float(torch.stack([part.norm() for part in left]).norm())))
         (long, rest), (other, beside), (short, bent) = seen
         if max(rest, beside, *np.abs(other - long[1:])) > _EXACT:
-            noise = "add_noise" not in way or self._adds_noise_alone()
-            return Fit("they change what the records add", noise=noise)
+            return Fit("they change what the records add", noise=self._noise_is_alone(way))
+        if views == 1 and long.max() > 1.0 + _EXACT:  # of what is left of a row, clipped later
+            return Fit("they change what the records add", noise=self._noise_is_alone(way))
         if views > 1 and np.abs(long - 1.0).max() > _EXACT:
             return Fit("they do not add what a record adds")
         same = max(bent, *np.abs(short - long)) <= _EXACT
         weights = tuple(float(min(one, 1.0)) for one in long)
         return Fit(views=views, adds=weights if min(long) < 1.0 - _EXACT else (), short=same)
 
-    def _adds_noise_alone(self) -> bool:
-        """Return whether rows are in the release as they are in the sum."""
-        gaps = []
-        for way in (_METHODS[2:3], _METHODS[2:]):
-            pair = [self._sums(way, rows, _LONG) for rows in (self._directions, [])]
-            if isinstance(pair[0], str) or isinstance(pair[1], str):
-                return True
-            gaps.append([a - b for a, b in zip(*pair, strict=True)])
-        off = [(a - b).norm() / self._norm for a, b in zip(*gaps, strict=True)]
-        return float(torch.stack(off).norm()) <= _EXACT
+    def _noise_is_alone(self, way: tuple[str, ...]) -> bool:
+        """Return whether rows are in the release as in the sum, and noise is not only there."""
+        if "add_noise" not in way:
+            return True
+        clip, release = _METHODS[2:3], _METHODS[2:]
+        told = [
+            [_flat(self._sums(way, rows, _LONG)) for way in (clip, release)]
+            for rows in ([], *([each] for each in self._directions))
+        ]
+        if any(one is None for pair in told for one in pair):
+            return True
+        (summed, released), *pairs = told
+        noise, outside = released - summed, []
+        for direction, (with_row, released_row) in zip(self._directions, pairs, strict=True):
+            gap = with_row - summed
+            if float((released_row - released - gap).norm()) > _EXACT * self._norm:
+                return False
+            lost = [torch.zeros_like(p, dtype=torch.float64) for p in self._step.params]
+            add_along(lost, [direction], np.ones(1))
+            row = torch.cat([part.reshape(-1) for part in lost]).to(gap)
+            row = row - gap * (row @ gap) / gap.square().sum().clamp(min=1e-300)
+            size = self._step.claim().noise_multiplier * self._norm * row.norm()
+            if float(row.norm()) > _PART:
+                outside.append(float(abs(noise @ row)) > _EXACT * float(size))
+        return not outside or any(outside)  # a release within a subspace has none outside of it
 
     def _sums(
         self, way: tuple[str, ...], rows: Sequence[Direction], norm: float
@@ -237,6 +255,12 @@ class _Trial:
             return raised(error)
         finally:
             self._held.put_back()
+
+
+def _flat(tensors: list[torch.Tensor] | str) -> torch.Tensor | None:
+    if isinstance(tensors, str):
+        return None
+    return torch.cat([each.detach().double().cpu().reshape(-1) for each in tensors])
 
 
 def raised(error: Exception) -> str:
