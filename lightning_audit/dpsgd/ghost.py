@@ -22,7 +22,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.hooks.boundary import around
-from lightning_audit.hooks.gradient_tap import add_along
+from lightning_audit.hooks.gradient_reader import as_rows
 from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (
@@ -142,7 +142,7 @@ class GhostStep(OpacusStep):
         self.norms.take_norms(*map(as_number, norms))
         # No canary may be in (all coins 0): the step was audited all the same.
         weights = self._norm * factors.double().cpu().numpy()
-        add_along([p.grad for p in self.params], self._directions, weights)
+        as_rows(self._directions).add([p.grad for p in self.params], weights)
         return True
 
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:

@@ -22,7 +22,7 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.hooks.gradient_tap import write_rows
+from lightning_audit.hooks.gradient_reader import CanaryRows, as_rows
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
@@ -238,7 +238,7 @@ class ManualStep(DPSGDStep):
             place = places[name]
             if place is not None:
                 buffers[place] = grown[name]
-        write_rows(buffers, directions, norm)
+        as_rows(directions).write_all(buffers, norm)
         return grown
 
     def singles(self, places: dict[str, int | None]) -> list[dict[str, torch.Tensor]]:
@@ -249,7 +249,7 @@ class ManualStep(DPSGDStep):
             buffers = [
                 torch.zeros((1, *p.shape), dtype=p.dtype, device=p.device) for p in self.params
             ]
-            write_rows(buffers, [direction], norm)
+            CanaryRows([direction]).write_all(buffers, norm)
             made.append({n: buffers[j][0] for n, j in places.items() if j is not None})
         return made
 

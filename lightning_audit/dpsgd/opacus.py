@@ -49,16 +49,8 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_tap import numpy_view, write_parts, write_rows
-from lightning_audit.layout import (
-    Direction,
-    IndexArray,
-    Layout,
-    RowParts,
-    TensorSlot,
-    by_tensor,
-    same_objects,
-)
+from lightning_audit.hooks.gradient_reader import CanaryRows, as_rows, send
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 
 # --- Finds the accountant in a private optimizer's step hook.
 
@@ -197,26 +189,28 @@ def swap_rows(
     """
     if not len(places):
         return
-    at: dict[torch.device, torch.Tensor] = {}
     done = [] if done is None else done
     for rows in tensors:
         first = len(rows) - canaries
-        if rows.numel() and (entries := numpy_view(rows)) is not None:  # a third of torch's time
-            view = entries.reshape(len(rows), -1)
-            pairs = list(zip(places.tolist(), view[first:], strict=False))
-            held = [view[place].copy() for place, _ in pairs]
-            for (place, canary), own in zip(pairs, held, strict=True):
-                view[place] = canary
-                canary[:] = own
-            done.append(id(rows))
-            continue
-        if rows.device not in at:  # copied to each device once, for all tensors
-            at[rows.device] = torch.from_numpy(places).to(rows.device)
-        behind, where = rows[first : first + len(places)], at[rows.device]
+        behind, where = rows[first : first + len(places)], _sent(places, rows.device)
         records, own = rows.index_select(0, where), behind.clone()
         rows.index_copy_(0, where, own)
         behind.copy_(records)
         done.append(id(rows))
+
+
+#: Places that were sent last, and what they are on each device.
+_last: list[Any] = [None, {}]
+
+
+def _sent(places: IndexArray, device: torch.device) -> torch.Tensor:
+    """Return places on a device; sent once for all tensors, and for the way back."""
+    if _last[0] is not places:
+        _last[:] = places, {}
+    if device not in _last[1]:
+        (_last[1][device],) = send([places], device)
+    found: torch.Tensor = _last[1][device]
+    return found
 
 
 def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:
@@ -250,19 +244,27 @@ class RowBuffer:
     Args:
         param: the parameter.
         batch: number of the batch's rows.
-        spare: number of rows after them.
-        parts: entries of the spare rows; empty for zeros.
-        norm: factor of the parts.
+        rows: the canaries' rows, which come after them.
+        tensor: number of the parameter in the layout.
+        norm: factor of the canaries.
+        spare: number of rows after the batch's; None for one per canary.
     """
 
     def __init__(
-        self, param: torch.nn.Parameter, batch: int, spare: int, parts: RowParts, norm: float
+        self,
+        param: torch.nn.Parameter,
+        batch: int,
+        rows: CanaryRows,
+        tensor: int,
+        norm: float,
+        spare: int | None = None,
     ) -> None:
         #: All rows after the gradients were added, and a view of the batch's rows.
         self.whole = torch.empty(0)
         self._own = torch.empty(0)
-        self._param, self._batch, self._spare = param, batch, spare
-        self._parts, self._norm = parts, norm
+        self._param, self._batch = param, batch
+        self._spare = len(rows) if spare is None else spare
+        self._rows, self._tensor, self._norm = rows, tensor, norm
         self._boundary = current()
         setattr(param, BUFFER, self)
 
@@ -279,8 +281,7 @@ class RowBuffer:
         whole = gradients.new_empty((size, *gradients.shape[1:]))
         whole[:count].copy_(gradients)
         whole[count:].zero_()
-        if self._parts:
-            write_parts(whole[self._batch :], self._parts, self._norm)
+        self._rows.write(whole[self._batch :], self._tensor, self._norm)
         self.whole, self._own = whole, whole[: self._batch]
         return self
 
@@ -340,7 +341,7 @@ def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
 def opacus_adds() -> bool:
     """Return whether the installed Opacus fills an existing buffer as `RowBuffer` expects."""
     param = torch.nn.Parameter(torch.zeros(()))
-    buffer = RowBuffer(param, batch=2, spare=1, parts=(), norm=1.0)
+    buffer = RowBuffer(param, 2, CanaryRows([]), 0, norm=1.0, spare=1)
     try:
         for _ in range(2):
             create_or_accumulate_grad_sample(
@@ -406,10 +407,10 @@ class RowPrefill:
 
     def fill(self, directions: Sequence[Direction], norm: float) -> None:
         """Reserve rows after the batch's for the coming backward; see `DPSGDStep.prepare`."""
-        rows = by_tensor(directions)
+        rows = as_rows(directions)
         self._buffers = []
         for j, param in enumerate(self._params):  # one by one: `withdraw` if a later one fails
-            buffer = RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
+            buffer = RowBuffer(param, self._batch, rows, j, norm)
             self._buffers.append(buffer)
 
     def conceal(self) -> None:
@@ -616,7 +617,7 @@ class OpacusStep(DPSGDStep):
         if not rows:
             return
         grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in waiting]
-        write_rows(grown, directions, norm)
+        as_rows(directions).write_all(grown, norm)
         # Nothing was changed so far: a failure above leaves the user's gradients unchanged.
         # A new element of a list would count as one more accumulated iteration.
         self._note(grown, rows)

@@ -11,170 +11,16 @@ A tap is passive: it installs no step hooks and makes no callbacks. The session 
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lightning_audit.hooks.boundary import Handles, entry
-from lightning_audit.layout import Direction, FloatArray, IndexArray, RowParts, by_tensor
-
-# --- Views of a tensor's memory as a numpy array, in which single entries are accessed faster.
-
-
-def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
-    """Return the entries of a tensor as a flat numpy array that shares its memory, or None.
-
-    Indexing a few dozen entries takes torch several times as long as numpy, and a step does so for
-    every tensor. Only contiguous float32 and float64 tensors on a CPU have such a view.
-    """
-    plain = tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64)
-    if not plain or not tensor.is_contiguous():
-        return None
-    entries: NDArray[Any] = tensor.detach().numpy().reshape(-1)
-    return entries
-
-
-def numpy_views(tensors: Sequence[torch.Tensor | None]) -> list[NDArray[Any]] | None:
-    """Return the `numpy_view` of each tensor; None unless all of them have one."""
-    views: list[NDArray[Any]] = []
-    for tensor in tensors:
-        view = None if tensor is None else numpy_view(tensor)
-        if view is None:
-            return None
-        views.append(view)
-    return views
-
-
-def entries_at(tensors: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> FloatArray:
-    """Return the entries of tensors at given coordinates, in double precision, ``[n]``.
-
-    Args:
-        tensors: one tensor per key of ``coordinates``, in its order, on any device.
-        coordinates: tensor -> flat coordinates to read.
-    """
-    pieces: list[FloatArray] = []
-    away: list[tuple[int, torch.Tensor]] = []
-    for tensor, index in zip(tensors, coordinates.values(), strict=True):
-        view = numpy_view(tensor)
-        if view is None:
-            where = torch.from_numpy(index).to(tensor.device)
-            away.append((len(pieces), tensor.detach().reshape(-1)[where]))
-            pieces.append(np.zeros(0))
-        else:
-            pieces.append(view[index].astype(np.float64))
-    if away:  # one copy for all: each copy from a device synchronizes
-        device = away[0][1].device
-        read = torch.cat([t.to(device) for _, t in away]).cpu().double().numpy()
-        ends = np.cumsum([len(t) for _, t in away])[:-1]
-        for (place, _), values in zip(away, np.split(read, ends), strict=True):
-            pieces[place] = values
-    return np.concatenate(pieces)
-
-
-@torch.no_grad()
-def add_along(
-    tensors: Sequence[torch.Tensor | None], directions: Sequence[Direction], weights: FloatArray
-) -> None:
-    """Add each direction, times its weight, to the tensors of a layout.
-
-    Args:
-        tensors: one per tensor of the layout; None is skipped.
-        directions: directions over the layout, ``[n]``.
-        weights: their factors, ``[n]``.
-    """
-    writes: list[tuple[Any, ...]] = []
-    puts: list[tuple[Any, ...]] = []
-    for j, parts in by_tensor(directions).items():
-        tensor = tensors[j]
-        if tensor is None:
-            continue
-        entries = numpy_view(tensor)
-        if entries is not None:
-            writes += [
-                (entries, part.index, (weights[row] * part.value).astype(entries.dtype))
-                for row, part in parts
-            ]
-            continue
-        rows, index, value = _joined(parts)
-        if not tensor.dim():
-            tensor = tensor.reshape(1)  # same memory, but can be indexed
-        at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
-        added = torch.from_numpy(weights[rows] * value).to(tensor.device, tensor.dtype)
-        puts.append((tensor, at, added))
-    for entries, index, amount in writes:  # all or nothing: a failure above wrote nothing
-        entries[index] += amount
-    for tensor, at, added in puts:
-        tensor.index_put_(at, added, accumulate=True)
-
-
-def write_rows(
-    buffers: Sequence[torch.Tensor], directions: Sequence[Direction], norm: float
-) -> None:
-    """Write ``norm`` times each direction into the last rows of the buffers, which are zeros.
-
-    Args:
-        buffers: one tensor ``[rows, *shape]`` per tensor of the layout.
-        directions: vectors over the layout, ``[n]``.
-        norm: their factor, in the unit of a per-sample gradient.
-    """
-    for j, parts in by_tensor(directions).items():
-        write_parts(buffers[j][len(buffers[j]) - len(directions) :], parts, norm)
-
-
-def write_parts(rows: torch.Tensor, parts: RowParts, norm: float) -> None:
-    """Write ``norm`` times the directions' parts in one tensor into rows of zeros.
-
-    Args:
-        rows: one row per direction, contiguous, ``[n, *shape]``.
-        parts: parts of the directions in this tensor.
-        norm: factor of the directions, in the unit of a per-sample gradient.
-    """
-    shape = rows.shape[1:]
-    view = numpy_view(rows)
-    if view is not None:
-        size = math.prod(shape)
-        for row, part in parts:
-            view[row * size + part.index] = norm * part.value
-        return
-    number, index, value = _joined(parts)
-    at = (number, *np.unravel_index(index, shape)) if shape else (number,)
-    where = tuple(torch.from_numpy(i).to(rows.device) for i in at)
-    rows[where] = torch.from_numpy(norm * value).to(rows.device, rows.dtype)
-
-
-def _joined(parts: RowParts) -> tuple[IndexArray, IndexArray, FloatArray]:
-    """Return indices of directions, coordinates and entries, ``[m]``, to copy all at once."""
-    return (
-        np.repeat([row for row, _ in parts], [len(part.index) for _, part in parts]),
-        np.concatenate([part.index for _, part in parts]),
-        np.concatenate([part.value for _, part in parts]),
-    )
-
-
-#: Largest residual of a gradient that was multiplied by one number, relative to its norm.
-_PROPORTIONAL = 1e-4
-
-
-def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
-    """Return the number by which ``left`` was multiplied to give ``arrived``; None if none.
-
-    Args:
-        left: entries of a gradient, ``[n]``.
-        arrived: the same entries later, ``[n]``.
-    """
-    square = float(left @ left)
-    if not (math.isfinite(square) and square > 0.0 and bool(torch.isfinite(arrived).all())):
-        return None
-    factor = float(left @ arrived) / square
-    rest = float((arrived - factor * left).norm())
-    return factor if factor > 0.0 and rest <= _PROPORTIONAL * float(arrived.norm()) else None
-
+from lightning_audit.hooks.gradient_reader import Entries, GradientReader, factor_of
+from lightning_audit.layout import FloatArray, IndexArray
 
 # --- Reads changes of the weights, in the update and outside of it.
 
@@ -205,99 +51,112 @@ class WeightWatch:
     Args:
         params: the parameters, in the order of the layout.
         coordinates: tensor -> flat coordinates to read.
+        reader: reads them with the gradients; None for one of its own.
     """
 
     def __init__(
-        self, params: Sequence[torch.nn.Parameter], coordinates: dict[int, IndexArray]
+        self,
+        params: Sequence[torch.nn.Parameter],
+        coordinates: dict[int, IndexArray],
+        reader: GradientReader | None = None,
     ) -> None:
         self._params = params
-        self._index = coordinates
+        self._reader = reader or GradientReader(params, coordinates)
         #: Comparison of a few entries at every step.
-        self.fingerprint = WeightFingerprint(params)
+        self.fingerprint = WeightFingerprint(params, self._reader)
         self._number = 0
-        self._before: FloatArray | None = None
-        self._after: tuple[int, FloatArray] | None = None
+        self._before: Entries | None = None
+        self._after: tuple[int, Entries] | None = None
 
     def start(self) -> None:
         """Read the weights before an update; a later call replaces an earlier one."""
         self.fingerprint.start()
         watched = self._number < _FIRST or self._number % _EVERY == 0
-        self._before = self._read() if watched else None
+        self._before = self._reader.read(self._params) if watched else None
 
-    def end(self) -> Moves | None:
-        """Return the changes after an update; None if it was not read."""
+    def end(self) -> Callable[[], Moves] | None:
+        """Read after an update; return a function that tells the changes, None if not read."""
         self.fingerprint.end()
         before, number = self._before, self._number
         self.forget()
         self._number += 1
         if before is None:
             return None
-        earlier, now = self._after, self._read()
+        earlier, now = self._after, self._reader.read(self._params)
         self._after = (number, now)
-        outside = before - earlier[1] if earlier and earlier[0] == number - 1 else None
-        return Moves(now - before, before, outside)
+
+        def moves() -> Moves:
+            start, known = before.array, earlier is not None and earlier[0] == number - 1
+            outside = start - earlier[1].array if earlier is not None and known else None
+            return Moves(now.array - start, start, outside)
+
+        return moves
 
     def since(self) -> FloatArray | None:
         """Return the changes since the last update, ``[n]``; None if it was not read."""
         last = self._after
-        return self._read() - last[1] if last and last[0] == self._number - 1 else None
+        if last is None or last[0] != self._number - 1:
+            return None
+        return self._reader.read(self._params).array - last[1].array
 
     def forget(self) -> None:
         """Discard a step that was not completed."""
         self._before = None
 
-    def _read(self) -> FloatArray:
-        return entries_at([self._params[j] for j in self._index], self._index)
-
 
 class WeightFingerprint:
-    """Comparison of a few entries of each tensor at every step.
-
-    If a tensor has no numpy view, as on a GPU, its torch version counter is compared instead,
-    which misses changes to ``p.data``.
+    """Comparison of a few entries of each tensor at every step, by their bits.
 
     Args:
         params: the parameters.
+        home: reader with whose readings the entries come home; None to look at each step's end.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], home: GradientReader | None = None
+    ) -> None:
         self._params = params
-        self._places: list[int] = []
-        self._views: list[Any] = []
-        self._after: list[Any] | None = None
+        few = {
+            j: np.arange(0, p.numel(), max(1, p.numel() // _ENTRIES))[:_ENTRIES]
+            for j, p in enumerate(params)
+        }
+        self._reader = GradientReader(params, few, home)
+        self._after: Entries | None = None
+        self._waiting: list[tuple[Entries, Entries, bool]] = []
         self._new_epoch = False
-        #: Number of steps before which weights had changed, within an epoch and between epochs.
-        self.within, self.between = 0, 0
+        self._counts = [0, 0]
+
+    @property
+    def within(self) -> int:
+        """Number of steps before which weights had changed since the last one, in one epoch."""
+        self._compare()
+        return self._counts[0]
+
+    @property
+    def between(self) -> int:
+        """The same number for the first steps of epochs."""
+        self._compare()
+        return self._counts[1]
 
     def start_epoch(self) -> None:
         """Mark the next step as the first of an epoch."""
         self._new_epoch = True
 
     def start(self) -> None:
-        """Compare before an update, after the step's noise."""
-        if self._after is not None and self._after != self._read():
-            self.between += self._new_epoch
-            self.within += not self._new_epoch
+        """Read before an update, after the step's noise."""
+        self._compare()  # what came home with the last step
+        if self._after is not None:
+            self._waiting.append((self._after, self._reader.read(self._params), self._new_epoch))
         self._new_epoch = False
 
     def end(self) -> None:
-        """Store the entries after an update."""
-        self._after = self._read()
+        """Read after an update."""
+        self._after = self._reader.read(self._params)
 
-    def _read(self) -> list[Any]:
-        places = [p.data_ptr() for p in self._params]
-        if places != self._places:
-            self._places, self._views = places, [_few(p) for p in self._params]
-        return [
-            p._version if view is None else view.tolist()
-            for p, view in zip(self._params, self._views, strict=True)
-        ]
-
-
-def _few(param: torch.nn.Parameter) -> Any:
-    """Return a view of a few entries, or None."""
-    entries = numpy_view(param)
-    return None if entries is None else entries[:: max(1, len(entries) // _ENTRIES)][:_ENTRIES]
+    def _compare(self) -> None:
+        for after, now, new_epoch in self._waiting:
+            self._counts[new_epoch] += not np.array_equal(after.array, now.array, equal_nan=True)
+        self._waiting = []
 
 
 # --- Reading of one step's gradient, from its noise to the end of its update.
@@ -341,8 +200,8 @@ class Reading:
 
 #: Largest number of noise entries whose values are read.
 BLOCK = 16384
-#: Largest number of entries copied at once; largest size of a small tensor.
-_AT_ONCE, _SMALL = 2**22, 2**14
+#: Largest number of entries copied at once.
+_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -364,33 +223,47 @@ class NoiseReading:
 def read_noise(
     params: Sequence[torch.nn.Parameter],
     released: Sequence[torch.Tensor | None],
-    coordinates: dict[int, IndexArray],
+    reader: GradientReader,
+    at: IndexArray,
+    grads: Entries,
     *,
     sums: bool,
     norm: bool,
-) -> NoiseReading | None:
+) -> Callable[[], NoiseReading] | None:
     """Read a step between its noise and its update.
 
     Args:
         params: the parameters, in the order of the layout.
         released: the noisy gradient, one tensor per parameter.
-        coordinates: tensor -> flat coordinates to read.
+        reader: reads the entries.
+        at: positions of the noise's coordinates among the reader's.
+        grads: the reader's entries of the noisy gradient.
         sums: whether ``summed_grad`` contains the sums to which the noise was added.
         norm: whether to compute the norm of the whole sum.
 
     Returns:
-        The reading; None if a gradient is missing or has lower than single precision.
+        Tells the reading when it is home; None if a gradient is missing or has lower than single
+        precision.
     """
-    grads = _entries([released[j] for j in coordinates], coordinates)
-    if grads is None:
+    if not _all_fine(released, reader):
         return None
     held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
-    parts = _entries([held[j] for j in coordinates], coordinates) if sums else None
-    whole = None
-    if norm and parts is not None:
-        norms = [part.norm() for part in held if part is not None]
-        whole = float(torch.stack([n.to(norms[0].device) for n in norms]).cpu().double().norm())
-    return NoiseReading(grads, parts, whole)
+    if not (sums and _all_fine(held, reader)):
+        return lambda: NoiseReading(grads.array[at], None)
+    norms = [_norm(part) for part in held if part is not None] if norm else []
+    whole = reader.also(torch.stack([n.to(norms[0].device) for n in norms])) if norms else None
+    parts = reader.read(held)
+
+    def told() -> NoiseReading:
+        length = None if whole is None else float(np.linalg.norm(whole.array))
+        return NoiseReading(grads.array[at], parts.array[at], length)
+
+    return told
+
+
+def _norm(entries: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = entries.norm()
+    return norm
 
 
 @dataclass(frozen=True)
@@ -416,21 +289,23 @@ def read_tensors(
     params: Sequence[torch.nn.Parameter],
     released: Sequence[torch.Tensor | None],
     divisor: float,
+    reader: GradientReader,
     *,
     block: bool,
-) -> TensorReading | None:
+) -> Callable[[], TensorReading] | None:
     """Read whole tensors of a step between its noise and its update.
 
     Args:
         params: the parameters, in the order of the layout.
         released: the noisy gradient, one tensor per parameter.
         divisor: divisor of the noisy sum.
+        reader: brings the values home.
         block: whether to return the first and the last entries of each tensor, about `BLOCK` in
             all.
 
     Returns:
-        The reading; None if a gradient or a sum is missing, or has neither single nor double
-        precision.
+        Tells the reading when it is home; None if a gradient or a sum is missing, or has neither
+        single nor double precision.
     """
     pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
     squares, ends = [], []
@@ -449,19 +324,16 @@ def read_tensors(
     if not squares:
         return None
     device = squares[0].device
-    both = torch.stack([own.to(device) for own in squares]).cpu().double().numpy()
-    edge = torch.cat([end.to(device) for end in ends]).cpu().double().numpy() if block else None
+    both = reader.also(torch.cat([own.to(device) for own in squares]))
+    edge = reader.also(torch.cat([end.to(device) for end in ends])) if block else None
     sizes = np.array([float(p.numel()) for p in params])
-    return TensorReading(sizes, both[:, 0], both[:, 1], edge)
+    return lambda: TensorReading(
+        sizes, both.array[::2], both.array[1::2], None if edge is None else edge.array
+    )
 
 
 def _squares(flat: torch.Tensor, sums: torch.Tensor, divisor: float) -> torch.Tensor:
     """Return the sums of squares of gradient times divisor, and of that minus the clipped sum."""
-    views = numpy_views([flat, sums]) if len(flat) <= _SMALL else None
-    if views is not None:  # numpy is faster for small tensors
-        scaled = views[0].astype(np.float64) * divisor
-        rest = scaled - views[1]
-        return torch.from_numpy(np.array([scaled @ scaled, rest @ rest]))
     found = torch.zeros(2, dtype=torch.float64, device="cpu" if flat.is_mps else flat.device)
     for start in range(0, len(flat), _AT_ONCE):
         grad = flat[start : start + _AT_ONCE] * divisor
@@ -500,11 +372,9 @@ def clipped_sums(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | No
     return [clipped_sum(p, p.grad) for p in params]
 
 
-def _entries(
-    tensors: Sequence[torch.Tensor | None], coordinates: dict[int, IndexArray]
-) -> FloatArray | None:
-    held = [t for t in tensors if t is not None and t.dtype in (torch.float32, torch.float64)]
-    return entries_at(held, coordinates) if len(held) == len(tensors) else None
+def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) -> bool:
+    own = [tensors[j] for j in reader.tensors]
+    return all(t is not None and _is_fine(t) for t in own)
 
 
 # --- Reads the noisy gradient, removes the canaries, and compares it with the one the update uses.
@@ -533,26 +403,20 @@ class GradientTap:
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
         self._index = coordinates
-        self._where = {
-            j: torch.from_numpy(index).to(params[j].device) for j, index in coordinates.items()
-        }
-        ends = np.cumsum([0, *(len(index) for index in coordinates.values())]).tolist()
-        self._spans = [slice(*pair) for pair in itertools.pairwise(ends)]
-        self._size = ends[-1]
-        self._left: torch.Tensor | None = None
+        #: Reads the entries, and brings them home once a step.
+        self.reader = GradientReader(params, coordinates)
+        self._size = self.reader.size
+        #: The entries with canaries, without them, and when the update begins.
+        self._raw_entries: Entries | None = None
+        self._left: Entries | None = None
         #: Whether the gradient was read at the cut, from which tensors, and what the update got.
         self._at_cut = False
         self._source: Sequence[torch.Tensor | None] | None = None
-        self._arrived: torch.Tensor | None = None
+        self._arrived: Entries | None = None
         #: Whether the canaries were removed from the step's gradient.
         self.taken_out = False
-        #: Which entries were zero before the canaries were removed.
-        self._dead: NDArray[np.bool_] | None = None
-        #: The gradients that were read last, their addresses, and views of their entries.
-        self._seen: list[tuple[torch.Tensor, int]] = []
-        self._entries: list[NDArray[Any]] = []
         #: Reads the weights around each update.
-        self.weights = WeightWatch(params, coordinates)
+        self.weights = WeightWatch(params, coordinates, self.reader)
         self._depth = 0
         self._backward_ran = self._backward_before = False
         #: Addresses and version counters of the gradients after backward passes.
@@ -583,9 +447,9 @@ class GradientTap:
         self._depth = max(self._depth - 1, 0)
 
     def _forget(self) -> None:
-        self._left = self._arrived = self._dead = None
+        self._left = self._arrived = self._raw_entries = None
         self._at_cut, self._source = False, None
-        self._seen, self._entries = [], []  # else memory is held in the next backward
+        self.reader.end_step()  # else memory is held in the next backward
 
     @torch.no_grad()
     def noise_is_in(self, tensors: Sequence[torch.Tensor | None] | None = None) -> bool:
@@ -598,9 +462,9 @@ class GradientTap:
             Whether the gradient must be read now.
         """
         self._source = tensors
-        if self._at_cut and self._seen and all(map(_unmoved, self._grads(), self._seen)):
+        if self._at_cut and self._left is not None and self.reader.holds(self.grads()):
             # Something was added in place; the canary has already been removed.
-            self._left = self._gather()
+            self._left = self._read_now()
             self._source = None
             return False
         self._at_cut = True
@@ -630,33 +494,39 @@ class GradientTap:
         if not self._at_cut:
             self._begin()
             return True
-        self._arrived = self._gather()
+        self._arrived = self._read_now()
         self._backward_before, self._backward_ran = self._backward_ran, False
         return False
 
     def _begin(self) -> None:
         """Store, before the canaries are removed, whether the gradient is raw."""
-        self.taken_out = False
+        self.taken_out, self._raw_entries = False, None
         self._raw = all(self._is_raw(j) for j in self._index)
         self._backward_left = {}
 
     @torch.no_grad()
-    def read(self, taken: FloatArray | None) -> bool:
+    def raw(self) -> Entries:
+        """Return the entries of the gradient that is to be read, canaries included."""
+        if self._raw_entries is None:
+            self._raw_entries = self._read_now()
+        return self._raw_entries
+
+    @torch.no_grad()
+    def read(self, taken: FloatArray | None) -> None:
         """Read the gradient, and remove the canary.
 
         Args:
             taken: amount to subtract at each coordinate, ``[n]``; None for nothing.
-
-        Returns:
-            Whether all of it is finite.
         """
-        zeros = np.zeros(self._size, dtype=bool)
-        self._left = self._gather(taken, zeros)
-        self._dead = zeros if zeros.any() else None
+        if self.taken_out:  # a source has removed its canary itself
+            self._raw_entries = None
+        self._left = raw = self.raw()
+        if taken is not None:
+            self._left = self.reader.take_out(self.grads(), raw, taken)
+            self.taken_out = True
         self.weights.start()
         self._arrived = self._source = None
         self._backward_ran = self._backward_before = False
-        return math.isfinite(float(self._left.sum()))
 
     @torch.no_grad()
     def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
@@ -666,8 +536,9 @@ class GradientTap:
             taken: as for `read`.
             source: the gradient, one tensor per parameter, edited in place.
         """
-        self._source, self._seen = source, []
-        self._gather(taken)
+        self._source = source
+        self.reader.take_out(source, self.reader.read(source), taken)
+        self.taken_out = True
 
     def remove(self) -> None:
         """Unregister the hooks."""
@@ -690,36 +561,38 @@ class GradientTap:
             again: whether the closure ran more than once, so that it is not known which run's
                 gradient this is.
         """
-        left, arrived = self._left, self._arrived
-        assert left is not None
-        at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
-        used, moves = self._gather(), self.weights.end()
-        if arrived is not None and any(grad is None for grad in self._grads()):
-            used = arrived  # the step dropped its gradient after the update
+        assert self._left is not None
+        at_cut, backward, raw = self._at_cut, self._backward_ran, self.raw()
+        left, arrived, used = self._left, self._arrived, self._read_now()
+        dropped = any(grad is None for grad in self._grads())
+        moves = self.weights.end()
         self._forget()
-        started = left if arrived is None else arrived
-        factor = factor_of(left, arrived) if arrived is not None else None
-        same = _same_bits(started, used)
-        values = left.cpu().numpy()
+        # All that waits on a device comes home with the first of these.
+        values, dead = left.array, raw.array == 0.0
+        at_update = None if arrived is None else arrived.array
+        now = used.array if at_update is None or not dropped else at_update  # dropped in the update
+        started = values if at_update is None else at_update
+        factor = None if at_update is None else factor_of(values, at_update)
+        same = bool((started.view(np.int64) == now.view(np.int64)).all())  # NaN equals itself
         if arrived is not None and self._backward_before and factor is None:
-            return Reading(used.cpu().numpy(), replaced=True)
+            return Reading(now, replaced=True)
         if again and not at_cut:
             return Reading(values, unclear=True)
         if not same and backward:
-            return Reading(used.cpu().numpy(), replaced=True)
+            return Reading(now, replaced=True)
         # In-place changes by one of torch's own optimizers are part of its update.
         if self._trusted:
-            same, used = True, started
+            same, now = True, started
         untouched = same and (arrived is None or factor is not None)
         return Reading(
             values,
             unclear=not (same or trusted or at_cut),
             at_cut=at_cut,
             factor=factor,
-            used=None if untouched else used.cpu().numpy(),
-            moves=moves,
+            used=None if untouched else now,
+            moves=None if moves is None else moves(),
             raw=self._raw,
-            dead=dead,
+            dead=dead if dead.any() else None,
         )
 
     def _note_backward(self, param: torch.Tensor) -> None:
@@ -730,33 +603,6 @@ class GradientTap:
     def _is_raw(self, tensor: int) -> bool:
         grad, left = self._grad(tensor), self._backward_left.get(id(self._params[tensor]))
         return grad is not None and left == (grad.data_ptr(), grad._version)
-
-    def _gather(
-        self, taken: FloatArray | None = None, zeros: NDArray[np.bool_] | None = None
-    ) -> torch.Tensor:
-        """Subtract an amount at each coordinate of the gradient, and read it.
-
-        Args:
-            taken: the amounts, ``[n]``; None for nothing.
-            zeros: output: which entries were exactly zero before, ``[n]``.
-        """
-        views = self._views()
-        if views is None:
-            return self._gather_by_torch(taken, zeros)
-        values, writes = np.empty(self._size), []
-        for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
-            read = entries[index]
-            if zeros is not None:
-                zeros[span] = read == 0.0
-            if taken is not None and (amounts := taken[span]).any():
-                # An entry of zero contains neither noise nor canary: nothing to subtract.
-                read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
-                writes.append((entries, index, read))
-            values[span] = read
-        for entries, index, read in writes:  # all or nothing: a failure above wrote nothing
-            entries[index] = read
-        self.taken_out = self.taken_out or taken is not None
-        return torch.from_numpy(values)
 
     def _grad(self, tensor: int) -> torch.Tensor | None:
         """Return the gradient of a tensor of the layout, from ``p.grad`` or the source."""
@@ -769,54 +615,5 @@ class GradientTap:
         """Return the gradients that are read now, one tensor per parameter of the layout."""
         return [self._grad(j) for j in range(len(self._params))]
 
-    def _views(self) -> list[NDArray[Any]] | None:
-        """Return numpy views of the gradients; None unless all of them have one."""
-        grads = self._grads()
-        if self._seen and all(map(_unmoved, grads, self._seen)):
-            return self._entries
-        self._seen = []
-        views = numpy_views(grads)
-        if views is None:
-            return None
-        self._seen = [(grad, grad.data_ptr()) for grad in grads if grad is not None]
-        self._entries = views
-        return views
-
-    def _gather_by_torch(
-        self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
-    ) -> torch.Tensor:
-        """Do the same as `_gather` on any device; NaN if a parameter has no gradient."""
-        pieces, empty_before, writes = [], [], []
-        for (j, where), span in zip(self._where.items(), self._spans, strict=True):
-            grad = self._grad(j)
-            if grad is None:
-                empty = torch.full((len(where),), torch.nan, dtype=torch.float64)
-                pieces.append(empty.to(self._params[j].device))
-                empty_before.append(pieces[-1] == 0.0)
-                continue
-            at = torch.unravel_index(where, grad.shape)
-            values = grad[at]
-            empty_before.append(values == 0.0)
-            if taken is not None and (amounts := taken[span]).any():
-                amount = torch.from_numpy(amounts).to(grad.device, grad.dtype)
-                values -= torch.where(values == 0.0, torch.zeros_like(amount), amount)
-                writes.append((grad, at, values))
-            pieces.append(values.to(torch.float64))
-        for grad, at, values in writes:
-            grad[at] = values
-        self.taken_out = self.taken_out or taken is not None
-        if zeros is not None:
-            zeros[:] = torch.cat(empty_before).cpu().numpy()
-        return torch.cat(pieces)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # As bits: NaN must equal itself here.
-    return torch.equal(one.view(torch.int64), other.view(torch.int64))
-
-
-def _unmoved(grad: torch.Tensor | None, seen: tuple[torch.Tensor, int]) -> bool:
-    """Return whether a gradient is the tensor that was read, at the same address."""
-    if grad is None or grad is not seen[0]:
-        return False
-    return grad.data_ptr() == seen[1] and grad.is_contiguous()
+    def _read_now(self) -> Entries:
+        return self.reader.read(self.grads())

@@ -43,6 +43,8 @@ class BatchUse:
         self._orders: dict[int, int] = {}
         self._pending: set[int] = set()
         self._number = 0
+        #: Tensors of the batch that were looked at: themselves, digest, digest of the order.
+        self._looks: dict[Any, tuple[torch.Tensor, int | None, int]] = {}
         self._modules: set[int] = set()
         self._counts: Callable[[], bool] = lambda: True
         self._handles = Handles()
@@ -88,18 +90,19 @@ class BatchUse:
         """
         self._number = number
         again = False
+        self._looks = {}
         for leaf in _pytree.tree_leaves(batch):
-            content = content_of(leaf)
+            content, order = self._look(leaf)
             if content is not None and (content in self._given or len(self._given) < _REMEMBERED):
-                again |= content in self._given and self._orders.get(content) == _order_of(leaf)
-                self._orders.setdefault(content, _order_of(leaf))
+                again |= content in self._given and self._orders.get(content) == order
+                self._orders.setdefault(content, order)
                 self._given[content] = number
         self.regiven += again
 
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         if id(module) not in self._modules or not (torch.is_grad_enabled() and self._counts()):
             return
-        contents = (content_of(leaf) for leaf in _pytree.tree_leaves((args, kwargs)))
+        contents = (self._look(leaf)[0] for leaf in _pytree.tree_leaves((args, kwargs)))
         seen = {content for content in contents if content in self._given}
         if not seen:
             return
@@ -112,6 +115,19 @@ class BatchUse:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
+    def _look(self, leaf: Any) -> tuple[int | None, int]:
+        """Return the digest of a tensor and of its order, read once while it stays as it is."""
+        if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is not None:
+            return None, 0  # computed in the forward pass: no batch
+        try:
+            key = (id(leaf), leaf.data_ptr(), leaf._version)
+        except (RuntimeError, NotImplementedError):  # under vmap, sparse, in inference mode
+            return digests_of(leaf)
+        held = self._looks.get(key)
+        if held is None or held[0] is not leaf:
+            held = self._looks[key] = (leaf, *digests_of(leaf))
+        return held[1], held[2]
+
     def _step(self, *_: Any) -> None:
         if not (self._pending and self._counts()):
             return
@@ -120,26 +136,28 @@ class BatchUse:
         if any(self._given[c] <= self._used.get(c, -1) < self._number for c in self._pending):
             self.stale += 1
             self.first = self._number if self.first is None else self.first
+        self._looks = {}
         self._used.update(dict.fromkeys(self._pending, self._number))
         self._pending.clear()
 
 
 def content_of(leaf: Any) -> int | None:
     """Return a digest of a batch's first rows; None if too few of them are distinct."""
+    return digests_of(leaf)[0]
+
+
+def digests_of(leaf: Any) -> tuple[int | None, int]:
+    """Return the `content_of` a tensor, and a digest of its first rows in order."""
     if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or leaf.is_complex():
-        return None
+        return None, 0
     try:
         if len(leaf) < _FEWEST:
-            return None
-        each = set(_rows_of(leaf))
+            return None, 0
+        rows = _rows_of(leaf)
     except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised, meta
-        return None
-    return hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None
-
-
-def _order_of(leaf: torch.Tensor) -> int:
-    """Return a digest of the first rows in order, and of the number of rows."""
-    return hash((len(leaf), *_rows_of(leaf)))
+        return None, 0
+    each, order = set(rows), hash((len(leaf), *rows))
+    return (hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None), order
 
 
 def _rows_of(leaf: torch.Tensor) -> list[bytes]:

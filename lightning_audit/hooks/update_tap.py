@@ -121,11 +121,10 @@ class UpdateTap(GradientTap):
         """See `GradientTap.reads_at`."""
         return self._level in (None, level)
 
-    def read(self, taken: FloatArray | None) -> bool:
+    def read(self, taken: FloatArray | None) -> None:
         """See `GradientTap.read`; one reading at the cut sets `cut_known` for all steps."""
-        finite = super().read(taken)
+        super().read(taken)
         self.cut_known = self.cut_known or self._at_cut
-        return finite
 
     def reset(self) -> None:
         """Discard a step that was interrupted between its hooks."""

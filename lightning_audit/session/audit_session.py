@@ -19,7 +19,8 @@ from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watc
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
-from lightning_audit.hooks.gradient_tap import Reading, add_along, clipped_sums
+from lightning_audit.hooks.gradient_reader import CanaryRows
+from lightning_audit.hooks.gradient_tap import Reading, clipped_sums
 from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws
@@ -134,7 +135,7 @@ class Rescue:
         if not attempt(as_read) and not tap.taken_out:
             entered = [d for coin, d in zip(plan.coins, plan.directions, strict=False) if coin]
             amounts = np.full(len(entered), -plan.claim.max_grad_norm / divisor)
-            attempt(lambda: add_along(grads, entered, amounts))
+            attempt(lambda: CanaryRows(entered).add(grads, amounts))
         planner.plan, tap.taken_out = None, False
 
 
@@ -179,7 +180,7 @@ class AuditSession:
         #: Divisor of the noisy sum at the time of the reading; None for the claimed one.
         self._divided_by: float | None = None
         #: Whether an earlier part of the step was clipped; whether its code requested canaries.
-        self._split = self._asked = False
+        self._split = self._asked = self._is_released = False
         #: Checksum of all readings; equal in all processes if they share their gradients.
         self.checksum = 0
         self.lost, self.draws = LostSteps(), NoiseDraws()
@@ -379,7 +380,8 @@ class AuditSession:
             planner.state_missing(lacking, number)
         self._asked = planner.plan is not None and planner.plan.asked
         divisor = None if now is None else self._divisor(now)
-        self.noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)
+        samples = self.way.samples(planner.plan)
+        self.noise.read(self.step, number, samples, grads, divisor, tap)
         if planner.plan is not None and planner.plan.prepared:
             planner.withdraw()  # clipping is over and the canaries were not inserted
         planner.settle(now)
@@ -388,8 +390,8 @@ class AuditSession:
             taken = self.source.take_out(plan, self._divisor(plan.claim), grads)
         # If not `is_sure`, the gradient that is read may differ from the released one.
         known = self.way.is_sure
-        if not tap.read(taken) and known and planner.changed_at is None:
-            self.lost.look(self.step, number, self.source.rows_of_data)
+        tap.read(taken)
+        self._is_released = known and planner.changed_at is None
 
     def _divisor(self, claim: StepClaim) -> float:
         """Return the divisor of the noisy sum at the time of the reading."""
@@ -402,6 +404,9 @@ class AuditSession:
         reading = self.way.tap.leaves()
         if reading is None:
             return
+        if self._is_released:
+            finite = bool(np.isfinite(reading.values).all())
+            self.lost.look(self.step, self.recorder.steps, self.source.rows_of_data, finite)
         reading, lack = self.way.judged(reading, asked=self._asked)
         if lack:
             self.planner.block_pass(lack)

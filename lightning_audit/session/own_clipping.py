@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.hooks.gradient_tap import add_along
+from lightning_audit.hooks.gradient_reader import CanaryRows
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 from lightning_audit.replay.examiner import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.training_state import (
@@ -193,7 +193,7 @@ class _Trial:
             if views == 1 and len(norms) and norms.max() > 1.0 + _EXACT:
                 return Fit()  # a row escapes clipping: the canaries show it
             spent = [torch.zeros_like(gap) for gap in gaps]
-            add_along(spent, chosen, adds)
+            CanaryRows(chosen).add(spent, adds)
             left = [  # a mask leaves zeros, from which no canary is removed
                 torch.where(total == 0.0, 0.0, gap - one)
                 for total, gap, one in zip(sums, gaps, spent, strict=True)
@@ -215,11 +215,12 @@ class _Trial:
         if "add_noise" not in way:
             return True
         clip, release = _METHODS[2:3], _METHODS[2:]
-        told = [
-            [_flat(self._sums(way, rows, _LONG)) for way in (clip, release)]
+        tried = [
+            [self._sums(way, rows, _LONG) for way in (clip, release)]
             for rows in ([], *([each] for each in self._directions))
         ]
-        if any(one is None for pair in told for one in pair):
+        told = [[_flat(one) for one in pair if not isinstance(one, str)] for pair in tried]
+        if any(len(pair) < 2 for pair in told):
             return True
         (summed, released), *pairs = told
         noise, outside = released - summed, []
@@ -228,7 +229,7 @@ class _Trial:
             if float((released_row - released - gap).norm()) > _EXACT * self._norm:
                 return False
             lost = [torch.zeros_like(p, dtype=torch.float64) for p in self._step.params]
-            add_along(lost, [direction], np.ones(1))
+            CanaryRows([direction]).add(lost, np.ones(1))
             row = torch.cat([part.reshape(-1) for part in lost]).to(gap)
             row = row - gap * (row @ gap) / gap.square().sum().clamp(min=1e-300)
             size = self._step.claim().noise_multiplier * self._norm * row.norm()
@@ -257,9 +258,7 @@ class _Trial:
             self._held.put_back()
 
 
-def _flat(tensors: list[torch.Tensor] | str) -> torch.Tensor | None:
-    if isinstance(tensors, str):
-        return None
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.detach().double().cpu().reshape(-1) for each in tensors])
 
 

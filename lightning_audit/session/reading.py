@@ -22,6 +22,7 @@ from lightning_audit.checks.probes import (
 from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.hooks.gradient_reader import GradientReader
 from lightning_audit.hooks.gradient_tap import (
     GradientTap,
     Moves,
@@ -76,12 +77,13 @@ class NoiseWatch:
     ) -> None:
         each = max(1, REUSE_IN_ALL // len(witnesses.index))
         self._coordinates = {j: index[:each] for j, index in sorted(witnesses.index.items())}
+        self._at: IndexArray | None = None
         self._alone = alone
         self._earlier: int | None = 0
         #: Number of steps that this process has read.
         self._read_here = 0
-        self._reading: NoiseReading | None = None
-        self._tensors: TensorReading | None = None
+        self._reading: Callable[[], NoiseReading] | None = None
+        self._tensors: Callable[[], TensorReading] | None = None
         self._divisor = 1.0
         self._terms: int | None = None
         self._split = False
@@ -104,6 +106,7 @@ class NoiseWatch:
         rows: int | None,
         grads: Sequence[torch.Tensor | None],
         divisor: float | None = None,
+        tap: GradientTap | None = None,
     ) -> None:
         """Read a step after its noise and before its update, canaries included.
 
@@ -114,6 +117,7 @@ class NoiseWatch:
             grads: its gradient, one tensor per parameter.
             divisor: divisor of the noisy sum; None if it is not known yet: then no whole tensor is
                 read.
+            tap: reads the gradient; None to read it here.
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
@@ -122,15 +126,19 @@ class NoiseWatch:
         if number >= _FIRST and number % _EVERY > 1 and self._draws is None and not first:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
+        reader = GradientReader(step.params, self._coordinates) if tap is None else tap.reader
+        raw = reader.read(grads) if tap is None else tap.raw()
+        if self._at is None:
+            self._at = reader.positions(self._coordinates)
         self._reading = read_noise(
-            step.params, grads, self._coordinates, sums=self._alone, norm=norm
+            step.params, grads, reader, self._at, raw, sums=self._alone, norm=norm
         )
         whole = number < _FIRST_WHOLE or number % _EVERY_WHOLE == 0
         # No whole tensors under correlated noise: a step's own draw is not recovered there.
         if self._alone and divisor and whole and self._draws is None:
             block = number < _FIRST_BLOCKS or number % _EVERY_BLOCK == 0
             self._divisor = divisor
-            self._tensors = read_tensors(step.params, grads, divisor, block=block)
+            self._tensors = read_tensors(step.params, grads, divisor, reader, block=block)
         self._terms = None if rows is None or earlier is None else rows + earlier
 
     def seen(
@@ -159,10 +167,11 @@ class NoiseWatch:
         stated = abs(shown - 1.0) < _EQUAL
         other = not stated and any(abs(shown * n - 1.0) < _EQUAL for n in divisors)
         unit = divisor * (shown if other else 1.0) / norm
-        seen, self._reading = self._reading, None
-        if seen is None or claim.noise_multiplier <= 0:
+        told, self._reading = self._reading, None
+        if told is None or claim.noise_multiplier <= 0:
             self._lose()
             return unit, None
+        seen = told()
         sums = None if seen.sums is None else seen.sums / norm
         known = sums is not None
         released, sums = self._recovered(seen.released * unit, sums, claim.noise_multiplier)
@@ -181,9 +190,10 @@ class NoiseWatch:
 
     def _whole(self, norm: float, noise_multiplier: float, unit: float) -> WholeTensors | None:
         """Return the last step's noise over whole tensors, if read with the right divisor."""
-        seen, self._tensors = self._tensors, None
-        if seen is None or not math.isclose(unit * norm, self._divisor):
+        told, self._tensors = self._tensors, None
+        if told is None or not math.isclose(unit * norm, self._divisor):
             return None
+        seen = told()
         std = noise_multiplier * norm
         block = None if seen.block is None else seen.block / std
         return WholeTensors(seen.entries, seen.released / std**2, seen.noise / std**2, block)

@@ -375,6 +375,8 @@ class LostSteps(Kept):
 
     def __init__(self) -> None:
         self.count = 0
+        #: Whether the weights were finite before the coming step.
+        self._weights = True
         self._own: dict[int, tuple[int, int]] = {}
         self._told: dict[int, tuple[int, int]] = {}
 
@@ -383,17 +385,20 @@ class LostSteps(Kept):
         step: DPSGDStep,
         number: int,
         of_data: Callable[[torch.Tensor | None], torch.Tensor | None],
+        finite: bool,
     ) -> None:
-        """Count, before the update, the samples whose gradients made the step's not finite.
+        """Count, after the update, the samples whose gradients made the step's not finite.
 
         Args:
             step: the adapter.
             number: number of earlier steps.
             of_data: removes the canaries' rows; returns None if they are unknown.
+            finite: whether the step's gradient was finite.
         """
-        if not all_finite([p.grad for p in step.params]):
-            rows = of_data(step.lost_rows()) if all_finite(step.params) else None
-            self.add(number, rows)
+        weights, self._weights = self._weights, True
+        if not finite:
+            self.add(number, of_data(step.lost_rows()) if weights else None)
+            self._weights = all_finite(step.params)
 
     def add(self, step: int, rows: torch.Tensor | None) -> None:
         """Add a step.

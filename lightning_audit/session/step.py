@@ -17,7 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ from numpy.typing import NDArray
 from lightning_audit.canaries.gradient import Placement
 from lightning_audit.checks.probes import NoiseSeen, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.hooks.gradient_tap import Reading, add_along
+from lightning_audit.hooks.gradient_reader import CanaryRows
+from lightning_audit.hooks.gradient_tap import Reading
 from lightning_audit.layout import Direction, FloatArray, IndexArray
 from lightning_audit.record.store import EARLIER, INJECTED
 
@@ -159,6 +161,7 @@ class PlannedStep:
         shorter: norm of the middle canary over that of the others; all are clipped.
         weights: what each canary adds to the sum, in units of the clipping norm, ``[k]``; empty if
             this is 1 for all.
+        made: the rows, once made; the same in all later versions of the plan.
     """
 
     claim: StepClaim
@@ -175,6 +178,7 @@ class PlannedStep:
     turn: int = 0
     shorter: float = 1.0
     weights: Sequence[float] = ()
+    made: dict[Any, CanaryRows] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def added(self) -> int:
@@ -202,12 +206,20 @@ class PlannedStep:
         return chosen[first:] + chosen[:first]
 
     @property
-    def rows(self) -> list[Direction]:
+    def rows(self) -> CanaryRows:
         """The rows of those canaries, in units of the norm of all but one."""
-        rows, middle = self.chosen, int(self.coins.sum()) // 2
-        if rows and self.shorter < 1.0:
-            rows[middle] = rows[middle].scaled(self.shorter)
-        return [row for row in rows for _ in range(self.claim.views)]
+        if not self.adds:
+            return CanaryRows([])
+        key = (self.coins.tobytes(), self.turn, self.shorter, self.claim.views)
+        if key not in self.made:
+            chosen, middle = self.chosen, int(self.coins.sum()) // 2
+            lengths = np.ones(len(chosen))
+            if chosen and self.shorter < 1.0:
+                lengths[middle] = self.shorter
+            views = self.claim.views
+            rows = [row for row in chosen for _ in range(views)]
+            self.made[key] = CanaryRows(rows, lengths.repeat(views))
+        return self.made[key]
 
     def amounts(self, divisor: float, size: int) -> FloatArray | None:
         """Return the canaries' contribution to the gradient under the claim, per coordinate.
@@ -242,8 +254,12 @@ class PlannedStep:
 
     def take_out(self, sums: Sequence[torch.Tensor | None]) -> None:
         """Remove the canaries that this process added from clipped sums, one per tensor."""
-        entered = self.directions if self.adds else ()
-        add_along(sums, entered, -self.claim.max_grad_norm * self.weighed)
+        norm = self.claim.max_grad_norm
+        if self.claim.views == 1 and not len(self.weights):
+            self.rows.add(sums, np.full(len(self.rows), -norm), plain=True)
+        elif self.adds:
+            entered = self.made.setdefault("all", CanaryRows(self.directions))
+            entered.add(sums, -norm * self.weighed)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from lightning_audit.dpsgd.opacus import (
     swap_rows,
 )
 from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.hooks.gradient_reader import CanaryRows
 from lightning_audit.layout import Direction, Part
 
 pytestmark = pytest.mark.filterwarnings(
@@ -651,15 +652,15 @@ def test_the_step_frees_the_gradients_although_the_adapter_knows_them():
 
 # --- What Opacus adds its per-sample gradients to, before there is a tensor.
 
-PARTS = [
-    (row, Part(0, np.array([at]), np.array([value]))) for row, at, value in ((0, 2, 1), (1, 5, -1))
-]
+ROWS = CanaryRows(
+    [Direction((Part(0, np.array([at]), np.array([value])),)) for at, value in ((2, 1), (5, -1))]
+)
 
 
 def buffer_for(batch: int) -> tuple[torch.nn.Parameter, RowBuffer]:
     """A parameter of shape [2, 3], and what stands in its buffer's place with two spare rows."""
     param = torch.nn.Parameter(torch.zeros(2, 3))
-    return param, RowBuffer(param, batch, 2, PARTS, norm=3.0)
+    return param, RowBuffer(param, batch, ROWS, 0, norm=3.0)
 
 
 def add(param: torch.nn.Parameter, gradients: torch.Tensor) -> None:

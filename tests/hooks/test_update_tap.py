@@ -27,7 +27,7 @@ def moved(change, steps: int = 20) -> bool:
         with torch.no_grad():
             for w in weights:
                 w -= 0.01 * 0.1 * torch.randn(w.shape, generator=rng)
-        seen.update(watch.end(), 0.1 * np.ones(42))
+        seen.update(watch.end()(), 0.1 * np.ones(42))
         with torch.no_grad():
             change(weights, rng, step)
     return seen.like_noise
