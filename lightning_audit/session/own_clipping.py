@@ -215,11 +215,12 @@ class _Trial:
         if "add_noise" not in way:
             return True
         clip, release = _METHODS[2:3], _METHODS[2:]
-        told = [
-            [_flat(self._sums(way, rows, _LONG)) for way in (clip, release)]
+        tried = [
+            [self._sums(way, rows, _LONG) for way in (clip, release)]
             for rows in ([], *([each] for each in self._directions))
         ]
-        if any(one is None for pair in told for one in pair):
+        told = [[_flat(one) for one in pair if not isinstance(one, str)] for pair in tried]
+        if any(len(pair) < 2 for pair in told):
             return True
         (summed, released), *pairs = told
         noise, outside = released - summed, []
@@ -257,9 +258,7 @@ class _Trial:
             self._held.put_back()
 
 
-def _flat(tensors: list[torch.Tensor] | str) -> torch.Tensor | None:
-    if isinstance(tensors, str):
-        return None
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.detach().double().cpu().reshape(-1) for each in tensors])
 
 
