@@ -368,7 +368,7 @@ class PlainSteps:
     def watch(
         self,
         plain: Iterable[tuple[torch.optim.Optimizer, str, torch.nn.Module | None]],
-        is_hidden: Callable[[torch.optim.Optimizer], bool],
+        is_hidden: Callable[[torch.optim.Optimizer], bool] = lambda _: False,
     ) -> None:
         """Count the steps of these optimizers from now on, and of no others.
 
