@@ -22,7 +22,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.hooks.boundary import around
-from lightning_audit.hooks.gradient_reader import as_rows
+from lightning_audit.hooks.gradient_tap import as_rows
 from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (

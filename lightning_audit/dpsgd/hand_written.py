@@ -22,7 +22,7 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.hooks.gradient_reader import CanaryRows, as_rows
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])

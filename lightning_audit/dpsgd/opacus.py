@@ -49,7 +49,7 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_reader import CanaryRows, as_rows, send
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send
 from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 
 # --- Finds the accountant in a private optimizer's step hook.
@@ -281,7 +281,7 @@ class RowBuffer:
         whole = gradients.new_empty((size, *gradients.shape[1:]))
         whole[:count].copy_(gradients)
         whole[count:].zero_()
-        self._rows.write(whole[self._batch :], self._tensor, self._norm)
+        self._rows.write_part(whole[self._batch :], self._tensor, self._norm)
         self.whole, self._own = whole, whole[: self._batch]
         return self
 

@@ -19,8 +19,7 @@ from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watc
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
-from lightning_audit.hooks.gradient_reader import CanaryRows
-from lightning_audit.hooks.gradient_tap import Reading, clipped_sums
+from lightning_audit.hooks.gradient_tap import CanaryRows, Reading, clipped_sums
 from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.hooks.gradient_reader import CanaryRows
+from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 from lightning_audit.replay.examiner import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.training_state import (

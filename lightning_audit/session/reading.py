@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,22 +22,183 @@ from lightning_audit.checks.probes import (
 from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.gradient_reader import GradientReader
 from lightning_audit.hooks.gradient_tap import (
+    Entries,
+    GradientReader,
     GradientTap,
     Moves,
-    NoiseReading,
     Reading,
-    TensorReading,
     WeightWatch,
-    read_noise,
-    read_tensors,
+    clipped_sum,
 )
 from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks
 from lightning_audit.hooks.update_tap import MovesOutside, UpdateTap
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import INJECTED, Kept
 from lightning_audit.session.step import PlannedStep
+
+# --- Reads the noisy gradient together with its clipped sum, if the optimizer keeps the sum.
+
+#: Largest number of noise entries whose values are read.
+BLOCK = 16384
+#: Largest number of entries copied at once.
+_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """A step's gradient and its clipped sum at the same coordinates, canaries included in both.
+
+    Args:
+        released: entries of the noisy gradient, ``[n]``.
+        sums: entries of the clipped sum before the noise, ``[n]``; None if the sum is not kept.
+        sum_norm: norm of the whole clipped sum; None if the sum is not kept or not requested.
+    """
+
+    released: FloatArray
+    sums: FloatArray | None
+    sum_norm: float | None = None
+
+
+@torch.no_grad()
+def read_noise(
+    params: Sequence[torch.nn.Parameter],
+    released: Sequence[torch.Tensor | None],
+    reader: GradientReader,
+    at: IndexArray,
+    grads: Entries,
+    *,
+    sums: bool,
+    norm: bool,
+) -> Callable[[], NoiseReading] | None:
+    """Read a step between its noise and its update.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        released: the noisy gradient, one tensor per parameter.
+        reader: reads the entries.
+        at: positions of the noise's coordinates among the reader's.
+        grads: the reader's entries of the noisy gradient.
+        sums: whether ``summed_grad`` contains the sums to which the noise was added.
+        norm: whether to compute the norm of the whole sum.
+
+    Returns:
+        Tells the reading when it is home; None if a gradient is missing or has lower than single
+        precision.
+    """
+    if not _all_fine(released, reader):
+        return None
+    held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
+    if not (sums and _all_fine(held, reader)):
+        return lambda: NoiseReading(grads.array[at], None)
+    norms = [_norm(part) for part in held if part is not None] if norm else []
+    whole = reader.also(torch.stack([n.to(norms[0].device) for n in norms])) if norms else None
+    parts = reader.read(held)
+
+    def told() -> NoiseReading:
+        length = None if whole is None else float(np.linalg.norm(whole.array))
+        return NoiseReading(grads.array[at], parts.array[at], length)
+
+    return told
+
+
+def _norm(entries: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = entries.norm()
+    return norm
+
+
+@dataclass(frozen=True)
+class TensorReading:
+    """A step's gradient and clipped sum over whole tensors, canaries included in both.
+
+    Args:
+        entries: number of entries of each tensor, ``[L]``.
+        released: sum of squares of the gradient times its divisor, ``[L]``.
+        noise: sum of squares of the gradient times its divisor minus the clipped sum, ``[L]``.
+        block: the noise (the same difference) at the first and the last entries of each tensor,
+            ``[m]``; None if not requested.
+    """
+
+    entries: FloatArray
+    released: FloatArray
+    noise: FloatArray
+    block: FloatArray | None
+
+
+@torch.no_grad()
+def read_tensors(
+    params: Sequence[torch.nn.Parameter],
+    released: Sequence[torch.Tensor | None],
+    divisor: float,
+    reader: GradientReader,
+    *,
+    block: bool,
+) -> Callable[[], TensorReading] | None:
+    """Read whole tensors of a step between its noise and its update.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        released: the noisy gradient, one tensor per parameter.
+        divisor: divisor of the noisy sum.
+        reader: brings the values home.
+        block: whether to return the first and the last entries of each tensor, about `BLOCK` in
+            all.
+
+    Returns:
+        Tells the reading when it is home; None if a gradient or a sum is missing, or has neither
+        single nor double precision.
+    """
+    pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
+    squares, ends = [], []
+    most = max(2, BLOCK // max(len(pairs), 1))
+    for grad, held in pairs:
+        if grad is None or held is None or not (_is_fine(grad) and _is_fine(held)):
+            return None
+        flat, sums = grad.detach().reshape(-1), held.detach().reshape(-1)
+        if flat.shape != sums.shape or flat.device != sums.device:
+            return None
+        squares.append(_squares(flat, sums, divisor))
+        if block:
+            half = min(most, len(flat)) // 2
+            where = [slice(0, half), slice(len(flat) - half, len(flat))]
+            ends += [flat[at] * divisor - sums[at] for at in where]
+    if not squares:
+        return None
+    device = squares[0].device
+    both = reader.also(torch.cat([own.to(device) for own in squares]))
+    edge = reader.also(torch.cat([end.to(device) for end in ends])) if block else None
+    sizes = np.array([float(p.numel()) for p in params])
+    return lambda: TensorReading(
+        sizes, both.array[::2], both.array[1::2], None if edge is None else edge.array
+    )
+
+
+def _squares(flat: torch.Tensor, sums: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Return the sums of squares of gradient times divisor, and of that minus the clipped sum."""
+    found = torch.zeros(2, dtype=torch.float64, device="cpu" if flat.is_mps else flat.device)
+    for start in range(0, len(flat), _AT_ONCE):
+        grad = flat[start : start + _AT_ONCE] * divisor
+        rest = grad - sums[start : start + _AT_ONCE]
+        found += torch.stack([_square(grad), _square(rest)]).to(found.device)
+    return found
+
+
+def _square(entries: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares, in double precision; computed on the CPU for MPS."""
+    if entries.device.type == "mps":
+        entries = entries.cpu()
+    norm: torch.Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
+    return norm.square()
+
+
+def _is_fine(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float32, torch.float64)
+
+
+def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) -> bool:
+    own = [tensors[j] for j in reader.tensors]
+    return all(t is not None and _is_fine(t) for t in own)
+
 
 # --- Reads a step's noise together with its clipped sums, and tracks where releases were read.
 

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from lightning_audit.canaries.gradient import Placement
 from lightning_audit.checks.probes import NoiseSeen, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.hooks.gradient_reader import CanaryRows
-from lightning_audit.hooks.gradient_tap import Reading
+from lightning_audit.hooks.gradient_tap import CanaryRows, Reading
 from lightning_audit.layout import Direction, FloatArray, IndexArray
 from lightning_audit.record.store import EARLIER, INJECTED
 

@@ -33,11 +33,11 @@ from lightning_audit.testing.faulty import HalfNoise
 
 #: Functions of each way in which a step is audited, with the training that calls them.
 PLACES = [
-    ("prefilled", "write_parts"),
+    ("prefilled", "write_part"),
     ("prefilled", "swap_rows"),
     ("copied", "exchange"),
     ("ghost", "_look_at"),
-    ("by hand", "write_rows"),
+    ("by hand", "write_all"),
     ("input", "_own_direction"),
     ("split", "inject_part"),
     ("prefilled", "divisor_at_cut"),

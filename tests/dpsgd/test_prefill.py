@@ -30,7 +30,7 @@ from lightning_audit.dpsgd.opacus import (
     swap_rows,
 )
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.hooks.gradient_reader import CanaryRows
+from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, Part
 
 pytestmark = pytest.mark.filterwarnings(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.hooks.gradient_reader import CanaryRows, GradientReader, memory, offsets
+from lightning_audit.hooks.gradient_tap import CanaryRows, GradientReader, memory, offsets
 from lightning_audit.layout import Direction, Part
 
 COORDINATES = {0: np.array([1, 4, 5]), 2: np.array([0, 3])}

@@ -10,19 +10,17 @@ from tapped import Tapped, nothing
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.hooks import gradient_tap
-from lightning_audit.hooks.gradient_reader import GradientReader
 from lightning_audit.hooks.gradient_tap import (
+    GradientReader,
     GradientTap,
-    NoiseReading,
     Reading,
     WeightFingerprint,
     WeightWatch,
-    read_noise,
-    read_tensors,
 )
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
+from lightning_audit.session import reading as step_reading
+from lightning_audit.session.reading import NoiseReading, read_noise, read_tensors
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -608,7 +606,7 @@ def test_gradients_that_are_missing_or_coarse_give_no_reading():
 
 @pytest.mark.parametrize("at_once", [5, 2**22])
 def test_whole_tensors_are_read_with_sums(at_once, monkeypatch):
-    monkeypatch.setattr(gradient_tap, "_AT_ONCE", at_once)
+    monkeypatch.setattr(step_reading, "_AT_ONCE", at_once)
     optimizer = stepped(sigma=1.0)
     params, divisor = optimizer.params, float(optimizer.expected_batch_size)
     read = whole(params, grads_of(params), divisor, block=True)
@@ -624,7 +622,7 @@ def test_whole_tensors_are_read_with_sums(at_once, monkeypatch):
 
 
 def test_a_block_holds_both_ends_of_each_tensor(monkeypatch):
-    monkeypatch.setattr(gradient_tap, "BLOCK", 8)
+    monkeypatch.setattr(step_reading, "BLOCK", 8)
     params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
     for p in params:
         p.summed_grad = torch.zeros_like(p)
