@@ -313,17 +313,17 @@ class GradientReader:
 class CanaryRows(list[Direction]):
     """A step's canaries as rows, which lie on each device after one copy.
 
+    A list of the directions, without their lengths.
+
     Args:
         directions: in the order of their rows, of norm 1.
         lengths: factor of each row, ``[k]``; None for 1.
     """
 
     def __init__(self, directions: Sequence[Direction], lengths: FloatArray | None = None) -> None:
-        lengths = np.ones(len(directions)) if lengths is None else lengths
-        pairs = zip(directions, lengths, strict=True)
-        super().__init__(d if length == 1.0 else d.scaled(float(length)) for d, length in pairs)
-        self.plain = list(directions)
-        self._rows = by_tensor(self)
+        super().__init__(directions)
+        self._lengths = np.ones(len(directions)) if lengths is None else lengths
+        self._rows = by_tensor(directions)
         self._sent: dict[torch.device, dict[int, list[torch.Tensor]]] = {}
 
     def write_part(self, rows: torch.Tensor, tensor: int, norm: float) -> None:
@@ -374,19 +374,15 @@ class CanaryRows(list[Direction]):
     def _on(self, device: torch.device) -> dict[int, list[torch.Tensor]]:
         """Return rows, coordinates, entries and entries at norm 1, by tensor; sent once."""
         if device not in self._sent:
-            plain = by_tensor(self.plain)
             sizes = [sum(len(p.index) for _, p in parts) for parts in self._rows.values()]
-            both = [
-                np.concatenate(
-                    [np.full(len(p.index), row) for v in self._rows.values() for row, p in v]
-                ),
-                np.concatenate([p.index for v in self._rows.values() for _, p in v]),
-                np.concatenate([p.value for v in self._rows.values() for _, p in v]),
-                np.concatenate([p.value for j in self._rows for _, p in plain[j]]),
-            ]
+            each = [pair for parts in self._rows.values() for pair in parts]
+            rows = np.concatenate([np.full(len(part.index), row) for row, part in each])
+            own = np.concatenate([part.value for _, part in each])
+            index = np.concatenate([part.index for _, part in each])
+            both = [rows, index, self._lengths[rows] * own, own]
             sent = [torch.split(whole, sizes) for whole in send(both, device)]
             pieces = zip(*sent, strict=True)
-            self._sent[device] = {j: list(own) for j, own in zip(self._rows, pieces, strict=True)}
+            self._sent[device] = {j: list(got) for j, got in zip(self._rows, pieces, strict=True)}
         return self._sent[device]
 
 
@@ -432,6 +428,75 @@ def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.T
 def clipped_sums(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
     """Return the `clipped_sum` of each parameter for its ``p.grad``."""
     return [clipped_sum(p, p.grad) for p in params]
+
+
+# --- Reads the noisy gradient together with its clipped sum, if the optimizer keeps the sum.
+
+#: Precisions in which noise is read.
+FINE = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """A step's gradient and its clipped sum at the same coordinates, canaries included in both.
+
+    Args:
+        released: entries of the noisy gradient, ``[n]``.
+        sums: entries of the clipped sum before the noise, ``[n]``; None if the sum is not kept.
+        sum_norm: norm of the whole clipped sum; None if the sum is not kept or not requested.
+    """
+
+    released: FloatArray
+    sums: FloatArray | None
+    sum_norm: float | None = None
+
+
+@torch.no_grad()
+def read_noise(
+    params: Sequence[torch.nn.Parameter],
+    released: Sequence[torch.Tensor | None],
+    reader: GradientReader,
+    at: IndexArray,
+    entries: Callable[[], Entries],
+    *,
+    sums: bool,
+    norm: bool,
+) -> Callable[[], NoiseReading] | None:
+    """Read a step between its noise and its update.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        released: the noisy gradient, one tensor per parameter.
+        reader: reads the entries.
+        at: positions of the noise's coordinates among the reader's.
+        entries: returns the reader's entries of the noisy gradient.
+        sums: whether ``summed_grad`` contains the sums to which the noise was added.
+        norm: whether to compute the norm of the whole sum.
+
+    Returns:
+        Tells the reading when it is home; None if a gradient is missing or has lower than single
+        precision.
+    """
+    if not _all_fine(released, reader):
+        return None
+    grads = entries()
+    held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
+    if not (sums and _all_fine(held, reader)):
+        return lambda: NoiseReading(grads.array[at], None)
+    norms = [part.norm() for part in held if part is not None] if norm else []
+    whole = reader.also(torch.stack([n.to(norms[0].device) for n in norms])) if norms else None
+    parts = reader.read(held)
+
+    def told() -> NoiseReading:
+        length = None if whole is None else float(np.linalg.norm(whole.array))
+        return NoiseReading(grads.array[at], parts.array[at], length)
+
+    return told
+
+
+def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) -> bool:
+    own = [tensors[j] for j in reader.tensors]
+    return all(t is not None and t.dtype in FINE for t in own)
 
 
 # --- Reads changes of the weights, in the update and outside of it.

@@ -405,7 +405,8 @@ class AuditSession:
             return
         if self._is_released:
             finite = bool(np.isfinite(reading.values).all())
-            self.lost.look(self.step, self.recorder.steps, self.source.rows_of_data, finite)
+            if not (finite and self.lost.weights_finite):
+                self.lost.look(self.step, self.recorder.steps, self.source.rows_of_data, finite)
         reading, lack = self.way.judged(reading, asked=self._asked)
         if lack:
             self.planner.block_pass(lack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,13 +24,15 @@ from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.gradient_tap import (
-    Entries,
+    FINE,
     GradientReader,
     GradientTap,
     Moves,
+    NoiseReading,
     Reading,
     WeightWatch,
     clipped_sum,
+    read_noise,
 )
 from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks
 from lightning_audit.hooks.update_tap import MovesOutside, UpdateTap
@@ -37,74 +40,12 @@ from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import INJECTED, Kept
 from lightning_audit.session.step import PlannedStep
 
-# --- Reads the noisy gradient together with its clipped sum, if the optimizer keeps the sum.
+# --- Reads whole tensors of a step between its noise and its update.
 
 #: Largest number of noise entries whose values are read.
 BLOCK = 16384
 #: Largest number of entries copied at once.
 _AT_ONCE = 2**22
-
-
-@dataclass(frozen=True)
-class NoiseReading:
-    """A step's gradient and its clipped sum at the same coordinates, canaries included in both.
-
-    Args:
-        released: entries of the noisy gradient, ``[n]``.
-        sums: entries of the clipped sum before the noise, ``[n]``; None if the sum is not kept.
-        sum_norm: norm of the whole clipped sum; None if the sum is not kept or not requested.
-    """
-
-    released: FloatArray
-    sums: FloatArray | None
-    sum_norm: float | None = None
-
-
-@torch.no_grad()
-def read_noise(
-    params: Sequence[torch.nn.Parameter],
-    released: Sequence[torch.Tensor | None],
-    reader: GradientReader,
-    at: IndexArray,
-    grads: Entries,
-    *,
-    sums: bool,
-    norm: bool,
-) -> Callable[[], NoiseReading] | None:
-    """Read a step between its noise and its update.
-
-    Args:
-        params: the parameters, in the order of the layout.
-        released: the noisy gradient, one tensor per parameter.
-        reader: reads the entries.
-        at: positions of the noise's coordinates among the reader's.
-        grads: the reader's entries of the noisy gradient.
-        sums: whether ``summed_grad`` contains the sums to which the noise was added.
-        norm: whether to compute the norm of the whole sum.
-
-    Returns:
-        Tells the reading when it is home; None if a gradient is missing or has lower than single
-        precision.
-    """
-    if not _all_fine(released, reader):
-        return None
-    held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
-    if not (sums and _all_fine(held, reader)):
-        return lambda: NoiseReading(grads.array[at], None)
-    norms = [_norm(part) for part in held if part is not None] if norm else []
-    whole = reader.also(torch.stack([n.to(norms[0].device) for n in norms])) if norms else None
-    parts = reader.read(held)
-
-    def told() -> NoiseReading:
-        length = None if whole is None else float(np.linalg.norm(whole.array))
-        return NoiseReading(grads.array[at], parts.array[at], length)
-
-    return told
-
-
-def _norm(entries: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = entries.norm()
-    return norm
 
 
 @dataclass(frozen=True)
@@ -152,7 +93,7 @@ def read_tensors(
     squares, ends = [], []
     most = max(2, BLOCK // max(len(pairs), 1))
     for grad, held in pairs:
-        if grad is None or held is None or not (_is_fine(grad) and _is_fine(held)):
+        if grad is None or held is None or not (grad.dtype in FINE and held.dtype in FINE):
             return None
         flat, sums = grad.detach().reshape(-1), held.detach().reshape(-1)
         if flat.shape != sums.shape or flat.device != sums.device:
@@ -189,15 +130,6 @@ def _square(entries: torch.Tensor) -> torch.Tensor:
         entries = entries.cpu()
     norm: torch.Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
     return norm.square()
-
-
-def _is_fine(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float32, torch.float64)
-
-
-def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) -> bool:
-    own = [tensors[j] for j in reader.tensors]
-    return all(t is not None and _is_fine(t) for t in own)
 
 
 # --- Reads a step's noise together with its clipped sums, and tracks where releases were read.
@@ -288,7 +220,7 @@ class NoiseWatch:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         reader = GradientReader(step.params, self._coordinates) if tap is None else tap.reader
-        raw = reader.read(grads) if tap is None else tap.raw()
+        raw = partial(reader.read, grads) if tap is None else tap.raw
         if self._at is None:
             self._at = reader.positions(self._coordinates)
         self._reading = read_noise(

@@ -376,7 +376,7 @@ class LostSteps(Kept):
     def __init__(self) -> None:
         self.count = 0
         #: Whether the weights were finite before the coming step.
-        self._weights = True
+        self.weights_finite = True
         self._own: dict[int, tuple[int, int]] = {}
         self._told: dict[int, tuple[int, int]] = {}
 
@@ -395,10 +395,10 @@ class LostSteps(Kept):
             of_data: removes the canaries' rows; returns None if they are unknown.
             finite: whether the step's gradient was finite.
         """
-        weights, self._weights = self._weights, True
+        weights, self.weights_finite = self.weights_finite, True
         if not finite:
             self.add(number, of_data(step.lost_rows()) if weights else None)
-            self._weights = all_finite(step.params)
+            self.weights_finite = all_finite(step.params)
 
     def add(self, step: int, rows: torch.Tensor | None) -> None:
         """Add a step.

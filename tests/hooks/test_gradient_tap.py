@@ -13,14 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_audit.hooks.gradient_tap import (
     GradientReader,
     GradientTap,
+    NoiseReading,
     Reading,
     WeightFingerprint,
     WeightWatch,
+    read_noise,
 )
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 from lightning_audit.session import reading as step_reading
-from lightning_audit.session.reading import NoiseReading, read_noise, read_tensors
+from lightning_audit.session.reading import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -503,7 +505,7 @@ def noise_of(params: Any, **wanted: bool) -> NoiseReading | None:
     """What a reader of just these coordinates brings home; None if it reads nothing."""
     reader, grads = GradientReader(params, READ), grads_of(params)
     at = reader.positions(READ)
-    told = read_noise(params, grads, reader, at, reader.read(grads), **wanted)
+    told = read_noise(params, grads, reader, at, lambda: reader.read(grads), **wanted)
     return None if told is None else told()
 
 
