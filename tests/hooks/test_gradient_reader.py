@@ -1,9 +1,17 @@
 """The same entries, bit for bit, from any memory; one parcel home, looked at later if need be."""
 
+import _thread
+import threading
+
 import numpy as np
 import pytest
 import torch
+from training_matrix import ROWS
+from training_support import ManualModule, PrivateModule, trainer_for
 
+from lightning_audit import PrivacyAudit
+from lightning_audit.dpsgd import opacus
+from lightning_audit.hooks import gradient_tap
 from lightning_audit.hooks.gradient_tap import CanaryRows, GradientReader, memory, offsets
 from lightning_audit.layout import Direction, Part
 
@@ -85,3 +93,81 @@ def test_flat_coordinates_lie_in_the_memory_of_any_strided_tensor():
     tensor = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)[:, :, 1:]
     index = np.arange(tensor.numel())
     assert torch.equal(memory(tensor)[offsets(index, tensor)], tensor.reshape(-1))
+
+
+# --- What a training moves between its device and the host, and a backward pass in another thread.
+
+
+class Transfers:
+    """Parcels to the device and home, with the number of steps."""
+
+    def __init__(self, monkeypatch):
+        self.sent = self.fetched = 0
+        send, depart = gradient_tap.send, gradient_tap.Parcel.depart
+
+        def counted(*given):
+            self.sent += 1
+            return send(*given)
+
+        def departs(parcel):
+            self.fetched += bool(parcel._away)
+            depart(parcel)
+
+        for module in (gradient_tap, opacus):
+            monkeypatch.setattr(module, "send", counted)
+        monkeypatch.setattr(gradient_tap.Parcel, "depart", departs)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("make", [PrivateModule, ManualModule])
+def test_a_step_sends_two_parcels_and_brings_one_home(make, tmp_path, monkeypatch):
+    moved, steps = Transfers(monkeypatch), 30
+    audit = PrivacyAudit(seed=1, examinations=0)
+    trainer_for(tmp_path, audit, max_steps=steps).fit(make())
+    assert audit.report.steps == steps
+    assert steps <= moved.fetched <= steps + 2
+    assert moved.sent <= 2.4 * steps
+
+
+@pytest.fixture
+def threaded_backward(monkeypatch):
+    """Run every backward pass in a foreign thread, as the autograd engine of a GPU does."""
+    own = torch.Tensor.backward
+
+    def backward(*given, **settings):
+        done, found = _thread.allocate_lock(), []
+        done.acquire()
+
+        def work():
+            try:
+                own(*given, **settings)
+            except BaseException as error:
+                found.append(error)
+            done.release()
+
+        _thread.start_new_thread(work, ())
+        done.acquire()
+        if found:
+            raise found[0]
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    yield
+    for ident, thread in list(threading._active.items()):
+        if isinstance(thread, threading._DummyThread):
+            del threading._active[ident]  # until Python 3.11 it is listed for good
+
+
+@pytest.mark.training
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_backward_pass_in_another_thread_is_audited_as_in_this_one(row, tmp_path, request):
+    def report(name):
+        given = {"seed": 1, "examinations": 0, "on_violation": "warn", **row.audit}
+        audit = PrivacyAudit(report_dir=tmp_path / name, **given)
+        torch.manual_seed(3)
+        trainer_for(tmp_path, audit, **{"max_steps": 8, **row.trainer}).fit(row.module())
+        return [repr(check) for check in audit.report.checks]
+
+    here = report("here")
+    request.getfixturevalue("threaded_backward")
+    assert report("there") == here
