@@ -10,12 +10,12 @@ from typing import Any
 from lightning_audit.accounting.composition import epsilon_of_history, exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, inverse_square, merge
 from lightning_audit.accounting.spending import composed_epsilon, steps_told, steps_within
+from lightning_audit.callbacks.trainer import planned_steps
 from lightning_audit.checks.accounting import PlannedCost
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.epsilons import run_history
 from lightning_audit.run.facts import links_of
-from lightning_audit.run.optimizers import planned_steps
 
 _log = logging.getLogger(__name__)
 

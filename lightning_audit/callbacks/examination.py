@@ -13,14 +13,13 @@ from lightning_audit.callbacks._namespaces import (
     refused_as_lightning_does,
 )
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.callbacks.trainer import LightningStep
+from lightning_audit.callbacks.trainer import LightningStep, training_info
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.replay import REPLAY_SENSITIVITY, Answer
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.replay.examiner import QUESTIONS, Examined, examine_step
 from lightning_audit.replay.step_replay import StepWatch, TakenStep
 from lightning_audit.run.optimizers import hand_written_step
@@ -162,7 +161,8 @@ class Examination(OneFit):
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
         user = LightningStep(trainer, module, self)
-        self.where = OwnCode(trainer, module).places(REPLAY_SENSITIVITY.name)
+        code = training_info(trainer).own_code(trainer.optimizers)
+        self.where = code.places(REPLAY_SENSITIVITY.name)
         return examine_step(user, step, claim, taken, seed=self.seed)
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:
@@ -176,7 +176,7 @@ class Examination(OneFit):
                 "hand-written DP-SGD: Examination(claim=PrivacyClaim(noise_multiplier=..., "
                 "max_grad_norm=..., expected_batch_size=...))."
             )
-        return hand_written_step(self.claim, trainer.optimizers, module)
+        return hand_written_step(self.claim, trainer.optimizers, module, trainer.world_size)
 
     def _forget(self) -> None:
         """Remove the hook; the next batch starts a new watch."""

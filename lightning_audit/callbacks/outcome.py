@@ -12,6 +12,7 @@ from typing import Any
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.claim_budget import ClaimBudget
 from lightning_audit.callbacks.preview import preview_of
+from lightning_audit.callbacks.trainer import ranks_of
 from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.hand_written import ManualStep
@@ -30,7 +31,6 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.planner import Ranks
 from lightning_audit.verdict.judge import failed_report
 
 # --- Send the report to the user's loggers, and its figure to those that take figures.
@@ -421,7 +421,7 @@ def not_begun(audit: Any, trainer: Any, *_: Any, **__: Any) -> None:
     """Replace the setup after a failure: inform the other processes of it."""
     attempt(partial(audit.take, trainer))  # the report is written at the end of this Trainer's fit
     if audit._ranks is None:  # it failed before the processes were connected
-        attempt(lambda: Ranks.of(trainer, audit._boundary).leave())
+        attempt(lambda: ranks_of(trainer, audit._boundary).leave())
     left(audit)
 
 

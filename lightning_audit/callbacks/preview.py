@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException, isolate_rng
-from lightning_audit.callbacks.trainer import silent_logger
+from lightning_audit.callbacks.trainer import planned_steps, silent_logger
 from lightning_audit.checks.accounting import ACCOUNTING
 from lightning_audit.checks.replay import COUPLING, REPLAY_CHECKS
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.run.optimizers import planned_steps
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.sources import HandedRows, InputSample
 

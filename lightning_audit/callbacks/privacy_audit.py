@@ -17,8 +17,10 @@ from lightning_audit.callbacks.trainer import (
     LightningStep,
     goes_on,
     note_end,
+    ranks_of,
     refuse_trainer,
     show_batches,
+    training_info,
     watch_loaders,
 )
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
@@ -295,14 +297,19 @@ class PrivacyAudit(AuditArguments, OneFit):
             self._begin(trainer, pl_module)
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._ranks = Ranks.of(trainer)
+        self._ranks = ranks_of(trainer)
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
         self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        self._run = run = AuditRun(self.config, trainer, self._ranks, self.directory(trainer))
+        self._run = run = AuditRun(
+            self.config,
+            training_info(trainer, begins=False),
+            self._ranks,
+            self.directory(trainer),
+        )
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
@@ -343,9 +350,9 @@ class PrivacyAudit(AuditArguments, OneFit):
     @of_its_run(outcome.left)
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers, read how the loader samples, and stop if that is wrong."""
-        run.start(trainer.train_dataloader, trainer.global_step)
+        run.start(training_info(trainer))
         run.follow(trainer.optimizers, pl_module)
-        run.note_trainer_settings(trainer)
+        run.note_settings()
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size, pl_module):
             show_batches(trainer, pl_module, run)
@@ -424,7 +431,7 @@ class PrivacyAudit(AuditArguments, OneFit):
     def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the report, and raise the error of its verdict if configured."""
         if not self._ended:  # nothing was trained, so on_train_end was not called
-            run.take_up(trainer, pl_module)
+            run.take_up(training_info(trainer), trainer.optimizers)
             if run.report is None:
                 self._end(run, trainer)
         self._unhook(run)

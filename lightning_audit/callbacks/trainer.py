@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ from lightning_audit.callbacks._namespaces import (
     MisconfigurationException,
     refused_as_lightning_does,
 )
-from lightning_audit.hooks.boundary import undoing
+from lightning_audit.hooks.boundary import Boundary, undoing
 from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.lints.settings import splits_batches
+from lightning_audit.run.facts import TrainingInfo
+from lightning_audit.session.planner import Ranks
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -72,6 +76,68 @@ def _refuse_strategy(trainer: pl.Trainer) -> None:
             f"PrivacyAudit cannot audit {trainer.world_size} processes of "
             f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
         )
+
+
+# --- A Trainer's training by plain values.
+
+
+def training_info(trainer: Any, *, begins: bool = True) -> TrainingInfo:
+    """Return what the audit reads of a Trainer.
+
+    Args:
+        trainer: during `fit`.
+        begins: whether its loaders and optimizers exist.
+    """
+    module = trainer.lightning_module
+    source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
+    known: dict[str, Any] = {}
+    if begins:
+        known = {
+            "loaders": trainer.train_dataloader,
+            "planned_steps": planned_steps(trainer),
+            "taken_steps": trainer.global_step,
+            "epoch_batches": trainer.num_training_batches,
+        }
+    return TrainingInfo(
+        module=module,
+        source=source,
+        owners=trainer.callbacks,
+        precision=str(trainer.precision),
+        device=_device(trainer),
+        strategy=type(trainer.strategy).__name__,
+        processes=trainer.world_size,
+        accumulated=trainer.accumulate_grad_batches,
+        clip=trainer.gradient_clip_val,
+        trial=bool(trainer.fast_dev_run),
+        **known,
+    )
+
+
+def _device(trainer: Any) -> str:
+    device = getattr(getattr(trainer, "strategy", None), "root_device", None)
+    if not isinstance(device, torch.device):
+        return ""
+    if device.type != "cuda":
+        return device.type
+    return f"cuda ({torch.cuda.get_device_name(device)})"
+
+
+def planned_steps(trainer: Any) -> int | None:
+    """Return the steps of each optimizer in the whole training; None if unknown."""
+    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
+        return None
+    try:
+        total = trainer.estimated_stepping_batches
+    except Exception:  # of a Trainer whose accumulation changes, say
+        return None
+    if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
+        return None
+    return int(total)
+
+
+def ranks_of(trainer: Any, boundary: Boundary | None = None) -> Ranks:
+    """Return the processes of a Trainer."""
+    return Ranks(trainer.global_rank, trainer.world_size, talk=True, boundary=boundary)
 
 
 # --- Whether a later fit continues the training of an earlier one.

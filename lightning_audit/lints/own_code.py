@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,16 +164,23 @@ def _roles() -> Mapping[str, tuple[Role, ...]]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
 class OwnCode:
     """The user's own code in a training, located on demand.
 
     Args:
-        trainer: the Trainer, during `fit`.
         module: the user's module.
+        optimizers: of the training; a list that is kept up to date.
+        owners: objects with hooks of the user's, in addition to the module.
+        loaders: that it trains on: a loader, or a list or dict of them.
+        source: whose ``train_dataloader`` makes them; None for the module.
     """
 
-    def __init__(self, trainer: Any, module: Any) -> None:
-        self._trainer, self._module = trainer, module
+    module: Any
+    optimizers: Sequence[Any] = ()
+    owners: Sequence[Any] = ()
+    loaders: Any = None
+    source: Any = None
 
     def code(self, finding: str) -> tuple[CodePlace, ...]:
         """Return the places to look at for a finding; empty if none is the user's own.
@@ -183,7 +190,7 @@ class OwnCode:
         """
         found: dict[CodePlace, None] = {}
         for role in _roles().get(finding, ("settings",)):
-            found.update(dict.fromkeys(_FIND[role](self._trainer, self._module)))
+            found.update(dict.fromkeys(_FIND[role](self)))
         return tuple(found)
 
     def places(self, finding: str) -> str:
@@ -220,57 +227,56 @@ class OwnCode:
         return dataclasses.replace(check, evidence={**check.evidence, "where": places})
 
 
-def _optimizers(role: Role, trainer: Any, module: Any) -> Iterator[CodePlace]:
-    for optimizer in trainer.optimizers:
+def _optimizers(role: Role, own: OwnCode) -> Iterator[CodePlace]:
+    for optimizer in own.optimizers:
         while optimizer is not None:
             yield from of_optimizer(optimizer, *_PARTS[role])
             optimizer = getattr(optimizer, "original_optimizer", None)
 
 
-def _hooks(trainer: Any, module: Any) -> Iterator[CodePlace]:
-    for owner in (module, *trainer.callbacks):
+def _hooks(own: OwnCode) -> Iterator[CodePlace]:
+    for owner in (own.module, *own.owners):
         yield from of_methods(owner, *_HOOKS)
 
 
-def _norms(trainer: Any, module: Any) -> Iterator[CodePlace]:
+def _norms(own: OwnCode) -> Iterator[CodePlace]:
     """Yield the user's classes that contain layers with batch statistics."""
-    names = [name for name, layer in module.named_modules() if isinstance(layer, _NormBase)]
+    layers = own.module.named_modules()
+    names = [name for name, layer in layers if isinstance(layer, _NormBase)]
     for name in names[:3]:
         owner = name
         while owner:
             owner = owner.rpartition(".")[0]
-            if found := list(of_class(type(module.get_submodule(owner)))):
+            if found := list(of_class(type(own.module.get_submodule(owner)))):
                 of_layer = f"layer `{name}` of {found[0].name}"
                 yield dataclasses.replace(found[0], name=of_layer)
                 break
 
 
-def _training_step(trainer: Any, module: Any) -> Iterator[CodePlace]:
-    return of_methods(module, "training_step")
+def _training_step(own: OwnCode) -> Iterator[CodePlace]:
+    return of_methods(own.module, "training_step")
 
 
-def _by_hand(trainer: Any, module: Any) -> Iterator[CodePlace]:
-    if not getattr(module, "automatic_optimization", True):
-        yield from _training_step(trainer, module)
+def _by_hand(own: OwnCode) -> Iterator[CodePlace]:
+    if not getattr(own.module, "automatic_optimization", True):
+        yield from _training_step(own)
 
 
-def _settings(trainer: Any, module: Any) -> Iterator[CodePlace]:
-    return of_methods(module, "configure_optimizers")
+def _settings(own: OwnCode) -> Iterator[CodePlace]:
+    return of_methods(own.module, "configure_optimizers")
 
 
-def _loaders(trainer: Any, module: Any) -> Iterator[CodePlace]:
+def _loaders(own: OwnCode) -> Iterator[CodePlace]:
     """Yield the user's samplers and data sets, and the code that creates the loader."""
-    for loader in _pytree.tree_leaves(trainer.train_dataloader):
+    for loader in _pytree.tree_leaves(own.loaders):
         sampler = unwatched(getattr(loader, "batch_sampler", None))
         inner = getattr(sampler, "sampler", None)
         for part in (loader, sampler, inner, getattr(loader, "dataset", None)):
             yield from of_class(type(part))
-    # The argument of `fit`, or else the module or data module that Lightning calls.
-    source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", module)
-    yield from of_methods(source, "train_dataloader")
+    yield from of_methods(own.module if own.source is None else own.source, "train_dataloader")
 
 
-_FIND: Mapping[Role, Callable[[Any, Any], Iterator[CodePlace]]] = {
+_FIND: Mapping[Role, Callable[[OwnCode], Iterator[CodePlace]]] = {
     **{role: functools.partial(_optimizers, role) for role in _PARTS},
     "hooks": _hooks,
     "norm": _norms,

@@ -50,13 +50,13 @@ from lightning_audit.run.facts import (
     RunCourse,
     RunFacts,
     RunLints,
+    TrainingInfo,
     rate_of_all,
     steps_of,
 )
 from lightning_audit.run.optimizers import (
     AuditedOptimizers,
     draw_seed,
-    planned_steps,
     refusing_what_does_not_fit,
 )
 from lightning_audit.run.report_files import ReportFiles
@@ -327,28 +327,26 @@ class AuditRun:
 
     Args:
         config: of the audit.
-        trainer: of the training.
+        info: of the training, as far as it is known when the audit is set up.
         ranks: its processes.
         directory: of report and records.
     """
 
     def __init__(
-        self, config: AuditConfig, trainer: Any, ranks: Ranks, directory: str | Path
+        self, config: AuditConfig, info: TrainingInfo, ranks: Ranks, directory: str | Path
     ) -> None:
         self.ranks = ranks
-        #: Whether this is a fast_dev_run: the audit runs, but writes no file and fails nothing.
-        self.trial = bool(trainer.fast_dev_run)
+        #: Whether the training only tries a few batches: no file is written, and nothing fails.
+        self.trial = info.trial
         self.files = ReportFiles(directory) if self.ranks.is_first and not self.trial else None
         self.report: AuditReport | None = None
-        self._course = RunCourse.of(trainer, shuffled=config.shuffled)
+        self._course = RunCourse.of(info, shuffled=config.shuffled)
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
-        self._precision = str(trainer.precision)
+        self._precision = info.precision
         seed, drawn = self.ranks.shared((config.seed, draw_seed() if config.seed is None else None))
         config = replace(config, seed=seed, drawn_seed=drawn)
-        self.optimizers = AuditedOptimizers(
-            config, self.files, trainer, self.ranks, notes, self.lints
-        )
+        self.optimizers = AuditedOptimizers(config, self.files, info, self.ranks, notes, self.lints)
         self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
         self._steps_before = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
@@ -413,12 +411,13 @@ class AuditRun:
         if not same and self.files is not None:  # the report there is another training's
             self.files.set_report_aside()
 
-    def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
+    def take_up(self, info: TrainingInfo, optimizers: Sequence[Any]) -> None:
         """Load a checkpoint's audit if there is nothing left to train; keep a report of our own."""
         if self.report is not None or not self.optimizers.kept:
             return
-        self.start(trainer.train_dataloader, trainer.global_step)
-        self.follow(trainer.optimizers, module)
+        module = info.module
+        self.start(info)
+        self.follow(optimizers, module)
         if not self.sessions:
             self.follow_hand_written(module)
         self.optimizers.read_rates()
@@ -486,19 +485,21 @@ class AuditRun:
         source = self.session.source if self.session is not None else None
         return source if isinstance(source, InputSample) and self.optimizers.looks else None
 
-    def start(self, loaders: Any, global_step: int) -> None:
+    def start(self, info: TrainingInfo) -> None:
         """Read how the loaders sample, and whether earlier steps were not observed."""
-        self.lints.start(loaders)
-        if global_step > 0 and not self.optimizers.kept:
+        self.optimizers.info = info
+        self.lints.start(info.loaders)
+        if info.taken_steps > 0 and not self.optimizers.kept:
             self._course.resumed = (
-                f"the training was resumed after step {global_step} from a checkpoint without this "
-                "audit's state: earlier steps were not observed"
+                f"the training was resumed after step {info.taken_steps} from a checkpoint without "
+                "this audit's state: earlier steps were not observed"
             )
 
-    def note_trainer_settings(self, trainer: Any) -> None:
-        """Note how the Trainer's arguments affect the private optimizers."""
-        self.lints.note_trainer_settings([s.step.optimizer for s in self.sessions], trainer)
-        self._course.about.planned_steps = planned_steps(trainer)
+    def note_settings(self) -> None:
+        """Note how the training's settings affect the private optimizers."""
+        info, private = self.optimizers.info, [s.step.optimizer for s in self.sessions]
+        self.lints.note_settings(private, self.optimizers.attached, info)
+        self._course.about.planned_steps = info.planned_steps
 
     def start_epoch(self) -> None:
         """Start an epoch: look for changed weights and gradients left over from the last one."""

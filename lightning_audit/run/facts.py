@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from lightning_audit.checks.check import evidence_in
 from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
 from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.files import commit_of
 from lightning_audit.hooks.boundary import RunTime
 from lightning_audit.hooks.sampler_tap import SamplerTap
 from lightning_audit.lints.own_code import OwnCode
@@ -39,6 +42,7 @@ from lightning_audit.lints.settings import (
     splits_batches,
 )
 from lightning_audit.record.store import EarlierSegments, Kept
+from lightning_audit.results.report_details import RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.audit_session import AuditSession
@@ -46,6 +50,72 @@ from lightning_audit.session.planner import Ranks
 
 if TYPE_CHECKING:
     from lightning_audit.run.optimizers import AuditedOptimizers
+
+# --- A training by plain values.
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """What a front end states of a training when the audit is set up, and again when it begins.
+
+    Args:
+        module: the user's module, with all trained parameters.
+        loaders: that it trains on, as `loader_facts` takes them; None before it begins.
+        source: whose ``train_dataloader`` makes them; None for the module.
+        owners: objects with hooks of the user's, in addition to the module.
+        precision: as Lightning names it: "32-true", "16-mixed", ...
+        device: as text; empty if unknown.
+        strategy: name of how several processes train.
+        processes: number of processes.
+        accumulated: batches per step.
+        epoch_batches: batches of an epoch; infinite if unknown.
+        clip: value to which the front end clips raw gradients; None for none.
+        planned_steps: of each optimizer in the whole training; None if unknown.
+        taken_steps: before it begins.
+        trial: whether it only tries a few batches, so that no file is written and nothing fails.
+    """
+
+    module: Any
+    loaders: Any = None
+    source: Any = None
+    owners: Sequence[Any] = ()
+    precision: str = "32-true"
+    device: str = ""
+    strategy: str = ""
+    processes: int = 1
+    accumulated: int = 1
+    epoch_batches: float = math.inf
+    clip: float | None = None
+    planned_steps: int | None = None
+    taken_steps: int = 0
+    trial: bool = False
+
+    def own_code(self, optimizers: Sequence[Any]) -> OwnCode:
+        """Return the user's code; ``optimizers`` is a list that is kept up to date."""
+        return OwnCode(self.module, optimizers, self.owners, self.loaders, self.source)
+
+    @property
+    def about(self) -> RunAbout:
+        """What a report says of it."""
+        return RunAbout(
+            name=type(self.module).__name__ if self.module is not None else "",
+            started=datetime.now().astimezone().isoformat(timespec="seconds"),
+            device=self.device,
+            precision=self.precision,
+            processes=self.processes,
+            strategy=self.strategy,
+            commit=_commit(self.module),
+        )
+
+
+def _commit(module: Any) -> str | None:
+    """Return the commit of the repository with the file of the module's class."""
+    try:
+        file = inspect.getsourcefile(type(module))
+    except (OSError, TypeError):  # typed into a notebook
+        return None
+    return commit_of(file) if file else None
+
 
 # --- The facts of a run at one moment, in addition to its observations.
 
@@ -342,9 +412,9 @@ class RunCourse:
     target: Target = field(default_factory=Target)
 
     @classmethod
-    def of(cls, trainer: Any, *, shuffled: bool) -> RunCourse:
+    def of(cls, info: TrainingInfo, *, shuffled: bool) -> RunCourse:
         """Return the course of a new run, which counts passes if batches are shuffled."""
-        return cls(passes=PassCounter() if shuffled else None, about=Circumstances.of(trainer))
+        return cls(passes=PassCounter() if shuffled else None, about=Circumstances(info.about))
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep an epoch's metrics; a run resumed at an epoch's end replaces those of that epoch."""
@@ -499,17 +569,24 @@ class RunLints(Kept):
         """Whether batch sizes are the only evidence of how the loader samples."""
         return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
 
-    def note_trainer_settings(self, optimizers: Sequence[Any], trainer: Any) -> None:
-        """Note how the Trainer's arguments affect private optimizers; locate the user's code."""
-        self.code = OwnCode(trainer, trainer.lightning_module)
-        accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        if (most := getattr(trainer, "num_training_batches", math.inf)) < accumulated:
-            self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=most))
-        for optimizer in optimizers:
+    def note_settings(
+        self, private: Sequence[Any], optimizers: list[Any], info: TrainingInfo
+    ) -> None:
+        """Note how a training's settings affect private optimizers; locate the user's code.
+
+        Args:
+            private: the private optimizers, as they are stepped.
+            optimizers: of the training; a list that is kept up to date.
+            info: of the training that begins.
+        """
+        self.code = info.own_code(optimizers)
+        accumulated = info.accumulated
+        if info.epoch_batches < accumulated:
+            self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=info.epoch_batches))
+        for optimizer in private:
             self.batches_per_step = accumulated
-            remarks = ghost_remarks(optimizer, accumulated, clip)
-            module = trainer.lightning_module
-            for sentence in remarks or accumulation_remarks(optimizer, accumulated, module):
+            remarks = ghost_remarks(optimizer, accumulated, info.clip)
+            for sentence in remarks or accumulation_remarks(optimizer, accumulated, info.module):
                 self._notes.add(sentence)
                 _log.warning("privacy audit: %s", sentence)
 

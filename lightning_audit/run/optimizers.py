@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,20 +38,17 @@ from lightning_audit.dpsgd.opacus import (
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.hooks.boundary import Handles, entry, undoing
 from lightning_audit.hooks.step_hooks import PlainSteps
-from lightning_audit.lints.settings import fingerprints, splits_batches
+from lightning_audit.lints.settings import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
-from lightning_audit.run.facts import Notes, OptimizerFacts, RunLints
+from lightning_audit.run.facts import Notes, OptimizerFacts, RunLints, TrainingInfo
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession, begin_session
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.reading import HandWrittenReading
 from lightning_audit.session.sources import HandedRows
 from lightning_audit.verdict.allow import Allow, covers
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
 
 # --- The audit's state in Lightning's checkpoints: plain values and tensors only.
 
@@ -345,23 +341,24 @@ def refuse_several(count: int, canaries: Sequence[object], processes: int) -> No
 
 
 def hand_written_step(
-    claim: PrivacyClaim, optimizers: Sequence[Any], module: pl.LightningModule
+    claim: PrivacyClaim, optimizers: Sequence[Any], module: torch.nn.Module, processes: int = 1
 ) -> ManualStep:
     """Return the step of a training that claims DP-SGD without a private optimizer.
 
     Args:
         claim: the user's, with a noise multiplier.
-        optimizers: the Trainer's.
+        optimizers: of the training.
         module: the user's.
+        processes: that train together.
 
     Raises:
         UnauditableTraining: the claim lacks a part, there is more than one optimizer or process,
             or the updates cannot be observed.
     """
-    if module.trainer.world_size > 1:
+    if processes > 1:
         raise UnauditableTraining(
-            f"PrivacyAudit audits hand-written DP-SGD in one process only, the Trainer has "
-            f"{module.trainer.world_size}; train with devices=1 to audit."
+            f"PrivacyAudit audits hand-written DP-SGD in one process only, the training has "
+            f"{processes}; train with devices=1 to audit."
         )
     if len(optimizers) != 1:
         raise UnauditableTraining(
@@ -605,7 +602,7 @@ def new_session(
     step: DPSGDStep,
     place: tuple[int, int],
     config: AuditConfig,
-    trainer: Any,
+    info: TrainingInfo,
     sample_rate: Callable[[int], float | None],
     open_store: Callable[[RecordHeader], ObservationStore | None] | None,
     ranks: Ranks,
@@ -619,7 +616,7 @@ def new_session(
         place: its number among the private optimizers, from 1, and how many there are; each tests
             at an equal share of the significance.
         config: of the run.
-        trainer: gives the precision and the planned steps.
+        info: of the training that begins.
         sample_rate: see `AuditSession`.
         open_store: see `begin_session`.
         ranks: the processes that train together.
@@ -633,23 +630,10 @@ def new_session(
         sample_rate,
         open_store,
         ranks,
-        signal=_SIGNALS.get(str(trainer.precision).split("-")[0], 1.0),
+        signal=_SIGNALS.get(info.precision.split("-")[0], 1.0),
         track_batch_sizes=track_batch_sizes,
-        planned_steps=planned_steps(trainer),
+        planned_steps=info.planned_steps,
     )
-
-
-def planned_steps(trainer: Any) -> int | None:
-    """Return the steps of each optimizer in the whole training; None if unknown."""
-    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
-        return None
-    try:
-        total = trainer.estimated_stepping_batches
-    except Exception:  # of a Trainer whose accumulation changes, say
-        return None
-    if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
-        return None
-    return int(total)
 
 
 def draw_seed() -> int:
@@ -692,7 +676,7 @@ class AuditedOptimizers:
     Args:
         config: of the audit.
         files: the report directory; None to keep no records.
-        trainer: of the training.
+        info: of the training; another one from its beginning on.
         ranks: the processes that train together.
         notes: remarks on the run.
         lints: say whether batch sizes must be recorded.
@@ -702,7 +686,7 @@ class AuditedOptimizers:
         self,
         config: AuditConfig,
         files: ReportFiles | None,
-        trainer: Any,
+        info: TrainingInfo,
         ranks: Ranks,
         notes: Notes,
         lints: RunLints,
@@ -718,7 +702,7 @@ class AuditedOptimizers:
         #: All records that were opened, including those of sessions that failed to begin.
         self.stores: list[ObservationStore] = []
         self._files = files
-        self._trainer = trainer
+        self.info = info
         self._ranks = ranks
         #: Remarks on the run.
         self.notes, self._lints = notes, lints
@@ -787,7 +771,7 @@ class AuditedOptimizers:
                     audit.follow_hook()
             return
         self._lints.exchanged += bool(self.attached)
-        self.attached = list(optimizers)
+        self.attached[:] = optimizers
         names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
         private = private_optimizers(optimizers)
@@ -842,7 +826,7 @@ class AuditedOptimizers:
         if not any(group["params"] for group in groups):
             self.notes.add(_NO_OPTIMIZER)
             return
-        step = hand_written_step(claim, self.attached, module)
+        step = hand_written_step(claim, self.attached, module, self.info.processes)
         self.plain.detach()
         if claim.sample_rate is None:
             self.notes.add(_NO_ACCOUNTANT)
@@ -903,7 +887,7 @@ class AuditedOptimizers:
                 step,
                 (number, len(steps)),
                 self.config,
-                self._trainer,
+                self.info,
                 partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import math
 import os
@@ -12,19 +11,17 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from lightning_audit.accounting.history import StepHistory
 from lightning_audit.checks.check import REGISTRY, Evidence, evidence_in, headlines
 from lightning_audit.checks.disclosure import coarse
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
-from lightning_audit.files import commit_of, reason_of, remove_partials
+from lightning_audit.files import reason_of, remove_partials
 from lightning_audit.hooks.boundary import where
 from lightning_audit.record.report_directory import (
     PAGE_NAME,
@@ -352,22 +349,6 @@ class Circumstances:
     _bounded_at: float = 0.0
     _took: float = 0.0
 
-    @classmethod
-    def of(cls, trainer: Any) -> Circumstances:
-        """Return the circumstances of a training that begins."""
-        module = getattr(trainer, "lightning_module", None)
-        return cls(
-            RunAbout(
-                name=type(module).__name__ if module is not None else "",
-                started=datetime.now().astimezone().isoformat(timespec="seconds"),
-                device=_device(trainer),
-                precision=str(trainer.precision),
-                processes=int(getattr(trainer, "world_size", 1)),
-                strategy=type(getattr(trainer, "strategy", None)).__name__,
-                commit=_commit(module),
-            )
-        )
-
     @property
     def now(self) -> RunAbout | None:
         """The circumstances, with the seconds so far."""
@@ -447,24 +428,6 @@ def proved_mu(front: Sequence[ProvedPart], claims: StepHistory) -> float:
     # Each ratio with the noise multiplier at the step up to which it was proved.
     at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
     return max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
-
-
-def _device(trainer: Any) -> str:
-    device = getattr(getattr(trainer, "strategy", None), "root_device", None)
-    if not isinstance(device, torch.device):
-        return ""
-    if device.type != "cuda":
-        return device.type
-    return f"cuda ({torch.cuda.get_device_name(device)})"
-
-
-def _commit(module: Any) -> str | None:
-    """Return the commit of the repository with the file of the module's class."""
-    try:
-        file = inspect.getsourcefile(type(module))
-    except (OSError, TypeError):  # typed into a notebook
-        return None
-    return commit_of(file) if file else None
 
 
 # --- The claim that was audited, each part with its source, and what the epsilons rest on.

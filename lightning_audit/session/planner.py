@@ -17,7 +17,7 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,9 +34,6 @@ from lightning_audit.session.own_clipping import Fit, fit_of
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.session.step import Coordinates, PlannedStep
 from lightning_audit.verdict.judge import LAYOUT_CHANGED, NO_GRADIENT
-
-if TYPE_CHECKING:
-    import pytorch_lightning as pl
 
 # --- The processes of one training: which one adds a step's canaries, and what they exchange.
 
@@ -84,11 +81,6 @@ class Ranks:
         self._boundary = boundary or current()
         if self._boundary is not None and self.talk:
             self._boundary.on_leave(self.leave)
-
-    @classmethod
-    def of(cls, trainer: pl.Trainer, boundary: Boundary | None = None) -> Ranks:
-        """Return the processes of a Trainer."""
-        return cls(trainer.global_rank, trainer.world_size, talk=True, boundary=boundary)
 
     def adds(self, step: int) -> bool:
         """Return whether this process adds the canaries of a step."""

@@ -1,7 +1,6 @@
 """Findings point to the user's own classes and methods, and to no library's."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,7 +118,7 @@ class Inherits(Lit):
     """With nothing of its own."""
 
 
-def trainer(
+def parts(
     optimizer: type | None = None,
     sampler: Any = None,
     callbacks: tuple[Any, ...] = (),
@@ -131,18 +130,16 @@ def trainer(
     data = TensorDataset(torch.zeros(4))
     order = SequentialSampler(data)
     loader = DataLoader(data, batch_sampler=(sampler or BatchSampler)(order, 2, False))
-    of_fit = {} if source is None else {"_data_source": SimpleNamespace(instance=source)}
-    return SimpleNamespace(
-        optimizers=[made],
-        train_dataloader=loader,
-        datamodule=None,
-        callbacks=list(callbacks),
-        fit_loop=SimpleNamespace(**of_fit),
-    )
+    return {
+        "optimizers": [made],
+        "loaders": loader,
+        "owners": list(callbacks),
+        "source": source,
+    }
 
 
 def places(finding: str, module: Any, **kwargs: Any) -> str:
-    return OwnCode(trainer(**kwargs), module).places(finding)
+    return OwnCode(module, **parts(**kwargs)).places(finding)
 
 
 def test_each_finding_is_of_the_code_that_may_cause_it():
@@ -205,7 +202,7 @@ def test_what_was_typed_in_has_no_place_and_raises_nothing(tmp_path):
 @pytest.mark.parametrize("status", ["violated", "undecided", "ok", "not_run"])
 def test_only_what_is_found_has_a_place_and_only_advice_alone_repeats_it(status):
     check = CheckResult("finite", "mechanism", status, "it is not", "look")
-    (found,) = OwnCode(trainer(), Lit()).located([check])
+    (found,) = OwnCode(Lit(), **parts()).located([check])
     place = f"Lit.training_step at {AT}{line_of('def training_step')}"
     if status in ("ok", "not_run"):
         assert found == check

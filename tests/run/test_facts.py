@@ -21,7 +21,14 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
-from lightning_audit.run.facts import Notes, OptimizerFacts, RunCourse, RunFacts, RunLints
+from lightning_audit.run.facts import (
+    Notes,
+    OptimizerFacts,
+    RunCourse,
+    RunFacts,
+    RunLints,
+    TrainingInfo,
+)
 from lightning_audit.session.planner import Ranks
 
 
@@ -372,11 +379,10 @@ def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(a
 
 
 def test_accumulation_over_more_batches_than_an_epoch_has_is_said():
-    given = {"gradient_clip_val": None, "num_training_batches": 4, "lightning_module": None}
     for accumulated, said in ((4, []), (10, ["accumulate_grad_batches=10 is above the 4 batches"])):
         notes = Notes()
-        trainer = SimpleNamespace(accumulate_grad_batches=accumulated, **given)
-        RunLints(notes, 1e-3, Ranks()).note_trainer_settings([], trainer)
+        info = TrainingInfo(None, accumulated=accumulated, epoch_batches=4)
+        RunLints(notes, 1e-3, Ranks()).note_settings([], [], info)
         assert [note[: len(said[0])] for note in notes.sentences] == said
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from lightning_audit.dpsgd.hand_written import ManualStep, stated_claim
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION, UnauditableTraining
+from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.optimizers import (
     HandWrittenFront,
     _coins,
@@ -495,10 +495,8 @@ def session_of(
     step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
 ) -> AuditSession:
     config = PrivacyAudit(seed=1, **arguments).config
-    trainer = SimpleNamespace(
-        precision=precision, optimizers=[None], estimated_stepping_batches=40, train_dataloader=None
-    )
-    return new_session(step, place, config, trainer, lambda _: None, None, Ranks())
+    info = TrainingInfo(None, precision=precision, planned_steps=40)
+    return new_session(step, place, config, info, lambda _: None, None, Ranks())
 
 
 @pytest.mark.parametrize(
@@ -600,16 +598,15 @@ def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_p
 
 @pytest.mark.parametrize(
     ("optimizers", "processes", "words"),
-    [(1, 2, "in one process only, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
+    [(1, 2, "in one process only, the training has 2"), (2, 1, "the module has 2 optimizers")],
 )
 def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
     optimizers, processes, words
 ):
     module = mlp()
-    module.trainer = SimpleNamespace(world_size=processes)
     made = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(optimizers)]
     with pytest.raises(UnauditableTraining, match=words):
-        hand_written_step(CLAIM, made, module)
+        hand_written_step(CLAIM, made, module, processes)
 
 
 def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path):

@@ -28,6 +28,7 @@ from lightning_audit.results.audit_report import (
     Power,
 )
 from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
+from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.report_files import (
     MOST_POINTS,
     MOST_ROWS,
@@ -161,10 +162,9 @@ def test_how_it_ended():
     assert about.ended(3, "the training broke off with OSError") == Ended(3, "broke off")
 
 
-def test_what_is_known_of_a_trainer():
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(precision="bf16-mixed", strategy=strategy, world_size=2)
-    about = Circumstances.of(trainer).now
+def test_what_is_known_of_a_training():
+    info = TrainingInfo(None, precision="bf16-mixed", device="cpu", processes=2)
+    about = Circumstances(info.about).now
     assert (about.device, about.precision, about.processes) == ("cpu", "bf16-mixed", 2)
     assert (about.name, about.commit) == ("", None)
     assert about.seconds >= 0.0
