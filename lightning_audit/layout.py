@@ -63,6 +63,10 @@ class Direction:
         """Return the Euclidean norm."""
         return math.sqrt(sum(float(part.value @ part.value) for part in self.parts))
 
+    def scaled(self, factor: float) -> Direction:
+        """Return the vector times ``factor``."""
+        return Direction(tuple(Part(p.tensor, p.index, factor * p.value) for p in self.parts))
+
     def dot(self, other: Direction) -> float:
         """Return the inner product with another direction over the same layout."""
         total = 0.0

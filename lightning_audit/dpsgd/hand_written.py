@@ -244,12 +244,12 @@ class ManualStep(DPSGDStep):
     def singles(self, places: dict[str, int | None]) -> list[dict[str, torch.Tensor]]:
         """Return the pending rows, one dictionary each."""
         directions, norm = self._take()
-        made, lengths = [], as_rows(directions).lengths
-        for direction, length in zip(directions, lengths, strict=True):
+        made = []
+        for direction in directions:
             buffers = [
                 torch.zeros((1, *p.shape), dtype=p.dtype, device=p.device) for p in self.params
             ]
-            CanaryRows([direction]).write_all(buffers, norm * float(length))
+            CanaryRows([direction]).write_all(buffers, norm)
             made.append({n: buffers[j][0] for n, j in places.items() if j is not None})
         return made
 

@@ -407,7 +407,7 @@ class RowPrefill:
 
     def fill(self, directions: Sequence[Direction], norm: float) -> None:
         """Reserve rows after the batch's for the coming backward; see `DPSGDStep.prepare`."""
-        rows = as_rows(directions)
+        rows = directions if isinstance(directions, CanaryRows) else CanaryRows(directions)
         self._buffers = []
         for j, param in enumerate(self._params):  # one by one: `withdraw` if a later one fails
             buffer = RowBuffer(param, self._batch, rows, j, norm)

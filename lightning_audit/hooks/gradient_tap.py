@@ -313,16 +313,15 @@ class GradientReader:
 class CanaryRows(list[Direction]):
     """A step's canaries as rows, which lie on each device after one copy.
 
-    A list of the directions, without their lengths.
-
     Args:
         directions: in the order of their rows, of norm 1.
         lengths: factor of each row, ``[k]``; None for 1.
     """
 
     def __init__(self, directions: Sequence[Direction], lengths: FloatArray | None = None) -> None:
-        super().__init__(directions)
-        self.lengths = np.ones(len(directions)) if lengths is None else lengths
+        self._lengths = np.ones(len(directions)) if lengths is None else lengths
+        pairs = zip(directions, self._lengths, strict=True)
+        super().__init__(d if length == 1.0 else d.scaled(float(length)) for d, length in pairs)
         self._rows = by_tensor(directions)
         self._sent: dict[torch.device, dict[int, list[torch.Tensor]]] = {}
 
@@ -379,7 +378,7 @@ class CanaryRows(list[Direction]):
             rows = np.concatenate([np.full(len(part.index), row) for row, part in each])
             own = np.concatenate([part.value for _, part in each])
             index = np.concatenate([part.index for _, part in each])
-            both = [rows, index, self.lengths[rows] * own, own]
+            both = [rows, index, self._lengths[rows] * own, own]
             sent = [torch.split(whole, sizes) for whole in send(both, device)]
             pieces = zip(*sent, strict=True)
             self._sent[device] = {j: list(got) for j, got in zip(self._rows, pieces, strict=True)}

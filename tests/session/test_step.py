@@ -158,10 +158,7 @@ def test_rows_turn_and_the_middle_one_is_shorter():
     directions = [Direction((Part(0, np.array([i]), np.ones(1)),)) for i in range(4)]
     coins = np.array([1.0, 0.0, 1.0, 1.0])
     plan = PlannedStep(CLAIM, coins, directions, INJECTED, turn=4, shorter=0.25)
-    rows = plan.rows
-    at = [
-        (int(row.parts[0].index[0]), length) for row, length in zip(rows, rows.lengths, strict=True)
-    ]
+    at = [(int(row.parts[0].index[0]), row.norm()) for row in plan.rows]
     assert at == [(2, 1.0), (3, 0.25), (0, 1.0)]
     # What is taken out of the clipped sum is the clipping norm of each, in the same order.
     assert [d.norm() for d in plan.chosen] == [1.0, 1.0, 1.0]
