@@ -165,7 +165,7 @@ def test_a_backward_pass_in_another_thread_is_audited_as_in_this_one(row, tmp_pa
         given = {"seed": 1, "examinations": 0, "on_violation": "warn", **row.audit}
         audit = PrivacyAudit(report_dir=tmp_path / name, **given)
         torch.manual_seed(3)
-        trainer_for(tmp_path, audit, **{"max_steps": 8, **row.trainer}).fit(row.module())
+        trainer_for(tmp_path, audit, **{**row.trainer, "max_steps": 8}).fit(row.module())
         return [repr(check) for check in audit.report.checks]
 
     here = report("here")
