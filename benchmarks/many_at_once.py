@@ -15,7 +15,7 @@ from torch import nn
 from lightning_audit.many.driver import Driver
 from lightning_audit.many.engines import ThisProcess
 from lightning_audit.many.records import Blank
-from lightning_audit.many.store import MOST_IN_BLOCK, Plan, TrainingStore
+from lightning_audit.many.store import Plan, TrainingStore, block_size
 from lightning_audit.many.vectorised import DPSGDMany
 from lightning_audit.many.worlds import Work, worlds_of
 
@@ -59,11 +59,11 @@ def stored(trainings: int) -> tuple[float, int]:
     data = flat_digits()
     worlds = worlds_of(data, Blank(label=1), "add_remove")
     work = Work(training(softmax_regression, len(data[1])), worlds)
-    block = max(1, min(MOST_IN_BLOCK, trainings // 20))
+    block = block_size(trainings)
     with tempfile.TemporaryDirectory() as folder:
-        store = TrainingStore(folder, {"train": "benchmark"}, worlds.canaries)
+        store = TrainingStore(folder, Plan(0, trainings, block), {"train": "benchmark"})
         start = time.process_time()
-        Driver(Plan(0, trainings, block), work, ThisProcess(), store, line=lambda text: None).run()
+        Driver(work, ThisProcess(), store, line=lambda text: None).run()
         spent = time.process_time() - start
         failed = sum(row.scores is None for row in store.rows())
         store.close()

@@ -17,7 +17,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import json
-import platform
 import sys
 import sysconfig
 import textwrap
@@ -70,8 +69,8 @@ def digest_of(*values: Any) -> str:
             says what to do.
     """
     path = _Path()
-    content = [platform.python_version(), [_of(value, path) for value in values]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content = json.dumps([_of(value, path) for value in values], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _of(value: Any, path: _Path) -> Any:

@@ -1,5 +1,6 @@
 """`audit_training` from call to report: verdicts, resumption, refusals, and the gate."""
 
+import signal
 import subprocess
 import sys
 
@@ -50,7 +51,8 @@ def real(noise_multiplier):
 
 
 def audited(train, trainings, store, claim=(1.0, 1e-5), data=DATA, **settings):
-    return audit_training(train, data, claim, trainings=trainings, store=store, **HERE, **settings)
+    settings = {"seed": 0, **HERE, **settings}
+    return audit_training(train, data, claim, trainings=trainings, store=store, **settings)
 
 
 def printed(script, *arguments, code=0):
@@ -95,14 +97,14 @@ def test_the_same_call_continues_and_a_longer_plan_adds_to_it(tmp_path):
     def train(dataset, seed):
         calls.append(seed)
         if len(calls) == 15:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return hides(dataset, seed)
 
     with pytest.raises(KeyboardInterrupt):
         audited(train, 30, tmp_path, identity="hides")
     first = audited(hides, 30, tmp_path, identity="hides")
     assert first.trainings == 30
-    whole = audited(hides, 30, tmp_path / "new")
+    whole = audited(hides, 30, tmp_path / "new", identity="hides")
     assert (first.errors, first.guesses) == (whole.errors, whole.guesses)
     assert first.epsilon_lower_at_end is not None
     longer = audited(hides, 60, tmp_path, identity="hides")

@@ -83,7 +83,7 @@ def smoke(kind: str, folder: Path) -> dict[str, Any]:
     return {
         "equal": equal,
         "others": all(facts(rows)[number] == whole[number] for number in kept),
-        "errors": {str(row.training.number): row.error for row in rows if row.scores is None},
+        "errors": {str(row.number): row.error for row in rows if row.scores is None},
     }
 
 
