@@ -139,12 +139,12 @@ def test_a_script_without_a_guard_is_told_to_add_it(tmp_path):
 
 
 class KilledDrivers:
-    """Starts a driver again and again, and kills it or one of its workers."""
+    """Starts a driver again and again, and kills it, or first one of its workers."""
 
     def __init__(self, folder: Path, trainings: int) -> None:
         self.folder, self.trainings = folder, trainings
         self.told: set[int] = set()
-        self.twice = 0
+        self.twice = self.kills = 0
 
     def run(self, kill: str, after: float) -> bool:
         """Let the driver store something, then kill; return whether it came to the end."""
@@ -158,10 +158,12 @@ class KilledDrivers:
                 time.sleep(0.02)
             time.sleep(after)
             workers = workers_of(driver.pid)
-            victims = {"worker": workers[-1:], "nothing": []}.get(kill, [driver.pid])
-            for victim in victims:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.kill(victim, signal.SIGINT if kill == "interrupt" else signal.SIGKILL)
+            if kill == "worker":
+                self._kill(workers[-1], signal.SIGKILL)
+                time.sleep(after)
+                workers += workers_of(driver.pid)
+            if kill != "nothing" and driver.poll() is None:
+                self._kill(driver.pid, signal.SIGINT if kill == "interrupt" else signal.SIGKILL)
             driver.wait(timeout=280)
             reader.join()
             wait_for(lambda: not any(map(alive, workers)), 30)
@@ -172,9 +174,14 @@ class KilledDrivers:
                 self.told |= numbers
         return driver.returncode == 0
 
+    def _kill(self, process: int, by: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, by)
+            self.kills += 1
+
 
 KILLS = staged(
-    heavy=[(["driver", "worker"], 120)], nightly=[(["driver", "worker", "interrupt"] * 14, 2000)]
+    heavy=[(["driver", "worker"], 400)], nightly=[(["driver", "worker", "interrupt"] * 25, 9000)]
 )
 
 
@@ -192,6 +199,7 @@ def test_rows_after_random_kills_are_those_of_an_undisturbed_run(tmp_path, kills
         for folder in ("killed", "whole")
     )
     assert (facts(rows), drivers.twice) == (facts(whole), 0)
+    assert drivers.kills == len(kills) + kills.count("worker")  # none came after the end
     assert drivers.told <= {row.number for row in rows}
     assert len(drivers.told) > trainings // 4
 
