@@ -100,8 +100,7 @@ class Driver:
         try:
             while self._fill():
                 done, _ = wait(self._open, _POLL, FIRST_COMPLETED)
-                for future in [each for each in self._open if each in done]:
-                    self._ended(future, self._open.pop(future))
+                self._end_all(done)
                 if done and self._looked():
                     break
                 self._watch()
@@ -148,6 +147,17 @@ class Driver:
                 self._again.appendleft(task)
                 break
         return bool(self._open) or bool(self._broken)
+
+    def _end_all(self, done: set[Future[list[Outcome]]]) -> None:
+        """Store what these blocks gave, also if one of them ends the audit."""
+        error = None
+        for future in [each for each in self._open if each in done]:
+            try:
+                self._ended(future, self._open.pop(future))
+            except TrainingError as found:
+                error = error or found
+        if error is not None:
+            raise error
 
     def _ended(self, future: Future[list[Outcome]], task: _Task) -> None:
         """Store what a block gave, or what of it had ended before it was lost."""

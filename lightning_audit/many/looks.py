@@ -243,7 +243,7 @@ def _checked(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> tuple[Fl
             f"scores, coins and failed have shapes {values.shape}, {coin.shape} and {lost.shape}, "
             "must be [n] each, or [n, m], [n, m] and [n]: a row for each training of the plan."
         )
-    values = values.reshape(len(values), -1) if values.size else values.reshape(len(values), 1)
+    values = values if values.ndim == 2 else values[:, None]
     missing = ~np.isfinite(values).all(axis=1) & ~lost.astype(bool)
     if missing.any():
         raise ValueError(

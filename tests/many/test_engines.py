@@ -27,7 +27,7 @@ from lightning_audit.many.engines import (
     settings_of,
 )
 from lightning_audit.many.records import ChosenRecord
-from lightning_audit.many.store import Plan
+from lightning_audit.many.store import Outcome, Plan, TrainingStore
 from lightning_audit.many.worlds import Work, worlds_of
 
 NUMBERS = seeds_of(Plan(0, 12, 3))
@@ -101,6 +101,47 @@ def test_a_killed_worker_costs_no_training_and_a_hanging_one_costs_one(tmp_path)
     assert (tmp_path / "flag").exists()
     assert facts(rows)[:7] + facts(rows)[8:] == facts(whole)[:7] + facts(whole)[8:]
     assert rows[7].error == "did not end within 3 s"
+
+
+@pytest.mark.heavy
+@on_linux
+def test_a_training_is_lost_twice_at_most_and_what_ended_before_it_is_kept(tmp_path):
+    """Over all runs of the driver: a third start would be a third release."""
+
+    def train(dataset, seed):
+        with open(tmp_path / "started", "a") as file:
+            file.write(f"{NUMBERS[seed]} ")
+        if NUMBERS[seed] in (1, 7):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return quick(dataset, seed)
+
+    engine = LocalProcesses(1, ())
+    with contextlib.closing(
+        TrainingStore(tmp_path / "store", Plan(0, 12, 3), {"train": "this one"})
+    ) as store:
+        store.add([Outcome(11, (1.0,))])
+        store.lost(7, "killed in an earlier run")
+    rows = drive(train, tmp_path / "store", 12, engine)
+    started = [int(number) for number in (tmp_path / "started").read_text().split()]
+    assert sorted(started) == sorted([*range(11), 1])
+    assert [row.number for row in rows if row.scores is None] == [1, 7]
+    assert rows[1].error.startswith("ProcessExpired: ")
+
+
+@pytest.mark.heavy
+@on_linux
+def test_a_training_that_hangs_is_not_started_again_and_costs_no_other(tmp_path):
+    def train(dataset, seed):
+        with open(tmp_path / "started", "a") as file:
+            file.write(f"{NUMBERS[seed]} ")
+        if NUMBERS[seed] == 4:
+            time.sleep(1000)
+        return quick(dataset, seed)
+
+    rows = drive(train, tmp_path / "store", 12, LocalProcesses(1, ()), limit=1.0)
+    started = [int(number) for number in (tmp_path / "started").read_text().split()]
+    assert sorted(started) == list(range(12))
+    assert [row.number for row in rows if row.scores is None] == [4]
 
 
 @pytest.mark.heavy
@@ -181,7 +222,7 @@ class KilledDrivers:
 
 
 KILLS = staged(
-    heavy=[(["driver", "worker"], 400)], nightly=[(["driver", "worker", "interrupt"] * 25, 9000)]
+    heavy=[(["driver", "worker"], 200)], nightly=[(["driver", "worker", "interrupt"] * 25, 9000)]
 )
 
 
