@@ -26,6 +26,7 @@ from lightning_audit.many import (
     StoreError,
     ThisProcess,
     TrainingError,
+    looks,
     opacus_training,
 )
 from lightning_audit.stats.tradeoff import GaussianTradeoff
@@ -131,6 +132,15 @@ def test_a_block_is_stored_at_its_end_and_a_store_keeps_its_size(tmp_path):
     audited(Counts(), 6, tmp_path, block=3, identity="hides")
     audited(Counts(), 10, tmp_path, block=1, identity="hides")
     assert blocks == [3, 3, 3, 1]
+
+
+def test_each_training_is_guessed_once_by_all_looks_and_once_for_the_report(tmp_path, monkeypatch):
+    add, guessed = looks._Table.add, []
+    monkeypatch.setattr(
+        looks._Table, "add", lambda *given, **more: guessed.append(add(*given, **more))
+    )
+    audited(hides, 60, tmp_path, block=1)
+    assert len(guessed) == 2 * 60
 
 
 def test_another_claim_reads_the_same_trainings_again(tmp_path):
