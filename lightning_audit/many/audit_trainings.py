@@ -9,8 +9,8 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.files import reason_of, visible
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
+from lightning_audit.many.engines import refuse_inside_a_worker, settings_of
 from lightning_audit.many.identity import NoIdentity, digest_of
 from lightning_audit.many.looks import GrowingLook
 from lightning_audit.many.records import Canary, Crafted
@@ -32,6 +32,7 @@ from lightning_audit.many.verdict import Claim, Promise, before_the_first, promi
 from lightning_audit.many.worlds import Score, Work, worlds_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.text import print_report
+from lightning_audit.results.audit_report import AuditReport
 
 #: Trainings of a group from which one score for all of them is reported.
 _LEAST_EQUAL = 10
@@ -107,115 +108,75 @@ def audit_training(
     """
     refuse_inside_a_worker()
     count = _validate.positive_int("trainings", trainings, "such as 1000")
-    size = block_size(count)
-    audit = _Audit(
-        promise=promise_of(claim, pair=adjacency or _adjacency_of(claim)),
-        significance=_validate.open_unit("significance", significance, "such as 1e-3"),
-        stop=_validate.one_of("stop", stop, ("refuted", "end")),
-        seed=checked_seed(seed),
-        display=display,
-        engine=settings_of(engine),
-        block=size if block is None else _validate.positive_int("block", block, "such as 1"),
-        trainings=count,
-    )
-    _validate.one_of("on_failure", on_failure, ("count", "raise"))
-    if limit is not None:
-        _validate.positive("limit", limit, "in seconds a training")
+    size = block_size(count) if block is None else block
+    promise = promise_of(claim, pair=adjacency or _adjacency_of(claim))
+    level = _validate.open_unit("significance", significance, "such as 1e-3")
     chosen = Crafted() if canary is None else canary
-    work = Work(train, worlds_of(dataset, chosen, audit.promise.pair), score)
-    named = {"canary": _name(chosen), "score": _name(score), "on_failure": on_failure}
-    with contextlib.closing(audit.opened(store, work, identity)) as kept:
-        audit.run(kept, work, on_failure, limit)
-        return audit.concluded(kept, named)
-
-
-@dataclass(frozen=True)
-class _Audit:
-    """Checked arguments of an audit."""
-
-    promise: Promise
-    significance: float
-    trainings: int
-    stop: str
-    seed: int | None
-    block: int
-    display: bool
-    engine: EngineSettings
-
-    def opened(
-        self, folder: str | os.PathLike[str], work: Work, identity: str | None
-    ) -> TrainingStore:
-        """Open the store of these trainings; see `store_of` for errors."""
-        plan = Plan(0, self.trainings, self.block, work.worlds.canaries)
-        pair = self.promise.pair
-        return store_of(
-            folder, plan, work, self.seed, identity, {"adjacency": pair}, (self.promise.words, pair)
-        )
-
-    def run(
-        self, store: TrainingStore, work: Work, on_failure: OnFailure, limit: float | None
-    ) -> None:
-        """Run what is missing of the plan, until a look refutes the claim."""
-        store.say(
-            {
-                "trainings": self.trainings,
-                "claim": self.promise.words,
-                "least_error": self.promise.least_error,
-                "significance": self.significance,
-                "begun": time.time(),
-            }
-        )
-        self.say(
-            f"privacy audit: {before_the_first(self.promise, self.trainings, self.significance)}"
-        )
-        with contextlib.suppress(OSError):  # of fewer trainings; a killed audit has no report
-            (store.folder / REPORT_NAME).unlink()
-        looks = GrowingLook(self.promise.least_error, -math.log(self.significance))
+    runner, pair = settings_of(engine), promise.pair
+    settings = {
+        "canary": _name(chosen),
+        "score": _name(score),
+        "on_failure": _validate.one_of("on_failure", on_failure, ("count", "raise")),
+        "engine": _name(runner),
+        "seed": checked_seed(seed),
+        "stop": _validate.one_of("stop", stop, ("refuted", "end")),
+        "adjacency": pair,
+        "trainings": count,
+    }
+    plan = Plan(0, count, _validate.positive_int("block", size, "such as 1"))
+    limit = checked_limit(limit)
+    work, say = Work(train, worlds_of(dataset, chosen, pair), score), progress(display)
+    parts, asked = {"adjacency": pair}, (promise.words, pair)
+    with contextlib.closing(store_of(store, plan, work, seed, identity, parts, asked)) as kept:
+        _announce(kept, promise, level, say)
+        looks = GrowingLook(promise.least_error, -math.log(level))
 
         def refuted(prefix: Prefix) -> bool:
-            seen = self.stop == "refuted" and len(prefix.failed)
+            seen = stop == "refuted" and len(prefix.failed)
             return bool(seen) and looks.at(prefix.scores, prefix.coins, prefix.failed).refuted
 
-        Driver(work, self.engine, store, refuted, on_failure, limit, self.say).run()
-
-    def say(self, text: str) -> None:
-        """Print a line about the progress."""
-        if self.display:
-            print(visible(text), file=sys.stderr, flush=True)
-
-    def concluded(self, store: TrainingStore, named: Mapping[str, Any]) -> TrainingAudit:
-        """Return the result of the prefix, after its report is written and printed."""
-        prefix = store.prefix()
-        audit = conclude(
-            prefix.scores,
-            prefix.coins,
-            prefix.failed,
-            self.promise,
-            planned=store.planned,
-            significance=self.significance,
-        )
-        settings = {
-            **named,
-            "engine": _name(self.engine),
-            "seed": self.seed,
-            "stop": self.stop,
-            "adjacency": self.promise.pair,
-            "trainings": self.trainings,
-        }
-        seconds = sum(row.seconds or 0.0 for row in store.rows())
+        Driver(work, runner, kept, refuted, on_failure, limit, say).run()
+        prefix = kept.prefix()
+        given = prefix.scores, prefix.coins, prefix.failed
+        audit = conclude(*given, promise, planned=kept.planned, significance=level)
+        seconds = sum(row.seconds or 0.0 for row in kept.rows())
         report = audit.to_report(settings, notes=_notes(prefix), seconds=seconds)
-        path: Path | None = store.folder / REPORT_NAME
-        try:
-            report.save(store.folder / REPORT_NAME)
-        except OSError as error:
-            self.say(
-                f"privacy audit: {path} could not be written ({reason_of(error)}); the same call "
-                "writes it again"
-            )
-            path = None
-        if self.display:
-            print_report(report, path)
-        return audit
+        path = _saved(report, kept.folder / REPORT_NAME, say)
+    if display:
+        print_report(report, path)
+    return audit
+
+
+def _announce(
+    store: TrainingStore, promise: Promise, significance: float, say: Callable[[str], None]
+) -> None:
+    """Store and print what the call asks for, and remove the report of fewer trainings."""
+    count = store.plan.trainings
+    call = {"trainings": count, "claim": promise.words, "least_error": promise.least_error}
+    store.say({**call, "significance": significance, "begun": time.time()})
+    say(f"privacy audit: {before_the_first(promise, count, significance)}")
+    with contextlib.suppress(OSError):  # a killed audit has no report
+        (store.folder / REPORT_NAME).unlink()
+
+
+def _saved(report: AuditReport, path: Path, say: Callable[[str], None]) -> Path | None:
+    """Write a report; return its path, or None if that failed."""
+    try:
+        report.save(path)
+    except OSError as error:
+        say(
+            f"privacy audit: {path} could not be written ({reason_of(error)}); the same call "
+            "writes it again"
+        )
+        return None
+    return path
+
+
+def progress(display: bool) -> Callable[[str], None]:
+    """Return what prints lines about the progress, or nothing."""
+    if not display:
+        return lambda text: None
+    return lambda text: print(visible(text), file=sys.stderr, flush=True)
 
 
 def store_of(
@@ -234,7 +195,7 @@ def store_of(
 
     Args:
         folder: of the store.
-        plan: whose seed is replaced.
+        plan: whose seed and number of canaries are replaced.
         work: what each training does.
         seed: as stated; None to draw one if the store is new.
         identity: text instead of the contents of the parts of ``work``.
@@ -251,7 +212,8 @@ def store_of(
         asked = [identity, *map(_known_digest, (work.score, work.worlds.records))]
         mixed = int(digest_of(seed, asked, claim)[:32], 16)
     stated = "drawn" if seed is None else str(seed)
-    return TrainingStore(folder, replace(plan, seed=mixed), {**digests, **parts, "seed": stated})
+    own = replace(plan, seed=mixed, canaries=work.worlds.canaries)
+    return TrainingStore(folder, own, {**digests, **parts, "seed": stated})
 
 
 def _known_digest(part: Any) -> str:
@@ -303,6 +265,13 @@ def _notes(prefix: Prefix) -> list[str]:
 def _adjacency_of(claim: Claim) -> Adjacency:
     stated = claim.adjacency if isinstance(claim, PrivacyClaim) else None
     return stated or "add_remove"
+
+
+def checked_limit(limit: float | None) -> float | None:
+    """Return the seconds that a training may take, as they were stated."""
+    if limit is not None:
+        _validate.positive("limit", limit, "in seconds a training")
+    return limit
 
 
 def checked_seed(seed: int | None) -> int | None:

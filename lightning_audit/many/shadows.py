@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
-from lightning_audit.files import visible
-from lightning_audit.many.audit_trainings import checked_seed, store_of
+from lightning_audit.many.audit_trainings import checked_limit, checked_seed, progress, store_of
 from lightning_audit.many.driver import Driver, OnFailure
 from lightning_audit.many.engines import refuse_inside_a_worker, settings_of
 from lightning_audit.many.records import Records
@@ -54,7 +52,7 @@ class Subsets:
 
     def of(self, coins: tuple[int, ...]) -> Any:
         """Return the data set of the records whose coin is 1."""
-        return self._records.chosen(np.flatnonzero(coins).tolist())
+        return self._records.rearranged(np.flatnonzero(coins))
 
 
 # --- Scores and membership of shadow models.
@@ -233,29 +231,19 @@ def shadow_models(
     """
     refuse_inside_a_worker()
     _validate.one_of("on_failure", on_failure, ("count", "raise"))
-    if limit is not None:
-        _validate.positive("limit", limit, "in seconds a training")
-    count = _validate.positive_int("models", models, "such as 256")
+    limit, count = checked_limit(limit), _validate.positive_int("models", models, "such as 256")
     if pairs and count % 2:
         raise BadArgument(f"models={count} must be even for complementary pairs, or pairs=False.")
     work, settings = Work(train, Subsets(dataset), score), settings_of(engine)
     block = min(MOST_IN_BLOCK, count) if work.at_once else block_size(count)
-    plan = Plan(0, count, block, work.worlds.canaries, pairs)
+    plan = Plan(0, count, block, pairs=pairs)
     parts = {"halves": "complementary pairs" if pairs else "independent coins"}
     with tempfile.TemporaryDirectory() as folder:
         place = folder if store is None else store
         made = store_of(place, plan, work, checked_seed(seed), identity, parts)
         with contextlib.closing(made) as kept:
-            line = _silent if store is None else _printed
+            line = progress(store is not None)
             Driver(work, settings, kept, on_failure=on_failure, limit=limit, line=line).run()
             prefix = kept.prefix()
             seeds = np.array([kept.plan.training(number).seed for number in range(count)])
     return Shadows(prefix.scores, prefix.coins, seeds, pairs)
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-def _printed(text: str) -> None:
-    print(visible(text), file=sys.stderr, flush=True)

@@ -83,13 +83,15 @@ class Worlds:
             return self.data.with_canary if coins[0] else self.data.without
         if coins in self._made:
             return self._made[coins]
-        chosen = {i: record for i, record in enumerate(self.records) if coins[i]}
-        data = Records(self.data)
+        inside = np.flatnonzero(coins)
+        data, others = Records(self.data), ~np.arange(len(inside))
+        rows = np.arange(len(data))
         if self.adjacency == "add_remove":
-            world = data.extended(list(chosen.values()), {})
+            rows = np.concatenate([rows, others])
         else:
-            first = len(data) - self.canaries
-            world = data.extended([], {first + i: record for i, record in chosen.items()})
+            rows[len(data) - self.canaries + inside] = others
+        chosen = [self.records[place] for place in inside]
+        world = data.rearranged(rows, chosen) if chosen else self.data
         if self.canaries == 1:
             self._made[coins] = world
         return world
