@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
@@ -244,15 +245,12 @@ def set_seeds(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
+    torch.manual_seed(seed)
 
 
 def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
     """Return numbers as an array; None if this is something else, such as a model."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, str | bytes | bool) or callable(value):
         return None
@@ -355,7 +353,6 @@ def opacus_training(
     """
 
     def train(dataset: Any, seed: int) -> Any:
-        import torch
         from opacus import PrivacyEngine
         from opacus.data_loader import DPDataLoader
 
@@ -373,21 +370,11 @@ def opacus_training(
             poisson_sampling=False,  # the loader samples already
         )
         optimizer.expected_batch_size = expected_batch_size
-        for inputs, targets in _batches(loader, steps):
+        epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+        for inputs, targets in itertools.islice(epochs, steps):
             optimizer.zero_grad()
             criterion(private(inputs), targets).backward()
             optimizer.step()
         return model
 
     return train
-
-
-def _batches(loader: Any, steps: int) -> Iterator[Sequence[Any]]:
-    """Yield this number of batches, over as many epochs as that takes."""
-    left = steps
-    while left:
-        for batch in loader:
-            yield batch
-            left -= 1
-            if not left:
-                return
