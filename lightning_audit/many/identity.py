@@ -41,6 +41,15 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, types.BuiltinFunctionType)
+#: What code is made of, by its type.
+_PARTS: Mapping[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.partial: ("func", "args", "keywords"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
 #: Methods that change a container.
 _CHANGES = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear"}
 #: Types that are written in C have no Python source, and may hold state that nothing shows.
@@ -153,20 +162,13 @@ def _of_code(value: Any, path: _Path) -> Any:
         return _of_module(value, path)
     if isinstance(value, types.BuiltinFunctionType | np.ufunc):
         return ["builtin", getattr(value, "__module__", None) or "", value.__name__]
-    if isinstance(value, types.MethodType):
-        return ["method", _of(value.__func__, path), _of(value.__self__, path)]
     if isinstance(value, types.FunctionType):
         return _of_function(value, path)
     if isinstance(value, type):
         return _of_class(value, path)
-    if isinstance(value, functools._lru_cache_wrapper):
-        return ["cached", _of(value.__wrapped__, path)]
-    if isinstance(value, functools.partial):
-        return ["partial", *(_of(v, path) for v in (value.func, value.args, value.keywords))]
-    if isinstance(value, staticmethod | classmethod):
-        return [type(value).__name__, _of(value.__func__, path)]
-    if isinstance(value, property):
-        return ["property", *(_of(f, path) for f in (value.fget, value.fset, value.fdel))]
+    for kind, parts in _PARTS.items():
+        if isinstance(value, kind):
+            return [kind.__name__, *(_of(getattr(value, part), path) for part in parts)]
     return None
 
 

@@ -396,10 +396,8 @@ def conclude(
     limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(limits[0])
     end = None if limits[1] is None else promise.proved_at(limits[1])
-    seen = replace(
-        _seen(guesses, found, promise, plan, level, limits, proved),
-        trainings_to_pass=_to_pass(guesses, promise.least_error, level, bound_level),
-    )
+    to_pass = _to_pass(guesses, promise.least_error, level, bound_level)
+    seen = _seen(guesses, found, promise, plan, level, limits, proved, to_pass)
     return TrainingAudit(
         verdict=verdict_of(seen, max(proved.epsilon, proved.epsilon_any), promise.delta),
         seen=seen,
@@ -430,7 +428,10 @@ def _seen(
     significance: float,
     limits: tuple[float, float | None],
     proved: Proved,
+    trainings_to_pass: int | None,
 ) -> TrainingsSeen:
+    tested = significance / (1 + (guesses.canaries > 1))
+    more = None if found.refuted else _more(guesses, promise.least_error, tested)
     return TrainingsSeen(
         claim=promise.words,
         form=promise.form,
@@ -449,10 +450,8 @@ def _seen(
         error_upper_at_end=limits[1],
         mu_lower=proved.mu,
         ratio_lower=proved.ratio,
-        trainings_more=None
-        if found.refuted
-        else _more(guesses, promise.least_error, significance / (1 + (guesses.canaries > 1))),
-        trainings_to_pass=None,
+        trainings_more=more,
+        trainings_to_pass=trainings_to_pass,
     )
 
 

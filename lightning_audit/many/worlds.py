@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import random
@@ -252,15 +253,11 @@ def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
     """Return numbers as an array; None if this is something else, such as a model."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
-    if isinstance(value, str | bytes | bool) or callable(value):
-        return None
-    if not isinstance(value, int | float | np.number | np.ndarray | list | tuple):
-        return None
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    return array
+    kinds = (int, float, np.number, np.ndarray, list, tuple)
+    if isinstance(value, kinds) and not isinstance(value, bool) and not callable(value):
+        with contextlib.suppress(TypeError, ValueError):
+            return np.asarray(value, dtype=np.float64)
+    return None
 
 
 def _count(canaries: int) -> str:
