@@ -18,7 +18,7 @@ from torch import nn
 from lightning_audit.many.driver import Driver
 from lightning_audit.many.engines import LocalProcesses
 from lightning_audit.many.records import Blank
-from lightning_audit.many.store import MOST_IN_BLOCK, Plan, Row, TrainingStore
+from lightning_audit.many.store import Outcome, Plan, TrainingStore, block_size
 from lightning_audit.many.worlds import Work, opacus_training, worlds_of
 
 TRAININGS, STEPS, BATCH_SIZE, RECORDS = 60, 100, 64, 1797
@@ -61,20 +61,20 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
-def driven(workers: int, trainings: int) -> tuple[float, list[Row], list[list[list[float]]]]:
+def driven(workers: int, trainings: int) -> tuple[float, list[Outcome], list[list[list[float]]]]:
     """Return seconds from the first result to the last, the rows, and the workers' own figures."""
     images, labels = digits().tensors
     worlds = worlds_of((images.flatten(1), labels), Blank(label=1), "add_remove")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = TrainingStore(folder / "store", {"train": "benchmark"}, worlds.canaries)
+        block = block_size(trainings)
+        store = TrainingStore(folder / "store", Plan(0, trainings, block), {"train": "benchmark"})
         times: list[float] = []
         add = store.add
         store.add = lambda rows: (add(rows), times.append(time.perf_counter()))[0]  # type: ignore
-        block = max(1, min(MOST_IN_BLOCK, trainings // 20))
         work = Work(Measured(folder), worlds)
         settings = LocalProcesses(workers)
-        Driver(Plan(0, trainings, block), work, settings, store, line=lambda text: None).run()
+        Driver(work, settings, store, line=lambda text: None).run()
         figures = [
             [[float(value) for value in line.split()] for line in path.read_text().splitlines()]
             for path in folder.glob("*.txt")

@@ -52,7 +52,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "black_box": {"runs": 1},
     "pytest_start": {"pairs": 2},
     "many_trainings": {"trainings": 8},
-    "many_at_once": {"trainings": 20, "mlps": 2},
+    "many_at_once": {"trainings": 20, "mlps": 2, "planned": 200},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
     "report_page": {"trainings": 1, "repeats": 1},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},

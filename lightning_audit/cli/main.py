@@ -6,10 +6,14 @@ import argparse
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TextIO
 
 from lightning_audit import __version__
@@ -183,10 +187,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0 for a pass, 1 for a violation or a failed selftest, 2 for an inconclusive or
-        unreadable report, for scores that cannot be read, or for a selftest that cannot run.
+        unreadable report, for scores that cannot be read, or for a selftest that cannot run; 3 if
+        the process of ``audit-training`` ended without a result.
     """
+    watched = os.environ.pop(_WATCHED, None)
+    given = sys.argv[1:]
+    own = (
+        arguments is None and bool(given) and sys.orig_argv[-len(given) :] == given
+    )  # else a program calls this
+    if own and watched is None and given[0] == "audit-training":
+        return _in_own_process()
+    try:
+        code = _main(arguments, watched)
+    except SystemExit as end:  # argparse has printed help, or a usage
+        code = end.code if isinstance(end.code, int) else EXIT_CODES["INCONCLUSIVE"]
+    if watched is not None:
+        Path(watched.partition(":")[2]).write_text(str(code), encoding="ascii")
+    return code
+
+
+def _main(arguments: Sequence[str] | None, watched: str | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
+    options.watcher = None if watched is None else int(watched.partition(":")[0])
     for name, value in vars(options).items():
         if value in ([], [[]]):  # what argparse makes of `--option=--`
             parser.error(f"--{name.replace('_', '-')} needs a value")
@@ -204,6 +227,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = refused(own_fault(error))
         output.flush()
     return code
+
+
+# --- `audit-training` in a process of its own: what is trained there may end it with any code.
+
+#: Variable with the process that watches this one, and the file for this one's exit code.
+_WATCHED = "LIGHTNING_AUDIT_WATCHED_BY"
+#: Exit code if that process ended without its last line.
+_NO_RESULT = 3
+
+
+def _in_own_process() -> int:
+    """Run this process's command line again in another process; return the code that it says.
+
+    A training, or a library that runs it, may end its process with 0 or 1, which are the codes of
+    verdicts. Only a code that was written after the report counts.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "code"
+        process = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env={**os.environ, _WATCHED: f"{os.getpid()}:{said}"},
+            start_new_session=True,  # Ctrl-C of a terminal reaches it once, from here
+        )
+        for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
+            signal.signal(getattr(signal, name), lambda number, _: process.send_signal(number))
+        ended = process.wait()
+        if said.exists() and (code := said.read_text(encoding="ascii")):
+            return int(code)
+    how = f"with code {ended}" if ended >= 0 else f"by signal {-ended}"
+    refused(
+        f"the process of the audit ended {how} before it had a result: a training, or a library "
+        "that it uses, has ended it; the same command continues the audit"
+    )
+    return _NO_RESULT
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from lightning_audit.cli.main import Refused, as_json, positive_int, refused
 from lightning_audit.files import read_text, reason_of, visible
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.results.audit_report import EXIT_CODES
+from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
@@ -420,8 +420,8 @@ def add_audit_training_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Audit a training function by many trainings with and without a canary. Exit with 0 for "
-        "PASS, 1 for VIOLATION, 2 for INCONCLUSIVE or an audit that cannot run. The same command "
-        "again continues its store."
+        "PASS, 1 for VIOLATION, 2 for INCONCLUSIVE or an audit that cannot run, 3 if a training or "
+        "its library ended the process. The same command again continues its store."
     )
     parser.epilog = (
         "`lightning-audit audit-training config.yaml --help` lists all keys and options, and "
@@ -448,11 +448,21 @@ def run_audit_training(options: argparse.Namespace) -> int:
         # After the file is read: these load torch.
         from lightning_audit.many import EngineError, StoreError, TrainingError
         from lightning_audit.many.audit_trainings import audit_training
+        from lightning_audit.many.engines import end_with
 
+        if options.watcher is not None:
+            end_with(options.watcher)
         try:
             audit = audit_training(**arguments)
+            written = audit.passed and AuditReport.load(Path(arguments["store"]) / REPORT_NAME)
+            if written and written.verdict != audit.verdict:
+                raise ReportError(f"{REPORT_NAME} has another verdict than the audit, PASS")
         except (EngineError, StoreError, TrainingError, TypeError, ValueError) as error:
             raise Refused(error) from error
+        except (OSError, ReportError) as error:
+            raise Refused(f"the audit passed, and its report cannot be read: {error}") from error
+        except SystemExit as error:  # of a data set, or of what reads it
+            raise Refused(f"the audit was ended by SystemExit({error})") from error
     except KeyboardInterrupt:
         refused("interrupted; the same command continues the audit")
         return _INTERRUPTED

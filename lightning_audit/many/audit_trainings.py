@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import platform
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +22,9 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.files import reason_of, visible
 from lightning_audit.many.driver import Driver, OnFailure
-from lightning_audit.many.engines import EngineSettings, refuse_inside_a_worker, settings_of
+from lightning_audit.many.engines import refuse_inside_a_worker, settings_of
 from lightning_audit.many.identity import NoIdentity, digest_of
-from lightning_audit.many.looks import look
+from lightning_audit.many.looks import GrowingLook
 from lightning_audit.many.records import Canary, Crafted
 from lightning_audit.many.store import Plan, Prefix, TrainingStore, block_size
 from lightning_audit.many.training_audit import TrainingAudit, conclude
@@ -29,6 +32,7 @@ from lightning_audit.many.verdict import Claim, Promise, before_the_first, promi
 from lightning_audit.many.worlds import Score, Work, worlds_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.text import print_report
+from lightning_audit.results.audit_report import AuditReport
 
 #: Trainings of a group from which one score for all of them is reported.
 _LEAST_EQUAL = 10
@@ -46,7 +50,7 @@ def audit_training(
     significance: float = 1e-3,
     engine: Any = None,
     store: str | os.PathLike[str] = "audit-many",
-    seed: int = 0,
+    seed: int | None = None,
     identity: str | None = None,
     on_failure: OnFailure = "count",
     adjacency: Adjacency | None = None,
@@ -80,10 +84,11 @@ def audit_training(
         engine: `LocalProcesses`, or any object with ``submit(function, *arguments)`` that returns a
             future; None for one process a core.
         store: folder of the trainings and of ``report.json``. Not on a network file system.
-        seed: of the audit, >= 0: coins, and seeds of trainings.
+        seed: of the audit, >= 0: coins, and seeds of trainings. It is mixed with digests of the
+            canary, the score and the claim. None to draw one, which the store keeps.
         identity: text that identifies ``train``, ``dataset``, ``canary`` and ``score``, if their
             content cannot be determined.
-        on_failure: "count" for a failed training as a wrong guess; "raise" to end the audit.
+        on_failure: "count" for a failed training as a wrong guess; "raise" to end the audit, too.
         adjacency: "add_remove" if a canary is a record more, "replace_one" if it replaces one; None
             for that of the claim.
         limit: seconds that a training may take; None for ten times the median, at least 60.
@@ -102,132 +107,119 @@ def audit_training(
         KeyboardInterrupt: if the user interrupts; the same call continues.
     """
     refuse_inside_a_worker()
-    audit = _Audit(
-        promise=promise_of(claim, pair=adjacency or _adjacency_of(claim)),
-        significance=_validate.open_unit("significance", significance, "such as 1e-3"),
-        trainings=_validate.positive_int("trainings", trainings, "such as 1000"),
-        stop=_validate.one_of("stop", stop, ("refuted", "end")),
-        seed=_seed(seed),
-        block=None if block is None else _validate.positive_int("block", block, "such as 1"),
-        display=display,
-        engine=settings_of(engine),
-    )
-    _validate.one_of("on_failure", on_failure, ("count", "raise"))
-    if limit is not None:
-        _validate.positive("limit", limit, "in seconds a training")
+    count = _validate.positive_int("trainings", trainings, "such as 1000")
+    size = block_size(count) if block is None else block
+    promise = promise_of(claim, pair=adjacency or _adjacency_of(claim))
+    level = _validate.open_unit("significance", significance, "such as 1e-3")
     chosen = Crafted() if canary is None else canary
-    work = Work(train, worlds_of(dataset, chosen, audit.promise.pair), score)
-    named = {"canary": _name(chosen), "score": _name(score), "on_failure": on_failure}
-    with _opened(store, work, audit, identity) as kept:
-        audit.run(kept, work, on_failure, limit)
-        return audit.concluded(kept, named)
+    runner, pair = settings_of(engine), promise.pair
+    settings = {
+        "canary": _name(chosen),
+        "score": _name(score),
+        "on_failure": _validate.one_of("on_failure", on_failure, ("count", "raise")),
+        "engine": _name(runner),
+        "seed": checked_seed(seed),
+        "stop": _validate.one_of("stop", stop, ("refuted", "end")),
+        "adjacency": pair,
+        "trainings": count,
+    }
+    plan = Plan(0, count, _validate.positive_int("block", size, "such as 1"))
+    limit = checked_limit(limit)
+    work, say = Work(train, worlds_of(dataset, chosen, pair), score), progress(display)
+    parts, asked = {"adjacency": pair}, (promise.words, pair)
+    with contextlib.closing(store_of(store, plan, work, seed, identity, parts, asked)) as kept:
+        _announce(kept, promise, level, say)
+        looks = GrowingLook(promise.least_error, -math.log(level))
 
+        def refuted(prefix: Prefix) -> bool:
+            seen = stop == "refuted" and len(prefix.failed)
+            return bool(seen) and looks.at(prefix.scores, prefix.coins, prefix.failed).refuted
 
-@dataclass(frozen=True)
-class _Audit:
-    """Checked arguments of an audit."""
-
-    promise: Promise
-    significance: float
-    trainings: int
-    stop: str
-    seed: int
-    block: int | None
-    display: bool
-    engine: EngineSettings
-
-    def run(
-        self, store: TrainingStore, work: Work, on_failure: OnFailure, limit: float | None
-    ) -> None:
-        """Run what is missing of the plan, until a look refutes the claim."""
-        block = store.fixed("block", self.block or block_size(self.trainings))
-        plan = Plan(self.seed, self.trainings, block, work.worlds.canaries)
-        store.fixed("planned", self.trainings)
-        store.say(
-            {
-                "trainings": self.trainings,
-                "claim": self.promise.words,
-                "least_error": self.promise.least_error,
-                "significance": self.significance,
-                "begun": time.time(),
-            }
-        )
-        self.say(
-            f"privacy audit: {before_the_first(self.promise, self.trainings, self.significance)}"
-        )
-        with contextlib.suppress(OSError):  # of fewer trainings; a killed audit has no report
-            (store.folder / REPORT_NAME).unlink()
-        Driver(
-            plan,
-            work,
-            self.engine,
-            store,
-            look=self._refuted,
-            on_failure=on_failure,
-            limit=limit,
-            line=self.say,
-        ).run()
-
-    def say(self, text: str) -> None:
-        """Print a line about the progress."""
-        if self.display:
-            print(visible(text), file=sys.stderr, flush=True)
-
-    def _refuted(self, prefix: Prefix) -> bool:
-        if self.stop == "end" or not len(prefix.failed):
-            return False
-        seen = look(prefix.scores, prefix.coins, prefix.failed, self.promise, self.significance)
-        return seen.refuted
-
-    def concluded(self, store: TrainingStore, named: Mapping[str, Any]) -> TrainingAudit:
-        """Return the result of the prefix, after its report is written and printed."""
-        # A store may hold more than this plan, of an earlier call.
-        prefix = store.prefix(self.trainings)
-        audit = conclude(
-            prefix.scores,
-            prefix.coins,
-            prefix.failed,
-            self.promise,
-            planned=store.fixed("planned", self.trainings),
-            significance=self.significance,
-        )
-        settings = {
-            **named,
-            "engine": _name(self.engine),
-            "seed": self.seed,
-            "stop": self.stop,
-            "adjacency": self.promise.pair,
-            "trainings": self.trainings,
-        }
-        seconds = sum(row.seconds or 0.0 for row in store.rows())
+        Driver(work, runner, kept, refuted, on_failure, limit, say).run()
+        prefix = kept.prefix()
+        given = prefix.scores, prefix.coins, prefix.failed
+        audit = conclude(*given, promise, planned=kept.planned, significance=level)
+        seconds = sum(row.seconds or 0.0 for row in kept.rows())
         report = audit.to_report(settings, notes=_notes(prefix), seconds=seconds)
-        path: Path | None = store.folder / REPORT_NAME
-        try:
-            report.save(store.folder / REPORT_NAME)
-        except OSError as error:
-            self.say(
-                f"privacy audit: {path} could not be written ({reason_of(error)}); the same call "
-                "writes it again"
-            )
-            path = None
-        if self.display:
-            print_report(report, path)
-        return audit
+        path = _saved(report, kept.folder / REPORT_NAME, say)
+    if display:
+        print_report(report, path)
+    return audit
 
 
-@contextlib.contextmanager
-def _opened(
-    folder: str | os.PathLike[str], work: Work, audit: _Audit, identity: str | None
-) -> Iterator[TrainingStore]:
-    """Open the store of these trainings; see `digests_of` and `TrainingStore` for errors."""
-    digests = digests_of(work, identity)
-    digests["seed"] = str(audit.seed)
-    digests["adjacency"] = audit.promise.pair
-    store = TrainingStore(folder, digests, work.worlds.canaries)
+def _announce(
+    store: TrainingStore, promise: Promise, significance: float, say: Callable[[str], None]
+) -> None:
+    """Store and print what the call asks for, and remove the report of fewer trainings."""
+    count = store.plan.trainings
+    call = {"trainings": count, "claim": promise.words, "least_error": promise.least_error}
+    store.say({**call, "significance": significance, "begun": time.time()})
+    say(f"privacy audit: {before_the_first(promise, count, significance)}")
+    with contextlib.suppress(OSError):  # a killed audit has no report
+        (store.folder / REPORT_NAME).unlink()
+
+
+def _saved(report: AuditReport, path: Path, say: Callable[[str], None]) -> Path | None:
+    """Write a report; return its path, or None if that failed."""
     try:
-        yield store
-    finally:
-        store.close()
+        report.save(path)
+    except OSError as error:
+        say(
+            f"privacy audit: {path} could not be written ({reason_of(error)}); the same call "
+            "writes it again"
+        )
+        return None
+    return path
+
+
+def progress(display: bool) -> Callable[[str], None]:
+    """Return what prints lines about the progress, or nothing."""
+    if not display:
+        return lambda text: None
+    return lambda text: print(visible(text), file=sys.stderr, flush=True)
+
+
+def store_of(
+    folder: str | os.PathLike[str],
+    plan: Plan,
+    work: Work,
+    seed: int | None,
+    identity: str | None,
+    parts: Mapping[str, str],
+    claim: tuple[str, ...] = (),
+) -> TrainingStore:
+    """Open the store of trainings.
+
+    A seed that was used before gives the same trainings again. What was learnt from them, such as a
+    score, must meet others: so the plan's seed is drawn, or mixed with what the audit asks.
+
+    Args:
+        folder: of the store.
+        plan: whose seed and number of canaries are replaced.
+        work: what each training does.
+        seed: as stated; None to draw one if the store is new.
+        identity: text instead of the contents of the parts of ``work``.
+        parts: what else identifies the trainings.
+        claim: what is claimed.
+
+    Raises:
+        BadArgument: if the content of a part cannot be determined, and ``identity`` is None.
+        StoreError: see `TrainingStore`.
+    """
+    digests = digests_of(work, identity)
+    mixed = secrets.randbits(128)
+    if seed is not None:
+        asked = [identity, *map(_known_digest, (work.score, work.worlds.records))]
+        mixed = int(digest_of(seed, asked, claim)[:32], 16)
+    stated = "drawn" if seed is None else str(seed)
+    own = replace(plan, seed=mixed, canaries=work.worlds.canaries)
+    return TrainingStore(folder, own, {**digests, **parts, "seed": stated})
+
+
+def _known_digest(part: Any) -> str:
+    with contextlib.suppress(NoIdentity):
+        return digest_of(part)
+    return ""
 
 
 def digests_of(work: Work, identity: str | None) -> dict[str, str]:
@@ -236,8 +228,9 @@ def digests_of(work: Work, identity: str | None) -> dict[str, str]:
     Raises:
         BadArgument: if the content of a part cannot be determined, and ``identity`` is None.
     """
+    version = {"Python": platform.python_version()}
     if identity is not None:
-        return {"identity": digest_of(str(identity))}
+        return {"identity": digest_of(str(identity)), **version}
     parts = {
         "train": work.train,
         "dataset": work.worlds.data,
@@ -250,7 +243,7 @@ def digests_of(work: Work, identity: str | None) -> dict[str, str]:
             digests[name] = digest_of(part)
         except NoIdentity as error:
             raise BadArgument(f"{name}: {error}") from error
-    return digests
+    return {**digests, **version}
 
 
 def _notes(prefix: Prefix) -> list[str]:
@@ -274,9 +267,18 @@ def _adjacency_of(claim: Claim) -> Adjacency:
     return stated or "add_remove"
 
 
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed={_validate.shown(seed)} must be a whole number >= 0.")
+def checked_limit(limit: float | None) -> float | None:
+    """Return the seconds that a training may take, as they were stated."""
+    if limit is not None:
+        _validate.positive("limit", limit, "in seconds a training")
+    return limit
+
+
+def checked_seed(seed: int | None) -> int | None:
+    """Return a seed as it was stated."""
+    whole = isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
+    if seed is not None and not whole:
+        raise BadArgument(f"seed={_validate.shown(seed)} must be a whole number >= 0, or None.")
     return seed
 
 

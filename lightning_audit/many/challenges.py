@@ -326,16 +326,34 @@ def challenges_of(
             the attack returns something else than a finite score for each point.
     """
     chosen = _checked_points(targets, points, fitted)
+    size = len(targets)
+    if refit_every is not None:
+        size = _validate.positive_int("refit_every", refit_every)
+        if targets.pairs and size % 2:
+            raise BadArgument(f"refit_every={size} must be even for complementary pairs.")
+    elif fitted is None:
+        raise BadArgument("fitted=None needs refit_every, such as refit_every=8.")
     scores = np.full((len(targets), len(chosen)), np.nan)
     begun = len(targets)
-    for first, last in _groups(targets, fitted, refit_every):
-        rows = np.arange(first, last)[~targets.failed[first:last]]
-        known = _known(fitted, targets, 0 if refit_every is None else first)
-        if refit_every is not None and _are_few(known):
+    for first in range(0, len(targets), size):
+        earlier = targets.chosen(np.arange(first))
+        known = (earlier if fitted is None else fitted.joined(earlier)).finished()
+        inside = known.membership.sum(axis=0)
+        if refit_every is not None and (np.minimum(inside, len(known) - inside) < 2).any():
             continue
         begun = min(begun, first)
+        rows = first + np.flatnonzero(~targets.failed[first : first + size])
         scores[rows] = _scored(attack, known, targets.scores[rows])[:, chosen]
-    _refuse_scores(scores[begun:][~targets.failed[begun:]])
+    if begun == len(targets):
+        raise BadArgument(
+            "no target has two earlier models with and two without each record; give fitted= "
+            "models, or more targets."
+        )
+    if not np.isfinite(scores[begun:][~targets.failed[begun:]]).all():
+        raise BadArgument(
+            "attack returns scores that are not finite; fit it on models with and without each "
+            "point."
+        )
     return Challenges(scores[begun:], targets.membership[begun:, chosen], targets.pairs)
 
 
@@ -435,47 +453,6 @@ def _checked_points(
             "= shadows.split(2, 4, 2)."
         )
     return chosen.astype(np.int64)
-
-
-def _refuse_scores(scores: Floats) -> None:
-    """Refuse what an attack returned for the targets that are left, ``[targets, points]``."""
-    if not len(scores):
-        raise BadArgument(
-            "no target has two earlier models with and two without each record; give fitted= "
-            "models, or more targets."
-        )
-    if not np.isfinite(scores).all():
-        raise BadArgument(
-            "attack returns scores that are not finite; fit it on models with and without each "
-            "point."
-        )
-
-
-def _groups(
-    targets: Shadows, fitted: Shadows | None, refit_every: int | None
-) -> list[tuple[int, int]]:
-    """Return first and last target of each group that one fit scores."""
-    if refit_every is None:
-        if fitted is None:
-            raise BadArgument("fitted=None needs refit_every, such as refit_every=8.")
-        return [(0, len(targets))]
-    size = _validate.positive_int("refit_every", refit_every)
-    if targets.pairs and size % 2:
-        raise BadArgument(f"refit_every={size} must be even for complementary pairs.")
-    return [(first, min(first + size, len(targets))) for first in range(0, len(targets), size)]
-
-
-def _known(fitted: Shadows | None, targets: Shadows, before: int) -> Shadows:
-    """Return the finished models that an attack may be fitted on."""
-    earlier = targets.chosen(np.arange(before))
-    known = earlier if fitted is None else fitted.joined(earlier)
-    return known.finished()
-
-
-def _are_few(known: Shadows) -> bool:
-    """Return whether a record was in fewer than two models, or out of fewer than two."""
-    inside = known.membership.sum(axis=0)
-    return bool((np.minimum(inside, len(known) - inside) < 2).any())
 
 
 def _scored(attack: Attack, known: Shadows, scores: Floats) -> Floats:

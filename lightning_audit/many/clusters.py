@@ -25,8 +25,27 @@ from lightning_audit.many.engines import (
     run_prepared,
     settle,
 )
-from lightning_audit.many.store import Block
-from lightning_audit.many.worlds import Outcome, Work
+from lightning_audit.many.store import Block, Outcome
+from lightning_audit.many.worlds import Work
+
+#: Seconds in which a cluster must answer.
+_ANSWERS = 10
+
+
+@contextlib.contextmanager
+def _answering(cluster: str, address: Any) -> Iterator[None]:
+    """Reach for a cluster at an address; one that does not answer is one sentence."""
+    try:
+        host, _, port = str(address).rpartition("://")[2].rpartition(":")
+        if isinstance(address, str) and port.isdigit():  # Ray would try for a minute, and may exit
+            socket.create_connection((host, int(port)), _ANSWERS).close()
+        yield
+    except Exception as error:
+        raise EngineError(
+            f"the {cluster} at {shown(address)} does not answer ({type(error).__name__}); start "
+            "it, then make the same call, which continues after what is stored."
+        ) from error
+
 
 # --- Dask: blocks as tasks of a cluster of dask.distributed.
 
@@ -64,18 +83,11 @@ class DaskEngine:
         if self.workers is not None:
             _validate.positive_int("workers", self.workers, "such as DaskEngine(client, 2)")
         distributed, data = installed("distributed", "dask"), packed(work)
-        own = isinstance(self.client, str)
-        client = self.client
-        try:
+        client, own = self.client, isinstance(self.client, str)
+        with _answering("Dask scheduler", client):
             if own:
-                client = distributed.Client(client, timeout=10, set_as_default=False)
+                client = distributed.Client(client, timeout=_ANSWERS, set_as_default=False)
             threads = client.nthreads()
-        except Exception as error:
-            raise EngineError(
-                f"the Dask scheduler of client={shown(self.client)} does not answer "
-                f"({type(error).__name__}); start it, and make the same call with a new client, "
-                "which continues after what is stored."
-            ) from error
         try:
             if not threads:
                 raise EngineError("the Dask cluster has no workers; start them, and try again.")
@@ -182,7 +194,7 @@ def _run_on_dask(key: str, name: str, block: Block) -> list[Outcome]:
     worker = get_worker()
     # `worker.log_event` only queues the event: a worker that ends at once would not send it.
     sync(worker.loop, worker.scheduler.log_event, topic=key, msg=(name, worker.address))
-    return run_prepared(key, block)
+    return [*run_prepared(key, block)]
 
 
 def _allow_failures(number: int, dask_scheduler: Any = None) -> int:
@@ -193,9 +205,6 @@ def _allow_failures(number: int, dask_scheduler: Any = None) -> int:
 
 
 # --- Ray: blocks as tasks of a Ray cluster, or of a local one that the audit starts.
-
-#: Seconds in which a cluster must answer.
-_ANSWERS = 10
 
 
 @dataclass(frozen=True)
@@ -261,18 +270,11 @@ class RayEngine:
                 settings["num_cpus"] = max(1, round(self.workers * self.num_cpus))
         else:
             settings["address"] = self.address
-        host, _, port = str(self.address).rpartition(":")
-        try:
-            if port.isdigit():  # Ray itself tries for a minute, and may then end this process
-                socket.create_connection((host, int(port)), _ANSWERS).close()
-            with environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
-                ray.init(**settings)
-        except Exception as error:
-            raise EngineError(
-                f"the Ray cluster at address={shown(self.address)} does not answer "
-                f"({type(error).__name__}); see `ray status` on its head node, then make the same "
-                "call, which continues after what is stored."
-            ) from error
+        with (
+            _answering("Ray cluster", self.address),
+            environment({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}),
+        ):
+            ray.init(**settings)
 
 
 class _RayTasks:
@@ -295,7 +297,8 @@ class _RayTasks:
             num_cpus=settings.num_cpus,
             num_gpus=settings.num_gpus,
         )(_run_on_ray)
-        self._open: dict[Future[list[Outcome]], Any] = {}
+        #: The results of each block, and what of them has come.
+        self._open: dict[Future[list[Outcome]], tuple[Any, list[Outcome]]] = {}
 
     def submit(self, block: Block) -> Future[list[Outcome]]:
         future: Future[list[Outcome]] = Future()
@@ -303,47 +306,53 @@ class _RayTasks:
             results = self._task.remote(self._key, [self._work], self._imports, block)
         except Exception as error:
             raise BrokenExecutor(f"Ray takes no block: {_line(error)}") from error
-        self._open[future] = results
-        threading.Thread(target=self._follow, args=(results, future), daemon=True).start()
+        self._open[future] = results, []
+        threading.Thread(target=self._follow, args=(future,), daemon=True).start()
         return future
 
-    def _follow(self, results: Any, future: Future[list[Outcome]]) -> None:
-        """Wait until the worker is ready, then until the block has ended."""
+    def _follow(self, future: Future[list[Outcome]]) -> None:
+        """Wait until the worker is ready, then for each training of the block."""
+        results, come = self._open[future]
+        value: Any = come
         try:
             self._ray.get(next(results))
             future.set_running_or_notify_cancel()
-            settle(future, self._ray.get(next(results)))
+            come.extend(map(self._ray.get, results))
         except self._ray.exceptions.RayTaskError as error:
-            settle(future, error.cause)
+            value = error.cause
         except self._ray.exceptions.WorkerCrashedError:
-            settle(future, RuntimeError("its worker ended; see Ray's logs for why"))
+            value = RuntimeError("its worker ended; see Ray's logs for why")
         except self._ray.exceptions.RaySystemError as error:
-            settle(future, BrokenExecutor(_line(error)))
+            value = BrokenExecutor(_line(error))
         except Exception as error:
-            settle(future, RuntimeError(f"{type(error).__name__}: {_line(error)}"))
-        self._open.pop(future, None)
+            value = RuntimeError(f"{type(error).__name__}: {_line(error)}")
+        else:
+            del self._open[future]
+        settle(future, value)
+
+    def ended(self, future: Future[list[Outcome]]) -> list[Outcome]:
+        return [*self._open[future][1]] if future in self._open else []
 
     def cancel(self, future: Future[list[Outcome]]) -> None:
-        results = self._open.get(future)
         settle(future, CancelledError())
-        if results is not None:
-            with contextlib.suppress(Exception):  # it has ended
-                self._ray.cancel(results, force=True)
+        with contextlib.suppress(Exception):  # it has ended
+            self._ray.cancel(self._open[future][0], force=True)
 
     def close(self) -> None:
         for future in list(self._open):
-            self.cancel(future)
+            if not future.done():
+                self.cancel(future)
         if self._own:
             self._ray.shutdown()
 
 
 def _run_on_ray(key: str, held: list[Any], imports: tuple[str, ...], block: Block) -> Iterator[Any]:
-    """Yield None when the worker is ready, then the outcomes of the block."""
+    """Yield None when the worker is ready, then what each training of the block gave."""
     import ray
 
     prepare(key, ray.get(held[0]), imports)
     yield None
-    yield run_prepared(key, block)
+    yield from run_prepared(key, block)
 
 
 def _line(error: BaseException) -> str:

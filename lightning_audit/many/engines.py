@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
-from lightning_audit.many.store import Block
-from lightning_audit.many.worlds import Outcome, Work
+from lightning_audit.many.store import Block, Outcome
+from lightning_audit.many.worlds import Work
 
 # --- What an engine is: it runs blocks of trainings somewhere, and the driver does all the rest.
 
@@ -29,6 +32,12 @@ class EngineError(RuntimeError):
 
 class Engine(Protocol):
     """Runs blocks somewhere; the driver does all the rest.
+
+    A block's future runs once a worker has begun it. It raises `BrokenExecutor` if the engine can
+    run no more blocks, `CancelledError` after `cancel`, and anything else if its worker was lost.
+    An engine may have ``ended(future)``: the outcomes of the trainings of a block that had ended
+    before it was lost. One without it gets the trainings one by one, since nothing says which of a
+    block hangs.
 
     Attributes:
         workers: number of blocks that it runs at the same time.
@@ -53,11 +62,30 @@ class EngineSettings(Protocol):
         """Return a running engine."""
 
 
+def settings_of(engine: Any) -> EngineSettings:
+    """Return what the user gave as an engine's settings.
+
+    Raises:
+        BadArgument: if it is nothing that can run a block.
+    """
+    if engine is None:
+        return LocalProcesses()
+    if hasattr(engine, "start") and not hasattr(engine, "submit"):
+        return engine  # type: ignore[no-any-return]
+    if hasattr(engine, "submit"):
+        return FromExecutor(engine)
+    raise BadArgument(
+        f"engine={shown(engine)} must be LocalProcesses(workers), or an object with "
+        "submit(function, *arguments) that returns a future."
+    )
+
+
 # --- Sends a training to other processes, and runs it there.
 
 #: Libraries that a worker imports before its first training, so that no limit counts them.
 IMPORTS = ("torch", "opacus")
-_works: dict[str, Work] = {}
+#: Trainings that this process has loaded, by what they were sent as.
+_works: dict[Any, Work] = {}
 
 
 class Unpicklable(BadArgument):
@@ -71,12 +99,12 @@ def packed(work: Work) -> bytes:
         BadArgument: if cloudpickle is not installed.
         Unpicklable: if a part cannot be pickled; the message names it.
     """
-    cloudpickle = installed("cloudpickle")
+    dumps = installed("cloudpickle").dumps
     try:
-        return bytes(cloudpickle.dumps(work))
+        return bytes(dumps(work))
     except Exception as error:
         parts = {"train": work.train, "dataset": work.worlds, "score": work.score}
-        names = [name for name, part in parts.items() if not _picklable(cloudpickle, part)]
+        names = [name for name, part in parts.items() if not _picklable(dumps, part)]
         raise Unpicklable(
             f"{' and '.join(names) or 'the training'} cannot be sent to another process "
             f"({type(error).__name__}: {shown(str(error))}); open files, connections and "
@@ -84,21 +112,15 @@ def packed(work: Work) -> bytes:
         ) from error
 
 
-def _picklable(cloudpickle: Any, part: Any) -> bool:
+def _picklable(dumps: Callable[[Any], bytes], part: Any) -> bool:
     try:
-        cloudpickle.dumps(part)
+        dumps(part)
     except Exception:
         return False
     return True
 
 
-def run_packed(work: bytes, block: Block) -> list[Outcome]:
-    """Run a block in a process of an executor."""
-    loaded: Work = pickle.loads(work)
-    return loaded.run(block)
-
-
-def prepare(key: str, work: bytes, imports: tuple[str, ...]) -> None:
+def prepare(key: Any, work: bytes, imports: tuple[str, ...] = ()) -> None:
     """Load the training in a worker once, with one thread, before any limit counts."""
     if key in _works:
         return
@@ -110,9 +132,20 @@ def prepare(key: str, work: bytes, imports: tuple[str, ...]) -> None:
     _works[key] = pickle.loads(work)
 
 
-def run_prepared(key: str, block: Block) -> list[Outcome]:
+def run_prepared(key: Any, block: Block) -> Iterator[Outcome]:
     """Run a block of the training that `prepare` loaded under this key."""
     return _works[key].run(block)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(work: bytes) -> Work:
+    loaded: Work = pickle.loads(work)
+    return loaded
+
+
+def run_packed(work: bytes, block: Block) -> list[Outcome]:
+    """Run a block in a process of an executor, which nothing has prepared."""
+    return [*_loaded(work).run(block)]
 
 
 def settle(future: Future[Any], value: Any) -> None:
@@ -176,24 +209,40 @@ class LocalProcesses:
 
 
 class _Processes:
-    """A pool of pebble, whose processes have the training from their start."""
+    """A pool of pebble, whose processes have the training from their start.
+
+    A process writes each outcome of a block to a file at once, so that those are known that had
+    ended when it was lost.
+    """
 
     def __init__(self, work: bytes, workers: int, imports: tuple[str, ...]) -> None:
         pebble = installed("pebble")
         self.workers = workers
-        arguments = (os.getpid(), work, imports)
-        self._threads = environment(dict.fromkeys(_THREADS, "1"))
-        self._threads.__enter__()
+        self._files: dict[Future[list[Outcome]], Path] = {}
+        self._open = contextlib.ExitStack()
+        self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        self._open.enter_context(environment(dict.fromkeys(_THREADS, "1")))
         self._pool = pebble.ProcessPool(
             max_workers=workers,
             context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=arguments,
+            initializer=_begin_process,
+            initargs=(os.getpid(), work, imports),
         )
 
     def submit(self, block: Block) -> Future[list[Outcome]]:
-        future: Future[list[Outcome]] = self._pool.schedule(_run, args=(block,))
+        path = self._folder / str(block[0].number)
+        path.unlink(missing_ok=True)
+        future: Future[list[Outcome]] = self._pool.schedule(_run_in_process, args=(block, path))
+        self._files[future] = path
         return future
+
+    def ended(self, future: Future[list[Outcome]]) -> list[Outcome]:
+        found = []
+        ends = contextlib.suppress(OSError, EOFError, pickle.UnpicklingError)
+        with ends, open(self._files[future], "rb") as file:
+            while True:
+                found.append(pickle.load(file))
+        return found
 
     def cancel(self, future: Future[list[Outcome]]) -> None:
         future.cancel()  # pebble ends the process
@@ -201,17 +250,23 @@ class _Processes:
     def close(self) -> None:
         self._pool.stop()
         self._pool.join()
-        self._threads.__exit__(None, None, None)
+        self._open.close()
 
 
-def _prepare(driver: int, work: bytes, imports: tuple[str, ...]) -> None:
+def _begin_process(driver: int, work: bytes, imports: tuple[str, ...]) -> None:
     """Tie a new process to its driver, and load the training before any limit runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
     end_with(driver)
     prepare(_KEY, work, imports)
 
 
-def _run(block: Block) -> list[Outcome]:
-    return run_prepared(_KEY, block)
+def _run_in_process(block: Block, path: Path) -> list[Outcome]:
+    outcomes = []
+    with open(path, "wb", buffering=0) as file:
+        for outcome in run_prepared(_KEY, block):
+            outcomes.append(outcome)
+            file.write(pickle.dumps(outcome))
+    return outcomes
 
 
 def end_with(driver: int) -> None:
@@ -317,24 +372,6 @@ class FromExecutor:
         return _Submitted(self.executor, packed(work), _validate.positive_int("workers", count))
 
 
-def settings_of(engine: Any) -> EngineSettings:
-    """Return what the user gave as an engine's settings.
-
-    Raises:
-        BadArgument: if it is nothing that can run a block.
-    """
-    if engine is None:
-        return LocalProcesses()
-    if hasattr(engine, "start") and not hasattr(engine, "submit"):
-        return engine  # type: ignore[no-any-return]
-    if hasattr(engine, "submit"):
-        return FromExecutor(engine)
-    raise BadArgument(
-        f"engine={shown(engine)} must be LocalProcesses(workers), or an object with "
-        "submit(function, *arguments) that returns a future."
-    )
-
-
 class _Here:
     workers = 1
 
@@ -343,15 +380,43 @@ class _Here:
 
     def submit(self, block: Block) -> Future[list[Outcome]]:
         future: Future[list[Outcome]] = Future()
-        future.set_running_or_notify_cancel()
-        future.set_result(self._work.run(block))
+        with _interrupts() as interrupted:
+            outcomes = []
+            for outcome in self._work.run(block):
+                if interrupted:
+                    raise KeyboardInterrupt
+                outcomes.append(outcome)
+        future.set_result(outcomes)
         return future
 
+    def ended(self, future: Future[list[Outcome]]) -> list[Outcome]:
+        return []  # no block of this process is lost without it
+
     def cancel(self, future: Future[list[Outcome]]) -> None:
-        future.cancel()
+        pass
 
     def close(self) -> None:
         pass
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield the interrupts that came meanwhile: a training may raise KeyboardInterrupt itself."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield came
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        came.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Submitted:

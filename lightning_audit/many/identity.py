@@ -1,9 +1,14 @@
 """Digests of functions by what they do, and of values by what they hold.
 
 A function counts by its syntax tree without comments and docstrings, its defaults, the contents of
-its closure and the globals that it reads, recursively in the user's own code. A library counts by
+its closure and the globals that it reads, recursively in the user's own code. Modules and classes
+of that code count by their source and by the plain values that they have now. A library counts by
 its name and version. The digest does not depend on the process, on PYTHONHASHSEED, or on whether
 the function is in a script or in a module.
+
+A global, or an attribute of a module or class, that this code itself writes is no part of what it
+does: a counter or a cache, which trainings before a resume have changed. So the code is read twice:
+for what it writes, then for the digest.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import json
-import platform
 import sys
 import sysconfig
 import textwrap
@@ -36,6 +40,18 @@ _OUTSIDE = tuple({sysconfig.get_path(p) for p in ("purelib", "platlib", "stdlib"
 _INSTALLED = {"site-packages", "dist-packages"}
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, types.BuiltinFunctionType)
+#: What code is made of, by its type.
+_PARTS: Mapping[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.partial: ("func", "args", "keywords"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
+#: Methods that change a container.
+_CHANGES = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear"}
 #: Types that are written in C have no Python source, and may hold state that nothing shows.
 _HEAP_TYPE = 1 << 9
 
@@ -45,11 +61,19 @@ class _Path:
     """What is on the way from the root to a value, by `id` with its depth, and code seen so far.
 
     Functions, classes and modules refer to each other in many ways: each is described once, then
-    by its number.
+    by its number. ``written`` are the names that the code writes; they are known in the second
+    reading, and in the first no data are read.
     """
 
+    written: set[str]
+    first: bool
     above: Mapping[int, int] = dataclasses.field(default_factory=dict)
     code: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values, by name, that the code does not write itself."""
+        code = types.ModuleType | types.FunctionType | type
+        return {n: v for n, v in values.items() if n not in self.written or isinstance(v, code)}
 
     def into(self, value: Any) -> _Path:
         return dataclasses.replace(self, above={**self.above, id(value): len(self.above)})
@@ -69,9 +93,11 @@ def digest_of(*values: Any) -> str:
         NoIdentity: if the content of a value cannot be determined; the message names the type and
             says what to do.
     """
-    path = _Path()
-    content = [platform.python_version(), [_of(value, path) for value in values]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    written: set[str] = set()
+    for first in (True, False):
+        path = _Path(written, first)
+        content = json.dumps([_of(value, path) for value in values], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _of(value: Any, path: _Path) -> Any:
@@ -95,13 +121,15 @@ def _of(value: Any, path: _Path) -> Any:
 def _of_numbers(value: Any, path: _Path) -> Any:
     torch = sys.modules.get("torch")  # no tensor exists unless torch is loaded
     if torch is not None and isinstance(value, torch.Tensor):
-        wide = value.float() if value.dtype == torch.bfloat16 else value
-        return ["tensor", str(value.dtype), _of_numbers(wide.detach().cpu().numpy(), path)]
+        wide = value.float() if value.dtype == torch.bfloat16 and not path.first else value
+        numbers = None if path.first else _of_numbers(wide.detach().cpu().numpy(), path)
+        hooks = [_of(hook, path) for hook in (value._backward_hooks or {}).values()]
+        return ["tensor", str(value.dtype), value.requires_grad, hooks, numbers]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return ["objects", value.shape, [_of(item, path) for item in value.ravel()]]
     if isinstance(value, np.ndarray | np.generic):
         array = np.ascontiguousarray(value)
-        data = hashlib.sha256(array.tobytes()).hexdigest()
+        data = "" if path.first else hashlib.sha256(array.tobytes()).hexdigest()
         return ["array", array.dtype.str, np.shape(value), data]
     if torch is not None and isinstance(value, torch.dtype | torch.device | torch.Size):
         return ["torch", repr(value)]
@@ -134,25 +162,20 @@ def _of_code(value: Any, path: _Path) -> Any:
         return _of_module(value, path)
     if isinstance(value, types.BuiltinFunctionType | np.ufunc):
         return ["builtin", getattr(value, "__module__", None) or "", value.__name__]
-    if isinstance(value, types.MethodType):
-        return ["method", _of(value.__func__, path), _of(value.__self__, path)]
     if isinstance(value, types.FunctionType):
         return _of_function(value, path)
     if isinstance(value, type):
         return _of_class(value, path)
-    if isinstance(value, functools.partial):
-        return ["partial", *(_of(v, path) for v in (value.func, value.args, value.keywords))]
-    if isinstance(value, staticmethod | classmethod):
-        return [type(value).__name__, _of(value.__func__, path)]
-    if isinstance(value, property):
-        return ["property", *(_of(f, path) for f in (value.fget, value.fset, value.fdel))]
+    for kind, parts in _PARTS.items():
+        if isinstance(value, kind):
+            return [kind.__name__, *(_of(getattr(value, part), path) for part in parts)]
     return None
 
 
 def _of_object(value: Any, path: _Path) -> Any:
     kind = type(value)
     if hasattr(value, "state_dict") and hasattr(value, "named_modules"):
-        return ["module", repr(value), _of(kind, path), _of(dict(value.state_dict()), path)]
+        return ["module", _of(kind, path), _of_attributes(vars(value), path)]
     if dataclasses.is_dataclass(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return ["dataclass", _of(kind, path), _of(fields, path)]
@@ -164,6 +187,22 @@ def _of_object(value: Any, path: _Path) -> Any:
         f"{kind.__module__}.{kind.__qualname__} {shown(value)} has a content that cannot be "
         "determined; pass identity='...', a text that you change whenever the training changes."
     )
+
+
+def _of_attributes(attributes: Mapping[str, Any], path: _Path) -> Any:
+    """Return the attributes of a torch module: its tensors, modules, hooks, mode, and own values.
+
+    What has no content that can be determined counts by its type: torch keeps much in a module.
+    """
+    found = {}
+    for name, value in attributes.items():
+        if "_hooks_" not in name:  # flags of hooks, by numbers that each process counts for itself
+            hooks = name.endswith("_hooks") and isinstance(value, dict)
+            try:
+                found[name] = _of([*value.values()] if hooks else value, path)
+            except NoIdentity:
+                found[name] = type(value).__qualname__
+    return found
 
 
 def _is_python(kind: type) -> bool:
@@ -178,13 +217,15 @@ def _of_function(function: types.FunctionType, path: _Path) -> Any:
     closure = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     if _is_library(function):  # one made by a library's function has what that was given
         return [*_named(function), _of({} if _is_in_module(function) else closure, path)]
+    path.written.update(_writes(_tree(function)))
     return [
         "function",
         _syntax(function),
         _of(function.__defaults__, path),
         _of(function.__kwdefaults__, path),
-        _of(closure, path),
+        _of(path.kept(closure), path),
         _of_globals(function.__code__, function.__globals__, path),
+        _of_plain(vars(function), path),
     ]
 
 
@@ -197,7 +238,7 @@ def _of_globals(code: types.CodeType, names: Mapping[str, Any], path: _Path) -> 
                 read[step.argval] = names[step.argval]
             elif step.opname == "IMPORT_NAME":
                 read[f"import {step.argval}"] = _imported(step.argval)
-    return _of(read, path)
+    return _of(path.kept(read), path)
 
 
 def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -222,13 +263,8 @@ def _imported(name: str) -> types.ModuleType | str:
 
 def _syntax(function: types.FunctionType) -> str:
     """Return the syntax tree of a function; its bytecode for a lambda, or without a source."""
-    if function.__name__ != "<lambda>":
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        except (OSError, TypeError, SyntaxError):
-            pass
-        else:
-            return _dumped(tree)
+    if function.__name__ != "<lambda>" and (tree := _tree(function)) is not None:
+        return _dumped(tree)
     codes = list(_with_inner(function.__code__))
     constants = [
         sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
@@ -237,6 +273,59 @@ def _syntax(function: types.FunctionType) -> str:
         if not isinstance(c, types.CodeType)
     ]
     return json.dumps([[c.co_code.hex(), c.co_names, c.co_varnames] for c in codes] + constants)
+
+
+def _tree(code: Any) -> ast.Module | None:
+    """Return the syntax tree of a function, class or module; None without a source."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _writes(tree: ast.Module | None) -> Iterator[str]:
+    """Yield the globals, and attributes of anything but local variables, that functions write."""
+    for function in ast.walk(tree) if tree is not None else ():
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inside = [*ast.walk(function)]
+        own = {node.arg for node in inside if isinstance(node, ast.arg)} - {"cls"}
+        own |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for node in inside:
+            changed: ast.AST | None = None
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                yield from node.names
+            elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                changed = node
+            elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                changed = node.value
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _CHANGES:
+                changed = node.func.value  # type: ignore[attr-defined]
+            if changed is not None and _root(changed) not in own:
+                yield getattr(changed, "attr", getattr(changed, "id", ""))
+
+
+def _root(node: ast.AST) -> str:
+    """Return the variable that an expression begins with; empty for a class or a call."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if getattr(node, "attr", "") == "__class__":
+            return ""
+        node = node.value
+    return getattr(node, "id", "")
+
+
+def _of_plain(values: Mapping[str, Any], path: _Path) -> Any:
+    """Return the plain ones of the values in a namespace that the code does not write itself."""
+    plain = {n: v for n, v in values.items() if not n.startswith("__") and _is_plain(v)}
+    return _of(path.kept(plain), path)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, _PLAIN)
 
 
 def _dumped(tree: ast.Module) -> str:
@@ -252,15 +341,14 @@ def _dumped(tree: ast.Module) -> str:
 def _of_class(kind: type, path: _Path) -> Any:
     if _is_library(kind):
         return _named(kind)
-    try:
-        syntax = _dumped(ast.parse(textwrap.dedent(inspect.getsource(kind))))
-    except (OSError, TypeError, SyntaxError):
-        syntax = ""
+    tree = _tree(kind)
+    path.written.update(_writes(tree))
     members = {name: member for name, member in vars(kind).items() if isinstance(member, _MEMBERS)}
     generated = {name for name, member in members.items() if _is_generated(member)}
     methods = [[name, _of(members[name], path)] for name in sorted(set(members) - generated)]
     bases = [_of(base, path) for base in kind.__bases__ if base is not object]
-    return ["class", syntax, bases, methods]
+    syntax = "" if tree is None else _dumped(tree)
+    return ["class", syntax, bases, methods, _of_plain(vars(kind), path)]
 
 
 def _is_generated(member: Any) -> bool:
@@ -272,14 +360,29 @@ def _is_generated(member: Any) -> bool:
 def _of_module(module: types.ModuleType, path: _Path) -> Any:
     if _is_library(module):
         return ["library", module.__name__, _version(module.__name__)]
-    try:
-        source = _dumped(ast.parse(inspect.getsource(module)))
-    except (OSError, SyntaxError):  # compiled: by its bytes
+    tree = _tree(module)
+    path.written.update(_writes(tree))
+    if tree is None:  # compiled: by its bytes
         return ["module", hashlib.sha256(Path(inspect.getfile(module)).read_bytes()).hexdigest()]
     own = types.ModuleType | types.FunctionType | type
     used = {name: v for name, v in vars(module).items() if isinstance(v, own)}
     others = {n: v for n, v in used.items() if getattr(v, "__module__", None) != module.__name__}
-    return ["module", source, _of(others, path)]
+    as_they_are = {name: _as_it_is(v, path) for name, v in used.items() if name not in others}
+    return ["module", _dumped(tree), as_they_are, _of(others, path), _of_plain(vars(module), path)]
+
+
+def _as_it_is(value: Any, path: _Path) -> Any:
+    """Return what a function or class of a module may be at run time that its source does not say.
+
+    What it reads elsewhere is left out: the module's other parts may have nothing to do with it.
+    """
+    if isinstance(value, types.FunctionType):
+        return _syntax(value)
+    if not isinstance(value, type):
+        return ""
+    members = {name: getattr(v, "__func__", v) for name, v in vars(value).items()}
+    methods = {n: _syntax(v) for n, v in members.items() if isinstance(v, types.FunctionType)}
+    return [methods, _of_plain(vars(value), path)]
 
 
 def _named(value: Any) -> Any:

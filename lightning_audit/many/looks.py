@@ -20,8 +20,6 @@ from lightning_audit.stats._arguments import ConfusionCounts, Floats, places
 from lightning_audit.stats.binomial import error_rate_confidence_sequence, error_rate_log_e
 from lightning_audit.stats.sequential import share_error_upper, share_log_e
 
-__all__ = ["Guesses", "Look", "guess_coins", "look"]
-
 Flags = NDArray[np.bool_]
 
 # The best threshold of the past is searched again when the past has grown by this part.
@@ -61,19 +59,20 @@ class Guesses:
         """Number of guesses."""
         return len(self.wrong) * self.canaries
 
-    def log_e(self, least_error: float) -> Floats:
-        """Return the log e-value of a claim after each guessed training, ``[n - first]``.
+    def log_e(self, least_error: float, seen: int = 0) -> Floats:
+        """Return the log e-value of a claim after each guessed training, ``[n - first - seen]``.
 
         With several canaries it is halved: the other half of the significance belongs to the one
         look at the planned end, see `many.training_audit`.
 
         Args:
             least_error: Least mean error rate that the claim allows.
+            seen: Number of guessed trainings at the beginning that are left out.
         """
         if self.canaries > 1:
-            return share_log_e(1.0 - self.wrong, least_error) - math.log(2.0)
+            return share_log_e(1.0 - self.wrong, least_error)[seen:] - math.log(2.0)
         errors = np.cumsum(self.wrong).astype(np.int64)
-        return error_rate_log_e(errors, np.arange(1, len(errors) + 1), least_error)
+        return error_rate_log_e(errors[seen:], np.arange(seen, len(errors)) + 1, least_error)
 
     def error_upper(self, significance: float) -> float:
         """Return an upper limit of the mean error rate that is valid at any number of looks."""
@@ -145,15 +144,31 @@ def guess_coins(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Guess
     table = _Table(values.shape[1])
     for row, flips, gone in zip(values.tolist(), coin.tolist(), lost.tolist(), strict=True):
         table.add(row, flips, gone=gone)
-    fn, tp, fp, tn = table.counts
-    return Guesses(
-        first=len(values) - len(table.wrong),
-        wrong=np.array(table.wrong, dtype=np.float64),
-        counts=ConfusionCounts(fn=fn, tp=tp, fp=fp, tn=tn),
-        trainings=len(values),
-        failures=int(np.count_nonzero(lost)),
-        canaries=values.shape[1],
-    )
+    return table.guesses()
+
+
+class GrowingLook:
+    """Looks at growing prefixes of one plan, each training of which is guessed once.
+
+    Args:
+        least_error: Least mean error rate that the claim allows, in (0, 1/2].
+        goal: Log e-value that refutes the claim.
+    """
+
+    def __init__(self, least_error: float, goal: float) -> None:
+        self._least_error, self.goal = least_error, goal
+        self._table: _Table | None = None
+        self._last: Look | None = None
+
+    def at(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
+        """Return the look at a prefix that begins with the last one; see `guess_coins`."""
+        seen = slice(0 if self._table is None else self._table.trainings, None)
+        new = _checked(np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen])
+        table = self._table = self._table or _Table(new[0].shape[1])
+        for row, flips, gone in zip(*(part.tolist() for part in new), strict=True):
+            table.add(row, flips, gone=gone)
+        self._last = look_of(table.guesses(), self._least_error, self.goal, self._last)
+        return self._last
 
 
 def look(
@@ -191,14 +206,24 @@ def look(
     return look_of(guess_coins(scores, coins, failed), promise.least_error, goal)
 
 
-def look_of(guesses: Guesses, least_error: float, goal: float) -> Look:
-    """Return the look at some guesses; ``goal`` is the log e-value that refutes."""
-    log_e = guesses.log_e(least_error)
-    reached = np.flatnonzero(log_e >= goal)
+def look_of(guesses: Guesses, least_error: float, goal: float, earlier: Look | None = None) -> Look:
+    """Return the look at some guesses.
+
+    Args:
+        guesses: Of a prefix of the plan.
+        least_error: Least mean error rate that the claim allows.
+        goal: Log e-value that refutes the claim.
+        earlier: A look at the same guesses of a shorter prefix, which saves its e-values.
+    """
+    seen = 0 if earlier is None else earlier.guesses // guesses.canaries
+    log_e = guesses.log_e(least_error, seen)
+    after = None if earlier is None else earlier.refuted_after
+    if after is None and (reached := np.flatnonzero(log_e >= goal)).size:
+        after = guesses.first + seen + int(reached[0]) + 1
     return Look(
-        refuted=bool(reached.size),
-        log_e=max(float(log_e.max(initial=0.0)), 0.0),
-        refuted_after=guesses.first + int(reached[0]) + 1 if reached.size else None,
+        refuted=after is not None,
+        log_e=max(float(log_e.max(initial=0.0)), 0.0 if earlier is None else earlier.log_e),
+        refuted_after=after,
         errors=guesses.errors,
         guesses=guesses.total,
         trainings=guesses.trainings,
@@ -218,7 +243,7 @@ def _checked(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> tuple[Fl
             f"scores, coins and failed have shapes {values.shape}, {coin.shape} and {lost.shape}, "
             "must be [n] each, or [n, m], [n, m] and [n]: a row for each training of the plan."
         )
-    values = values.reshape(len(values), -1) if values.size else values.reshape(len(values), 1)
+    values = values if values.ndim == 2 else values[:, None]
     missing = ~np.isfinite(values).all(axis=1) & ~lost.astype(bool)
     if missing.any():
         raise ValueError(
@@ -239,9 +264,25 @@ class _Table:
         self.wrong: list[float] = []
         #: Guesses in trainings that did not fail: fn, tp, fp, tn.
         self.counts = [0, 0, 0, 0]
+        self.trainings = self._failures = 0
+        self._canaries = canaries
+
+    def guesses(self) -> Guesses:
+        """Return the guesses so far."""
+        fn, tp, fp, tn = self.counts
+        return Guesses(
+            first=self.trainings - len(self.wrong),
+            wrong=np.array(self.wrong, dtype=np.float64),
+            counts=ConfusionCounts(fn=fn, tp=tp, fp=fp, tn=tn),
+            trainings=self.trainings,
+            failures=self._failures,
+            canaries=self._canaries,
+        )
 
     def add(self, scores: list[float], coins: list[bool], *, gone: bool) -> None:
         """Guess the coins of a training, then learn from it unless it failed."""
+        self.trainings += 1
+        self._failures += gone
         if not gone:
             options = [self._options(j, score) for j, score in enumerate(scores)]
         if self._common.ready:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import TensorDataset
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
@@ -81,90 +81,56 @@ class Records:
 
     def as_inputs(self, values: Any, like: Any) -> Any:
         """Return an array as the type of ``like``: a tensor or an array of its dtype."""
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(like, torch.Tensor):
+        if isinstance(like, Tensor):
             return torch.as_tensor(values, dtype=like.dtype, device=like.device)
         return np.asarray(values, dtype=like.dtype if hasattr(like, "dtype") else None)
 
-    def chosen(self, rows: Sequence[int]) -> Any:
-        """Return the data set of these records, in this order."""
-        if self._columns is not None:
-            columns = tuple(column[list(rows)] for column in self._columns)
-            return columns if isinstance(self.data, tuple) else type(self.data)(*columns)
-        if isinstance(self.data, list):
-            return [self.data[row] for row in rows]
-        return ChosenDataset(self.data, tuple(rows))
-
-    def extended(self, records: Sequence[Any], replaced: dict[int, Any]) -> Any:
-        """Return the data set with records at its end and others instead of its own.
+    def rearranged(self, rows: ArrayLike, others: Sequence[Any] = ()) -> Any:
+        """Return the data set of some records, in the form of this one.
 
         Args:
-            records: appended in order.
-            replaced: new records by index.
+            rows: for each record its position, or ``~i`` for the i-th of the others, ``[n]``.
+            others: records that are not in this data set.
         """
-        if not records and not replaced:
-            return self.data
+        chosen = np.asarray(rows, dtype=np.int64)
         if self._columns is None:
-            if isinstance(self.data, list):
-                new = [replaced.get(i, record) for i, record in enumerate(self.data)]
-                return [*new, *records]
-            return ChangedDataset(self.data, tuple(records), dict(replaced))
+            view = Rearranged(self.data, chosen, tuple(others))
+            whole = isinstance(self.data, list)
+            return [view[place] for place in range(len(view))] if whole else view
+        chosen = np.where(chosen < 0, len(self) + ~chosen, chosen)
         columns = tuple(
-            _changed(column, [record[place] for record in records], place, replaced)
+            _with_rows(column, [record[place] for record in others])[chosen]
             for place, column in enumerate(self._columns)
         )
         return columns if isinstance(self.data, tuple) else type(self.data)(*columns)
 
 
-@dataclass(frozen=True)
-class ChangedDataset:
-    """A data set with records at its end, and others instead of its own.
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """Some records of a data set, and others.
 
     Args:
         data: the data set.
-        records: appended.
-        replaced: new records by index.
+        rows: for each record its position, or ``~i`` for the i-th of the others, ``[n]``.
+        others: the others.
     """
 
     data: Any
-    records: tuple[Any, ...]
-    replaced: dict[int, Any]
-
-    def __len__(self) -> int:
-        return len(self.data) + len(self.records)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a record."""
-        index = range(len(self))[int(index)]
-        if index >= len(self.data):
-            return self.records[index - len(self.data)]
-        return self.replaced[index] if index in self.replaced else self.data[index]
-
-
-@dataclass(frozen=True)
-class ChosenDataset:
-    """Some records of a data set.
-
-    Args:
-        data: the data set.
-        rows: positions of the records.
-    """
-
-    data: Any
-    rows: tuple[int, ...]
+    rows: NDArray[np.int64]
+    others: tuple[Any, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
         """Return a record."""
-        return self.data[self.rows[int(index)]]
+        row = int(self.rows[int(index)])
+        return self.data[row] if row >= 0 else self.others[~row]
 
 
 def columns_of(data: Any) -> tuple[Any, ...] | None:
     """Return the columns of a data set of arrays; None if it is none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(data, torch.utils.data.TensorDataset):
+    if isinstance(data, TensorDataset):
         return tuple(data.tensors)
     if not isinstance(data, tuple):
         return None
@@ -177,19 +143,12 @@ def columns_of(data: Any) -> tuple[Any, ...] | None:
     return data
 
 
-def _changed(column: Any, new: list[Any], place: int, replaced: dict[int, Any]) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(column, torch.Tensor):
-        rows = [torch.as_tensor(row, dtype=column.dtype).to(column.device)[None] for row in new]
-        column = torch.cat([column, *rows]) if rows else column.clone()
-        for index, record in replaced.items():
-            column[index] = torch.as_tensor(record[place], dtype=column.dtype)
-        return column
-    rows = [np.asarray(row, dtype=column.dtype)[None] for row in new]
-    column = np.concatenate([column, *rows]) if rows else np.array(column)
-    for index, record in replaced.items():
-        column[index] = record[place]
-    return column
+def _with_rows(column: Any, new: list[Any]) -> Any:
+    """Return a column with rows at its end, in its type."""
+    if isinstance(column, Tensor):
+        rows = [torch.as_tensor(row, dtype=column.dtype, device=column.device)[None] for row in new]
+        return torch.cat([column, *rows])
+    return np.concatenate([column, *(np.asarray(row, dtype=column.dtype)[None] for row in new)])
 
 
 # --- Sums of clipped per-sample gradients of many models of one architecture at once.
@@ -459,62 +418,45 @@ class LogitMargin:
                     f"and {shown(record)}; give score=, a function of (model, record), or return "
                     "the score from train."
                 )
-        parts = [_logits(model, inputs) for inputs in _batches(model, records)]
-        targets = np.array([int(target) for _, target in records])
-        return _margins(np.concatenate(parts), targets)
+        inputs = [torch.as_tensor(record[0]) for record in records]
+        alike = len({(each.shape, each.dtype) for each in inputs}) == 1
+        size = _BATCH if alike and isinstance(model, nn.Module) else 1
+        parts = [torch.stack(inputs[i : i + size]) for i in range(0, len(inputs), size)]
+        logits = torch.cat([_logits(model, part) for part in parts])
+        return _margins(logits, torch.tensor([int(target) for _, target in records])).numpy()
 
 
-def _margins(logits: Floats, targets: NDArray[np.int_]) -> Floats:
+def _margins(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the log odds of the targets ``[n]`` from logits ``[n, c]``."""
-    rows, classes = np.arange(len(targets)), logits.shape[1]
-    if classes == 1 and np.isin(targets, (0, 1)).all():
+    classes = logits.shape[1]
+    if classes == 1 and bool(((targets == 0) | (targets == 1)).all()):
         return logits[:, 0] * (2 * targets - 1)
     outside = (targets < 0) | (targets >= classes)
-    if outside.any():
+    if bool(outside.any()):
         raise ScoreError(
             f"the model returns {classes} logits, and the canary has class "
-            f"{targets[outside][0]}; give score= for another kind of model."
+            f"{int(targets[outside][0])}; give score= for another kind of model."
         )
-    others = logits.copy()
-    others[rows, targets] = -np.inf
-    top = others.max(axis=1)
-    known = np.where(np.isinf(top), 0.0, top)
-    with np.errstate(divide="ignore"):  # without any other class the margin is infinite
-        rest = np.log(np.exp(others - known[:, None]).sum(axis=1)) + known
-    margins: Floats = logits[rows, targets] - np.where(np.isinf(top), top, rest)
-    return margins
+    others = logits.scatter(1, targets[:, None], -torch.inf)
+    return logits.gather(1, targets[:, None])[:, 0] - others.logsumexp(1)
 
 
-def _batches(model: Any, records: Sequence[Any]) -> Iterator[Any]:
-    """Yield batches of inputs: of records of one shape for a torch module, else of one record."""
-    import torch
-
-    inputs = [torch.as_tensor(record[0]) for record in records]
-    alike = len({(each.shape, each.dtype) for each in inputs}) == 1
-    size = _BATCH if alike and isinstance(model, torch.nn.Module) else 1
-    for first in range(0, len(inputs), size):
-        yield torch.stack(inputs[first : first + size])
-
-
-def _logits(model: Any, batch: Any) -> Floats:
+def _logits(model: Any, batch: Tensor) -> Tensor:
     """Return the model's logits of a batch of b records as doubles, ``[b, c]``."""
-    import torch
-
-    if isinstance(model, torch.nn.Module):
+    if isinstance(model, nn.Module):
         model.eval()
         first = next(model.parameters(), None)
         batch = batch if first is None else batch.to(first.device)
     with torch.no_grad():
         outputs = model(batch)
     size = len(batch)
-    if not isinstance(outputs, torch.Tensor) or outputs.shape[:1] != (size,) or outputs.dim() > 2:
-        form = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != (size,) or outputs.dim() > 2:
+        form = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ScoreError(
             f"the model returns {form} and not logits, [{size}, classes]; give score=, a function "
             "of (model, record)."
         )
-    logits: Floats = outputs.detach().double().cpu().numpy().reshape(size, -1)
-    return logits
+    return outputs.detach().double().cpu().reshape(size, -1)
 
 
 # --- Canaries of an audit over many trainings: records that one world has and the other has not.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -14,39 +14,14 @@ from numpy.typing import NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
-from lightning_audit.files import visible
-from lightning_audit.many.audit_trainings import digests_of
+from lightning_audit.many.audit_trainings import checked_limit, checked_seed, progress, store_of
 from lightning_audit.many.driver import Driver, OnFailure
 from lightning_audit.many.engines import refuse_inside_a_worker, settings_of
 from lightning_audit.many.records import Records
-from lightning_audit.many.store import (
-    MOST_IN_BLOCK,
-    Plan,
-    PlannedTraining,
-    TrainingStore,
-    block_size,
-)
+from lightning_audit.many.store import MOST_IN_BLOCK, Plan, block_size
 from lightning_audit.many.worlds import Score, Work
 
-# --- The plan of shadow models: which half of the records each of them is trained on.
-
-
-@dataclass(frozen=True)
-class Halves(Plan):
-    """Random halves of the records in complementary pairs: models 2i and 2i + 1 share no record.
-
-    A coin is whether a record is in a model's data. The coins of even models are fair and
-    independent, as those of `Plan`; those of the model after it are the opposite ones. So each
-    record is in one model of each pair (Carlini et al., arXiv:2112.03570, section V), and the first
-    models of the pairs are those of a plan with independent coins.
-    """
-
-    def training(self, number: int) -> PlannedTraining:
-        """Return the model with this number."""
-        first = super().training(number - number % 2)
-        if number % 2 == 0:
-            return first
-        return PlannedTraining(number, tuple(1 - c for c in first.coins), self._seed(number))
+# --- The data of shadow models: a half of the records each.
 
 
 class Subsets:
@@ -77,7 +52,7 @@ class Subsets:
 
     def of(self, coins: tuple[int, ...]) -> Any:
         """Return the data set of the records whose coin is 1."""
-        return self._records.chosen(np.flatnonzero(coins).tolist())
+        return self._records.rearranged(np.flatnonzero(coins))
 
 
 # --- Scores and membership of shadow models.
@@ -220,7 +195,7 @@ def shadow_models(
     score: Score | None = None,
     engine: Any = None,
     store: str | os.PathLike[str] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     pairs: bool = True,
     identity: str | None = None,
     on_failure: OnFailure = "count",
@@ -228,8 +203,8 @@ def shadow_models(
 ) -> Shadows:
     """Train models on random halves of a data set, and score all records with each of them.
 
-    As in `audit_training`, a training that fails is started once more; then its scores are NaN. The
-    same call again continues a store, also with more models.
+    The scores of a training that fails are NaN, as in `audit_training`. The same call again
+    continues a store, also with more models.
 
     Args:
         train: function of (data set, seed) that returns a model, or the scores of all records,
@@ -240,7 +215,7 @@ def shadow_models(
             ``many(model, records)`` that returns one a record; None for `LogitMargin`.
         engine: as in `audit_training`; None for one process a core.
         store: folder of the trainings; None for a temporary one, without lines about the progress.
-        seed: of halves and trainings, >= 0.
+        seed: of halves and trainings, >= 0, as in `audit_training`; None to draw one.
         pairs: whether models 2i and 2i + 1 have complementary data, so that each record is in as
             many models as it is out of. Else each record has a fair coin of its own in each model;
             `challenge_audit` needs that, and uses only the first models of pairs.
@@ -255,51 +230,20 @@ def shadow_models(
         ValueError: if an argument is outside its range. Other errors are those of `audit_training`.
     """
     refuse_inside_a_worker()
-    count = _checked(models, seed, pairs, limit, on_failure)
-    work = Work(train, Subsets(dataset), score)
-    settings = settings_of(engine)
-    halves = "complementary pairs" if pairs else "independent coins"
-    digests = {**digests_of(work, identity), "seed": str(seed), "halves": halves}
-    with tempfile.TemporaryDirectory() as folder:
-        kept = TrainingStore(folder if store is None else store, digests, work.worlds.canaries)
-        try:
-            at_once = min(MOST_IN_BLOCK, count) if hasattr(train, "many") else block_size(count)
-            block = kept.fixed("block", at_once)
-            plan = (Halves if pairs else Plan)(seed, count, block, work.worlds.canaries)
-            driver = Driver(plan, work, settings, kept, on_failure=on_failure, limit=limit)
-            driver.line = _silent if store is None else _printed
-            return _run(driver, pairs)
-        finally:
-            kept.close()
-
-
-def _run(driver: Driver, pairs: bool) -> Shadows:
-    """Run all trainings, and return what they gave."""
-    driver.run()
-    count = driver.plan.trainings
-    prefix = driver.store.prefix(count)
-    seeds = np.array([driver.plan.training(number).seed for number in range(count)])
-    return Shadows(prefix.scores, prefix.coins, seeds, pairs)
-
-
-def _checked(
-    models: int, seed: int, pairs: bool, limit: float | None, on_failure: OnFailure
-) -> int:
-    """Return the number of models."""
     _validate.one_of("on_failure", on_failure, ("count", "raise"))
-    if limit is not None:
-        _validate.positive("limit", limit, "in seconds a training")
-    count = _validate.positive_int("models", models, "such as 256")
+    limit, count = checked_limit(limit), _validate.positive_int("models", models, "such as 256")
     if pairs and count % 2:
         raise BadArgument(f"models={count} must be even for complementary pairs, or pairs=False.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise BadArgument(f"seed={_validate.shown(seed)} must be a whole number >= 0.")
-    return count
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-def _printed(text: str) -> None:
-    print(visible(text), file=sys.stderr, flush=True)
+    work, settings = Work(train, Subsets(dataset), score), settings_of(engine)
+    block = min(MOST_IN_BLOCK, count) if work.at_once else block_size(count)
+    plan = Plan(0, count, block, pairs=pairs)
+    parts = {"halves": "complementary pairs" if pairs else "independent coins"}
+    with tempfile.TemporaryDirectory() as folder:
+        place = folder if store is None else store
+        made = store_of(place, plan, work, checked_seed(seed), identity, parts)
+        with contextlib.closing(made) as kept:
+            line = progress(store is not None)
+            Driver(work, settings, kept, on_failure=on_failure, limit=limit, line=line).run()
+            prefix = kept.prefix()
+            seeds = np.array([kept.plan.training(number).seed for number in range(count)])
+    return Shadows(prefix.scores, prefix.coins, seeds, pairs)

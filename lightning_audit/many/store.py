@@ -1,7 +1,9 @@
-"""The store of an audit over many trainings: one row a training, in SQLite, and arrays in files.
+"""The plan of an audit over many trainings, and the store of what they gave: SQLite, a row each.
 
-The driver alone writes. A row is written once and never changed; it is there only if its array is.
-Nothing that can be computed from the rows is stored.
+The driver alone writes. A row is written once and never changed, and nothing that can be computed
+is stored: neither coins nor seeds, which the plan gives. Each row has a digest of itself, of its
+training as planned, and of what the store is about. So a row that changed, or whose coins would be
+others now, is refused; and the store counts its rows, so that one that is gone is missed.
 
 **What a store holds while an audit may be writing it: counts, times and evidence.** The driver
 locks the database for itself alone, so a copy is read: of the database, then of its write-ahead
@@ -20,33 +22,25 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit._validate import shown
-from lightning_audit.files import (
-    open_npz,
-    open_regular,
-    reason_of,
-    remove_partials,
-    replacing,
-    visible,
-)
+from lightning_audit.files import open_regular, reason_of, visible
 from lightning_audit.many.looks import guess_coins, look_of
 
 # --- The plan of an audit over many trainings: each training's number, coins, seed and block.
 
-#: Key of the coins' generator: a training that uses the audit's seed draws other numbers.
-_COINS = 0x636F696E
 #: Most trainings of a block; a block is at most this part of the plan.
 MOST_IN_BLOCK, LEAST_BLOCKS = 20, 20
 _ROUNDS = 4
@@ -75,27 +69,32 @@ Block = tuple[PlannedTraining, ...]
 class Plan:
     """Which trainings an audit runs, computed from its seed alone.
 
-    Each training has fair coins of its own, drawn by a generator that nothing else uses: the coins
-    of earlier trainings say nothing about those of later ones. Blocks are part of the plan, so that
-    a resumed audit trains the same blocks.
+    Each training has fair coins of its own, bits of SHAKE-256 of the seed and its number: the coins
+    of earlier trainings say nothing about those of later ones, nor do the seeds of trainings, which
+    another hash gives. Blocks are part of the plan, so that a resumed audit trains the same blocks.
 
     Args:
         seed: of the audit, >= 0.
         trainings: their number.
         block: number of trainings in a block.
         canaries: number of canaries, each with a coin of its own in each training.
+        pairs: whether the coins of training 2i + 1 are the opposite ones of training 2i. So each
+            record is in one model of each pair (Carlini et al., arXiv:2112.03570, section V).
     """
 
     seed: int
     trainings: int
     block: int
     canaries: int = 1
+    pairs: bool = False
 
     def training(self, number: int) -> PlannedTraining:
         """Return the training with this number."""
-        words = np.random.SeedSequence([_COINS, self.seed, number])
-        coins = np.random.Generator(np.random.PCG64(words)).integers(2, size=self.canaries)
-        return PlannedTraining(number, tuple(int(coin) for coin in coins), self._seed(number))
+        opposite = self.pairs and number % 2
+        drawn = hashlib.shake_256(f"coins/{self.seed}/{number - opposite}".encode())
+        octets = np.frombuffer(drawn.digest((self.canaries + 7) // 8), dtype=np.uint8)
+        coins = np.unpackbits(octets, count=self.canaries) ^ opposite
+        return PlannedTraining(number, tuple(coins.tolist()), self._seed(number))
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks in order; the last one may be shorter."""
@@ -118,26 +117,29 @@ def block_size(trainings: int) -> int:
     return max(1, min(MOST_IN_BLOCK, trainings // LEAST_BLOCKS))
 
 
-# --- The store of an audit over many trainings: one row a training, in SQLite, and arrays in files.
+# --- The store of an audit over many trainings: what each training gave, once.
 
-#: File of the rows, and folder of the arrays.
-DATABASE, ARRAYS = "trainings.sqlite", "arrays"
-#: Layout of the tables and of the identities, which name classes by module.
-SCHEMA_VERSION = "2"
-#: Key of what the latest call asks for, as JSON: the only value that a later call replaces.
-LATEST_CALL = "latest call"
+#: File of the rows.
+DATABASE = "trainings.sqlite"
+#: Layout of the tables, of the identities and of the plan's coins.
+LAYOUT = 3
+#: Bytes of the smallest page of SQLite.
+_LEAST_BYTES = 512
 #: Most characters of an error that a row keeps.
 MOST_CHARACTERS = 500
 
 _SCHEMA = """
-create table if not exists audit (key text primary key, value text not null) without rowid;
-create table if not exists training (
-  number integer primary key, coins text not null, seed integer not null,
-  state text not null check (state in ('done', 'failed')), attempts integer not null,
-  score real, arrays text, seconds real, error text, finished real not null);
-create table if not exists attempt (
-  number integer not null, ended real not null, error text not null);
+create table fact (key text primary key, value text not null, digest blob not null) without rowid;
+create table training (number integer primary key, scores blob, seconds real, error text not null,
+  ended real not null, digest blob not null);
+create table loss (place integer primary key, number integer not null, error text not null,
+  ended real not null, digest blob not null);
 """
+#: What reading a damaged store may raise.
+_DAMAGE = (
+    *(sqlite3.Error, OSError, ArithmeticError, LookupError, TypeError, ValueError),
+    *(RecursionError, MemoryError),
+)
 
 
 class StoreError(Exception):
@@ -145,22 +147,22 @@ class StoreError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
-    """A training that has ended.
+class Outcome:
+    """What a training gave.
 
     Args:
-        training: as planned.
-        scores: one score a canary, finite; None if the training failed.
-        seconds: duration of the training; None if unknown.
-        error: why it failed, empty if it did not.
-        attempts: how often it was started.
+        number: position in the plan.
+        scores: one finite score a canary; None if the training failed.
+        seconds: duration; None if unknown.
+        error: why it failed; empty if it did not.
+        fatal: whether each training would fail in the same way, so that the audit ends; not stored.
     """
 
-    training: PlannedTraining
+    number: int
     scores: tuple[float, ...] | None
     seconds: float | None = None
     error: str = ""
-    attempts: int = 1
+    fatal: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,148 +180,176 @@ class Prefix:
     failed: NDArray[np.bool_]
 
 
-class TrainingStore:
-    """The rows of one audit, open for one driver.
+class Ended:
+    """Trainings that have ended, and the prefix of the plan in which none is missing.
+
+    Args:
+        plan: of the prefix; trainings after its end may have ended, too.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._rows: dict[int, Outcome] = {}
+        shape = plan.trainings, plan.canaries
+        self._scores, self._coins = np.full(shape, math.nan), np.zeros(shape, dtype=np.bool_)
+        self._failed = np.zeros(plan.trainings, dtype=np.bool_)
+        #: Number of trainings of the prefix.
+        self.ready = 0
+
+    @property
+    def finished(self) -> int:
+        """Number of trainings that have ended."""
+        return len(self._rows)
+
+    def has(self, number: int) -> bool:
+        """Return whether the training of this number has ended."""
+        return number in self._rows
+
+    def rows(self) -> list[Outcome]:
+        """Return what all trainings gave, in the order of the plan."""
+        return [self._rows[number] for number in sorted(self._rows)]
+
+    def prefix(self) -> Prefix:
+        """Return what has ended before the first training of the plan that has not."""
+        each = 0 if self.plan.canaries == 1 else slice(None)
+        ended = slice(self.ready)
+        return Prefix(self._scores[ended, each], self._coins[ended, each], self._failed[ended])
+
+    def remember(self, outcomes: Iterable[Outcome]) -> None:
+        """Append trainings that have ended."""
+        self._rows.update({one.number: one for one in outcomes})
+        while self.ready < self.plan.trainings and self.has(self.ready):
+            number, scores = self.ready, self._rows[self.ready].scores
+            self._coins[number] = self.plan.training(number).coins
+            self._failed[number] = scores is None
+            self._scores[number] = math.nan if scores is None else scores
+            self.ready += 1
+
+
+class TrainingStore(Ended):
+    """The trainings of one audit that have ended, open for one driver.
 
     Args:
         folder: created if absent.
-        identity: what the trainings are: for each part ("train", "dataset", ...) its digest.
-        canaries: number of canaries a training.
+        plan: of this call. A store keeps the seed and the blocks with which it was begun.
+        identity: what the trainings are: for each part ("train", "dataset", ...) its digest. A
+            store has exactly the parts with which it was begun.
+
+    Attributes:
+        plan: this call's, with the seed and the blocks of the store.
+        planned: number of trainings with which the store was begun.
+        losses: how often an engine has lost each training, by number.
 
     Raises:
-        StoreError: the store belongs to other trainings, another driver uses it, or it cannot be
-            read or written.
+        StoreError: the store belongs to other trainings, another driver uses it, it is damaged, or
+            it cannot be read or written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], identity: Mapping[str, str], canaries: int):
+    def __init__(
+        self, folder: str | os.PathLike[str], plan: Plan, identity: Mapping[str, str]
+    ) -> None:
+        super().__init__(plan)
         self.folder = Path(folder)
-        self._canaries = canaries
-        self._finished: dict[int, Row] = {}
         with self._writing():
-            (self.folder / ARRAYS).mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with _reading(self.folder):
+            path = self.folder / DATABASE
+            if path.exists():
+                _refuse_no_database(path)
             self._db = sqlite3.connect(
-                self.folder / DATABASE, isolation_level=None, timeout=1.0, check_same_thread=False
+                path, isolation_level=None, timeout=1.0, check_same_thread=False
             )
         try:
-            with self._writing():
+            with _reading(self.folder):
                 # Exclusive before WAL: no shared memory, and a second driver is refused.
                 self._db.execute("pragma locking_mode=exclusive")
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=full")
                 self._db.execute("begin exclusive")
                 self._db.execute("commit")
-                self._db.executescript(_SCHEMA)
-                remove_partials(self.folder / ARRAYS)
-                if not self._db.execute("select 1 from training limit 1").fetchone():
-                    self._db.execute("delete from audit")  # nothing was trained yet
-            self._keep("schema", SCHEMA_VERSION)
-            for part, digest in identity.items():
-                self._keep(f"identity.{part}", digest)
-            self._refuse_another(identity)
-            self._finished = {row.training.number: row for row in rows_in(self._db, self.folder)}
+            self._begin(plan, dict(identity))
         except BaseException:
             self._db.close()
             raise
 
-    def fixed(self, key: str, value: int) -> int:
-        """Return a number of the plan as it was first stored; store this one if there is none."""
-        self._keep(key, str(value))
-        found = self._db.execute("select value from audit where key = ?", (key,)).fetchone()
-        return int(found[0])
+    def _begin(self, plan: Plan, identity: dict[str, str]) -> None:
+        """Continue what the database holds; begin a store if no training has ended in it."""
+        with _reading(self.folder):
+            begun = self._db.execute("select 1 from sqlite_master limit 1").fetchone()
+            kept = Contents(self._db, self.folder) if begun else None
+        if kept is None or not kept.count[0]:  # it may become the store of another training
+            with self._writing(), self._transaction():
+                for table in () if begun else _SCHEMA.strip().split(";\n"):
+                    self._db.execute(table)
+                self._db.execute(f"pragma user_version={LAYOUT}")
+                self._db.execute("delete from loss")
+                self._facts({"plan": asdict(plan), "identity": identity, "count": [0, 0]})
+            kept = Contents(self._db, self.folder)
+        parts = {**kept.identity, **identity}
+        if other := [part for part in parts if kept.identity.get(part) != identity.get(part)]:
+            raise StoreError(
+                f"{self.folder} holds trainings with another {', another '.join(other)}; give "
+                "store= a new folder, or the arguments with which the store was begun."
+            )
+        if (plan.canaries, plan.pairs) != (kept.plan.canaries, kept.plan.pairs):
+            raise StoreError(
+                f"{self.folder} holds trainings of {kept.plan.canaries:,} canaries; give store= a "
+                "new folder."
+            )
+        self._head = kept.head
+        self.planned, self.plan = kept.plan.trainings, replace(kept.plan, trainings=plan.trainings)
+        with _reading(self.folder):
+            self.losses = kept.losses()
+            self.remember(kept.outcomes())
 
     def say(self, call: Mapping[str, object]) -> None:
         """Store what the latest call asks for, which `lightning-audit status` prints."""
         with self._writing():
-            self._db.execute(
-                "insert or replace into audit values (?, ?)", (LATEST_CALL, json.dumps(call))
-            )
+            self._facts({"call": dict(call)})
 
-    @property
-    def finished(self) -> int:
-        """Number of trainings that have ended."""
-        return len(self._finished)
-
-    def has(self, number: int) -> bool:
-        """Return whether the training of this number has ended."""
-        return number in self._finished
-
-    def rows(self) -> list[Row]:
-        """Return all rows in the order of the plan."""
-        return [self._finished[number] for number in sorted(self._finished)]
-
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, outcomes: Sequence[Outcome]) -> None:
         """Store trainings that have ended, in one transaction.
 
         A training that is already stored does not change.
 
         Raises:
-            StoreError: they cannot be written; none of ``rows`` is stored then.
+            StoreError: they cannot be written; none of them is stored then.
         """
-        new = [row for row in rows if not self.has(row.training.number)]
+        new = {one.number: one for one in outcomes if not self.has(one.number)}
+        rows = [self._written(one) for one in new.values()]
         with self._writing(), self._transaction():
-            self._db.executemany(
-                "insert or ignore into training values (?,?,?,?,?,?,?,?,?,?)",
-                [self._written(row) for row in new],
-            )
-        self._finished.update({row.training.number: row for row in new})
+            self._db.executemany("insert into training values (?,?,?,?,?,?)", rows)
+            self._facts({"count": [self.finished + len(new), self.losses.total()]})
+        self.remember(new.values())
 
-    def lost(self, numbers: Sequence[int], error: str) -> None:
-        """Store why trainings are started again.
+    def lost(self, number: int, error: str) -> None:
+        """Store why a training is started again.
 
         Raises:
             StoreError: it cannot be written.
         """
-        text, now = visible(error)[:MOST_CHARACTERS], time.time()
+        place, values = self.losses.total(), (number, visible(error)[:MOST_CHARACTERS], time.time())
         with self._writing(), self._transaction():
-            rows = [(number, now, text) for number in numbers]
-            self._db.executemany("insert into attempt values (?,?,?)", rows)
-
-    def attempts(self) -> list[tuple[int, str]]:
-        """Return number and error of each attempt that was lost, in order."""
-        return list(self._db.execute("select number, error from attempt order by rowid"))
-
-    def prefix(self, most: int | None = None) -> Prefix:
-        """Return what has ended before the first training that has not, ``most`` at most."""
-        return prefix_of(self._finished, self._canaries, most)
+            digest = _digest(self._head, place, *values)
+            self._db.execute("insert into loss values (?,?,?,?,?)", (place, *values, digest))
+            self._facts({"count": [self.finished, place + 1]})
+        self.losses[number] += 1
 
     def close(self) -> None:
         """Close the store, for another driver."""
         self._db.close()
 
-    def _written(self, row: Row) -> tuple[object, ...]:
-        """Return the values of a row, after its array is on the disk."""
-        training, name, score = row.training, None, None
-        if row.scores is not None and self._canaries > 1:
-            name = f"{training.number:07d}.npz"
-            with replacing(self.folder / ARRAYS / name) as file:
-                np.savez(file, scores=np.array(row.scores))
-                file.flush()
-                os.fsync(file.fileno())
-        elif row.scores is not None:
-            score = row.scores[0]
-        state = "done" if row.scores is not None else "failed"
-        error = visible(row.error)[:MOST_CHARACTERS] or None
-        coins = "".join(map(str, training.coins))
-        times = (row.seconds, error, time.time())
-        return (training.number, coins, training.seed, state, row.attempts, score, name, *times)
+    def _written(self, one: Outcome) -> tuple[object, ...]:
+        scores = None if one.scores is None else np.array(one.scores, dtype="<f8").tobytes()
+        values = (scores, one.seconds, visible(one.error)[:MOST_CHARACTERS], time.time())
+        digest = _digest(self._head, self.plan.training(one.number), *values)
+        return (one.number, *values, digest)
 
-    def _keep(self, key: str, value: str) -> None:
-        with self._writing():
-            self._db.execute("insert or ignore into audit values (?, ?)", (key, value))
-
-    def _refuse_another(self, identity: Mapping[str, str]) -> None:
-        kept = dict(self._db.execute("select key, value from audit"))
-        if kept["schema"] != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.folder} has layout {shown(kept['schema'])}, this release reads "
-                f"{SCHEMA_VERSION}; finish the audit with the release that began it, or give "
-                "store= a new folder."
-            )
-        other = [part for part, digest in identity.items() if kept[f"identity.{part}"] != digest]
-        if other:
-            raise StoreError(
-                f"{self.folder} holds trainings with another {', another '.join(other)}; give "
-                "store= a new folder, or the arguments with which the store was begun."
+    def _facts(self, facts: Mapping[str, object]) -> None:
+        for key, value in facts.items():
+            text = json.dumps(value)
+            self._db.execute(
+                "insert or replace into fact values (?,?,?)", (key, text, _digest(key, text))
             )
 
     @contextlib.contextmanager
@@ -338,63 +368,118 @@ class TrainingStore:
         """Convert errors of SQLite and of the file system to one sentence."""
         try:
             yield
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise StoreError(
-                    f"{self.folder} is in use by another audit; wait for its end, or give store= "
-                    "another folder."
-                ) from error
-            raise self._unusable(error) from error
         except (sqlite3.Error, OSError) as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: Exception) -> StoreError:
-        reason = reason_of(error)
-        advice = "free disk space and" if "full" in reason or "space" in reason else "fix that and"
-        return StoreError(
-            f"the store {self.folder} cannot be written ({reason}); {advice} make the same call "
-            f"again, which continues after the {len(self._finished):,} trainings that are stored."
-        )
+            reason = reason_of(error)
+            full = "full" in reason or "space" in reason
+            raise StoreError(
+                f"the store {self.folder} cannot be written ({reason}); "
+                f"{'free disk space' if full else 'fix that'} and make the same call again, which "
+                f"continues after the {self.finished:,} trainings that are stored."
+            ) from error
 
 
-def rows_in(db: sqlite3.Connection, folder: Path) -> Iterator[Row]:
-    """Yield the rows of a database, with the arrays in the folder of its store.
-
-    Raises:
-        StoreError: an array cannot be read.
-    """
-    columns = "number, coins, seed, state, attempts, score, arrays, seconds, error"
-    for number, coins, seed, state, attempts, score, arrays, seconds, error in db.execute(
-        f"select {columns} from training"
-    ):
-        training = PlannedTraining(number, tuple(map(int, coins)), seed)
-        scores = None
-        if state == "done":
-            scores = (score,) if arrays is None else _array(folder / ARRAYS / Path(arrays).name)
-        yield Row(training, scores, seconds, error or "", attempts)
-
-
-def _array(path: Path) -> tuple[float, ...]:
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Convert any exception of a damaged store to one sentence."""
     try:
-        with open_npz(path) as archive:
-            return tuple(archive.numbers("scores", "f", 1).tolist())
-    except ValueError as error:
+        yield
+    except _DAMAGE as error:
+        if "database is locked" in str(error):
+            raise StoreError(
+                f"{folder} is in use by another audit; wait for its end, or give store= another "
+                "folder."
+            ) from error
         raise StoreError(
-            f"{path} cannot be read ({error}); restore the file, or start with a new store."
+            f"the store {folder} cannot be read ({visible(reason_of(error))}); restore {DATABASE} "
+            "from a copy, or give store= a new folder."
         ) from error
 
 
-def prefix_of(finished: Mapping[int, Row], canaries: int, most: int | None = None) -> Prefix:
-    """Return the rows before the first training that has not ended, ``most`` at most."""
-    rows: list[Row] = []
-    while len(rows) != most and (row := finished.get(len(rows))) is not None:
-        rows.append(row)
-    missing = (math.nan,) * canaries
-    shape = (len(rows), canaries) if canaries > 1 else (len(rows),)
-    scores = np.array([row.scores or missing for row in rows], dtype=np.float64)
-    coins = np.array([row.training.coins for row in rows], dtype=np.bool_)
-    failed = np.array([row.scores is None for row in rows], dtype=np.bool_)
-    return Prefix(scores.reshape(shape), coins.reshape(shape), failed)
+def _digest(*values: object) -> bytes:
+    return hashlib.blake2b(repr(values).encode(), digest_size=16).digest()
+
+
+class Contents:
+    """What a database holds, each value compared with its digest as it is read.
+
+    Args:
+        db: the database.
+        folder: of the store, for errors.
+
+    Raises:
+        StoreError: the store has another layout.
+        Exception: one of those that a damaged store may raise.
+    """
+
+    def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
+        db.execute("pragma trusted_schema=off")
+        db.execute("pragma cell_size_check=on")
+        self._db = db
+        if db.execute("pragma user_version").fetchone() != (LAYOUT,):
+            raise StoreError(
+                f"{folder} has another layout than this release reads, {LAYOUT}; finish the audit "
+                "with the release that began it, or give store= a new folder."
+            )
+        with contextlib.closing(sqlite3.connect(":memory:")) as own:
+            own.executescript(_SCHEMA)
+            if _schema(db) != _schema(own):
+                raise ValueError("it has other tables than a store")
+        if (found := db.execute("pragma integrity_check(1)").fetchone()) != ("ok",):
+            raise ValueError(str(found[0]).splitlines()[-1])
+        facts = {}
+        for key, text, digest in db.execute("select key, value, digest from fact"):
+            _same(digest, _digest(key, text), f"its {key}")
+            facts[key] = json.loads(text)
+        self.plan, self.identity = Plan(**facts["plan"]), dict(facts["identity"])
+        self.count, self.call = facts["count"], dict(facts.get("call", {}))
+        self.head = _digest(facts["plan"], facts["identity"])
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield what each training gave, in order."""
+        for number, scores, seconds, error, ended, digest in self._counted("training", 0):
+            planned = self.plan.training(number)
+            wanted = _digest(self.head, planned, scores, seconds, error, ended)
+            _same(digest, wanted, f"training {number}")
+            found = None if scores is None else tuple(np.frombuffer(scores, "<f8").tolist())
+            yield Outcome(number, found, seconds, error)
+
+    def losses(self) -> Counter[int]:
+        """Return how often each training was lost."""
+        found: Counter[int] = Counter()
+        for place, number, error, ended, digest in self._counted("loss", 1):
+            _same(digest, _digest(self.head, place, number, error, ended), f"loss {place}")
+            found[number] += 1
+        return found
+
+    def _counted(self, table: str, place: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a table, as many as the store has counted."""
+        count = 0
+        for row in self._db.execute(f"select * from {table} order by 1"):
+            count += 1
+            yield row
+        if count != self.count[place]:
+            raise ValueError(f"it has {count} rows of {table}, and counted {self.count[place]}")
+
+
+def _schema(db: sqlite3.Connection) -> list[tuple[str, ...]]:
+    return db.execute("select type, name, tbl_name, sql from sqlite_master order by 2").fetchall()
+
+
+def _same(found: object, wanted: bytes, what: str) -> None:
+    if found != wanted:
+        raise ValueError(f"{what} is not as it was written")
+
+
+def _refuse_no_database(path: Path) -> None:
+    """Refuse what is no file, which SQLite might wait for, or so short that it would be a new one.
+
+    It is not opened: to close it again would end this process's locks.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{DATABASE} is no file")
+    if found.st_size < _LEAST_BYTES:
+        raise ValueError(f"{DATABASE} has only {found.st_size} bytes")
 
 
 # --- What a store holds while an audit may be writing it: counts, times and evidence.
@@ -433,10 +518,10 @@ class StoreStatus:
     """What a store holds.
 
     Args:
-        planned: trainings that the latest call asks for; None if no call said so.
+        planned: trainings that the latest call asks for.
         done: trainings that gave a score.
-        failed: trainings that failed twice.
-        started_again: ended trainings that were started more than once.
+        failed: trainings that failed, or that engines lost twice.
+        started_again: ended trainings that an engine had lost.
         in_use: whether an audit uses the store; None if the system does not say.
         training_seconds: median duration of a training in its process; None if none is known.
         seconds_between: mean time between two ends since the latest call, over all its workers.
@@ -445,7 +530,7 @@ class StoreStatus:
         last_error: type of the last error, without its text; empty if there was none.
     """
 
-    planned: int | None
+    planned: int
     done: int
     failed: int
     started_again: int
@@ -466,56 +551,43 @@ def status_of(folder: Path) -> StoreStatus:
     Raises:
         StoreError: there is no store, or it is damaged.
     """
-    if not (folder / DATABASE).is_file():
-        raise StoreError(f"{folder} holds no store: there is no {DATABASE} in it.")
-    try:
+    with _reading(folder):
+        if not os.path.lexists(folder / DATABASE):
+            raise StoreError(f"{folder} holds no store: there is no {DATABASE} in it.")
+        _refuse_no_database(folder / DATABASE)
         with _copied(folder) as db:
-            return _status(db, folder)
-    except (sqlite3.Error, OSError, ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"the store {folder} cannot be read ({reason_of(error)}); restore {DATABASE} from a "
-            "copy, or start with a new store."
-        ) from error
+            return _status(Contents(db, folder), db, _in_use(folder))
 
 
-def _status(db: sqlite3.Connection, folder: Path) -> StoreStatus:
-    kept = dict(db.execute("select key, value from audit"))
-    call = json.loads(kept.get(LATEST_CALL, "{}"))
-    if not isinstance(call, dict):
-        raise ValueError(f"{LATEST_CALL} is no object")
-    rows = {row.training.number: row for row in rows_in(db, folder)}
-    failed = sum(row.scores is None for row in rows.values())
-    planned = int(call.get("trainings", kept["planned"])) if "planned" in kept else None
-    begun = float(call.get("begun", math.inf))
+def _status(kept: Contents, db: sqlite3.Connection, in_use: bool | None) -> StoreStatus:
+    planned = int(kept.call.get("trainings", kept.plan.trainings))
+    begun = float(kept.call.get("begun", math.inf))
+    ended, losses = Ended(replace(kept.plan, trainings=planned)), kept.losses()
+    ended.remember(kept.outcomes())
+    rows = ended.rows()
+    done = sum(row.scores is not None for row in rows)
     ended_now, last = db.execute(
-        "select count(*), max(finished) from training where finished >= ?", (begun,)
+        "select count(*), max(ended) from training where ended >= ?", (begun,)
     ).fetchone()
-    between = (float(last) - begun) / ended_now if ended_now else None
-    left = None
-    if planned is not None and between is not None:
-        left = between * max(0, planned - len(rows))
-    durations = [row.seconds for row in rows.values() if row.seconds is not None]
+    between = (last - begun) / ended_now if ended_now else None
+    durations = [row.seconds for row in rows if row.seconds is not None]
     return StoreStatus(
         planned=planned,
-        done=len(rows) - failed,
-        failed=failed,
-        started_again=sum(row.attempts > 1 for row in rows.values()),
-        in_use=_in_use(folder),
+        done=done,
+        failed=len(rows) - done,
+        started_again=sum(row.number in losses for row in rows),
+        in_use=in_use,
         training_seconds=statistics.median(durations) if durations else None,
         seconds_between=between,
-        seconds_left=left,
-        evidence=_evidence(call, rows, planned),
+        seconds_left=None if between is None else between * max(0, planned - len(rows)),
+        evidence=_evidence(kept.call, ended.prefix()) if rows else None,
         last_error=_last_error(db),
     )
 
 
-def _evidence(
-    call: Mapping[str, Any], rows: Mapping[int, Row], planned: int | None
-) -> Evidence | None:
-    if not rows or "least_error" not in call:
+def _evidence(call: Mapping[str, Any], prefix: Prefix) -> Evidence | None:
+    if "least_error" not in call:
         return None
-    canaries = len(next(iter(rows.values())).training.coins)
-    prefix = prefix_of(rows, canaries, planned)
     goal = -math.log(float(call["significance"]))
     guesses = guess_coins(prefix.scores, prefix.coins, prefix.failed)
     seen = look_of(guesses, float(call["least_error"]), goal)
@@ -531,8 +603,8 @@ def _evidence(
 def _last_error(db: sqlite3.Connection) -> str:
     """Return the type of the last error: its text may quote data."""
     found = db.execute(
-        "select error from (select error, finished as at from training where error is not null "
-        "union all select error, ended from attempt) order by at desc limit 1"
+        "select error from (select error, ended from training where error != '' "
+        "union all select error, ended from loss) order by ended desc limit 1"
     ).fetchone()
     if found is None:
         return ""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -189,20 +189,32 @@ class PooledRun:
             mu = self.mu_lower(significance)
             epsilon = float(gaussian_epsilon(mu, delta)) if mu > 0 else 0.0
             found["coins_one_run_mu"] = epsilon, "Gaussian outputs"
+        coins = "a fair coin of each canary's own, independent of all else"
         return [
-            EpsilonBound(
-                name=name,
-                epsilon_lower=epsilon,
-                delta=delta,
-                mu_lower=None,
-                significance=significance,
-                interpretation="confidence",
-                threshold="fixed",
-                looks="single",
-                assumptions=("a fair coin of each canary's own, independent of all else", assumed),
-            )
+            _bound(name, epsilon, delta, significance, "single", (coins, assumed))
             for name, (epsilon, assumed) in found.items()
         ]
+
+
+def _bound(
+    name: str,
+    epsilon: float,
+    delta: float,
+    significance: float,
+    looks: Literal["single", "anytime"],
+    assumptions: tuple[str, ...],
+) -> EpsilonBound:
+    return EpsilonBound(
+        name=name,
+        epsilon_lower=epsilon,
+        delta=delta,
+        mu_lower=None,
+        significance=significance,
+        interpretation="confidence",
+        threshold="fixed",
+        looks=looks,
+        assumptions=assumptions,
+    )
 
 
 # --- Result of an audit over many trainings, and its report.
@@ -384,10 +396,8 @@ def conclude(
     limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(limits[0])
     end = None if limits[1] is None else promise.proved_at(limits[1])
-    seen = replace(
-        _seen(guesses, found, promise, plan, level, limits, proved),
-        trainings_to_pass=_to_pass(guesses, promise.least_error, level, bound_level),
-    )
+    to_pass = _to_pass(guesses, promise.least_error, level, bound_level)
+    seen = _seen(guesses, found, promise, plan, level, limits, proved, to_pass)
     return TrainingAudit(
         verdict=verdict_of(seen, max(proved.epsilon, proved.epsilon_any), promise.delta),
         seen=seen,
@@ -418,7 +428,10 @@ def _seen(
     significance: float,
     limits: tuple[float, float | None],
     proved: Proved,
+    trainings_to_pass: int | None,
 ) -> TrainingsSeen:
+    tested = significance / (1 + (guesses.canaries > 1))
+    more = None if found.refuted else _more(guesses, promise.least_error, tested)
     return TrainingsSeen(
         claim=promise.words,
         form=promise.form,
@@ -437,10 +450,8 @@ def _seen(
         error_upper_at_end=limits[1],
         mu_lower=proved.mu,
         ratio_lower=proved.ratio,
-        trainings_more=None
-        if found.refuted
-        else _more(guesses, promise.least_error, significance / (1 + (guesses.canaries > 1))),
-        trainings_to_pass=None,
+        trainings_more=more,
+        trainings_to_pass=trainings_to_pass,
     )
 
 
@@ -473,21 +484,13 @@ def _bounds(
     rows = [(OF_GUESSES[0], in_form, "epsilon")]
     if in_form != _FORMS["epsilon"]:
         rows.append((OF_GUESSES[1], _FORMS["epsilon"], "epsilon_any"))
+    at: tuple[tuple[Literal["single", "anytime"], Proved | None], ...]
+    at = ("anytime", anytime), ("single", end)
     return [
-        EpsilonBound(
-            name=name,
-            epsilon_lower=getattr(proved, which),
-            delta=promise.delta,
-            mu_lower=None,
-            significance=significance,
-            interpretation="confidence",
-            threshold="fixed",
-            looks="anytime" if proved is anytime else "single",
-            assumptions=(_COINS, _ORDER, assumed),
-        )
-        for name, assumed, which in rows
-        for proved in (anytime, end)
-        if proved is not None
+        _bound(name, getattr(p, which), promise.delta, significance, looks, (_COINS, _ORDER, text))
+        for name, text, which in rows
+        for looks, p in at
+        if p is not None
     ]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.many.records import Canary, LogitMargin, Records, ScoreError
-from lightning_audit.many.store import Block, PlannedTraining
+from lightning_audit.many.store import Block, Outcome
 
 # --- The neighboring data sets of an audit over many trainings.
 
@@ -83,13 +85,15 @@ class Worlds:
             return self.data.with_canary if coins[0] else self.data.without
         if coins in self._made:
             return self._made[coins]
-        chosen = {i: record for i, record in enumerate(self.records) if coins[i]}
-        data = Records(self.data)
+        inside = np.flatnonzero(coins)
+        data, others = Records(self.data), ~np.arange(len(inside))
+        rows = np.arange(len(data))
         if self.adjacency == "add_remove":
-            world = data.extended(list(chosen.values()), {})
+            rows = np.concatenate([rows, others])
         else:
-            first = len(data) - self.canaries
-            world = data.extended([], {first + i: record for i, record in chosen.items()})
+            rows[len(data) - self.canaries + inside] = others
+        chosen = [self.records[place] for place in inside]
+        world = data.rearranged(rows, chosen) if chosen else self.data
         if self.canaries == 1:
             self._made[coins] = world
         return world
@@ -142,23 +146,8 @@ class BadTraining(Exception):
     """What the training function returns cannot be used in any training; says what to change."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a training gave.
-
-    Args:
-        number: position in the plan.
-        scores: one finite score a canary; None if the training failed.
-        seconds: duration.
-        error: why it failed; empty if it did not.
-        fatal: whether each training would fail in the same way, so that the audit ends.
-    """
-
-    number: int
-    scores: tuple[float, ...] | None
-    seconds: float
-    error: str = ""
-    fatal: bool = False
+class NoScore(Exception):
+    """What one training returns is no score; says what it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,60 +167,41 @@ class Work:
     worlds: DataSets
     score: Score | None = None
 
-    def run(self, block: Block) -> list[Outcome]:
-        """Run the trainings of a block. An exception of one training fails that training alone."""
-        if hasattr(self.train, "many"):
-            return self._at_once(block)
-        return [self._one(training) for training in block]
+    @property
+    def at_once(self) -> bool:
+        """Whether the trainings of a block are one call."""
+        return hasattr(self.train, "many")
 
-    def _one(self, training: PlannedTraining) -> Outcome:
-        start = time.perf_counter()
+    def run(self, block: Block) -> Iterator[Outcome]:
+        """Yield what each training gave, in order.
 
-        def result() -> Any:
-            set_seeds(training.seed)
-            return self.train(self.worlds.of(training.coins), training.seed)
+        An exception of a training fails it alone, also one that would end its process.
+        """
+        for part in [block] if self.at_once else zip(block):
+            start = time.perf_counter()
+            made, error, fatal = _tried(self._trained, part)
+            for training, result in zip(part, made or part, strict=True):
+                scores, why, always = None, error, fatal
+                if made is not None:
+                    scores, why, always = _tried(self._scores, result, training.number)
+                spent = (time.perf_counter() - start) / len(part)
+                yield Outcome(training.number, scores, spent, why, always)
 
-        return self._scored(training, result, start, 1)
-
-    def _at_once(self, block: Block) -> list[Outcome]:
-        start = time.perf_counter()
-        try:
-            set_seeds(block[0].seed)
-            data = [self.worlds.of(training.coins) for training in block]
-            results = self.train.many(data, [training.seed for training in block])
-            found = list(results) if results is not None else None
-        except BadArgument as error:  # each block would fail in the same way
-            return [Outcome(t.number, None, 0.0, str(error), True) for t in block]
-        except Exception as error:
-            spent = (time.perf_counter() - start) / len(block)
-            return [Outcome(t.number, None, spent, _named(error)) for t in block]
-        if found is None or len(found) != len(block):
-            told = "None" if found is None else f"{len(found)} results"
-            error_text = (
-                f"train.many returned {told} for {len(block)} trainings; return a list with one "
+    def _trained(self, part: Block) -> Sequence[Any]:
+        """Return what ``train`` returns for each training."""
+        set_seeds(part[0].seed)
+        data, seeds = [self.worlds.of(one.coins) for one in part], [one.seed for one in part]
+        if not self.at_once:
+            return [self.train(data[0], seeds[0])]
+        found = self.train.many(data, seeds)
+        results = [] if found is None else list(found)
+        if len(results) != len(part):
+            told = "None" if found is None else f"{len(results)} results"
+            raise BadTraining(
+                f"train.many returned {told} for {len(part)} trainings; return a list with one "
                 "model or score a training."
             )
-            return [Outcome(t.number, None, 0.0, error_text, True) for t in block]
-        return [
-            self._scored(training, lambda value=value: value, start, len(block))  # type: ignore[misc]
-            for training, value in zip(block, found, strict=True)
-        ]
-
-    def _scored(
-        self, training: PlannedTraining, result: Callable[[], Any], start: float, shared: int
-    ) -> Outcome:
-        scores, text, fatal = None, "", False
-        try:
-            scores = self._scores(result(), training.number)
-        except (BadTraining, ScoreError) as error:
-            text, fatal = str(error), True
-        except Exception as error:
-            text = _named(error)
-        spent = (time.perf_counter() - start) / shared
-        if scores is not None and not all(map(np.isfinite, scores)):
-            text = f"the score is {next(s for s in scores if not np.isfinite(s))}"
-            scores = None
-        return Outcome(training.number, scores, spent, text, fatal)
+        return results
 
     def _scores(self, result: Any, number: int) -> tuple[float, ...]:
         """Return the scores of a result, one a canary.
@@ -256,7 +226,9 @@ class Work:
                 f"train returned {values.size} scores for training {number} (shape "
                 f"{tuple(values.shape)}); return {_count(canaries)} in each training."
             )
-        return tuple(float(value) for value in values.ravel())
+        if not np.isfinite(values).all():
+            raise NoScore(f"the score is {values[~np.isfinite(values)][0]}")
+        return tuple(values.ravel().tolist())
 
     def _each(self, result: Any) -> Sequence[Any]:
         """Return what the score gives for each canary."""
@@ -274,33 +246,42 @@ def set_seeds(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
+    torch.manual_seed(seed)
 
 
 def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
     """Return numbers as an array; None if this is something else, such as a model."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
-    if isinstance(value, str | bytes | bool) or callable(value):
-        return None
-    if not isinstance(value, int | float | np.number | np.ndarray | list | tuple):
-        return None
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    return array
+    kinds = (int, float, np.number, np.ndarray, list, tuple)
+    if isinstance(value, kinds) and not isinstance(value, bool) and not callable(value):
+        with contextlib.suppress(TypeError, ValueError):
+            return np.asarray(value, dtype=np.float64)
+    return None
 
 
 def _count(canaries: int) -> str:
     return "one score" if canaries == 1 else f"{canaries} scores, one a canary,"
 
 
+def _tried(call: Callable[..., Any], *arguments: Any) -> tuple[Any, str, bool]:
+    """Return what a call returns; else None, why it failed, and whether each training would."""
+    try:
+        return call(*arguments), "", False
+    except (BadTraining, BadArgument, ScoreError) as error:
+        return None, str(error), True
+    except NoScore as error:
+        return None, str(error), False
+    except BaseException as error:  # a training that would end its process has failed
+        return None, _named(error), False
+
+
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().rstrip(":")
+    try:
+        text = str(error)
+    except BaseException:
+        text = "its text cannot be read"
+    return f"{type(error).__name__}: {text}".strip().rstrip(":")
 
 
 def lightning_training(
@@ -369,7 +350,6 @@ def opacus_training(
     """
 
     def train(dataset: Any, seed: int) -> Any:
-        import torch
         from opacus import PrivacyEngine
         from opacus.data_loader import DPDataLoader
 
@@ -387,21 +367,11 @@ def opacus_training(
             poisson_sampling=False,  # the loader samples already
         )
         optimizer.expected_batch_size = expected_batch_size
-        for inputs, targets in _batches(loader, steps):
+        epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+        for inputs, targets in itertools.islice(epochs, steps):
             optimizer.zero_grad()
             criterion(private(inputs), targets).backward()
             optimizer.step()
         return model
 
     return train
-
-
-def _batches(loader: Any, steps: int) -> Iterator[Sequence[Any]]:
-    """Yield this number of batches, over as many epochs as that takes."""
-    left = steps
-    while left:
-        for batch in loader:
-            yield batch
-            left -= 1
-            if not left:
-                return

@@ -29,6 +29,8 @@ from lightning_audit.testing.selftest_pool import Result
 
 EXAMPLE = EXAMPLES / "audit_training.yaml"
 MODULE = """
+import os
+import sys
 import time
 import numpy as np
 
@@ -41,6 +43,10 @@ def hides(dataset, seed):
     return float(np.random.default_rng(seed).normal())
 
 
+def strong(dataset, seed):
+    return float(np.random.default_rng(seed).normal(len(dataset[0])))
+
+
 def slow(dataset, seed):
     time.sleep(0.2)
     return hides(dataset, seed)
@@ -50,15 +56,37 @@ def nothing(dataset, seed):
     return None
 
 
+def leaves(dataset, seed):
+    return sys.exit(0) if seed % 3 == 0 else hides(dataset, seed)
+
+
+def ends_with_0(dataset, seed):
+    os._exit(0)
+
+
+def ends_with_1(dataset, seed):
+    os._exit(1)
+
+
+class Leaves:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        sys.exit(0)
+
+
 def records():
     return np.eye(4, dtype=np.float32), np.arange(4)
 """
+LOCAL = "lightning_audit.many.LocalProcesses"
 CONFIG = """
 train: own_training.shows
 dataset: own_training.records
 claim: {epsilon: 1.0, delta: 1.0e-5}
 engine: lightning_audit.many.ThisProcess
 trainings: 60
+seed: 0
 """
 
 
@@ -155,6 +183,71 @@ def test_a_store_of_another_training_is_refused(config, cli):
     said = cli("audit-training", config, "--train", "own_training.hides")
     assert said.code == 2
     assert "holds trainings with another train; give store=" in said.err
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("engine", ["ThisProcess", "LocalProcesses"])
+def test_a_training_that_exits_with_0_has_failed_and_does_not_end_the_command(
+    config, tmp_path, started, engine
+):
+    changes = ("--train", "own_training.leaves", "--engine", f"lightning_audit.many.{engine}")
+    code, out, error = outcome(started("audit-training", config, *changes))
+    assert code == 2, error
+    report = json.loads((tmp_path / "store" / "report.json").read_text())
+    assert 5 < report["trainings"]["failures"] < 40
+    assert "trainings failed, and each counts as a wrong guess" in out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_ends_the_process_gives_no_verdict_and_the_command_says_so(
+    config, tmp_path, started, code
+):
+    said = outcome(started("audit-training", config, "--train", f"own_training.ends_with_{code}"))
+    assert said[0] == 3
+    assert f"lightning-audit: the process of the audit ended with code {code} before" in said[2]
+    assert not (tmp_path / "store" / "report.json").exists()
+
+
+@pytest.mark.heavy
+def test_a_killed_command_ends_what_it_started(config, tmp_path, started):
+    audit = started("audit-training", config, "--train", "own_training.slow", "--engine", LOCAL)
+    deadline = time.monotonic() + 120
+    while not done_in(tmp_path / "store") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    below = [audit.pid]
+    for pid in below:
+        below += children(pid)
+    assert len(below) > 3  # the watched process, and workers
+    os.kill(audit.pid, signal.SIGKILL)
+    while any(map(alive, below)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        audit.poll()
+    assert not any(map(alive, below))
+
+
+def test_a_data_set_that_exits_is_no_pass(config, cli):
+    said = cli("audit-training", config, "--dataset", "own_training.Leaves")
+    assert said.code == 2
+    assert "ended by SystemExit(0)" in said.err
+
+
+def test_a_pass_without_its_report_is_none(config, cli, monkeypatch):
+    """The command exits with 0 only if it wrote a report that says PASS."""
+    passing = (
+        "--claim",
+        '{"noise_multiplier": 1.0, "sample_rate": 1.0, "steps": 1, "delta": 1e-5}',
+    )
+    changes = (*passing, "--train", "own_training.strong", "--trainings", "400", "--seed", "1")
+    assert cli("audit-training", config, *changes).code == 0
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lightning_audit.results.audit_report.AuditReport.save", full)
+    said = cli("audit-training", config, *changes)
+    assert said.code == 2
+    assert "report.json could not be written (No space left on device)" in said.err
 
 
 @pytest.mark.heavy
@@ -505,7 +598,7 @@ def status(tmp_path, cli):
         store=tmp_path,
         engine=ThisProcess(),
         display=False,
-        **{"trainings": 40, "stop": "end"},
+        **{"trainings": 40, "stop": "end", "seed": 0},
     )
     return lambda *options: cli("status", tmp_path, *options)
 
@@ -539,7 +632,7 @@ def test_json_has_the_same_numbers(status):
     found = said.json
     assert said.code == 0
     assert found["planned"] == found["done"] + found["failed"] == 40
-    assert found["started_again"] == found["failed"] > 0
+    assert found["started_again"] == 0 < found["failed"]
     assert found["reported"] is True
     assert found["evidence"]["log10_refuting"] == pytest.approx(3.0)
     assert found["last_error"] == "MemoryError"
@@ -635,7 +728,7 @@ def test_a_file_gives_the_arguments_of_the_audit_and_options_replace_its_values(
     assert given["claim"] == claim
     assert given["canary"] == Crafted(length=2.0)
     assert given["engine"] == LocalProcesses(workers=2)
-    assert (given["trainings"], given["stop"], given["seed"]) == (70, "end", 0)
+    assert (given["trainings"], given["stop"], given["seed"]) == (70, "end", None)
     assert "config" not in given
 
 

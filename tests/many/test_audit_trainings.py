@@ -1,5 +1,8 @@
 """`audit_training` from call to report: verdicts, resumption, refusals, and the gate."""
 
+import contextlib
+import random
+import signal
 import subprocess
 import sys
 
@@ -8,6 +11,9 @@ import pytest
 import torch
 from driven_trainings import digits, sgd
 from places import REPOSITORY
+from scipy import optimize
+from scipy.special import ndtr
+from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyClaim, audit_training
@@ -20,8 +26,10 @@ from lightning_audit.many import (
     StoreError,
     ThisProcess,
     TrainingError,
+    looks,
     opacus_training,
 )
+from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 DATA = digits(30)
 HERE = {"engine": ThisProcess(), "display": False}
@@ -50,7 +58,8 @@ def real(noise_multiplier):
 
 
 def audited(train, trainings, store, claim=(1.0, 1e-5), data=DATA, **settings):
-    return audit_training(train, data, claim, trainings=trainings, store=store, **HERE, **settings)
+    settings = {"seed": 0, **HERE, **settings}
+    return audit_training(train, data, claim, trainings=trainings, store=store, **settings)
 
 
 def printed(script, *arguments, code=0):
@@ -95,14 +104,14 @@ def test_the_same_call_continues_and_a_longer_plan_adds_to_it(tmp_path):
     def train(dataset, seed):
         calls.append(seed)
         if len(calls) == 15:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return hides(dataset, seed)
 
     with pytest.raises(KeyboardInterrupt):
         audited(train, 30, tmp_path, identity="hides")
     first = audited(hides, 30, tmp_path, identity="hides")
     assert first.trainings == 30
-    whole = audited(hides, 30, tmp_path / "new")
+    whole = audited(hides, 30, tmp_path / "new", identity="hides")
     assert (first.errors, first.guesses) == (whole.errors, whole.guesses)
     assert first.epsilon_lower_at_end is not None
     longer = audited(hides, 60, tmp_path, identity="hides")
@@ -123,6 +132,15 @@ def test_a_block_is_stored_at_its_end_and_a_store_keeps_its_size(tmp_path):
     audited(Counts(), 6, tmp_path, block=3, identity="hides")
     audited(Counts(), 10, tmp_path, block=1, identity="hides")
     assert blocks == [3, 3, 3, 1]
+
+
+def test_each_training_is_guessed_once_by_all_looks_and_once_for_the_report(tmp_path, monkeypatch):
+    add, guessed = looks._Table.add, []
+    monkeypatch.setattr(
+        looks._Table, "add", lambda *given, **more: guessed.append(add(*given, **more))
+    )
+    audited(hides, 60, tmp_path, block=1)
+    assert len(guessed) == 2 * 60
 
 
 def test_another_claim_reads_the_same_trainings_again(tmp_path):
@@ -271,3 +289,122 @@ def test_the_example_for_a_cluster_runs_on_this_machine_and_continues(tmp_path):
         told = printed("past_one_machine.py", *local, "--trainings", trainings)
         assert f"{trainings} of {trainings} trainings have ended" in told
     assert main(["check", str(tmp_path / "store")]) == 2
+
+
+# --- True claims survive scores learnt from an earlier audit, and failures that select outputs.
+MU = 1.0
+PAIR = Neighbors(0.0, 1.0, record="the canary")
+
+
+class Outputs:
+    """A released model: eight private numbers, the first of which is exactly 1-GDP."""
+
+    def __init__(self, data, seed):
+        self.values = np.random.default_rng(seed).standard_normal(8)
+        self.values[0] += MU * data
+
+
+class Learnt:
+    """A score that guesses the coin of the nearest model of an earlier audit."""
+
+    def __init__(self, models, coins):
+        self.models, self.coins = models, coins
+
+    def __call__(self, model, record):
+        return float(self.coins[np.argmin(((self.models - model.values) ** 2).sum(1))])
+
+
+def first_value(model, record):
+    return float(model.values[0])
+
+
+def reused(folder, seed, **second):
+    """The second of two audits of a training, with a score that was learnt in the first."""
+    models, coins = [], []
+
+    def train(data, seed):
+        model = Outputs(data, seed)
+        models.append(model.values)
+        coins.append(data)
+        return model
+
+    given = {"claim": GaussianTradeoff(MU), "data": PAIR, "stop": "end", "identity": "x"}
+    audited(train, 60, folder / "first", seed=seed, score=first_value, **given)
+    score = Learnt(np.array(models), np.array(coins))
+    changes = {"seed": seed, "score": score, **second}
+    return audited(train, 60, folder / "second", **{**given, **changes})
+
+
+@pytest.mark.parametrize("runs", staged(quick=[3], nightly=[100]))
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_score_that_was_learnt_in_one_audit_meets_other_trainings_in_the_next(
+    tmp_path, runs, seed
+):
+    for run in range(runs):
+        stated = None if seed is None else seed + run
+        audit = reused(tmp_path / str(run), stated)
+        assert audit.verdict.outcome == "INCONCLUSIVE"
+        assert audit.errors > 8  # a coin at random: 30 of 60
+
+
+def test_a_stated_seed_gives_other_trainings_to_another_score_canary_or_claim(tmp_path):
+    given = {"train": hides, "dataset": DATA, "claim": (1.0, 1e-5), "trainings": 2, **HERE}
+    given |= {"seed": 5, "canary": Blank(1), "identity": "x"}
+    changes = [{}, {}, {"score": first_value}, {"canary": Blank(2)}, {"claim": (2.0, 1e-5)}]
+    changes += [{"seed": 6}, {"identity": "y"}, {"seed": None}, {"seed": None}]
+    plans = []
+    for number, change in enumerate(changes):
+        seen = []
+        train = lambda data, seed, seen=seen: seen.append(seed) or hides(data, seed)  # noqa: E731
+        changed = {**given, "train": train, **change}
+        if "score" in change:
+            changed["train"] = lambda data, seed, seen=seen: seen.append(seed) or Outputs(0.0, seed)
+        audit_training(**changed, store=tmp_path / str(number))
+        plans.append(tuple(seen))
+    assert plans[0] == plans[1]
+    assert len(set(plans)) == len(plans) - 1
+
+
+def half_width(mu):
+    """Where an output near the middle is best drawn again, if it were."""
+
+    def error(c):
+        right, kept = ndtr(-mu / 2 - c), ndtr(c - mu / 2) - ndtr(-c - mu / 2)
+        return right * (1 + kept) + kept * kept
+
+    return optimize.minimize_scalar(error, bounds=(0, 2), method="bounded").x
+
+
+@pytest.mark.parametrize("mark", [FloatingPointError("not finite"), float("nan"), None, [1.0, 2.0]])
+@pytest.mark.parametrize("runs", staged(quick=[1], nightly=[25]))
+def test_an_output_is_never_drawn_again_whatever_the_training_does_with_it(tmp_path, runs, mark):
+    """Noise that is not from the seed, and a failure that depends on the output: mu 3 is true."""
+    width, own = half_width(3.0), random.SystemRandom()
+    trainings = 1000 if runs > 1 else 150
+    for run in range(runs):
+        calls = []
+
+        def train(data, seed, calls=calls):
+            output = 3.0 * (data - 0.5) + own.gauss(0.0, 1.0)
+            calls.append(seed)
+            if abs(output) > width:
+                return output
+            if isinstance(mark, Exception):
+                raise mark
+            return mark
+
+        audit = None
+        while audit is None:  # what no training can use ends the call; the next one continues
+            with contextlib.suppress(TrainingError):
+                audit = audited(
+                    train,
+                    trainings,
+                    tmp_path / str(run),
+                    GaussianTradeoff(3.0),
+                    Neighbors(0.0, 1.0),
+                    **{"stop": "end", "significance": 0.05, "identity": "x", "seed": None},
+                )
+        assert len(calls) == len(set(calls))
+        assert audit.verdict.outcome != "VIOLATION"
+        assert audit.epsilon_lower_at_end < audit.claimed_epsilon
+        assert audit.failures > 5

@@ -63,6 +63,13 @@ def test_rows_after_ten_kills_each_are_those_of_an_undisturbed_run(kind, tmp_pat
 
 
 @pytest.mark.nightly
+def test_the_loss_of_rays_local_node_is_no_verdict(tmp_path):
+    found = on_cluster("ray", "node", tmp_path)
+    assert (found["nodes"], found["code"]) == (1, 3)  # Ray ends the process with 1
+    assert "ended with code 1 before it had a result" in found["error"]
+
+
+@pytest.mark.nightly
 def test_a_scheduler_that_ends_in_the_middle_is_one_sentence_and_loses_no_row(tmp_path):
     found = on_cluster("dask", "gone", tmp_path)
     assert "which continues after what is stored" in found["error"]

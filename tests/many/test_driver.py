@@ -1,5 +1,7 @@
 """The driver stores each training once, whatever fails; what failed costs one training."""
 
+import signal
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -14,6 +16,13 @@ from lightning_audit.many.store import Plan, StoreError, TrainingStore
 
 PLAN = Plan(0, 12, 3)
 NUMBERS = seeds_of(PLAN)
+
+
+class Wordless(Exception):
+    """An exception without a text."""
+
+    def __str__(self):
+        raise RuntimeError
 
 
 class Threads:
@@ -36,8 +45,8 @@ class Threads:
 
 def test_each_training_is_stored_once_in_the_order_of_the_plan(tmp_path):
     rows = drive(quick, tmp_path, 12)
-    assert [row.training for row in rows] == [PLAN.training(n) for n in range(12)]
-    assert all(row.scores is not None and row.attempts == 1 for row in rows)
+    assert [row.number for row in rows] == list(range(12))
+    assert all(row.scores is not None for row in rows)
 
 
 def test_a_run_continues_after_a_part_of_the_plan_and_stores_the_same(tmp_path):
@@ -47,7 +56,7 @@ def test_a_run_continues_after_a_part_of_the_plan_and_stores_the_same(tmp_path):
     def interrupted(dataset, seed):
         seen.append(seed)
         if len(seen) == 8:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return quick(dataset, seed)
 
     lines = []
@@ -70,13 +79,38 @@ def test_a_longer_plan_continues_a_shorter_one_and_a_stored_plan_runs_nothing(tm
     assert len(calls) == 6
 
 
-def test_an_exception_costs_one_training_after_a_second_attempt(tmp_path):
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no such thing"), SystemExit(0), KeyboardInterrupt(), GeneratorExit(), Wordless()],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_training_raises_fails_it_at_once_and_alone(tmp_path, error):
     calls = []
-    rows = drive(
-        lambda data, seed: calls.append(NUMBERS[seed]) or fourth_fails(data, seed), tmp_path, 12
-    )
-    assert [row.training.number for row in rows if row.scores is None] == [4]
-    assert (rows[4].error, rows[4].attempts, calls.count(4)) == ("ValueError: no such thing", 2, 2)
+
+    def train(dataset, seed):
+        calls.append(NUMBERS[seed])
+        if NUMBERS[seed] == 4:
+            raise error
+        return quick(dataset, seed)
+
+    rows = drive(train, tmp_path, 12)
+    assert [row.number for row in rows if row.scores is None] == [4]
+    assert rows[4].error.startswith(type(error).__name__)
+    assert sorted(calls) == list(range(12))  # a second attempt would be a second release
+
+
+def test_ctrl_c_is_no_failure_even_if_the_training_hides_it(tmp_path):
+    def train(dataset, seed):
+        if NUMBERS[seed] == 4:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                sys.exit(1)  # as Lightning's Trainer does
+        return quick(dataset, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(train, tmp_path, 12)
+    assert [row.number for row in drive(quick, tmp_path, 12) if row.error] == []
 
 
 def fourth_fails(dataset, seed):
@@ -88,9 +122,8 @@ def fourth_fails(dataset, seed):
 def test_on_failure_raise_names_the_training_and_keeps_the_others(tmp_path):
     with pytest.raises(TrainingError, match="training 4 failed: ValueError: no such thing"):
         drive(fourth_fails, tmp_path, 12, on_failure="raise")
-    store = TrainingStore(tmp_path, {"train": "this one"}, 1)
-    assert {0, 1, 2, 3} <= {row.training.number for row in store.rows()}
-    store.close()
+    rows = drive(fourth_fails, tmp_path, 12, on_failure="raise")  # it is not trained again
+    assert [row.number for row in rows if row.scores is None] == [4]
 
 
 @pytest.mark.parametrize(
@@ -124,11 +157,20 @@ def test_a_score_that_is_no_number_fails_its_training_alone(tmp_path):
     assert [row.error for row in rows if row.scores is None] == ["the score is nan"]
 
 
+def test_a_training_without_a_usable_result_is_not_trained_again(tmp_path):
+    def train(dataset, seed):
+        return None if NUMBERS[seed] == 7 else quick(dataset, seed)
+
+    with pytest.raises(TrainingError, match="train returned None for training 7"):
+        drive(train, tmp_path, 12)
+    assert [row.number for row in drive(quick, tmp_path, 12) if row.scores is None] == [7]
+
+
 def test_trainings_that_all_fail_end_the_audit_and_leave_the_store_empty(tmp_path):
     def train(dataset, seed):
         raise FileNotFoundError("data.csv")
 
-    match = r"all of the first 10 trainings failed; training 0: FileNotFoundError: data.csv"
+    match = r"all of the first 12 trainings failed; training 0: FileNotFoundError: data.csv"
     with pytest.raises(TrainingError, match=match):
         drive(train, tmp_path, 1000)
     with pytest.raises(TrainingError, match="all of the first 4 trainings failed"):
@@ -154,7 +196,7 @@ def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
     rows = drive(quick, tmp_path, 12, FromExecutor(Threads(hanging=[4]), workers=3), limit=0.2)
     assert time.monotonic() - start < 20
     failed = [row for row in rows if row.scores is None]
-    assert [row.training.number for row in failed] == [4]
+    assert [row.number for row in failed] == [4]
     assert failed[0].error == "did not end within 0 s"
 
 
@@ -204,4 +246,4 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_no_row(tmp_path, mon
         drive(quick, tmp_path, 300)
     monkeypatch.undo()
     rows = drive(quick, tmp_path, 12)
-    assert [row.training.number for row in rows[:12]] == list(range(12))
+    assert [row.number for row in rows[:12]] == list(range(12))

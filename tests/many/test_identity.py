@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import itertools
 import os
 import subprocess
@@ -170,3 +171,113 @@ def test_a_compiled_module_counts_by_its_bytes_and_an_installed_one_by_its_versi
         digests.append(digest_of(own))
     assert digests[0] != digests[1]
     assert digests[2] == digests[3]
+
+
+# --- What is set at run time counts; what the code counts or keeps for itself does not.
+HELPERS = """
+RATE = 1.0
+SETTINGS = {"rate": 1.0}
+CALLS = 0
+CACHE = {}
+
+
+class Net:
+    scale = 1.0
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.scale = self.scale
+
+
+def add(x):
+    global CALLS
+    CALLS += 1
+    CACHE[x] = x
+    return x * RATE
+"""
+
+
+@pytest.fixture
+def helpers(tmp_path, monkeypatch):
+    (tmp_path / "own_helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_helpers")
+    del sys.modules["own_helpers"]
+
+
+def using(helpers):
+    def train(dataset, seed):
+        return helpers.add(dataset) * helpers.Net().scale
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda helpers: setattr(helpers, "RATE", 5.0),
+        lambda helpers: setattr(helpers.Net, "scale", 5.0),
+        lambda helpers: helpers.SETTINGS.update(rate=5.0),
+        lambda helpers: setattr(helpers, "MORE", "text"),
+        lambda helpers: setattr(helpers, "add", abs),
+        lambda helpers: setattr(helpers.Net, "scale", property(lambda self: 5.0)),
+    ],
+)
+def test_what_is_set_in_a_module_or_class_at_run_time_counts(helpers, change):
+    before = digest_of(using(helpers))
+    assert digest_of(using(helpers)) == before
+    change(helpers)
+    assert digest_of(using(helpers)) != before
+
+
+def test_what_the_code_counts_or_keeps_for_itself_does_not_refuse_a_resume(helpers):
+    train, count = using(helpers), [0]
+    calls, kept = 0, functools.lru_cache(lambda x: x)
+
+    def counting(dataset, seed):
+        nonlocal calls
+        calls += 1
+        count[0] += 1
+        return kept(train(dataset, seed))
+
+    before = digest_of(train), digest_of(counting)
+    assert counting(3.0, 0) == 3.0
+    assert (helpers.CALLS, helpers.CACHE, helpers.Net.made, calls) == (1, {3.0: 3.0}, 1, 1)
+    assert (digest_of(train), digest_of(counting)) == before
+
+
+def swap(name, value):
+    return lambda net: setattr(net[1], name, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swap("scale", 5.0),
+        swap("_hidden", 5.0),
+        swap("activation", torch.tanh),
+        swap("inner", torch.nn.Tanh()),
+        lambda net: net[0].weight.requires_grad_(requires_grad=False),
+        lambda net: net.eval(),
+        lambda net: net[1].eval(),
+        lambda net: net[0].register_forward_hook(lambda module, given, out: out * 0),
+        lambda net: net[0].weight.register_hook(lambda gradient: gradient * 0),
+        lambda net: net[0].weight.data.mul_(2.0),
+        lambda net: net[0].register_buffer("more", torch.ones(1), persistent=False),
+    ],
+    ids=range(11),
+)
+def test_all_that_a_module_of_torch_does_counts(change):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self._hidden, self.activation = 1.0, 1.0, torch.relu
+            self.inner, self.lock = torch.nn.ReLU(), threading.Lock()
+
+    made = [torch.nn.Sequential(torch.nn.Linear(3, 3), Scaled(), torch.nn.LSTM(2, 2))]
+    made.append(torch.nn.Sequential(*(type(m)() if m is made[0][1] else m for m in made[0])))
+    assert digest_of(made[0]) == digest_of(made[1])
+    before = digest_of(made[0])
+    change(made[0])
+    assert digest_of(made[0]) != before

@@ -9,7 +9,7 @@ from refused_calls import refused_changes
 from scipy import special
 from stages import most_failures, staged
 
-from lightning_audit.many.looks import guess_coins, look
+from lightning_audit.many.looks import GrowingLook, guess_coins, look
 from lightning_audit.many.verdict import promise_of
 from lightning_audit.stats.binomial import (
     clopper_pearson_upper,
@@ -127,6 +127,25 @@ def test_a_longer_prefix_stays_refuted():
     promise = promise_of(GaussianTradeoff(1.0))
     assert look(scores[:100], coins[:100], failed[:100], promise, 1e-3).refuted
     assert look(scores, coins, failed, promise, 1e-3).refuted
+
+
+@pytest.mark.parametrize("canaries", [1, 3])
+def test_looks_that_grow_are_those_of_each_prefix(canaries):
+    scores, coins, failed = played(np.random.default_rng(16), 300, gaussian(2.5))
+    shape = (300 // canaries, canaries) if canaries > 1 else (300,)
+    scores, coins, failed = scores.reshape(shape), coins.reshape(shape), failed[: shape[0]]
+    failed[::17] = True
+    promise = promise_of(GaussianTradeoff(0.5))
+    looks = GrowingLook(promise.least_error, -math.log(1e-3))
+    seen = [
+        (
+            looks.at(scores[:n], coins[:n], failed[:n]),
+            look(scores[:n], coins[:n], failed[:n], promise, 1e-3),
+        )
+        for n in (0, 1, 2, 9, 10, 40, 60, 60, 100)
+    ]
+    assert all(growing == whole for growing, whole in seen)
+    assert [whole.refuted for _, whole in seen][::8] == [False, True]
 
 
 def test_a_flawless_attack_refutes_gaussian_8_after_42_guesses():

@@ -1,8 +1,10 @@
 """What another process reads of a store while a driver writes it."""
 
 import contextlib
+import hashlib
 import json
 import math
+import os
 import re
 import sqlite3
 import subprocess
@@ -13,12 +15,12 @@ import numpy as np
 import pytest
 from places import REPOSITORY
 from scipy import stats
+from stages import staged
 
 from lightning_audit.many.store import (
-    ARRAYS,
     DATABASE,
+    Outcome,
     Plan,
-    Row,
     StoreError,
     TrainingStore,
     block_size,
@@ -88,9 +90,9 @@ READER = (
 #: Adds a row a transaction, with the score 1 if the canary is in, until its input ends.
 WRITER = (
     "import sys, threading\nsys.path.append('../support')\n"
-    f"from {Path(__file__).stem} import CALL, row\n"
+    f"from {Path(__file__).stem} import CALL, PLAN, row\n"
     "from lightning_audit.many.store import TrainingStore\n"
-    "store = TrainingStore(sys.argv[1], {}, 1)\nstore.fixed('planned', 100_000)\nstore.say(CALL)\n"
+    "store = TrainingStore(sys.argv[1], PLAN, {})\nstore.say(CALL)\n"
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.append(1)), daemon=True).start()\n"
     "stop = []\nnumber = 0\nprint('begun', flush=True)\n"
     "while not stop:\n"
@@ -102,9 +104,9 @@ WRITER = (
 
 def row(number, score=None, error="", plan=PLAN):
     """A row of one score in each canary, by default that of the first coin."""
-    training = plan.training(number)
-    scores = (float(training.coins[0]) if score is None else score,) * plan.canaries
-    return Row(training, None if error else scores, None if error else 0.25, error, 1 + bool(error))
+    coin = plan.training(number).coins[0]
+    scores = (float(coin) if score is None else score,) * plan.canaries
+    return Outcome(number, None if error else scores, None if error else 0.25, error)
 
 
 @contextlib.contextmanager
@@ -120,8 +122,7 @@ def started(script, folder):
 
 
 def filled(folder, rows, call=CALL):
-    store = TrainingStore(folder, {}, 1)
-    store.fixed("planned", 500)
+    store = TrainingStore(folder, PLAN, {})
     if call:
         store.say(call)
     store.add(rows)
@@ -130,7 +131,9 @@ def filled(folder, rows, call=CALL):
 
 def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     rows = [row(n, error="ValueError: row 17 is secret" if n == 5 else "") for n in range(40)]
-    store = filled(tmp_path, rows)
+    store = filled(tmp_path, [])
+    store.lost(5, "a killed process")
+    store.add(rows)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with started(READER, tmp_path) as reader:
         told, _ = reader.communicate("\n", timeout=60)
@@ -165,13 +168,6 @@ def test_evidence_is_that_of_the_looks(tmp_path):
     assert (found.errors, found.guesses) == (seen.errors, seen.guesses)
 
 
-def test_a_store_of_an_earlier_release_has_counts_and_no_evidence(tmp_path):
-    filled(tmp_path, [row(0)], call=None).close()
-    status = status_of(tmp_path)
-    assert (status.planned, status.done, status.evidence) == (500, 1, None)
-    assert status.seconds_left is None
-
-
 @pytest.mark.parametrize(
     ("error", "named"),
     [
@@ -184,7 +180,7 @@ def test_a_store_of_an_earlier_release_has_counts_and_no_evidence(tmp_path):
 )
 def test_of_the_last_error_its_type_is_read_and_no_text(tmp_path, error, named):
     store = filled(tmp_path, [row(0)])
-    store.lost([1], error)
+    store.lost(1, error)
     store.close()
     assert status_of(tmp_path).last_error == named
 
@@ -208,48 +204,18 @@ def test_each_reading_of_a_store_that_is_written_is_of_one_time(tmp_path):
     assert status_of(tmp_path).done == int(written)
 
 
-def test_what_is_no_store_or_damaged_is_one_sentence(tmp_path):
+def test_what_is_no_store_is_one_sentence(tmp_path):
     with pytest.raises(StoreError, match=r"holds no store: there is no trainings\.sqlite"):
         status_of(tmp_path / "absent")
-    filled(tmp_path, [row(n) for n in range(30)]).close()
-    whole = (tmp_path / DATABASE).read_bytes()
-    for damaged in (b"not a database" * 100, b"", whole[:4096] + b"\xff" * (len(whole) - 4096)):
-        (tmp_path / DATABASE).write_bytes(damaged)
-        with pytest.raises(StoreError, match=r"cannot be read \(.+\); restore trainings.sqlite"):
-            status_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "update training set score = 'much'",
-        "update training set seconds = 'long'",
-        "update training set coins = 'x'",
-        "update audit set value = '[]' where key = 'latest call'",
-        "update audit set value = '{' where key = 'latest call'",
-        "drop table attempt",
-    ],
-)
-def test_a_value_of_another_type_is_damage(tmp_path, change):
-    filled(tmp_path, [row(n) for n in range(30)]).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
-        db.execute(change)
-    with pytest.raises(StoreError, match="cannot be read"):
-        status_of(tmp_path)
 
 
 # --- The store keeps each row once, and refuses in one sentence what it cannot keep.
-@contextlib.contextmanager
-def opened(folder, identity=IDENTITY, canaries=1):
-    store = TrainingStore(folder, identity, canaries)
-    try:
-        yield store
-    finally:
-        store.close()
+def opened(folder, identity=IDENTITY, plan=PLAN):
+    return contextlib.closing(TrainingStore(folder, plan, identity))
 
 
-def rows_of(folder, canaries=1):
-    with opened(folder, {}, canaries) as store:
+def rows_of(folder, plan=PLAN):
+    with opened(folder, plan=plan) as store:
         return store.rows()
 
 
@@ -277,18 +243,19 @@ def test_the_prefix_ends_before_the_first_training_that_has_not_ended(tmp_path):
         assert math.isnan(prefix.scores[1])
         assert prefix.coins.tolist() == [bool(PLAN.training(n).coins[0]) for n in range(2)]
         store.add([row(2, 0.6)])
-        assert (store.prefix().scores[2:].tolist(), len(store.prefix(3).scores)) == ([0.6, 0.7], 3)
+        assert (store.prefix().scores[2:].tolist(), prefix.scores.shape) == ([0.6, 0.7], (2,))
+    with opened(tmp_path, plan=Plan(0, 3, 2)) as store:  # of a shorter plan
+        assert (store.finished, len(store.prefix().scores)) == (4, 3)
 
 
-def test_scores_of_many_canaries_are_in_files_that_are_there_before_their_row(tmp_path):
+def test_scores_of_many_canaries_are_read_as_they_were_written(tmp_path):
     plan = Plan(0, 4, 2, canaries=3)
-    with opened(tmp_path, canaries=3) as store:
+    with opened(tmp_path, plan=plan) as store:
         store.add([row(0, 0.25, plan=plan), row(1, error="lost", plan=plan)])
         assert store.prefix().scores.shape == store.prefix().coins.shape == (2, 3)
-    assert rows_of(tmp_path, 3)[0].scores == (0.25, 0.25, 0.25)
-    (tmp_path / ARRAYS / "0000000.npz").unlink()
-    with pytest.raises(StoreError, match=r"0000000.npz cannot be read .* restore the file"):
-        rows_of(tmp_path, 3)
+    assert rows_of(tmp_path, plan)[0].scores == (0.25, 0.25, 0.25)
+    with pytest.raises(StoreError, match="holds trainings of 3 canaries"):
+        rows_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -307,35 +274,56 @@ def test_another_function_or_data_set_is_refused_by_name(tmp_path, other, named)
         assert store.finished == 1
 
 
+@pytest.mark.parametrize(
+    ("begun", "now"), [(IDENTITY, {"identity": "a1"}), ({"identity": "a1"}, IDENTITY)]
+)
+def test_a_store_has_exactly_the_parts_with_which_it_was_begun(tmp_path, begun, now):
+    with opened(tmp_path, begun) as store:
+        store.add([row(0)])
+    for other in (now, {}, {**begun, **now}):
+        with pytest.raises(StoreError, match="holds trainings with another "):
+            opened(tmp_path, other)
+    with opened(tmp_path, begun) as store:
+        assert store.finished == 1
+
+
+#: Tables of layout 2.
+EARLIER = """
+create table audit (key text primary key, value text not null) without rowid;
+create table training (number integer primary key, coins text not null, seed integer not null);
+insert into audit values ('schema', '2'); insert into training values (0, '1', 7);
+"""
+
+
 def test_a_store_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path):
-    with opened(tmp_path) as store:
-        store.add([row(0)])
-        store._db.execute("update audit set value = '1' where key = 'schema'")
-    refused = r"has layout '1', this release reads 2; finish the audit with the release that"
-    with pytest.raises(StoreError, match=refused), opened(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        db.executescript(EARLIER)
+    refused = r"another layout than this release reads, 3; finish the audit with the release that"
+    for read in (opened, status_of):
+        with pytest.raises(StoreError, match=refused):
+            read(tmp_path)
+
+
+def test_a_store_without_trainings_takes_another_function_and_then_keeps_its_plan(tmp_path):
+    other = {**IDENTITY, "train": "c3"}
+    with opened(tmp_path):
         pass
-
-
-def test_a_store_without_trainings_takes_another_function(tmp_path):
-    with opened(tmp_path) as store:
-        assert store.fixed("block", 5) == 5
-    with opened(tmp_path, {**IDENTITY, "train": "c3"}) as store:
-        assert store.fixed("block", 7) == 7
-        store.add([row(0)])
-    with opened(tmp_path, {**IDENTITY, "train": "c3"}) as store:
-        assert store.fixed("block", 9) == 7
+    with opened(tmp_path, other, Plan(3, 10, 7)) as store:
+        store.add([row(0, plan=store.plan)])
+    with opened(tmp_path, other, Plan(4, 30, 9)) as store:
+        assert (store.plan, store.planned) == (Plan(3, 30, 7), 10)
 
 
 def test_a_second_driver_is_refused_in_a_sentence(tmp_path):
     script = (
         "import sys; from lightning_audit.many.store import *\n"
-        "try: TrainingStore(sys.argv[1], {}, 1)\n"
+        "try: TrainingStore(sys.argv[1], Plan(0, 9, 2), {})\n"
         "except StoreError as error: print(error)"
     )
     with opened(tmp_path) as store:
         store.add([row(0)])
         with pytest.raises(StoreError, match="is in use by another audit"):
-            TrainingStore(tmp_path, IDENTITY, 1)
+            opened(tmp_path)
         done = subprocess.run(
             [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
         )
@@ -345,42 +333,22 @@ def test_a_second_driver_is_refused_in_a_sentence(tmp_path):
     )
 
 
-def test_a_file_that_is_no_store_is_refused_in_a_sentence(tmp_path):
-    (tmp_path / DATABASE).write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match=r"cannot be written .*file is not a database"):
-        TrainingStore(tmp_path, IDENTITY, 1)
+def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot be written \(Not a directory\)"):
-        TrainingStore(tmp_path / "file" / "store", IDENTITY, 1)
+        opened(tmp_path / "file" / "store")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process")
-def test_an_array_that_does_not_fit_on_the_disk_leaves_no_row(tmp_path):
-    import resource
-    import signal
-
-    plan = Plan(0, 4, 2, canaries=30_000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with opened(tmp_path, canaries=30_000) as store:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        try:
-            with pytest.raises(StoreError, match=r"cannot be written \(File too large\).*again"):
-                store.add([row(0, plan=plan)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            signal.signal(signal.SIGXFSZ, handler)
-        assert store.rows() == []
-    assert [path.name for path in (tmp_path / ARRAYS).iterdir()] == []
-    assert rows_of(tmp_path, 30_000) == []
-
-
-def test_attempts_that_were_lost_are_kept_and_errors_cannot_act_on_a_terminal(tmp_path):
+def test_losses_are_kept_and_errors_cannot_act_on_a_terminal(tmp_path):
     with opened(tmp_path) as store:
-        store.lost([4, 5], "ProcessExpired: \x1b[2K")
+        for number in (4, 5, 4):
+            store.lost(number, "ProcessExpired: \x1b[2K")
         store.add([row(0, error="x" * 9999)])
-        assert store.attempts() == [(n, "ProcessExpired: \\x1b[2K") for n in (4, 5)]
-    assert len(rows_of(tmp_path)[0].error) == 500
+        told = {text for (text,) in store._db.execute("select error from loss")}
+        assert told == {"ProcessExpired: \\x1b[2K"}
+    with opened(tmp_path) as store:
+        assert store.losses == {4: 2, 5: 1}
+        assert len(store.rows()[0].error) == 500
 
 
 def test_the_database_is_synchronous_and_nothing_derived_is_in_it(tmp_path):
@@ -390,7 +358,7 @@ def test_the_database_is_synchronous_and_nothing_derived_is_in_it(tmp_path):
         store.add([row(0)])
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         tables = {name for (name,) in database.execute("select name from sqlite_master")}
-    assert {"audit", "training", "attempt"} == {t for t in tables if not t.startswith("sqlite")}
+    assert {"fact", "training", "loss"} == {t for t in tables if not t.startswith("sqlite")}
 
 
 def test_scores_keep_every_digit(tmp_path):
@@ -398,3 +366,151 @@ def test_scores_keep_every_digit(tmp_path):
     with opened(tmp_path) as store:
         store.add([row(n, float(value)) for n, value in enumerate(values)])
     assert [r.scores[0] for r in rows_of(tmp_path)] == values.tolist()
+
+
+# --- Whatever happens to the file of a store, it is refused in one sentence or read as it was.
+CANARIES = Plan(0, 60, 3)
+SENTENCE = re.compile(
+    r"the store .* cannot be read \(.+\); restore trainings.sqlite from a copy, or give .*|"
+    r".* has another layout than this release reads, 3; .*"
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a store with failures, a lost training and a call, and what is read of it."""
+    folder = tmp_path_factory.mktemp("whole")
+    with opened(folder) as store:
+        store.say(CALL)
+        store.lost(2, "lost")
+        store.add([row(n, n / 7, error="ValueError: x" if n % 9 == 5 else "") for n in range(60)])
+    return (folder / DATABASE).read_bytes(), read(folder)
+
+
+def read(folder):
+    """Everything that is read of a store; None instead if it is refused in a sentence."""
+    return [_read(reader, folder) for reader in (status_of, facts_of)]
+
+
+def _read(reader, folder):
+    try:
+        return reader(folder)
+    except StoreError as error:
+        return None if SENTENCE.fullmatch(str(error)) else error
+
+
+def facts_of(folder):
+    with opened(folder) as store:
+        return store.rows(), store.plan, store.planned, dict(store.losses)
+
+
+def same_or_refused(folder, content, whole):
+    """Whether a damaged store is refused by both readers; what is read must be what was written."""
+    for path in folder.glob(f"{DATABASE}*"):
+        path.unlink()
+    (folder / DATABASE).write_bytes(content)
+    found = read(folder)
+    assert all(one is None or one == other for one, other in zip(found, whole, strict=True))
+    return found.count(None) == 2
+
+
+@pytest.mark.parametrize("flips", staged(quick=[40], heavy=[200], nightly=[4000]))
+def test_no_flipped_bit_is_silent(tmp_path, whole, flips):
+    content, facts = whole
+    assert not same_or_refused(tmp_path, content, facts)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for bit in rng.integers(8 * len(content), size=flips):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        refused += same_or_refused(tmp_path, bytes(damaged), facts)
+    assert 0.1 * flips < refused < flips  # the others are in unused parts of pages
+
+
+@pytest.mark.parametrize("keep", [0, 1, 15, 100, 1000, 4096, 5000, 8192, -4096, -1])
+def test_a_store_that_was_cut_or_overwritten_is_refused(tmp_path, whole, keep):
+    content, facts = whole
+    part = content[:keep]
+    assert same_or_refused(tmp_path, part, facts)
+    for filler in (b"\xff", b"\0", b"not a database"):
+        filled_up = (part + filler * len(content))[: len(content)]
+        same_or_refused(tmp_path, filled_up, facts)
+        assert keep == -1 or read(tmp_path) == [None, None]
+
+
+VALUES = ("'x'", "x'00'", "-1", "1e999", "zeroblob(8)", "ended + 1", "cast(digest as text)")
+COLUMNS = ("scores", "seconds", "error", "ended", "digest")
+FACTS = ("plan", "identity", "count", "call")
+OF_7 = "where number = 7"
+EDITS = [
+    *(f"update training set {column} = {value} {OF_7}" for column in COLUMNS for value in VALUES),
+    *(f"delete from fact where key = '{key}'" for key in FACTS[:3]),
+    *(
+        f"update fact set value = {value} where key = '{key}'"
+        for key in FACTS
+        for value in ("'[]'", "'{'", "7", "'[0, 0]'")
+    ),
+    "update fact set value = replace(value, '\"seed\": 0', '\"seed\": 1') where key = 'plan'",
+    "update fact set value = replace(value, 'a1', 'b1') where key = 'identity'",
+    f"update training set scores = (select scores from training where number = 8) {OF_7}",
+    f"update training set number = 1000 {OF_7}",
+    f"update training set number = -1 {OF_7}",
+    f"delete from training {OF_7}",
+    "delete from training",
+    "delete from loss",
+    "insert into loss select place + 1, number, error, ended, digest from loss",
+    "insert into training select 60, scores, seconds, error, ended, digest from training limit 1",
+    "drop table loss",
+    "drop table fact",
+    "drop table training",
+    "create table more (number integer)",
+    "create view more as select 1",
+    "create trigger more after insert on training begin delete from loss; end",
+    "create index more on training (seconds)",
+    "alter table training add column more",
+    "alter table training rename column ended to over",
+    "pragma user_version = 2",
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_store_that_was_edited_is_refused(tmp_path, whole, edit):
+    (tmp_path / DATABASE).write_bytes(whole[0])
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute(edit)
+    assert read(tmp_path) == [None, None]
+
+
+def test_coins_that_fit_the_scores_cannot_be_edited_in(tmp_path, whole):
+    """Coins are not stored: they follow from a seed, to which the digest of each row belongs."""
+    (tmp_path / DATABASE).write_bytes(whole[0])
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        (text,) = db.execute("select value from fact where key = 'plan'").fetchone()
+        plan = json.dumps({**json.loads(text), "seed": 4})  # under which others fit
+        db.execute(
+            "update fact set value = ?, digest = ? where key = 'plan'",
+            (plan, digest_of_fact("plan", plan)),
+        )
+    assert read(tmp_path) == [None, None]
+
+
+def digest_of_fact(key, text):
+    return hashlib.blake2b(repr((key, text)).encode(), digest_size=16).digest()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kinds of files")
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_what_is_no_file_is_refused(tmp_path, make):
+    make(tmp_path / DATABASE)
+    assert read(tmp_path) == [None, None]
+
+
+def test_rows_of_another_store_are_refused(tmp_path, whole):
+    with opened(tmp_path, plan=Plan(1, 60, 2)) as store:
+        store.add([row(n) for n in range(60)])
+    (tmp_path / "whole").write_bytes(whole[0])
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute("attach ? as other", (str(tmp_path / "whole"),))
+        db.execute("delete from training")
+        db.execute("insert into training select * from other.training")
+    assert read(tmp_path) == [None, None]

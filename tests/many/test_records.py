@@ -14,7 +14,6 @@ from torch.nn import functional
 from lightning_audit._validate import BadArgument
 from lightning_audit.many.records import (
     Blank,
-    ChangedDataset,
     ChosenRecord,
     Crafted,
     GhostSums,
@@ -22,6 +21,7 @@ from lightning_audit.many.records import (
     Many,
     Mislabeled,
     PerSampleSums,
+    Rearranged,
     Records,
     ScoreError,
     clipped_sums,
@@ -243,7 +243,7 @@ def test_many_records_have_the_scores_of_each():
 
 def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
     data = [(1.0, 0), (2.0, 1)]
-    assert Records(data).extended([], {}) is data
+    assert [*Records(data).rearranged(range(len(data)))] == [*data]
     reads = []
 
     class Lazy:
@@ -254,8 +254,8 @@ def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
             reads.append(index)
             return (float(index), 0)
 
-    changed = Records(Lazy()).extended([(9.0, 1)], {1: (8.0, 1)})
-    assert isinstance(changed, ChangedDataset)
+    changed = Records(Lazy()).rearranged([0, ~1, 2, ~0], [(9.0, 1), (8.0, 1)])
+    assert isinstance(changed, Rearranged)
     assert reads == []
     whole = [(0.0, 0), (8.0, 1), (2.0, 0), (9.0, 1), (9.0, 1)]
     assert [changed[i] for i in (0, 1, 2, 3, -1)] == whole
@@ -264,7 +264,7 @@ def test_a_changed_data_set_reads_the_old_one_lazily_and_counts_from_the_end():
 
 def test_a_canary_takes_the_dtype_of_the_column():
     data = (np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.int32))
-    inputs, classes = Records(data).extended([(np.ones(3), 1.0)], {})
+    inputs, classes = Records(data).rearranged([0, 1, ~0], [(np.ones(3), 1.0)])
     assert (inputs.dtype, classes.dtype) == (np.float32, np.int32)
-    tensors = Records(tuple(map(torch.as_tensor, data))).extended([], {0: (np.ones(3), 1)})
+    tensors = Records(tuple(map(torch.as_tensor, data))).rearranged([~0, 1], [(np.ones(3), 1)])
     assert (tensors[0].dtype, tensors[0][0].tolist()) == (torch.float32, [1.0, 1.0, 1.0])

@@ -1,6 +1,7 @@
 """Many models at once are the models of a plain loop and of Opacus, and an audit trains them."""
 
 import pickle
+import signal
 
 import numpy as np
 import pytest
@@ -149,13 +150,13 @@ def test_a_resumed_block_is_trained_as_a_whole(tmp_path):
         def many(self, data_sets, seeds):
             sizes.append(len(seeds))
             if len(sizes) == 3:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return super().many(data_sets, seeds)
 
     train = Interrupted(**vars(training(mlp)))
     with pytest.raises(KeyboardInterrupt):
         drive(train, tmp_path / "resumed", 18, block=6)
-    store = TrainingStore(tmp_path / "resumed", {"train": "this one"}, 1)
+    store = TrainingStore(tmp_path / "resumed", Plan(0, 12, 3), {"train": "this one"})
     assert store.finished == 12
     store.add([rows[14]])  # a part of the block
     store.close()
@@ -170,7 +171,7 @@ def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
     worlds = worlds_of(DATA, Blank(label=1), "add_remove")
     block = next(Plan(0, 4, 4).blocks())
     work = Work(training(mlp), worlds)
-    sent = pickle.loads(packed(work)).run(block)
+    sent = [*pickle.loads(packed(work)).run(block)]
     scores = [[o.scores[0] for o in outcomes] for outcomes in (sent, work.run(block))]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert digest_of(training(mlp)) == digest_of(training(mlp))
@@ -181,17 +182,18 @@ def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
 def test_many_canaries_have_a_score_each():
     worlds = worlds_of(DATA, Many([Blank(1), Blank(2)]), "add_remove")
     block = next(Plan(0, 5, 5, canaries=2).blocks())
-    outcomes = Work(training(), worlds).run(block)
+    outcomes = [*Work(training(), worlds).run(block)]
     assert [len(o.scores) for o in outcomes] == [2] * 5
     one = training()(worlds.of(block[2].coins), block[2].seed)
     expected = [LogitMargin()(one, record) for record in worlds.records]
     assert outcomes[2].scores == pytest.approx(expected, abs=1e-4)
 
 
-def audited(noise_multiplier, trainings, store):
+def audited(noise_multiplier, trainings, store, seed=0):
     settings = {"noise_multiplier": noise_multiplier, "max_grad_norm": 1.0, "steps": 10, **FULL}
     claim = PrivacyClaim(noise_multiplier=4.0, sample_rate=1.0, steps=10, delta=1e-5)
     given = {"trainings": trainings, "store": store, "engine": ThisProcess(), "display": False}
+    given["seed"] = seed
     return audit_training(training(known_start, **settings), DATA, claim, **given)
 
 

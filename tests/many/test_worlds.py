@@ -31,7 +31,7 @@ INPUTS, CLASSES = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 2, 1])
 @pytest.mark.training
 def test_a_training_sees_its_data_set_and_its_seed():
     seen = []
-    Work(lambda data, seed: seen.append((len(data[0]), seed)) or 1.0, WORLDS).run(BLOCK)
+    [*Work(lambda data, seed: seen.append((len(data[0]), seed)) or 1.0, WORLDS).run(BLOCK)]
     assert seen == [(100 + t.coins[0], t.seed) for t in BLOCK]
 
 
@@ -41,8 +41,8 @@ def test_a_training_does_not_depend_on_those_before_it_in_the_worker():
         return float(torch.randn(())) + np.random.normal()
 
     work = Work(unseeded, WORLDS)
-    together = work.run(BLOCK)
-    assert [work.run((t,))[0].scores for t in BLOCK] == [o.scores for o in together]
+    together = [*work.run(BLOCK)]
+    assert [next(work.run((t,))).scores for t in BLOCK] == [o.scores for o in together]
     assert len({o.scores for o in together}) == 6
 
 
@@ -51,7 +51,7 @@ def test_a_score_of_the_user_gets_the_result_and_the_record():
     def score(weights, record):
         return weights["bias"] + float(record[0].sum()) + int(record[1])
 
-    outcomes = Work(lambda data, seed: {"bias": 3.0}, WORLDS, score).run(BLOCK)
+    outcomes = [*Work(lambda data, seed: {"bias": 3.0}, WORLDS, score).run(BLOCK)]
     assert {o.scores for o in outcomes} == {(4.0,)}
 
 
@@ -59,9 +59,9 @@ def test_a_score_of_the_user_gets_the_result_and_the_record():
 def test_many_canaries_have_a_score_each():
     worlds = worlds_of(digits(), Many([Blank(1), Blank(2)]), "add_remove")
     block = next(Plan(0, 2, 2, canaries=2).blocks())
-    outcomes = Work(softmax_regression(), worlds).run(block)
+    outcomes = [*Work(softmax_regression(), worlds).run(block)]
     assert all(len(o.scores) == 2 and not o.error for o in outcomes)
-    short = Work(lambda data, seed: 1.0, worlds).run(block)[0]
+    short = next(Work(lambda data, seed: 1.0, worlds).run(block))
     assert short.fatal
     assert "train returned 1 scores" in short.error
     assert "return 2 scores, one a canary, in each training" in short.error
@@ -69,14 +69,14 @@ def test_many_canaries_have_a_score_each():
 
 @pytest.mark.training
 def test_a_score_that_returns_text_is_refused():
-    outcome = Work(lambda data, seed: 1.0, WORLDS, lambda model, record: "high").run(BLOCK)[0]
+    outcome = next(Work(lambda data, seed: 1.0, WORLDS, lambda model, record: "high").run(BLOCK))
     assert outcome.fatal
     assert outcome.error == "score returned 'high' for training 0; return one number."
 
 
 @pytest.mark.training
 def test_real_opacus_shows_the_canary_if_there_is_no_noise():
-    outcomes = Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS).run(BLOCK)
+    outcomes = [*Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS).run(BLOCK)]
     scores, coins = np.array([o.scores[0] for o in outcomes]), np.array([t.coins[0] for t in BLOCK])
     assert scores[coins == 1].min() > scores[coins == 0].max()
 
@@ -116,7 +116,7 @@ def loader_of(data):
 def test_a_module_and_a_trainer_make_a_training_that_its_seed_determines():
     train = lightning_training(lambda data: Softmax(TensorDataset(*data)), quiet_trainer, loader_of)
     work = Work(train, WORLDS)
-    one, again, other = (work.run((BLOCK[i],))[0] for i in (0, 0, 1))
+    one, again, other = (next(work.run((BLOCK[i],))) for i in (0, 0, 1))
     assert (one.error, other.error) == ("", "")
     assert one.scores == again.scores != other.scores
 
@@ -125,7 +125,7 @@ def test_a_module_and_a_trainer_make_a_training_that_its_seed_determines():
 def test_a_module_that_was_trained_before_is_refused():
     module = Softmax(TensorDataset(*WORLDS.data))
     work = Work(lightning_training(lambda data: module, quiet_trainer, loader_of), WORLDS)
-    first, second = (work.run((BLOCK[i],))[0] for i in (0, 1))
+    first, second = (next(work.run((BLOCK[i],))) for i in (0, 1))
     assert first.error == ""
     assert "make_module" in second.error
     assert "must return a new one each time" in second.error

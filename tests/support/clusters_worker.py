@@ -83,7 +83,7 @@ def smoke(kind: str, folder: Path) -> dict[str, Any]:
     return {
         "equal": equal,
         "others": all(facts(rows)[number] == whole[number] for number in kept),
-        "errors": {str(row.training.number): row.error for row in rows if row.scores is None},
+        "errors": {str(row.number): row.error for row in rows if row.scores is None},
     }
 
 
@@ -152,6 +152,33 @@ def chaos(kind: str, folder: Path) -> dict[str, Any]:
     return {"killed": killed, "last_error": last_error, "rows": len(rows), "different": different}
 
 
+def node(kind: str, folder: Path) -> dict[str, Any]:
+    """How the command ends if the local node of Ray, which the audit has started, is killed."""
+    import psutil
+
+    (folder / "own_training.py").write_text(
+        "import time\ndef data(): return [(0.0, 0)] * 4\n"
+        "def train(data, seed):\n    time.sleep(0.2)\n    return float(seed % 7)\n"
+    )
+    (folder / "audit.yaml").write_text(
+        "train: own_training.train\ndataset: own_training.data\ntrainings: 2000\nblock: 1\n"
+        "claim: {epsilon: 1.0, delta: 1.0e-5}\n"
+        "canary: {class_path: lightning_audit.many.ChosenRecord, init_args: {record: [9.0, 1]}}\n"
+        f"engine: lightning_audit.many.{ENGINES[kind].__name__}\nstore: {folder / 'store'}\n"
+    )
+    command = [sys.executable, "-m", "lightning_audit.cli.main", "audit-training", "audit.yaml"]
+    pipe = subprocess.PIPE
+    audit = subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+    nodes: list[psutil.Process] = []
+    while audit.poll() is None and not (nodes and "of 2,000" in audit.stderr.readline()):
+        below = psutil.Process(audit.pid).children(recursive=True)
+        nodes = [one for one in below if one.name() == "gcs_server"]
+    for one in nodes:
+        one.kill()
+    _, error = audit.communicate(timeout=300)
+    return {"code": audit.returncode, "error": error, "nodes": len(nodes)}
+
+
 def drivers(kind: str, folder: Path, address: str) -> subprocess.Popen[str]:
     """Start a driver, which prints a line when it has stored something."""
     command = [sys.executable, __file__, kind, "driver", str(folder), address]
@@ -179,6 +206,7 @@ CASES = {
     "unreachable": unreachable,
     "gone": gone,
     "chaos": chaos,
+    "node": node,
     "driver": driver,
 }
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from lightning_audit.many.driver import Driver
 from lightning_audit.many.engines import EngineSettings, LocalProcesses, ThisProcess
 from lightning_audit.many.records import Blank
-from lightning_audit.many.store import Plan, Row, TrainingStore
+from lightning_audit.many.store import Outcome, Plan, TrainingStore
 from lightning_audit.many.worlds import Work, opacus_training, worlds_of
 
 #: Trainings of a block in the tests.
@@ -87,22 +87,22 @@ def drive(
     trainings: int,
     engine: EngineSettings | None = None,
     **options: Any,
-) -> list[Row]:
+) -> list[Outcome]:
     """Run a plan on digits, and return its rows."""
     worlds = worlds_of(digits(), Blank(label=1), "add_remove")
-    store = TrainingStore(folder, {"train": "this one"}, worlds.canaries)
+    plan = Plan(0, trainings, options.pop("block", BLOCK))
+    store = TrainingStore(folder, plan, {"train": "this one"})
     options = {"line": lambda text: None, **options}
     try:
-        plan = Plan(0, trainings, options.pop("block", BLOCK))
-        Driver(plan, Work(train, worlds), engine or ThisProcess(), store, **options).run()
+        Driver(Work(train, worlds), engine or ThisProcess(), store, **options).run()
         return store.rows()
     finally:
         store.close()
 
 
-def facts(rows: list[Row]) -> list[tuple[Any, ...]]:
+def facts(rows: list[Outcome]) -> list[tuple[Any, ...]]:
     """What must not depend on how often a run was interrupted."""
-    return [(row.training, row.scores, row.error) for row in rows]
+    return [(row.number, row.scores, row.error) for row in rows]
 
 
 def main(folder: str, trainings: str) -> None:
@@ -110,9 +110,9 @@ def main(folder: str, trainings: str) -> None:
     warnings.filterwarnings("ignore")
     add = TrainingStore.add
 
-    def telling(store: TrainingStore, rows: list[Row]) -> None:
+    def telling(store: TrainingStore, rows: list[Outcome]) -> None:
         add(store, rows)
-        print(*(row.training.number for row in rows), flush=True)
+        print(*(row.number for row in rows), flush=True)
 
     TrainingStore.add = telling  # type: ignore[method-assign,assignment]
     drive(softmax_regression(), Path(folder), int(trainings), LocalProcesses(2))
