@@ -12,8 +12,8 @@ from support import quiet
 
 from lightning_audit import AuditReport
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.history import Phase
-from lightning_audit.accounting.spending import cheapest
+from lightning_audit.accounting.history import StepHistory
+from lightning_audit.accounting.spending import epsilon_of_parts
 from lightning_audit.checks.accounting import LeakageBound
 from lightning_audit.record.store import INJECTED, RecordHeader
 
@@ -44,11 +44,12 @@ def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool =
             entry["readings"] = coins + sigma * rng.standard_normal(CANARIES)
             bound.update(entry)
         t += count
-    taken = [Phase(*claim) for claim in claims]
-    (last, *_) = bound.front(LEVEL)
-    return epsilon_of_history(cheapest(last.logs(), taken), DELTA) / epsilon_of_history(
-        taken, DELTA
-    )
+    history = StepHistory()
+    for sigma, rate, count in claims:
+        for _ in range(count):
+            history.add(sigma, rate)
+    found = epsilon_of_parts(history, bound.front(LEVEL), DELTA) or 0.0
+    return found / epsilon_of_history(history.phases(), DELTA)
 
 
 def of_digits(seed: int) -> float:

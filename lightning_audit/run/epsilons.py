@@ -43,7 +43,8 @@ _COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
 #: Assumption of a bound on all steps up to a look; see `accounting.spending.cheapest`.
 _OF_A_PART = (
     f"{_GAUSSIAN}; composed over the steps up to a look, at the least cost that the guesses of "
-    "their coins admit; least-cost allocation: exact for full batches, by simulation for others"
+    "their coins admit; least-cost allocation: exact for full batches, at every integer Renyi "
+    "order for steps of one claim, by simulation for others"
 )
 #: Assumption if only some of the steps have canaries.
 _WITHOUT = "steps without canaries leak as those with canaries of the same claim"
