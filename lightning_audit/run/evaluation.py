@@ -435,6 +435,7 @@ def epoch_metrics(
     allowed = sum(check.status == "allowed" for check in checks)
     metrics: dict[str, float | None] = {
         "epsilon_lower": proved.epsilon_lower if now.lower_holds else None,
+        "epsilon_lower_at_end": proved.epsilon_lower_at_end if now.lower_holds else None,
         "epsilon_spent": now.spent,
         "claimed_epsilon": now.claimed if now.claim_holds else None,
         **({_ALLOWED: float(allowed)} if allowed else {}),

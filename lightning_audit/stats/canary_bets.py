@@ -19,7 +19,12 @@ from lightning_audit.stats.divergences import (
     sharpest_score,
     sign_score,
 )
-from lightning_audit.stats.sequential import PredictableCentre, largest_rejected, log_mean_exp
+from lightning_audit.stats.sequential import (
+    PredictableCentre,
+    RobustCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 # --- Test whether a canary adds more than clipping allows: bets on its private coin.
 
@@ -353,7 +358,7 @@ class LeakageBet:
         self._fair = 2.0 * float(chance.min())
         self._planned_steps, self._canaries = planned_steps, shape[-1]
         self._plan = self._new_plan()
-        self._centre = PredictableCentre(shape)
+        self._centre = RobustCentre(shape)
         #: Log of each bet's wealth, ``[..., bets]``.
         self.growth: Floats = np.zeros((*shape[:-1], len(self._plan.ends)))
 
@@ -377,7 +382,7 @@ class LeakageBet:
         )
         stakes = np.array(now.stakes)
         self.growth = self.growth + np.log1p(stakes * gains[..., self._plan.places])
-        self._centre.update(readings - coins)
+        self._centre.update(readings - coins, noise_multiplier)
 
     def needed(self, significance: float, growth: Floats) -> Floats:
         """Return the lower bound on the sum of each bet's logs, ``[..., bets]``."""
