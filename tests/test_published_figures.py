@@ -12,7 +12,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson,
     mu_clopper_pearson,
 )
-from lightning_audit.stats.posteriors import epsilon_posterior_cdf, epsilon_posterior_interval
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.tradeoff import (
     GaussianTradeoff,
     SubsampledGaussianTradeoff,
@@ -70,10 +70,10 @@ def test_the_gains_of_figure_5_are_not_those_of_its_text():
 @pytest.mark.parametrize("printed", FIGURE_7)
 def test_the_intervals_of_figure_7(printed):
     counts = FIGURE_7[printed]
-    found = epsilon_posterior_interval(counts, 0.01, 0.05)
+    found = Posterior.of_epsilon(counts, 0.01).interval(0.05)
     # Two digits.
     assert [float(f"{end:.2g}") for end in found] == list(printed)
-    inside = epsilon_posterior_cdf(np.array(printed), counts, 0.01)
+    inside = Posterior.of_epsilon(counts, 0.01).cdf(np.array(printed))
     assert inside[1] - inside[0] == pytest.approx(0.95, abs=5e-3)
 
 

@@ -11,7 +11,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors import epsilon_posterior_interval
+from lightning_audit.stats.posteriors import Posterior
 
 DELTA = 1e-5
 
@@ -22,7 +22,7 @@ EXAMPLE, EXAMPLE_DELTA = ConfusionCounts(fn=35, tp=65, fp=25, tn=75), 0.05
 INTERVALS = {
     "Clopper-Pearson": epsilon_clopper_pearson_interval,
     "Jeffreys": epsilon_jeffreys_interval,
-    "posterior": epsilon_posterior_interval,
+    "posterior": lambda counts, delta, level: Posterior.of_epsilon(counts, delta).interval(level),
 }
 #: Figure 7: intervals as printed, and counts whose 95 % intervals at delta 0.01 round to them. The
 #: paper has four trials in the first panel; for the others it prints neither counts nor numbers.
