@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
 #: Signal over noise: the table in which the cheapest value of each group of steps is searched.
 _MU: Floats = np.geomspace(1e-4, 60.0, 1200)
-#: Narrowings of the Lagrange multiplier's range, the number of parts of each; the largest
-#: error of the table, as a log.
-_NARROWINGS, _PARTS, _SLACK = 10, 64, 0.05
+#: Narrowings of the Lagrange multiplier's range, and the number of parts of each.
+_NARROWINGS, _PARTS = 10, 64
+#: Largest factor by which steps are scaled to what is needed, as a log.
+_SLACK = 1.0
+#: Times that steps between those of two orders are tried.
+_REFINEMENTS = 2
 
 
 def cheapest(
@@ -74,12 +77,14 @@ def cheapest(
         canaries.
     """
     counts = _all_steps(proved, taken)
+    found = _of_table(proved, counts, orders)
+    return [_phases(proved, counts, _scaled(proved, mu)) for mu in found]
+
+
+def _phases(proved: LeastLogs, counts: Floats, mu: Floats) -> list[Phase]:
     steps = np.floor(counts + 1e-9).astype(int).tolist()
-    found = []
-    for mu in _of_table(proved, counts, orders):
-        parts = zip(_scaled(proved, mu).tolist(), proved.sample_rates.tolist(), steps, strict=True)
-        found.append(merge(Phase(1.0 / each, rate, n) for each, rate, n in parts if n and each > 0))
-    return found
+    parts = zip(mu.tolist(), proved.sample_rates.tolist(), steps, strict=True)
+    return merge(Phase(1.0 / each, rate, n) for each, rate, n in parts if n and each > 0)
 
 
 def _of_table(proved: LeastLogs, counts: Floats, orders: Sequence[int]) -> list[Floats]:
@@ -116,7 +121,7 @@ def _bought(worth: Floats, logs: Floats, needed: float) -> Floats:
 
 
 def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
-    """Return mu of the table, scaled so that the logs add up to exactly what is needed."""
+    """Return mu scaled so that the logs add up to exactly what is needed."""
 
     def missing(log_factor: float) -> float:
         logs = proved.logs(mu[:, None] * np.exp(log_factor))[:, 0]
@@ -361,7 +366,8 @@ def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float, enoug
     """Return the least epsilon of the steps that are cheapest at any order, or leak equally.
 
     All bets hold, and the one of the largest epsilon counts. It is chosen by Rényi divergences, as
-    composing the steps of all bets takes seconds. Steps of at most ``enough`` end the search.
+    composing the steps of all bets takes seconds. Steps between the best order and its neighbors
+    are tried as well. An epsilon of at most ``enough`` ends the search.
     """
     bets = [bet for bet in part.logs() if bet.needed > 0.0]
     if not bets:
@@ -369,15 +375,33 @@ def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float, enoug
     # The steps of a single group are the same at every order.
     orders = RENYI_ORDERS if len(bets[0].mus) > 1 else RENYI_ORDERS[:1]
     bet = max(bets, key=lambda each: _least_renyi_epsilon(each, taken, delta, orders))
-    courses = cheapest(bet, taken, orders)
-    if len(orders) > 1:  # the same proof admits steps that leak at equal ratios
-        courses.append([each for each in leaking(taken, part.ratio) if each.noise_multiplier > 0])
-    least = math.inf
-    for course in courses:
-        if least > enough:
-            epsilon = composed_epsilon(_first_steps(course), delta, rounding="up")
-            least = min(least, math.inf if epsilon is None else epsilon)
-    return least
+    counts = _all_steps(bet, taken)
+
+    def epsilon(history: Sequence[Phase]) -> float:
+        found = composed_epsilon(_first_steps(history), delta, rounding="up")
+        return math.inf if found is None else found
+
+    def of_mu(mu: Floats) -> float:
+        return epsilon(_phases(bet, counts, mu))
+
+    if len(orders) == 1:
+        return of_mu(_scaled(bet, *_of_table(bet, counts, orders)))
+    # The same proof admits steps that leak at equal ratios.
+    least = epsilon([one for one in leaking(taken, part.ratio) if one.noise_multiplier > 0])
+    courses = [_scaled(bet, mu) for mu in _of_table(bet, counts, orders)]
+    found = []
+    for mu in courses:
+        found.append(of_mu(mu))
+        if min(least, *found) <= enough:
+            return enough
+    for _ in range(_REFINEMENTS):
+        best = int(np.argmin(found))
+        for place in (best + 1, best):
+            if 0 < place < len(courses):
+                middle = _scaled(bet, np.sqrt(courses[place - 1] * courses[place]))
+                courses.insert(place, middle)
+                found.insert(place, of_mu(middle))
+    return min(least, *found)
 
 
 def _least_renyi_epsilon(

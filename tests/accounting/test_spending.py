@@ -107,7 +107,7 @@ def test_the_steps_of_least_epsilon_count_and_not_those_of_least_order_two_cost(
     taken, delta = [Phase(*claim) for claim in claims], 1e-8
     by_order = [epsilon_of_history(each, delta, lower=True) for each in cheapest(bet, taken)]
     found = epsilon_of_parts(claims_of(*claims), [part_of(1841, bet)], delta)
-    assert found == pytest.approx(min(by_order))
+    assert 0.9 * min(by_order) < found <= min(by_order) + 1e-9
     assert by_order[RENYI_ORDERS.index(2)] > 1.3 * found
 
 

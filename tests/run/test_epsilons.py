@@ -447,7 +447,7 @@ def test_a_part_is_composed_of_its_own_claims():
     assert found < epsilon_at_ratio(first, 0.8, DELTA)
     (bet,) = part.logs()
     least = min(epsilon_of_history(course, DELTA) for course in cheapest(bet, first))
-    assert found == pytest.approx(least, rel=2e-3)
+    assert 0.95 * least < found <= 1.002 * least
     assert epsilon_of_parts(claims, [], DELTA) == 0.0
     claims.add(1.0, None)
     assert epsilon_of_parts(claims, [part], DELTA) is None
