@@ -1,5 +1,6 @@
-"""Outputs until `SequentialTradeoffTest` refutes, in the settings of arXiv 2509.07055 and 2602.06518.
+"""Outputs until `SequentialTradeoffTest` refutes, in the settings of two published auditors.
 
+Those of arXiv:2509.07055 and arXiv:2602.06518.
 `python benchmarks/run.py sequential_peers` prints, at significance .05, the outputs of each world;
 a run ends at 10,000. docs/estimators/black-box.md has the table, with the papers' own figures.
 """
