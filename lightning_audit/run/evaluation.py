@@ -51,6 +51,7 @@ from lightning_audit.checks.sampling import (
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
 from lightning_audit.results.audit_report import (
+    AT_END,
     AuditReport,
     CheckResult,
     EpsilonBound,
@@ -450,7 +451,7 @@ def epoch_metrics(
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))
     for bound in _bounds_that_hold(proved.bounds, now):
-        if bounds and bound.looks == "single":
+        if bounds and bound.looks == "single" and bound.name != AT_END:
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
