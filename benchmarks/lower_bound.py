@@ -12,9 +12,9 @@ from support import quiet
 
 from lightning_audit import AuditReport
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.history import Phase
-from lightning_audit.accounting.spending import cheapest
-from lightning_audit.checks.accounting import LeakageBound
+from lightning_audit.accounting.history import StepHistory
+from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
+from lightning_audit.checks.accounting import LeakageBound, StudentBound
 from lightning_audit.record.store import INJECTED, RecordHeader
 
 DELTA, LEVEL, CANARIES = 1e-5, 0.05, 8
@@ -29,12 +29,18 @@ SCHEDULES: dict[str, list[tuple[float, float, int]]] = {
 DEMO = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "digits.py"))
 
 
-def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool = True) -> float:
-    """Return the proved fraction of the epsilon of correct steps, without data in the readings."""
+def proved(
+    claims: list[tuple[float, float, int]], seed: int, *, planned: bool = True
+) -> tuple[float, float]:
+    """Return the proved fractions of the epsilon of correct steps, without data in the readings.
+
+    That of all looks, and that of one look at the end, which is for steps of one claim.
+    """
     steps = sum(count for *_, count in claims)
     names = tuple(f"canary {i}" for i in range(CANARIES))
     header = RecordHeader(names, ("w",), (1,), 1, planned_steps=steps if planned else None)
-    bound, rng = LeakageBound(header), np.random.default_rng(seed)
+    bound, student = LeakageBound(header), StudentBound(header)
+    rng = np.random.default_rng(seed)
     entries, t = np.zeros(steps, dtype=header.dtype), 0
     entries["step"], entries["canaries"] = np.arange(steps), INJECTED
     for sigma, rate, count in claims:
@@ -43,12 +49,17 @@ def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool =
             entry["noise_multiplier"], entry["sample_rate"], entry["coins"] = sigma, rate, coins
             entry["readings"] = coins + sigma * rng.standard_normal(CANARIES)
             bound.update(entry)
+            student.update(entry)
         t += count
-    taken = [Phase(*claim) for claim in claims]
-    (last, *_) = bound.front(LEVEL)
-    return epsilon_of_history(cheapest(last.logs(), taken), DELTA) / epsilon_of_history(
-        taken, DELTA
-    )
+    history = StepHistory()
+    for sigma, rate, count in claims:
+        for _ in range(count):
+            history.add(sigma, rate)
+    spent = epsilon_of_history(history.phases(), DELTA)
+    anytime = epsilon_of_parts(history, bound.front(LEVEL), DELTA) or 0.0
+    mu, sigma = student.mu_lower(LEVEL)
+    at_end = epsilon_at_ratio(history.phases(), mu * sigma, DELTA) or 0.0
+    return anytime / spent, at_end / spent
 
 
 def of_digits(seed: int) -> float:
@@ -70,10 +81,13 @@ def run(
         for planned in (True, False):
             found = [proved([(SIGMA, RATE, steps)], seed, planned=planned) for seed in range(seeds)]
             end = "its end is known" if planned else "its end is unknown"
-            results[f"simulated, {steps} steps, {end}"] = _summary(found)
+            results[f"simulated, {steps} steps, {end}"] = _summary([one for one, _ in found])
+        results[f"simulated, {steps} steps, one look at the end"] = _summary(
+            [at_end for _, at_end in found]
+        )
     if max(lengths) > 1000:
         for name, claims in SCHEDULES.items():
-            results[f"simulated, {name}"] = _summary([proved(claims, s) for s in range(seeds)])
+            results[f"simulated, {name}"] = _summary([proved(claims, s)[0] for s in range(seeds)])
     results["digits demo, 290 steps"] = _summary([of_digits(seed) for seed in range(trainings)])
     return results
 

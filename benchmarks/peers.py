@@ -33,11 +33,7 @@ from lightning_audit.stats.one_run import (
     mu_one_run,
     mu_one_run_from_scores,
 )
-from lightning_audit.stats.posteriors import (
-    epsilon_posterior_maximum,
-    epsilon_posterior_pdf,
-    epsilon_posterior_quantile,
-)
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import Fixed, Simultaneous, Split, candidate_thresholds
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
@@ -210,10 +206,10 @@ def our_quantile(case: dict[str, Any]) -> dict[str, float]:
     """
     counts = ConfusionCounts(*case["counts"])
     value, ms = timed(
-        lambda: epsilon_posterior_quantile(case["probability"], counts, case["delta"])
+        lambda: Posterior.of_epsilon(counts, case["delta"]).quantile(case["probability"])
     )
     outside = sum(_twins().epsilon_outside(value, *case["counts"], case["delta"]))
-    density = epsilon_posterior_pdf(value, counts, case["delta"])
+    density = Posterior.of_epsilon(counts, case["delta"]).pdf(value)
     return {
         "value": float(value),
         "ms": ms,
@@ -245,8 +241,8 @@ def all_thresholds(n: int) -> dict[str, Any]:
     """Time every quantile, and their pruned maximum, over all thresholds of n + n scores."""
     scores = simulated(4.0, n, 1)[0]
     counts = ConfusionCounts.from_scores(*scores, candidate_thresholds(*scores))
-    every, ms = timed(lambda: epsilon_posterior_quantile(0.05, counts, DELTA))
-    (largest, _), ms_pruned = timed(lambda: epsilon_posterior_maximum(counts, DELTA, 0.05))
+    every, ms = timed(lambda: Posterior.of_epsilon(counts, DELTA).quantile(0.05))
+    (largest, _), ms_pruned = timed(lambda: Posterior.of_epsilon(counts, DELTA).maximum(0.05))
     return {
         "thresholds": counts.fn.size,
         "every quantile, ms a threshold": ms / counts.fn.size,

@@ -34,6 +34,8 @@ NAMES = (
     "many_at_once",
     "names",
     "lower_bound",
+    "leakage_laws",
+    "sequential_peers",
     "pytest_start",
     "report_page",
 )
@@ -54,6 +56,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "many_trainings": {"trainings": 8},
     "many_at_once": {"trainings": 20, "mlps": 2, "planned": 200},
     "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
+    "leakage_laws": {"laws": 2, "climbs": 1, "tries": 1, "runs": 1},
+    "sequential_peers": {"seeds": 1, "most": 100},
     "report_page": {"trainings": 1, "repeats": 1},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }

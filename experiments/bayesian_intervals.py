@@ -23,13 +23,13 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors import epsilon_posterior_interval, epsilon_posterior_maximum
+from lightning_audit.stats.posteriors import Posterior
 
 SIGNIFICANCE = 0.1
 METHODS = {
     "Clopper-Pearson": epsilon_clopper_pearson_interval,
     "Jeffreys": epsilon_jeffreys_interval,
-    "Bayesian": epsilon_posterior_interval,
+    "Bayesian": lambda counts, delta, level: Posterior.of_epsilon(counts, delta).interval(level),
 }
 COLOURS = dict(zip(METHODS, (ORANGE, PINK, BLUE), strict=True))
 Interval = tuple[float, float]
@@ -71,7 +71,7 @@ def at_own_thresholds(scores: Floats, members: Flags) -> dict[str, Interval]:
     found = {}
     for name, interval in METHODS.items():
         if name == "Bayesian":
-            _, best = epsilon_posterior_maximum(counts, DELTA, SIGNIFICANCE / 2)
+            _, best = Posterior.of_epsilon(counts, DELTA).maximum(SIGNIFICANCE / 2)
         else:
             best = int(np.argmax(interval(counts, DELTA, SIGNIFICANCE)[0]))
         chosen = ConfusionCounts(*(v[best] for v in (counts.fn, counts.tp, counts.fp, counts.tn)))

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from lightning_audit.report.figure import BLUE, blank_figure, plain_axes
 from lightning_audit.stats.counts import ConfusionCounts
-from lightning_audit.stats.posteriors import epsilon_posterior_pdf
+from lightning_audit.stats.posteriors import Posterior
 
 PLAYED = ("plain SGD", "DP-SGD")
 #: The paper counts the challenges until the interval is 2 x .15 wide.
@@ -123,7 +123,7 @@ def draw(result: dict[str, Course]) -> Figure:
     posterior = panels[2]
     found = result["DP-SGD"]
     at = np.linspace(0.001, 1.0, 400)
-    posterior.plot(at, epsilon_posterior_pdf(at, found.counts, DELTA), color=BLUE)
+    posterior.plot(at, Posterior.of_epsilon(found.counts, DELTA).pdf(at), color=BLUE)
     for row, (name, intervals) in enumerate(found.intervals.items()):
         posterior.hlines(-0.3 * (row + 1), *intervals[-1], color=COLOURS[name], linewidth=4)
     posterior.set_title(

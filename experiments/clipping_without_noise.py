@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from lightning_audit.many import Blank, Crafted, DPSGDMany, Mislabeled, TrainingAudit
 from lightning_audit.report.figure import BLUE, INK, ORANGE, TEAL, blank_figure, plain_axes
 from lightning_audit.stats._arguments import ConfusionCounts
-from lightning_audit.stats.posteriors import mu_posterior_quantile
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 
 NORMS = (0.1, 1.0, 10.0)
@@ -64,7 +64,7 @@ class Leak:
 
 def fdp_zb(counts: ConfusionCounts) -> float:
     """Return the epsilon of the lower end of the paper's f-DP (ZB) at 95 %: an estimate."""
-    mu = mu_posterior_quantile(0.05, counts, region="one_sided")
+    mu = Posterior.of_mu(counts, region="one_sided").quantile(0.05)
     return float(gaussian_epsilon(mu, DELTA))
 
 

@@ -465,6 +465,7 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "epsilon_claimed": report.claimed_epsilon,
         "epsilon_spent": None if refuted_mechanism(report) else report.epsilon_spent,
         "epsilon_proved_at_least": report.epsilon_lower,
+        "epsilon_proved_at_planned_end": report.epsilon_lower_at_end,
         "epsilon_not_excluded": report.epsilon_not_excluded,
         "delta": report.delta,
         "neighboring_data_sets": adjacency_words(report),

@@ -1,5 +1,6 @@
 """The figures that README and docs state, by the benchmarks that print them."""
 
+import numpy as np
 import pytest
 from benchmark_modules import benchmarks
 from page_reports import of_outcome
@@ -74,6 +75,19 @@ def test_black_box_audits_need_about_as_many_outputs_as_stated(load):
         needed = sorted(black_box.outputs_needed(name, 0.5, seed) for seed in range(9))
         assert 150 < needed[4] < 700
         assert needed[-1] < 2000
+
+
+@pytest.mark.parametrize("laws", staged(heavy=[6], nightly=[40]))
+def test_no_law_is_read_above_its_epsilon(load, laws):
+    leakage = load("leakage_laws")
+    rng = np.random.default_rng(1)
+    drawn = [*leakage.FOUND, *(leakage.random_law(rng) for _ in range(laws))]
+    for seed, law in enumerate(drawn):
+        assert leakage.limit(law) <= 1.01 * law.epsilon, law
+        found = leakage.simulated(law, 2, seed)
+        assert all((one <= law.epsilon).all() for one in found.values()), law
+    kept = leakage.simulated(leakage.KEPT, 2, 0)[0.05]
+    assert (kept > 0.5 * leakage.KEPT.epsilon).all()
 
 
 def test_the_first_name_of_a_fault_is_the_registrys(load):

@@ -8,11 +8,12 @@ from places import DOCS
 from scipy import stats
 
 from lightning_audit.stats.counts import (
+    ConfusionCounts,
     epsilon_at_rates,
     epsilon_clopper_pearson,
     mu_clopper_pearson,
 )
-from lightning_audit.stats.posteriors import epsilon_posterior_cdf, epsilon_posterior_interval
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.tradeoff import (
     GaussianTradeoff,
     SubsampledGaussianTradeoff,
@@ -27,9 +28,12 @@ from published_numbers import (
     EXAMPLE_DELTA,
     FIGURE_7,
     INTERVALS,
+    TABLE_2,
+    counts_that_round,
     error_rates_of_a_subsampled_step,
     expected_counts,
     lines_of_algorithm_4,
+    rounds_to,
     trials_needed,
     widths_of_figure_5,
 )
@@ -70,14 +74,37 @@ def test_the_gains_of_figure_5_are_not_those_of_its_text():
 @pytest.mark.parametrize("printed", FIGURE_7)
 def test_the_intervals_of_figure_7(printed):
     counts = FIGURE_7[printed]
-    found = epsilon_posterior_interval(counts, 0.01, 0.05)
+    found = Posterior.of_epsilon(counts, 0.01).interval(0.05)
     # Two digits.
     assert [float(f"{end:.2g}") for end in found] == list(printed)
-    inside = epsilon_posterior_cdf(np.array(printed), counts, 0.01)
+    inside = Posterior.of_epsilon(counts, 0.01).cdf(np.array(printed))
     assert inside[1] - inside[0] == pytest.approx(0.95, abs=5e-3)
 
 
+@pytest.mark.parametrize("row", TABLE_2)
+def test_table_2_is_that_of_95_percent(row):
+    printed, counts = TABLE_2[row]
+    for (name, interval), ends in zip(INTERVALS.items(), printed, strict=True):
+        for end, text in zip(interval(counts, DELTA, 0.05), ends, strict=True):
+            assert rounds_to(end, text), (name, end, text)
+    n_in, n_out = counts.n_in, counts.n_out
+    assert counts_that_round(row, 0.05, n_in, n_out, 5)
+    # At 90 %, as the caption says, no counts give the intervals of two of the three methods.
+    for sizes, most in (((512, 512), 39), ((n_in, n_out), 5), ((n_out, n_in), 5)):
+        assert not counts_that_round(row, 0.1, *sizes, most)
+
+
 # Nasr et al. 2023, tight auditing.
+@pytest.mark.parametrize(
+    ("fn", "fp", "epsilon", "printed"), [(0, 0, 44.061, 44.0), (1, 0, 40.95, 41.0)]
+)
+def test_the_table_next_to_figure_11_has_none_and_one_error(fn, fp, epsilon, printed):
+    mu = Posterior.of_mu(ConfusionCounts(fn, 1000 - fn, fp, 1000 - fp)).quantile(0.05)
+    found = gaussian_epsilon(mu, DELTA)
+    assert found == pytest.approx(epsilon, abs=6e-3)
+    assert found == pytest.approx(printed, abs=0.065)
+
+
 def test_the_mu_of_epsilon_one_is_not_a_quarter():
     # The text says "mu ~ .25 for (1, 1e-5)".
     assert gaussian_mu(1.0, DELTA) == pytest.approx(0.26805, abs=5e-6)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_audit.record.store import ENTERED, RecordHeader
 from lightning_audit.stats.counts import ConfusionCounts
 from lightning_audit.stats.named_bounds import named_bound
-from lightning_audit.stats.posteriors import mu_posterior_maximum
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice, candidate_thresholds
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
@@ -117,5 +117,5 @@ def _largest_quantile(inside: Floats, outside: Floats) -> float:
     """Return `named_bound`'s "fdp_bayes" without computing a quantile at every threshold."""
     thresholds = candidate_thresholds(inside, outside)
     counts = ConfusionCounts.from_scores(inside, outside, thresholds)
-    value, _ = mu_posterior_maximum(counts, SIGNIFICANCE, region="one_sided")
+    value, _ = Posterior.of_mu(counts, region="one_sided").maximum(SIGNIFICANCE)
     return value

@@ -31,13 +31,7 @@ from lightning_audit.stats.counts import (
     mu_clopper_pearson,
     mu_pooled_clopper_pearson,
 )
-from lightning_audit.stats.posteriors import (
-    epsilon_posterior_cdf,
-    epsilon_posterior_interval,
-    epsilon_posterior_pdf,
-    mu_posterior_pdf,
-    mu_posterior_quantile,
-)
+from lightning_audit.stats.posteriors import Posterior
 
 COLOURS = dict(zip(INTERVALS, (ORANGE, PINK, BLUE), strict=True))
 
@@ -45,7 +39,7 @@ COLOURS = dict(zip(INTERVALS, (ORANGE, PINK, BLUE), strict=True))
 def draw_example(axes):
     """Draw the posterior of epsilon, and the 95 % intervals."""
     at = np.linspace(0.01, 2.5, 300)
-    density = epsilon_posterior_pdf(at, EXAMPLE, EXAMPLE_DELTA)
+    density = Posterior.of_epsilon(EXAMPLE, EXAMPLE_DELTA).pdf(at)
     axes.plot(at, density, color=INK)
     for row, (name, interval) in enumerate(INTERVALS.items()):
         ends = interval(EXAMPLE, EXAMPLE_DELTA, 0.05)
@@ -61,11 +55,11 @@ def draw_example(axes):
 def draw_mu(axes):
     """Draw the posterior of mu, and lower bounds at .05."""
     at = np.linspace(0.01, 3, 300)
-    axes.plot(at, mu_posterior_pdf(at, EXAMPLE), color=INK)
+    axes.plot(at, Posterior.of_mu(EXAMPLE).pdf(at), color=INK)
     lower = {
         "Clopper-Pearson, both rates": (mu_clopper_pearson(EXAMPLE, 0.05), ORANGE, "--"),
         "pooled errors": (mu_pooled_clopper_pearson(EXAMPLE, 0.05), GREEN, "-"),
-        "posterior's .05 quantile": (mu_posterior_quantile(0.05, EXAMPLE), BLUE, "-."),
+        "posterior's .05 quantile": (Posterior.of_mu(EXAMPLE).quantile(0.05), BLUE, "-."),
     }
     for name, (value, colour, style) in lower.items():
         axes.axvline(value, color=colour, linestyle=style, label=name)
@@ -128,8 +122,8 @@ def draw_figure_7(panels):
     fnr, fpr = np.meshgrid(rates, rates, indexing="ij")
     needed = epsilon_at_rates(fnr, fpr, 0.01)
     for axes, (printed, counts) in zip(panels, FIGURE_7.items(), strict=True):
-        low, high = epsilon_posterior_interval(counts, 0.01, 0.05)
-        inside = np.diff(epsilon_posterior_cdf(np.array(printed), counts, 0.01))[0]
+        low, high = Posterior.of_epsilon(counts, 0.01).interval(0.05)
+        inside = np.diff(Posterior.of_epsilon(counts, 0.01).cdf(np.array(printed)))[0]
         print("Fig. 7", printed, "computed", np.round([low, high], 4), "holds", inside.round(4))
         density = np.outer(
             stats.beta.pdf(rates, counts.fn + 0.5, counts.tp + 0.5),

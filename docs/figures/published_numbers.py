@@ -11,7 +11,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors import epsilon_posterior_interval
+from lightning_audit.stats.posteriors import Posterior
 
 DELTA = 1e-5
 
@@ -22,7 +22,7 @@ EXAMPLE, EXAMPLE_DELTA = ConfusionCounts(fn=35, tp=65, fp=25, tn=75), 0.05
 INTERVALS = {
     "Clopper-Pearson": epsilon_clopper_pearson_interval,
     "Jeffreys": epsilon_jeffreys_interval,
-    "posterior": epsilon_posterior_interval,
+    "posterior": lambda counts, delta, level: Posterior.of_epsilon(counts, delta).interval(level),
 }
 #: Figure 7: intervals as printed, and counts whose 95 % intervals at delta 0.01 round to them. The
 #: paper has four trials in the first panel; for the others it prints neither counts nor numbers.
@@ -32,6 +32,37 @@ FIGURE_7 = {
     (0.59, 1.5): ConfusionCounts(fn=16, tp=48, fp=20, tn=44),
     (0.45, 0.80): ConfusionCounts(fn=105, tp=195, fp=105, tn=195),
 }
+
+#: Table 2: printed intervals of the CIFAR-10 rows by `INTERVALS`, and counts at which all of them
+#: round to these at 95 %. The paper prints no counts, and says 90 %.
+TABLE_2 = {
+    "no DP": (
+        (("1.8", "5.3"), ("1.9", "5.0"), ("2.2", "4.5")),
+        ConfusionCounts(fn=415, tp=69, fp=3, tn=537),
+    ),
+    "epsilon 8": (
+        (("0.23", "7.7"), ("0.43", "6.0"), ("1.1", "5.0")),
+        ConfusionCounts(fn=489, tp=15, fp=1, tn=519),
+    ),
+}
+
+
+def rounds_to(value, printed):
+    """Return which values have the printed digits."""
+    digits = len(printed.partition(".")[2])
+    return np.abs(value - float(printed)) <= 0.5 * 10.0**-digits + 1e-9
+
+
+def counts_that_round(row, significance, n_in, n_out, most):
+    """Return whether any counts of at most ``most`` false alarms give both intervals of rates."""
+    printed, _ = TABLE_2[row]
+    fn, fp = np.meshgrid(np.arange(n_in + 1), np.arange(most + 1), indexing="ij")
+    counts = ConfusionCounts(fn, n_in - fn, fp, n_out - fp)
+    fits = np.ones(fn.shape, dtype=bool)
+    for name, ends in zip(("Clopper-Pearson", "Jeffreys"), printed, strict=False):
+        for end, text in zip(INTERVALS[name](counts, DELTA, significance), ends, strict=True):
+            fits &= rounds_to(end, text)
+    return bool(fits.any())
 
 
 def intervals_of_figure_4(interval, total):

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -32,11 +33,7 @@ from lightning_audit.accounting.history import (
 )
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.canary_bets import LeastLogs, ProvedPart, score_mu
-from lightning_audit.stats.divergences import (
-    order_two_divergence,
-    order_two_slope,
-    renyi_divergence,
-)
+from lightning_audit.stats.divergences import RENYI_ORDERS, renyi_divergence, renyi_slope
 
 if TYPE_CHECKING:
     from lightning_audit.dpsgd.opacus import AccountantLink
@@ -44,70 +41,87 @@ if TYPE_CHECKING:
 # --- The least privacy cost of steps, given what a bet proves about their sum.
 
 #: Signal over noise: the table in which the cheapest value of each group of steps is searched.
-_MU: Floats = np.geomspace(1e-4, 60.0, 600)
-#: Halvings of the Lagrange multiplier's range, and the largest error of the table, as a log.
-_HALVINGS, _SLACK = 60, 0.05
+_MU: Floats = np.geomspace(1e-4, 60.0, 1200)
+#: Narrowings of the Lagrange multiplier's range, and the number of parts of each.
+_NARROWINGS, _PARTS = 10, 64
+#: Largest factor by which steps are scaled to what is needed, as a log.
+_SLACK = 1.0
+#: Times that steps between those of two orders are tried.
+_REFINEMENTS = 2
 
 
-def cheapest(proved: Sequence[LeastLogs], taken: Sequence[Phase]) -> list[Phase]:
-    r"""Return the steps of least cost that the bets admit.
+def cheapest(
+    proved: LeastLogs, taken: Sequence[Phase], orders: Sequence[int] = RENYI_ORDERS
+) -> list[list[Phase]]:
+    r"""Return the steps of least cost that a bet admits, for each of several costs.
 
-    For each bet, find the signals over noise ``mu_g`` of its groups of steps that minimize
+    These are the signals over noise ``mu_g`` of the groups of steps that minimize
 
-    .. math:: \sum_g n_g\, c(\mu_g, q_g) \quad\text{subject to}\quad
+    .. math:: \sum_g n_g\, c_\alpha(\mu_g, q_g) \quad\text{subject to}\quad
         \sum_g m_g \log(1 + \kappa_g f G_g(\mu_g)) \ge \text{needed}
 
-    with the cost c of `order_two_divergence`, m_g the steps with canaries and n_g all steps of the
-    group. All bets hold, so the most expensive result counts. The logs are concave functions of the
-    cost, so equal steps within a group cost least, and a Lagrange multiplier finds the rest.
+    with the cost ``c_alpha`` of `renyi_divergence`, m_g the steps with canaries and n_g all steps
+    of the group. The logs are concave in ``mu^2`` and the cost is convex in it, so equal steps
+    within a group cost least at every order, and a Lagrange multiplier finds the rest.
 
-    Proved for the cost (own proof, above): no admitted sequence mu_t costs less, if steps without
-    canaries leak on average as much as steps with canaries of the same claim. For epsilon this is
-    proved for full batches, and in the limit of many small steps; between the two, it rests on
-    simulation.
+    Proved (own proof, above): no admitted sequence mu_t costs less, if steps without canaries leak
+    on average as much as steps with canaries of the same claim.
 
     Args:
-        proved: What each bet proves; not empty.
+        proved: What the bet proves; its ``needed`` is positive.
         taken: All steps, by their claims.
+        orders: Orders of the Rényi divergence that is the cost of a step.
 
     Returns:
-        Phases with these noise multipliers, without steps whose claim had no canaries. Empty if
-        nothing is proved.
+        For each order the phases with these noise multipliers, without steps whose claim had no
+        canaries.
     """
-    found = [_cheapest_of(each, taken) for each in proved if each.needed > 0.0]
-    return max(found, key=lambda costed: costed[0], default=(0.0, []))[1]
+    counts = _all_steps(proved, taken)
+    found = _of_table(proved, counts, orders)
+    return [_phases(proved, counts, _scaled(proved, mu)) for mu in found]
 
 
-def _cheapest_of(proved: LeastLogs, taken: Sequence[Phase]) -> tuple[float, list[Phase]]:
-    """Return the least cost that a bet admits, and its phases."""
-    rates, counts = proved.sample_rates, _all_steps(proved, taken)
-    table = np.broadcast_to(_MU, (len(rates), len(_MU)))
-    logs, seen = proved.logs(table), proved.steps[:, None]
-    price = counts[:, None] * order_two_slope(table, rates[:, None])
-    # Increase of the logs per unit of cost: it falls in mu.
-    worth = np.log(np.maximum(seen * proved.slopes(table), 1e-300)) - np.log(price)
-    worth = np.minimum.accumulate(worth, axis=1)
+def _phases(proved: LeastLogs, counts: Floats, mu: Floats) -> list[Phase]:
+    steps = np.floor(counts + 1e-9).astype(int).tolist()
+    parts = zip(mu.tolist(), proved.sample_rates.tolist(), steps, strict=True)
+    return merge(Phase(1.0 / each, rate, n) for each, rate, n in parts if n and each > 0)
 
-    def at(level: float) -> Floats:
-        return np.array([np.interp(-level, -of_it, _MU) for of_it in worth])
 
+def _of_table(proved: LeastLogs, counts: Floats, orders: Sequence[int]) -> list[Floats]:
+    """Return the cheapest signal over noise of each group up to the table's error, by order."""
+    table = np.broadcast_to(_MU, (len(counts), len(_MU)))
+    logs = proved.logs(table) * proved.steps[:, None]
+    slopes = np.log(np.maximum(proved.steps[:, None] * proved.slopes(table), 1e-300))
+    found = []
+    for order in orders:
+        rates = proved.sample_rates.tolist()
+        price = counts[:, None] * np.array([_prices(rate, order) for rate in rates])
+        # Increase of the logs per unit of cost: it falls in mu.
+        worth = np.minimum.accumulate(slopes - np.log(price), axis=1)
+        found.append(_bought(worth, logs, proved.needed))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _prices(sample_rate: float, order: int) -> Floats:
+    """Return the derivative of a step's cost at each mu of the table, ``[n]``."""
+    return renyi_slope(_MU, sample_rate, order)
+
+
+def _bought(worth: Floats, logs: Floats, needed: float) -> Floats:
+    """Return the least mu of equal worth in all groups at which the logs suffice, ``[g]``."""
     low, high = float(worth.min()), float(worth.max())
-    for _ in range(_HALVINGS):
-        level = 0.5 * (low + high)
-        added = sum(
-            n * np.interp(mu, _MU, of_it)
-            for n, mu, of_it in zip(proved.steps, at(level), logs, strict=True)
-        )
-        low, high = (level, high) if added >= proved.needed else (low, level)
-    mu = _scaled(proved, at(low))
-    cost = float(counts @ order_two_divergence(mu, rates))
-    steps = np.floor(counts + 1e-9).astype(int)
-    parts = zip(mu.tolist(), rates.tolist(), steps.tolist(), strict=True)
-    return cost, merge(Phase(1.0 / each, rate, n) for each, rate, n in parts if n and each > 0)
+    for _ in range(_NARROWINGS):
+        levels = np.linspace(low, high, _PARTS + 1)
+        places = [np.interp(-levels, -of_it, _MU) for of_it in worth]
+        added = sum(np.interp(mu, _MU, of_it) for mu, of_it in zip(places, logs, strict=True))
+        last = max(int(np.sum(added >= needed)) - 1, 0)  # the sum falls in the level
+        low, high = levels[last], levels[min(last + 1, _PARTS)]
+    return np.array([np.interp(-low, -of_it, _MU) for of_it in worth])
 
 
 def _scaled(proved: LeastLogs, mu: Floats) -> Floats:
-    """Return mu of the table, scaled so that the logs add up to exactly what is needed."""
+    """Return mu scaled so that the logs add up to exactly what is needed."""
 
     def missing(log_factor: float) -> float:
         logs = proved.logs(mu[:, None] * np.exp(log_factor))[:, 0]
@@ -137,8 +151,6 @@ _log = logging.getLogger(__name__)
 
 #: Number of parts of a run that are composed for one lower bound.
 MOST_COMPOSED = 3
-#: Orders of the Rényi divergences that select these parts.
-_ORDERS = (2, 4, 8, 16, 32)
 
 #: Limits on the steps for which Opacus' prv accountant is called, and that a lower bound composes.
 _LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
@@ -307,10 +319,14 @@ def epsilon_at_ratio(
 def epsilon_of_parts(
     claims: StepHistory, front: Sequence[ProvedPart], delta: float
 ) -> float | None:
-    """Return the largest epsilon of an initial part of the run, at the least cost proved of it.
+    """Return the largest epsilon of an initial part of the run, at the least epsilon admitted.
 
     A ratio over the whole run would not be valid: what a look proves does not cover the steps
-    after it, and steps of different claims may have leaked at different ratios; see `cheapest`.
+    after it, and steps of different claims may have leaked at different ratios. The least epsilon
+    is that of the steps that `cheapest` finds at the orders of `RENYI_ORDERS`. Where all steps have
+    the same claim, these are equal steps at every integer order. Where claims differ, that no other
+    admitted steps have a smaller epsilon rests on simulation (benchmarks/leakage_laws.py).
+
     Composing takes 10 to 400 ms, so only `MOST_COMPOSED` parts are composed: those with the largest
     epsilon by Rényi divergences at `ratio`, which order parts nearly as epsilon does. Leaving a
     part out can only lower the bound.
@@ -332,25 +348,68 @@ def epsilon_of_parts(
     begins = np.cumsum(counts) - counts
 
     def estimate(part: ProvedPart) -> float:
-        mu = part.ratio / np.maximum(sigma, 1e-9)
-        steps = np.clip(part.steps - begins, 0.0, counts)
-        return min(
-            float(steps @ renyi_divergence(mu, rate, order)) - math.log(delta) / (order - 1.0)
-            for order in _ORDERS
-        )
+        mu, steps = part.ratio / np.maximum(sigma, 1e-9), np.clip(part.steps - begins, 0.0, counts)
+        return min(_renyi_epsilon(mu, rate, steps, delta, order) for order in RENYI_ORDERS)
 
-    largest = sorted(front, key=estimate, reverse=True)[:MOST_COMPOSED]
-    found = (_least_epsilon(claims.phases(part.steps), part, delta) for part in largest)
-    return max(found, default=0.0)
+    found = 0.0
+    for part in sorted(front, key=estimate, reverse=True)[:MOST_COMPOSED]:
+        found = max(found, _least_epsilon(claims.phases(part.steps), part, delta, found))
+    return found
 
 
-def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float) -> float:
-    """Return the epsilon of the cheapest steps that the bets admit, or of equal leakage if less."""
-    courses = [cheapest(part.logs(), taken)]
-    if len(courses[0]) > 1:  # the same proof admits steps that leak at equal ratios
-        courses.append([p for p in leaking(taken, part.ratio) if p.noise_multiplier > 0])
-    composed = (composed_epsilon(_first_steps(each), delta, rounding="up") for each in courses)
-    return min(epsilon for epsilon in composed if epsilon is not None)
+def _renyi_epsilon(mu: Floats, rate: Floats, steps: Floats, delta: float, order: int) -> float:
+    cost = float(steps @ renyi_divergence(mu, rate, order))
+    return cost - math.log(delta) / (order - 1.0)
+
+
+def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float, enough: float) -> float:
+    """Return the least epsilon of the steps that are cheapest at any order, or leak equally.
+
+    All bets hold, and the one of the largest epsilon counts. It is chosen by Rényi divergences, as
+    composing the steps of all bets takes seconds. Steps between the best order and its neighbors
+    are tried as well. An epsilon of at most ``enough`` ends the search.
+    """
+    bets = [bet for bet in part.logs() if bet.needed > 0.0]
+    if not bets:
+        return 0.0
+    # The steps of a single group are the same at every order.
+    orders = RENYI_ORDERS if len(bets[0].mus) > 1 else RENYI_ORDERS[:1]
+    bet = max(bets, key=lambda each: _least_renyi_epsilon(each, taken, delta, orders))
+    counts = _all_steps(bet, taken)
+
+    def epsilon(history: Sequence[Phase]) -> float:
+        found = composed_epsilon(_first_steps(history), delta, rounding="up")
+        return math.inf if found is None else found
+
+    def of_mu(mu: Floats) -> float:
+        return epsilon(_phases(bet, counts, mu))
+
+    if len(orders) == 1:
+        return of_mu(_scaled(bet, *_of_table(bet, counts, orders)))
+    # The same proof admits steps that leak at equal ratios.
+    least = epsilon([one for one in leaking(taken, part.ratio) if one.noise_multiplier > 0])
+    courses = [_scaled(bet, mu) for mu in _of_table(bet, counts, orders)]
+    found = []
+    for mu in courses:
+        found.append(of_mu(mu))
+        if min(least, *found) <= enough:
+            return enough
+    for _ in range(_REFINEMENTS):
+        best = int(np.argmin(found))
+        for place in (best + 1, best):
+            if 0 < place < len(courses):
+                middle = _scaled(bet, np.sqrt(courses[place - 1] * courses[place]))
+                courses.insert(place, middle)
+                found.insert(place, of_mu(middle))
+    return min(least, *found)
+
+
+def _least_renyi_epsilon(
+    bet: LeastLogs, taken: Sequence[Phase], delta: float, orders: Sequence[int]
+) -> float:
+    counts = _all_steps(bet, taken)
+    courses = zip(orders, _of_table(bet, counts, orders), strict=True)
+    return min(_renyi_epsilon(mu, bet.sample_rates, counts, delta, order) for order, mu in courses)
 
 
 def _first_steps(history: Sequence[Phase]) -> list[Phase]:

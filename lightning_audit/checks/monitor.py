@@ -10,6 +10,7 @@ they restart when a training is resumed.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -61,6 +62,8 @@ class AuditMonitor:
         self.leakage = LeakageBound(header)
         self.signal = SignalBound(header)
         self.student = StudentBound(header)
+        #: `student` as it was at the planned end; None before it.
+        self.student_at_end: StudentBound | None = None
         self.guesses = Guesses(header)
         self.steps = 0
         self.canary_steps = 0
@@ -74,6 +77,11 @@ class AuditMonitor:
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Update with one entry of the record."""
+        self._update(entry)
+        if self.steps == self.header.planned_end:
+            self.student_at_end = copy.deepcopy(self.student)
+
+    def _update(self, entry: NDArray[np.void]) -> None:
         self.steps += 1
         self.replaced_steps += int(entry["replaced"])
         if entry["replaced"] and self.first_replaced is None:

@@ -290,6 +290,7 @@ def _summary_of(one: Checked) -> dict[str, Any]:
         **fields,
         "verdict": report.verdict.outcome,
         "epsilon_lower": report.epsilon_lower,
+        "epsilon_lower_at_end": report.epsilon_lower_at_end,
         "epsilon_spent": report.epsilon_spent,
         "claimed_epsilon": report.claimed_epsilon,
         "epsilon_not_excluded": report.epsilon_not_excluded,

@@ -43,7 +43,7 @@ from lightning_audit.stats._arguments import ConfusionCounts, significance_level
 from lightning_audit.stats.attack_strength import attack_strength_posterior
 from lightning_audit.stats.binomial import clopper_pearson_upper
 from lightning_audit.stats.one_run import epsilon_one_run_from_scores, mu_one_run_from_scores
-from lightning_audit.stats.posteriors import epsilon_posterior_interval, mu_posterior_interval
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.power import further_guesses
 from lightning_audit.stats.sequential import further_trainings
 from lightning_audit.stats.tradeoff import gaussian_epsilon
@@ -107,8 +107,8 @@ def posteriors_of(counts: ConfusionCounts, delta: float, level: float = 0.9) -> 
         (0.5218, 1.2666)
     """
     outside = 1.0 - _validate.open_unit("level", level, "such as 0.9")
-    low, high = epsilon_posterior_interval(counts, delta, outside)
-    mu_low, mu_high = mu_posterior_interval(counts, outside)
+    low, high = Posterior.of_epsilon(counts, delta).interval(outside)
+    mu_low, mu_high = Posterior.of_mu(counts).interval(outside)
     of_strength = strength = None
     if int(counts.n_in) and int(counts.n_out):
         joint = attack_strength_posterior(counts, delta)

@@ -84,6 +84,8 @@ class RecordHeader:
         planned_steps: number of steps with canaries of the whole training, when it began; None if
             unknown. Bets stake most on its end. Not compared between headers: a training may
             continue for longer.
+        planned_end: number of steps of the whole training, with and without canaries, when it
+            began; None if unknown. One bound looks only there. Not compared, either.
     """
 
     canaries: tuple[str, ...]
@@ -95,6 +97,7 @@ class RecordHeader:
     game: Literal["step", "subsampled"] = "step"
     noise_coefficients: tuple[float, ...] | None = None
     planned_steps: int | None = dataclasses.field(default=None, compare=False)
+    planned_end: int | None = dataclasses.field(default=None, compare=False)
 
     @property
     def canary_kinds(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.results.audit_report import AuditReport, EpsilonBound
+from lightning_audit.results.audit_report import AT_END, AuditReport, EpsilonBound
 
 # --- The epsilons of a report as bars on one axis, each with a sentence.
 
@@ -128,11 +128,11 @@ class _Axis:
         self.report = report
         self.claim, self.spent = report.claimed_epsilon, report.epsilon_spent
         self.proved, self.free = report.epsilon_lower, report.epsilon_not_excluded
-        self.single = _constant_bound(report)
+        self.single, self.end = _constant_bound(report), report.epsilon_lower_at_end
         single = self.single.epsilon_lower if self.single else None
         self.many = report.bounds if report.trainings is not None else ()
         most = (bound.epsilon_lower for bound in self.many)
-        known = [self.claim, self.spent, self.proved, single, *most]
+        known = [self.claim, self.spent, self.proved, self.end, single, *most]
         finite = [value for value in known if value is not None and math.isfinite(value)]
         top = max(finite, default=0.0) or 1.0
         self.high = 1.12 * max(top, min(self.free or 0.0, _MOST * top))
@@ -158,6 +158,13 @@ class _Axis:
         if self.proved is not None and not self.many:
             value = self.proved or None
             yield self._row("proved", "▶", "Proved at least", value, _measured(self.report))
+        if self.end and not self.many:
+            means = (
+                "Measured by one look at the planned end, which was fixed before the first step, "
+                f"with {level(_end_bound(self.report).significance)} confidence for that look. "
+                "Assumes that leakage kept a constant ratio to its claim."
+            )
+            yield self._row("single", "▷", "At the planned end", self.end, means)
         if self.single is not None and mechanism:
             single = self.single.epsilon_lower
             if single is not None and single > (self.proved or 0.0):
@@ -263,10 +270,15 @@ def _constant_bound(report: AuditReport) -> EpsilonBound | None:
     return next((b for b in report.bounds if b.name == "mu" and b.looks == "single"), None)
 
 
+def _end_bound(report: AuditReport) -> EpsilonBound:
+    return next(b for b in report.bounds if b.name == AT_END)
+
+
 # --- Every number of the page with its method, level and assumptions.
 
 _HOW = {
     "betting": ("Proved ε, at least", "bets on the coins from the readings"),
+    AT_END: ("Proved ε, at the planned end", "limit of the noncentral t from the readings"),
     "mu": ("Proved ε, if constant", "least signal over most noise"),
     **page_verdict.METHODS,
 }

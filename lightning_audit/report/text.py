@@ -538,6 +538,7 @@ def epsilons(report: AuditReport) -> str:
         "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
         f"spent {{}}{cost}": spent,
         "proved >= {}": proved or None,
+        "at the planned end >= {}": report.epsilon_lower_at_end or None,
         "excluded > {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
@@ -721,10 +722,12 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
         source += "" if holds else f" (not known to hold with {by} allowed)"
     readings = "readings" if report.trainings is None else "coins, at any look"
     how = "holds" if by else "composed from the steps"
+    end = report.epsilon_lower_at_end
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
         f"spent {{}} ({how})": spent,
         f"proved at least {{}} (from the {readings})": report.epsilon_lower,
+        **({} if report.trainings else {"at the planned end at least {}": end}),
         "not excluded up to {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
@@ -742,9 +745,9 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
     """Return the counts of an audit over many trainings, and its bound at the planned end."""
     lines = [counts_line(seen)]
-    ends = [b.epsilon_lower for b in report.bounds if b.looks == "single" and b.epsilon_lower]
-    if ends:
-        lines.append(f"epsilon at least {max(ends):.4g} by one look at the planned end")
+    if report.epsilon_lower_at_end:
+        end = f"{report.epsilon_lower_at_end:.4g}"
+        lines.append(f"epsilon at least {end} by one look at the planned end")
     return lines
 
 

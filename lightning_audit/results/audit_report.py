@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -341,6 +341,15 @@ class EpsilonBound:
     epsilon_step_lower: float | None = None
 
 
+#: Name of a training's bound by one look at its planned end.
+AT_END = "at_end"
+
+
+def at_end(bounds: Sequence[EpsilonBound]) -> float | None:
+    """Return a training's lower bound by one look at its planned end; None if there is none."""
+    return next((bound.epsilon_lower for bound in bounds if bound.name == AT_END), None)
+
+
 @dataclass(frozen=True)
 class CheckResult:
     """One check of one property.
@@ -532,6 +541,18 @@ class AuditReport:
         anytime = [b for b in self.bounds if b.looks == "anytime"]
         values = [b.epsilon_lower for b in anytime if b.epsilon_lower is not None]
         return max(values, default=None)
+
+    @property
+    def epsilon_lower_at_end(self) -> float | None:
+        """The bound by one look at the planned end, decided before the first step.
+
+        None before that end, and where `epsilon_lower` is the only bound. It holds with the
+        confidence of its own significance, and not together with `epsilon_lower`.
+        """
+        if self.trainings is None:
+            return at_end(self.bounds)
+        ends = [b.epsilon_lower for b in self.bounds if b.looks == "single"]
+        return max((each for each in ends if each is not None), default=None)
 
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""

@@ -22,7 +22,7 @@ from lightning_audit.checks.accounting import EPSILON, NOT_COMPOSED
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.record.store import RecordHeader
-from lightning_audit.results.audit_report import CheckResult, EpsilonBound
+from lightning_audit.results.audit_report import AT_END, CheckResult, EpsilonBound, at_end
 from lightning_audit.run.facts import RunFacts
 from lightning_audit.run.report_files import proved_mu
 from lightning_audit.session.audit_session import AuditSession
@@ -43,7 +43,8 @@ _COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
 #: Assumption of a bound on all steps up to a look; see `accounting.spending.cheapest`.
 _OF_A_PART = (
     f"{_GAUSSIAN}; composed over the steps up to a look, at the least cost that the guesses of "
-    "their coins admit; least-cost allocation: exact for full batches, by simulation for others"
+    "their coins admit; least-cost allocation: exact for full batches, at every integer Renyi "
+    "order for steps of one claim, by simulation for others"
 )
 #: Assumption if only some of the steps have canaries.
 _WITHOUT = "steps without canaries leak as those with canaries of the same claim"
@@ -87,6 +88,43 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
             *((_WITHOUT,) if monitor.canary_steps < monitor.steps else ()),
         ),
         epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+    )
+
+
+def end_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
+    """Return the bound by one look at the planned end, which is fixed before step 1.
+
+    The limit of the noncentral t, exact for Gaussian readings. With fair coins a data term is added
+    or subtracted by chance, which widens the spread and lowers the limit (by simulation, also where
+    it depends on the past or has heavy tails). It is closer to the truth than `betting_bound`,
+    since it need not hold at other looks. Empty before the planned end, without fair coins, and if
+    the noise multiplier or the sample rate changes.
+    """
+    end, taken = monitor.student_at_end, monitor.claims.phases(monitor.header.planned_end)
+    fair = monitor.header.coin_probability == 0.5
+    if end is None or not fair or len(taken) != 1 or taken[0].noise_multiplier == 0.0:
+        return ()
+    mu, sigma = end.mu_lower(significance)
+    return (
+        EpsilonBound(
+            name=AT_END,
+            epsilon_lower=_composed(taken, mu * sigma, mu, delta),
+            delta=delta,
+            mu_lower=mu,
+            significance=significance,
+            interpretation="confidence",
+            threshold="fixed",
+            looks="single",
+            assumptions=(
+                _coins(monitor.header),
+                *_game(monitor.header),
+                _CANARIES,
+                "the look is at the planned end",
+                "Gaussian readings; by simulation for data of other distributions",
+                _COMPOSED,
+            ),
+            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+        ),
     )
 
 
@@ -249,6 +287,11 @@ class Proved:
     sure_epsilon: float | None = None
     bounds: tuple[EpsilonBound, ...] = ()
 
+    @property
+    def epsilon_lower_at_end(self) -> float | None:
+        """The bound by one look at the planned end; None before it."""
+        return at_end(self.bounds)
+
 
 @dataclass(frozen=True)
 class Epsilons:
@@ -335,6 +378,7 @@ def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within:
         None if sure_ratio <= 1 and within else epsilon_of_parts(claims, sure, delta),
         (
             proved,
+            *end_bound(monitor, delta, level),
             *mu_bound(monitor, delta, level),
             *literature_bounds(monitor, delta, level, config.bounds),
         ),

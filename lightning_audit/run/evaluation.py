@@ -52,6 +52,7 @@ from lightning_audit.checks.sampling import (
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
 from lightning_audit.results.audit_report import (
+    AT_END,
     AuditReport,
     CheckResult,
     EpsilonBound,
@@ -439,6 +440,7 @@ def epoch_metrics(
     allowed = sum(check.status == "allowed" for check in checks)
     metrics: dict[str, float | None] = {
         "epsilon_lower": proved.epsilon_lower if now.lower_holds else None,
+        "epsilon_lower_at_end": proved.epsilon_lower_at_end if now.lower_holds else None,
         "epsilon_spent": now.spent,
         "claimed_epsilon": now.claimed if now.claim_holds else None,
         **({_ALLOWED: float(allowed)} if allowed else {}),
@@ -453,7 +455,7 @@ def epoch_metrics(
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))
     for bound in _bounds_that_hold(proved.bounds, now):
-        if bounds and bound.looks == "single":
+        if bounds and bound.looks == "single" and bound.name != AT_END:
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}

@@ -542,6 +542,7 @@ def begin_session(
         signal=signal,
         noise_coefficients=coefficients,
         planned_steps=planned_steps and max(1, planned_steps // (config.every_n_steps or 1)),
+        planned_end=planned_steps,
     )
     if isinstance(first, InputCanary):
         header = _with_game(header, first)

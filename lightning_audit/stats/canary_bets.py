@@ -12,12 +12,19 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.divergences import (
+    RENYI_ORDERS,
     HockeySticks,
-    order_two_slope,
+    renyi_divergence,
+    renyi_slope,
     sharpest_score,
     sign_score,
 )
-from lightning_audit.stats.sequential import PredictableCentre, largest_rejected, log_mean_exp
+from lightning_audit.stats.sequential import (
+    PredictableCentre,
+    RobustCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 # --- Test whether a canary adds more than clipping allows: bets on its private coin.
 
@@ -157,6 +164,8 @@ _AIM = np.log(20.0 / _SHARP)
 _LARGEST_STAKE = 0.95
 #: Noise multipliers within a step of this grid share a score, and stakes are rounded to one.
 _SCORE_GRID, _STAKE_GRID = 1.05, 1.1
+#: Delta of the epsilon for which the stakes are chosen; what they prove holds for every delta.
+_STAKES_DELTA = 1e-5
 #: Ratios among which the largest proved one is searched, 1 % apart; linear in between.
 _RATIOS: Floats = np.geomspace(1e-3, 1e3, 1389)
 #: Signal over noise at which the mean of a score is tabulated; linear in between.
@@ -190,14 +199,16 @@ class StakePlan:
     A bet of stake ``kappa`` multiplies the wealth by ``(1 + kappa S) / (1 + kappa G)``. It weighs a
     step's leakage by ``kappa G' / (1 + kappa G)``. What it proves composes to the largest epsilon
     if this weight is proportional to the slope of the step's cost: a step with little noise or a
-    large sample rate costs more, and so counts for more. With ``m`` the quotient of the two slopes
-    and ``v`` the variance of a step's score, ``kappa / (1 + kappa G) = lambda m``, where
+    large sample rate costs more, and so counts for more. The cost is the Rényi divergence of the
+    order at which epsilon is least after the planned steps, if all are like the first one. With
+    ``m`` the quotient of the two slopes and ``v`` the variance of a step's score,
+    ``kappa / (1 + kappa G) = lambda m``, where
 
     .. math:: \lambda = \sqrt{2 \log(1/\alpha) / (T m_1^2 v_1)}
 
-    is optimal for T steps like the first one. Lambda does not change with the claim: a lambda that
-    falls with the cost of the next steps would give too much weight to cheap steps. Stakes depend
-    on the claims alone.
+    is optimal for T steps like the first one, for which the order does not matter. Lambda does not
+    change with the claim: a lambda that falls with the cost of the next steps would give too much
+    weight to cheap steps. Stakes depend on the claims alone.
 
     Args:
         planned_steps: Number of steps with canaries; None if unknown.
@@ -212,8 +223,9 @@ class StakePlan:
         #: Index of the score of each bet.
         self.places = np.where(self.sharp, 0, 1)
         self.shares = np.where(self.sharp, _SHARP / len(sharp), (1.0 - _SHARP) / len(_ENDS))
-        self._canaries, self._fair = canaries, fair
+        self._planned_steps, self._canaries, self._fair = planned_steps, canaries, fair
         self._scale: Floats | None = None
+        self._orders: list[int] = []
         self._now: Stretch | None = None
 
     def next(self, noise_multiplier: float, sample_rate: float) -> Stretch:
@@ -225,7 +237,10 @@ class StakePlan:
 
     def _planned(self, mu: float, sample_rate: float) -> Stretch:
         most, slope, variance, largest = _moments(mu, self._fair)[:, self.places]
-        m = float(order_two_slope(mu, sample_rate)) / slope
+        if self._scale is None:
+            self._orders = self._cheapest_orders(mu, sample_rate)
+        costs = {a: float(renyi_slope(mu, sample_rate, a)) for a in set(self._orders)}
+        m = np.array([costs[a] for a in self._orders]) / slope
         if self._scale is None:
             self._scale = np.sqrt(2.0 * _AIM * self._canaries / (self.ends * variance)) / m
         part = self._scale * m
@@ -234,6 +249,13 @@ class StakePlan:
         return Stretch(
             mu, sample_rate, tuple(np.minimum(rounded, _LARGEST_STAKE / largest).tolist())
         )
+
+    def _cheapest_orders(self, mu: float, sample_rate: float) -> list[int]:
+        """Return for each bet the Rényi order at which epsilon is least at the end."""
+        ends = self.ends if self._planned_steps is None else self._planned_steps + 0.0 * self.ends
+        costs = [float(renyi_divergence(mu, sample_rate, order)) for order in RENYI_ORDERS]
+        tail = -math.log(_STAKES_DELTA) / (np.array(RENYI_ORDERS) - 1.0)
+        return [RENYI_ORDERS[i] for i in np.argmin(np.outer(ends, costs) + tail, axis=1)]
 
 
 @dataclass(frozen=True)
@@ -336,7 +358,7 @@ class LeakageBet:
         self._fair = 2.0 * float(chance.min())
         self._planned_steps, self._canaries = planned_steps, shape[-1]
         self._plan = self._new_plan()
-        self._centre = PredictableCentre(shape)
+        self._centre = RobustCentre(shape)
         #: Log of each bet's wealth, ``[..., bets]``.
         self.growth: Floats = np.zeros((*shape[:-1], len(self._plan.ends)))
 
@@ -360,7 +382,7 @@ class LeakageBet:
         )
         stakes = np.array(now.stakes)
         self.growth = self.growth + np.log1p(stakes * gains[..., self._plan.places])
-        self._centre.update(readings - coins)
+        self._centre.update(readings - coins, noise_multiplier)
 
     def needed(self, significance: float, growth: Floats) -> Floats:
         """Return the lower bound on the sum of each bet's logs, ``[..., bets]``."""

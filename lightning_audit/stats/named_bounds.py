@@ -28,7 +28,7 @@ from lightning_audit.stats.counts import (
     mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
-from lightning_audit.stats.posteriors import epsilon_posterior_quantile, mu_posterior_quantile
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import (
     Label,
     Simultaneous,
@@ -151,9 +151,9 @@ METHODS: Mapping[str, BoundMethod] = {
             "credible",
             (_INDEPENDENT, _PRIOR, MU_TO_EPSILON),
             "Nasr et al. 2023, eq. 13, with the posterior above the diagonal counted as mu = 0",
-            lambda counts, delta, significance: mu_posterior_quantile(
-                significance, counts, region="one_sided"
-            ),
+            lambda counts, delta, significance: Posterior.of_mu(
+                counts, region="one_sided"
+            ).quantile(significance),
         ),
         BoundMethod(
             "fdp_t",
@@ -186,9 +186,9 @@ METHODS: Mapping[str, BoundMethod] = {
             (_INDEPENDENT, _PRIOR),
             "Zanella-Béguelin et al. 2023, definition 3.1, with the posterior above the diagonal "
             "counted as epsilon = 0",
-            lambda counts, delta, significance: epsilon_posterior_quantile(
-                significance, counts, delta, region="one_sided"
-            ),
+            lambda counts, delta, significance: Posterior.of_epsilon(
+                counts, delta, region="one_sided"
+            ).quantile(significance),
         ),
         BoundMethod(
             "katz",

@@ -284,9 +284,9 @@ Ratio = Callable[[Floats], Floats]
 EPSILONS: Floats = np.concatenate([np.arange(0.0, 1.0, 0.02), np.arange(1.0, 16.01, 0.1)])
 
 #: The likelihood ratio is estimated again when the number of samples has grown by this factor.
-REFIT = 1.5
+REFIT = 1.2
 #: Number of samples of each world before the first estimate.
-FIRST_FIT = 16
+FIRST_FIT = 10
 # Number of samples of a world from which a tree in several dimensions is built.
 _MOST_IN_TREE = 10_000
 # Up to this many numbers per output the covariance is estimated; above, only the variances.

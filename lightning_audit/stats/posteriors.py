@@ -20,28 +20,23 @@ leakage is positive with certainty, and its lower quantile is not evidence. ``"o
 mass above the diagonal at zero; use it if a positive value should mean something.
 
 The quantiles are those of one threshold fixed beforehand. The literature reports
-`epsilon_posterior_maximum`; on the data that chose the threshold it exceeds the true value far more
+`Posterior.maximum`; on the data that chose the threshold it exceeds the true value far more
 often than its level states.
-
-**Bayesian posterior of the mu of Gaussian DP from an attack's error counts.** As in
-`stats.posteriors`, the results are estimates and not bounds, for one threshold fixed
-beforehand, and a positive value is not evidence in the two-sided region.
 
 References:
     Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
     arXiv:2206.05199: definition 3.1, and equations 4 to 6 for quantiles. The maximum is also in
     Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
-    arXiv:2302.07956.
-    Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
-    arXiv:2302.07956, equation 13.
+    arXiv:2302.07956, with the posterior of mu in equation 13.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Literal, Self
+from functools import lru_cache, partial
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import scipy
@@ -393,7 +388,7 @@ def _dominating(fn: Floats, fp: Floats) -> Rows:
     return order[corner][last]
 
 
-# --- Arguments, shapes and rates that the posteriors of epsilon and of mu share.
+# --- The posterior of epsilon or of mu, at each threshold of an attack's error counts.
 
 Region = Literal["two_sided", "one_sided"]
 
@@ -405,28 +400,163 @@ TAIL = 1e-26
 LEAST = 1e-100
 
 
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    r"""Posterior of the smallest claim that the error rates of an attack do not refute.
+
+    .. math:: F(c) = \Pr[(\mathrm{FNR}, \mathrm{FPR}) \in R(c)],
+        \qquad \mathrm{FNR} \sim \mathrm{Beta}(FN + a, TP + a),\;
+        \mathrm{FPR} \sim \mathrm{Beta}(FP + a, TN + a)
+
+    with the region R of `of_epsilon` or `of_mu`. At 0 it is the probability of an atom: rates that
+    do not refute even the claim 0. The relative error of F and of 1 - F is about 1e-12, and the
+    absolute error of F is about 1e-15 in the two-sided region, where F is the mass of a thin band.
+
+    Args:
+        counts: Outcomes at thresholds fixed beforehand, any shape.
+        claim: The family of claims, given the two rates.
+        region: ``"two_sided"`` as published: rates above the diagonal count like their mirror
+            image. ``"one_sided"``: rates above the diagonal are not leakage.
+        prior: Both shapes a of the Beta prior of both rates, a multiple of 1/2: 1/2 for Jeffreys, 1
+            for uniform. For others the integrand is not smooth.
+
+    Raises:
+        ValueError: If an argument is out of its range, also in the methods.
+
+    Example:
+        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+        >>> posterior = Posterior.of_epsilon(counts, delta=0.05)
+        >>> posterior.cdf(np.array([0.522, 1.267])).round(3), round(posterior.pdf(0.9), 3)
+        (array([0.025, 0.975]), 2.082)
+        >>> low, high = posterior.interval(significance=0.05)
+        >>> round(low, 5), round(high, 5)
+        (0.52179, 1.26665)
+        >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
+        >>> round(Posterior.of_mu(counts).quantile(0.05), 5)
+        4.58925
+    """
+
+    counts: ConfusionCounts
+    claim: Callable[[Beta, Beta], Sides]
+    region: Region = "two_sided"
+    prior: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.counts, ConfusionCounts):
+            raise ValueError(
+                f"counts={_validate.shown(self.counts)} must be ConfusionCounts, of one threshold "
+                "or of many"
+            )
+        _validate.one_of("region", self.region, get_args(Region))
+        if not (2 * _validate.positive("prior", self.prior)).is_integer():
+            raise ValueError(
+                f"prior={self.prior!r} must be a whole multiple of 1/2, for which the quadrature "
+                "is exact; use 0.5 (Jeffreys) or 1 (uniform)"
+            )
+
+    @classmethod
+    def of_epsilon(
+        cls,
+        counts: ConfusionCounts,
+        delta: float,
+        *,
+        region: Region = "two_sided",
+        prior: float = 0.5,
+    ) -> Posterior:
+        """Return the posterior of epsilon at a delta in [0, 1): R is (epsilon, delta)-DP."""
+        family = partial(EpsilonSides, delta=delta_or_zero(delta), nodes=NODES)
+        return cls(counts, family, region, prior)
+
+    @classmethod
+    def of_mu(
+        cls, counts: ConfusionCounts, *, region: Region = "two_sided", prior: float = 0.5
+    ) -> Posterior:
+        """Return the posterior of mu: R is mu-GDP."""
+        return cls(counts, partial(MuSides, nodes=NODES), region, prior)
+
+    def cdf(self, value: float | NDArray[Any]) -> float | Floats:
+        """Return F at claims >= 0, infinity included, which are broadcast against the counts.
+
+        A float for numbers, else an array of the broadcast shape.
+        """
+        points, rows, shape = self._at(value)
+        return like_input(rows.cdf(points).reshape(shape))
+
+    def pdf(self, value: float | NDArray[Any]) -> float | Floats:
+        """Return the density without the atom: it integrates to 1 - F(0); as for `cdf`."""
+        points, rows, shape = self._at(value)
+        return like_input(rows.pdf(points).reshape(shape))
+
+    def quantile(self, probability: float) -> float | Floats:
+        """Return the smallest claim with F >= ``probability`` in (0, 1), by threshold.
+
+        The quantile at 0.05 is the published "95 % lower bound". It has its level on average over
+        the prior; the module states what it does not prove. Its relative error is about 1e-12,
+        unless it is near 0 in the two-sided region. It is 0 if the atom at 0 is large enough.
+        """
+        return self._quantiles(_tail_for(probability), probability)[0]
+
+    def interval(self, significance: float) -> tuple[float | Floats, float | Floats]:
+        """Return the equal-tailed credible interval, of posterior probability 1 - significance."""
+        tail = 0.5 * _validate.open_unit("significance", significance)
+        low, high = self._quantiles(_tail_for(tail), tail, 1.0 - tail)
+        return low, high
+
+    def maximum(self, probability: float) -> tuple[float, int]:
+        """Return the largest quantile over the thresholds, and the flat index of one that has it.
+
+        The published threshold choice, without solving for each. Not a bound at the level of the
+        quantile: with the thresholds chosen on the same data its true failure rate is several times
+        as large (by simulation).
+
+        Example:
+            >>> fn, fp = np.array([2, 5, 20]), np.array([30, 6, 0])
+            >>> counts = ConfusionCounts(fn=fn, tp=100 - fn, fp=fp, tn=100 - fp)
+            >>> value, index = Posterior.of_epsilon(counts, delta=1e-5).maximum(0.05)
+            >>> round(value, 4), index
+            (3.7346, 2)
+        """
+        rows = self._rows(self.counts, _tail_for(probability))
+        if not self.counts.fn.size:
+            raise ValueError(
+                "counts hold no threshold, must hold at least one; pass scores to choose"
+            )
+        n_in, n_out = self.counts.n_in, self.counts.n_out
+        one_size = bool(np.all(n_in == n_in.flat[0]) and np.all(n_out == n_out.flat[0]))
+        fn, fp = (np.asarray(v, dtype=np.float64).ravel() for v in (self.counts.fn, self.counts.fp))
+        return rows.largest_quantile(probability, fn, fp, one_size=one_size)
+
+    def _quantiles(self, tail: float, *probabilities: float) -> list[float | Floats]:
+        rows, shape = self._rows(self.counts, tail), self.counts.shape
+        every = np.arange(self.counts.fn.size)
+        return [like_input(rows.quantile(p, every).reshape(shape)) for p in probabilities]
+
+    def _at(self, value: float | NDArray[Any]) -> tuple[Floats, ClaimPosterior, tuple[int, ...]]:
+        """Return flat points, the posteriors there, and the broadcast shape."""
+        points, counts = each(non_negative, "value", value), self.counts
+        shape = np.broadcast_shapes(points.shape, counts.shape)
+        fn, tp, fp, tn = (
+            np.broadcast_to(v, shape).ravel() for v in (counts.fn, counts.tp, counts.fp, counts.tn)
+        )
+        rows = self._rows(ConfusionCounts(fn, tp, fp, tn), TAIL)
+        return np.broadcast_to(points, shape).ravel(), rows, shape
+
+    def _rows(self, counts: ConfusionCounts, tail: float) -> ClaimPosterior:
+        return ClaimPosterior(
+            self.claim(*rates(counts, self.prior, tail)), self.region == "two_sided"
+        )
+
+
 def rates(counts: ConfusionCounts, prior: float, tail: float = TAIL) -> tuple[Beta, Beta]:
     """Return the posteriors of FNR and FPR, one row per threshold."""
-    a = _validate.positive("prior", prior)
-    if not (2 * a).is_integer():
-        raise ValueError(
-            f"prior={prior!r} must be a whole multiple of 1/2, for which the quadrature is exact; "
-            "use 0.5 (Jeffreys) or 1 (uniform)"
-        )
     fn, tp, fp, tn = (
-        np.asarray(value, dtype=np.float64).ravel() + a
+        np.asarray(value, dtype=np.float64).ravel() + prior
         for value in (counts.fn, counts.tp, counts.fp, counts.tn)
     )
     return Beta.of(fn, tp, tail), Beta.of(fp, tn, tail)
 
 
-def two_sided(region: Region) -> bool:
-    """Return whether the region of a claim has two sides."""
-    allowed = ("two_sided", "one_sided")
-    return _validate.one_of("region", region, allowed) == "two_sided"
-
-
-def tail_for(probability: float) -> float:
+def _tail_for(probability: float) -> float:
     """Return the mass that an integral may omit if it is compared with a probability."""
     p = _validate.open_unit("probability", probability, "such as 0.05 for a lower limit")
     if p < LEAST:
@@ -434,175 +564,6 @@ def tail_for(probability: float) -> float:
             f"probability={p!r} must be at least {LEAST:g}; no limit is computed to smaller ones."
         )
     return min(TAIL, 1e-14 * p)
-
-
-def broadcast(
-    name: str, value: float | NDArray[Any], counts: ConfusionCounts
-) -> tuple[Floats, ConfusionCounts, tuple[int, ...]]:
-    """Return points and counts of one shape, flattened, and that shape."""
-    points = each(non_negative, name, value)
-    shape = np.broadcast_shapes(points.shape, counts.shape)
-    fn, tp, fp, tn = (
-        np.broadcast_to(v, shape).ravel() for v in (counts.fn, counts.tp, counts.fp, counts.tn)
-    )
-    return np.broadcast_to(points, shape).ravel(), ConfusionCounts(fn, tp, fp, tn), shape
-
-
-def shaped(values: Floats, shape: tuple[int, ...]) -> float | Floats:
-    """Return flat values in a shape; a scalar if it has no axes."""
-    return like_input(values.reshape(shape))
-
-
-def quantile(
-    posterior: ClaimPosterior, probability: float, counts: ConfusionCounts
-) -> float | Floats:
-    """Return the quantile of a claim at each threshold of the counts."""
-    rows = np.arange(counts.fn.size)
-    return shaped(posterior.quantile(probability, rows), counts.shape)
-
-
-def maximum(
-    posterior: ClaimPosterior, probability: float, counts: ConfusionCounts
-) -> tuple[float, int]:
-    """Return the largest quantile over the thresholds, and its index."""
-    if not counts.fn.size:
-        raise ValueError("counts hold no threshold, must hold at least one; pass scores to choose")
-    n_in, n_out = counts.n_in, counts.n_out
-    one_size = bool(np.all(n_in == n_in.flat[0]) and np.all(n_out == n_out.flat[0]))
-    fn, fp = (np.asarray(v, dtype=np.float64).ravel() for v in (counts.fn, counts.fp))
-    return posterior.largest_quantile(probability, fn, fp, one_size=one_size)
-
-
-# --- Bayesian posterior of the mu of Gaussian DP from an attack's error counts.
-
-
-def mu_posterior_cdf(
-    mu: float | NDArray[Any],
-    counts: ConfusionCounts,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    r"""Return the posterior probability that the attack's error rates are within mu-GDP.
-
-    .. math:: F(\mu) = \Pr[-\mu \le \Phi^{-1}(\mathrm{FNR}) + \Phi^{-1}(\mathrm{FPR}) \le \mu]
-
-    and without the upper limit in the one-sided region. The value at 0 is the atom's probability.
-
-    Args:
-        mu: mu >= 0, infinity included; broadcast against ``counts``.
-        counts: As in `stats.posteriors.epsilon_posterior_cdf`, like the next two.
-        region: ``"two_sided"`` as published, or ``"one_sided"``.
-        prior: Both shapes a of the Beta prior of both rates.
-
-    Returns:
-        The probability: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> round(mu_posterior_cdf(0.751026, counts), 5)
-        0.05
-    """
-    value, flat, shape = broadcast("mu", mu, counts)
-    return shaped(_of_mu(flat, region, prior).cdf(value), shape)
-
-
-def mu_posterior_pdf(
-    mu: float | NDArray[Any],
-    counts: ConfusionCounts,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    """Return the posterior density of mu, for the part that is not the atom at 0.
-
-    Arguments, result and errors are those of `mu_posterior_cdf`.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> round(mu_posterior_pdf(1.0, counts), 3)
-        2.043
-    """
-    value, flat, shape = broadcast("mu", mu, counts)
-    return shaped(_of_mu(flat, region, prior).pdf(value), shape)
-
-
-def mu_posterior_quantile(
-    probability: float,
-    counts: ConfusionCounts,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    """Return the posterior quantile of mu: the smallest mu with F(mu) >= ``probability``.
-
-    As in `stats.posteriors.epsilon_posterior_quantile`, with the same arguments (except
-    ``delta``), result and errors.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
-        >>> round(mu_posterior_quantile(0.05, counts), 5)
-        4.58925
-    """
-    tail = tail_for(probability)
-    return quantile(_of_mu(counts, region, prior, tail), probability, counts)
-
-
-def mu_posterior_interval(
-    counts: ConfusionCounts,
-    significance: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> tuple[float | Floats, float | Floats]:
-    """Return the equal-tailed credible interval of mu.
-
-    As in `stats.posteriors.epsilon_posterior_interval`, with the same arguments (except
-    ``delta``), result and errors.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> low, high = mu_posterior_interval(counts, significance=0.1)
-        >>> round(low, 4), round(high, 4)
-        (0.751, 1.3662)
-    """
-    tail = 0.5 * _validate.open_unit("significance", significance)
-    posterior = _of_mu(counts, region, prior, tail_for(tail))
-    return quantile(posterior, tail, counts), quantile(posterior, 1.0 - tail, counts)
-
-
-def mu_posterior_maximum(
-    counts: ConfusionCounts,
-    probability: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> tuple[float, int]:
-    """Return the largest quantile of mu over many thresholds, without solving for each.
-
-    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, with the same
-    arguments (except ``delta``), result and errors.
-
-    Example:
-        >>> import numpy as np
-        >>> fn, fp = np.array([2, 5, 20]), np.array([30, 6, 0])
-        >>> counts = ConfusionCounts(fn=fn, tp=100 - fn, fp=fp, tn=100 - fp)
-        >>> value, index = mu_posterior_maximum(counts, probability=0.05)
-        >>> round(value, 4), index
-        (2.8772, 2)
-    """
-    posterior = _of_mu(counts, region, prior, tail_for(probability))
-    return maximum(posterior, probability, counts)
-
-
-def _of_mu(
-    counts: ConfusionCounts, region: Region, prior: float, tail: float = TAIL
-) -> ClaimPosterior:
-    x, y = rates(counts, prior, tail)
-    return ClaimPosterior(MuSides(x, y, NODES), two_sided(region))
 
 
 # --- Distributions of one number, represented by values on a grid.
@@ -708,192 +669,3 @@ def cumulative(x: Floats, y: Floats) -> Floats:
     cells = trapezoids + np.clip(correction, -0.5 * trapezoids, 0.5 * trapezoids)
     start = np.zeros((*cells.shape[:-1], 1))
     return np.concatenate((start, np.cumsum(cells, axis=-1)), axis=-1)
-
-
-# --- Bayesian posterior of epsilon from an attack's error counts.
-
-
-def epsilon_posterior_cdf(
-    epsilon: float | NDArray[Any],
-    counts: ConfusionCounts,
-    delta: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    r"""Return the posterior probability that the error rates are within (epsilon, delta)-DP.
-
-    .. math:: F(\varepsilon) = \Pr[(\mathrm{FNR}, \mathrm{FPR}) \in R(\varepsilon, \delta)],
-        \qquad \mathrm{FNR} \sim \mathrm{Beta}(FN + a, TP + a),\;
-        \mathrm{FPR} \sim \mathrm{Beta}(FP + a, TN + a)
-
-    At 0 it is the probability of an atom: rates that do not refute even epsilon = 0. The relative
-    error of F and of 1 - F is about 1e-12, and the absolute error of F is about 1e-15 in the
-    two-sided region, where F is the mass of a thin band.
-
-    Args:
-        epsilon: Epsilon >= 0, infinity included; broadcast against ``counts``.
-        counts: Outcomes at a threshold fixed beforehand, any shape.
-        delta: Delta in [0, 1).
-        region: ``"two_sided"`` as published: rates above the diagonal count like their mirror
-            image. ``"one_sided"``: rates above the diagonal are not leakage.
-        prior: Both shapes a of the Beta prior of both rates, a multiple of 1/2: 1/2 for Jeffreys, 1
-            for uniform. For others the integrand is not smooth.
-
-    Returns:
-        The probability: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> import numpy as np
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> epsilon_posterior_cdf(np.array([0.522, 1.267]), counts, delta=0.05).round(3)
-        array([0.025, 0.975])
-    """
-    value, flat, shape = broadcast("epsilon", epsilon, counts)
-    return shaped(_of_epsilon(flat, delta, region, prior).cdf(value), shape)
-
-
-def epsilon_posterior_pdf(
-    epsilon: float | NDArray[Any],
-    counts: ConfusionCounts,
-    delta: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    """Return the posterior density of epsilon, for the part that is not the atom at 0.
-
-    It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; arguments and errors are the same.
-
-    Returns:
-        The density: a float for numbers, else an array of the broadcast shape.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> round(epsilon_posterior_pdf(0.9, counts, delta=0.05), 3)
-        2.082
-    """
-    value, flat, shape = broadcast("epsilon", epsilon, counts)
-    return shaped(_of_epsilon(flat, delta, region, prior).pdf(value), shape)
-
-
-def epsilon_posterior_quantile(
-    probability: float,
-    counts: ConfusionCounts,
-    delta: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> float | Floats:
-    """Return the posterior quantile of epsilon: the smallest epsilon with F >= ``probability``.
-
-    The quantile at 0.05 is the published "95 % lower bound". It has its level on average over the
-    prior; the module states what it does not prove. Its relative error is about 1e-12, unless it is
-    near 0 in the two-sided region.
-
-    Args:
-        probability: Probability in (0, 1).
-        counts: As in `epsilon_posterior_cdf`, like the next three.
-        delta: Delta in [0, 1).
-        region: ``"two_sided"`` or ``"one_sided"``.
-        prior: Both shapes of the Beta prior.
-
-    Returns:
-        The quantile >= 0, and 0 if the atom at 0 is large enough: a float for one threshold,
-        else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
-        >>> round(epsilon_posterior_quantile(0.05, counts, delta=1e-5), 4)
-        7.2072
-    """
-    tail = tail_for(probability)
-    posterior = _of_epsilon(counts, delta, region, prior, tail)
-    return quantile(posterior, probability, counts)
-
-
-def epsilon_posterior_interval(
-    counts: ConfusionCounts,
-    delta: float,
-    significance: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> tuple[float | Floats, float | Floats]:
-    """Return the equal-tailed credible interval of epsilon.
-
-    Its ends are the quantiles at ``significance / 2`` and one minus that.
-
-    Args:
-        counts: As in `epsilon_posterior_cdf`, like the next.
-        delta: Delta in [0, 1).
-        significance: Posterior probability outside the interval, in (0, 1).
-        region: As in `epsilon_posterior_cdf`, like the next.
-        prior: Both shapes of the Beta prior.
-
-    Returns:
-        Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
-        >>> low, high = epsilon_posterior_interval(counts, delta=0.05, significance=0.05)
-        >>> round(low, 5), round(high, 5)
-        (0.52179, 1.26665)
-    """
-    tail = 0.5 * _validate.open_unit("significance", significance)
-    posterior = _of_epsilon(counts, delta, region, prior, tail_for(tail))
-    return quantile(posterior, tail, counts), quantile(posterior, 1.0 - tail, counts)
-
-
-def epsilon_posterior_maximum(
-    counts: ConfusionCounts,
-    delta: float,
-    probability: float,
-    *,
-    region: Region = "two_sided",
-    prior: float = 0.5,
-) -> tuple[float, int]:
-    """Return the largest quantile of epsilon over many thresholds, without solving for each.
-
-    The published threshold choice. Not a bound at the level of the quantile: with the thresholds
-    chosen on the same data its true failure rate is several times as large (by simulation).
-
-    Args:
-        counts: Outcomes at the thresholds, any shape.
-        delta: As in `epsilon_posterior_quantile`, like the others.
-        probability: Probability of the quantile, in (0, 1).
-        region: ``"two_sided"`` or ``"one_sided"``.
-        prior: Both shapes of the Beta prior.
-
-    Returns:
-        The largest quantile and the index, into the flattened counts, of a threshold with it.
-
-    Raises:
-        ValueError: If an argument is out of its range, or there is no threshold.
-
-    Example:
-        >>> import numpy as np
-        >>> fn, fp = np.array([2, 5, 20]), np.array([30, 6, 0])
-        >>> counts = ConfusionCounts(fn=fn, tp=100 - fn, fp=fp, tn=100 - fp)
-        >>> value, index = epsilon_posterior_maximum(counts, delta=1e-5, probability=0.05)
-        >>> round(value, 4), index
-        (3.7346, 2)
-    """
-    posterior = _of_epsilon(counts, delta, region, prior, tail_for(probability))
-    return maximum(posterior, probability, counts)
-
-
-def _of_epsilon(
-    counts: ConfusionCounts, delta: float, region: Region, prior: float, tail: float = TAIL
-) -> ClaimPosterior:
-    x, y = rates(counts, prior, tail)
-    return ClaimPosterior(EpsilonSides(x, y, delta_or_zero(delta), NODES), two_sided(region))

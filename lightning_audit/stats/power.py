@@ -43,7 +43,7 @@ from lightning_audit.stats.binomial import error_rate_log_e
 from lightning_audit.stats.canary_bets import COIN_SLOPES
 from lightning_audit.stats.counts import mu_clopper_pearson, mu_pooled_clopper_pearson
 from lightning_audit.stats.noise_tests import noise_log_e
-from lightning_audit.stats.posteriors import mu_posterior_cdf
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.sequential import PredictableCentre
 
 # --- Number of steps that an audit needs to detect a given violation.
@@ -236,7 +236,7 @@ POWER_METHODS: dict[str, Callable[[ConfusionCounts, float, float], NDArray[np.bo
     ),
     # The posterior's quantile exceeds mu if less than the quantile's level lies below mu.
     "fdp_bayes": lambda counts, mu, significance: np.asarray(
-        mu_posterior_cdf(mu, counts, region="one_sided") < significance
+        Posterior.of_mu(counts, region="one_sided").cdf(mu) < significance
     ),
 }
 

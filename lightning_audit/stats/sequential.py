@@ -84,6 +84,42 @@ class PredictableCentre:
         self._count += 1
 
 
+class RobustCentre:
+    """A center computed from the past that a few extreme residuals do not move.
+
+    The median of the last `LAST` residuals of a coordinate counts as `PRIOR` residuals. Each
+    residual is clipped to `REACH` standard deviations of the claimed noise around the median before
+    it. The first median is that of two zeros and the first residual, so that a single step with a
+    data term of 1e4 costs as much as a step without readings.
+
+    Args:
+        shape: Shape of the residuals of one step.
+    """
+
+    PRIOR, REACH, LAST = 5.0, 5.0, 15
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._last = np.zeros((2, *shape))
+        self._total = np.zeros(shape)
+        self._count = 0
+
+    @property
+    def _median(self) -> Floats:
+        return np.asarray(np.sort(self._last, axis=0)[len(self._last) // 2])
+
+    @property
+    def value(self) -> Floats:
+        """The center to use for the next step, of the shape given at construction."""
+        return (self._total + self.PRIOR * self._median) / (self._count + self.PRIOR)
+
+    def update(self, residuals: Floats, noise_multiplier: float) -> None:
+        """Update with the residuals of the step that just ended, and its claimed noise."""
+        reach = self.REACH * noise_multiplier
+        self._total += np.clip(residuals, self._median - reach, self._median + reach)
+        self._last = np.concatenate([self._last, residuals[None]])[-self.LAST :]
+        self._count += 1
+
+
 class SingleStepBet:
     """E-process for faults in a few steps, from the e-value of each step alone.
 

@@ -164,7 +164,7 @@ def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1):
         ({"claim": lambda a: 0 * np.asarray(a)}, ValueError, "promises no privacy"),
         ({"significance": 0.0}, ValueError, r"significance=0\.0 must be"),
         ({"bound_significance": 1.0}, ValueError, r"bound_significance=1\.0 must be"),
-        ({"max_samples": 31}, ValueError, "max_samples=31 must be at least 32"),
+        ({"max_samples": 19}, ValueError, "max_samples=19 must be at least 20"),
         ({"delta": -0.1}, ValueError, r"delta=-0\.1 must be"),
     ],
 )

@@ -120,7 +120,13 @@ def test_csv_logger_gets_every_metric_of_every_epoch(logged):
     assert 0 < last["epsilon_lower"] <= last["epsilon_spent"]
     assert last["claimed_epsilon"] == pytest.approx(report.claimed_epsilon, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
+    at_end = float(rows[-1]["audit/epsilon_lower_at_end"])
+    assert at_end == pytest.approx(report.epsilon_lower_at_end, rel=1e-5)
+    assert at_end > 0
+    assert "epsilon_lower_at_end" not in report.epochs[0]
     for bound in report.bounds[1:]:
+        if bound.name == "at_end":
+            continue
         told = last[f"epsilon_step_lower/{bound.name}"]
         assert told == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
 

@@ -314,23 +314,41 @@ def test_the_ratio_of_a_known_mu_is_approached_from_below(p):
 def test_growth_is_the_product_of_single_bets(p):
     rng, bet = np.random.default_rng(0), LeakageBet((3,), p, 20)
     fair = 2 * min(p, 1 - p)
-    plan, centre, naive = StakePlan(20, 3, fair), np.zeros(3), np.zeros(8)
+    plan, past, naive = StakePlan(20, 3, fair), [np.zeros(3)] * 2, np.zeros(8)
+    total = np.zeros(3)
     for t in range(20):
         sigma, rate = (1.0, 0.1) if t < 12 else (0.6, 0.2)
         b, z = (rng.random(3) < p).astype(float), rng.normal(size=3) * 2
         bet.update(b, z, sigma, rate)
         now = plan.next(sigma, rate)
+        middle = np.array([sorted(each)[len(each) // 2] for each in np.transpose(past[-15:])])
+        centre = (total + 5 * middle) / (t + 5)
         for bet_number, (stake, sharp) in enumerate(zip(now.stakes, plan.sharp, strict=True)):
             score = (sharpest_score if sharp else sign_score)(score_mu(sigma))
-            total = 0.0
+            mean = 0.0
             for i in range(3):
                 weight = min(p, 1 - p) / (p if b[i] else 1 - p)
-                x = (z[i] - centre[i] / (t + 10) - 0.5) / sigma
-                total += weight * float(score.score(np.array(x), b[i]))
-                total -= score.mean * (weight - fair)
-            naive[bet_number] += np.log1p(stake * total / 3)
-        centre += z - b
+                x = (z[i] - centre[i] - 0.5) / sigma
+                mean += weight * float(score.score(np.array(x), b[i])) / 3
+                mean -= score.mean * (weight - fair) / 3
+            naive[bet_number] += np.log1p(stake * mean)
+        total += np.clip(z - b, middle - 5 * sigma, middle + 5 * sigma)
+        past.append(z - b)
     assert bet.growth == pytest.approx(naive)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_one_extreme_step_does_not_end_the_bound(size):
+    found = []
+    for first in (0.0, size):
+        rng, bet = np.random.default_rng(1), LeakageBet((20, 8), planned_steps=300)
+        for t in range(300):
+            coins = rng.integers(0, 2, (20, 8)).astype(float)
+            data = first if t == 0 else 0.0
+            bet.update(coins, coins + data + rng.standard_normal(coins.shape), 1.0, 1 / 28)
+        (ratios,) = bet.ratios(LEVEL, [(300, bet.growth)], [(1.0, 1 / 28, 300)])
+        found.append(float(np.median(ratios)))
+    assert found[1] > 0.95 * found[0] > 0.8
 
 
 def test_no_reading_takes_all_of_the_wealth():

@@ -45,12 +45,7 @@ from lightning_audit.stats.counts import (
 )
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS, named_bound
-from lightning_audit.stats.posteriors import (
-    epsilon_posterior_cdf,
-    epsilon_posterior_quantile,
-    mu_posterior_cdf,
-    mu_posterior_quantile,
-)
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import (
     Fixed,
     Grid,
@@ -70,11 +65,11 @@ COUNTS = ConfusionCounts.from_scores(INSIDE, OUTSIDE, AT)
 DIRECT: dict[str, Callable[[], Any]] = {
     "fdp_cp": lambda: mu_clopper_pearson(COUNTS, LEVEL),
     "fdp_pooled_cp": lambda: mu_pooled_clopper_pearson(COUNTS, LEVEL),
-    "fdp_bayes": lambda: mu_posterior_quantile(LEVEL, COUNTS, region="one_sided"),
+    "fdp_bayes": lambda: Posterior.of_mu(COUNTS, region="one_sided").quantile(LEVEL),
     "fdp_t": lambda: mu_noncentral_t_from_scores(INSIDE, OUTSIDE, LEVEL),
     "eps_cp": lambda: epsilon_clopper_pearson(COUNTS, DELTA, LEVEL),
     "eps_jeffreys": lambda: epsilon_jeffreys(COUNTS, DELTA, LEVEL),
-    "eps_bayes": lambda: epsilon_posterior_quantile(LEVEL, COUNTS, DELTA, region="one_sided"),
+    "eps_bayes": lambda: Posterior.of_epsilon(COUNTS, DELTA, region="one_sided").quantile(LEVEL),
     "katz": lambda: epsilon_katz(COUNTS, LEVEL),
 }
 WITH_RATES = ["fdp_cp", "eps_cp"]
@@ -315,8 +310,8 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
     epsilon = epsilon_at_rates(fnr, fpr, 0.01)
     options = {"region": region, "prior": prior}
     for both_sides, cdf in (
-        (epsilon, lambda value: epsilon_posterior_cdf(value, counts, 0.01, **options)),
-        (np.abs(shift), lambda value: mu_posterior_cdf(value, counts, **options)),
+        (epsilon, lambda value: Posterior.of_epsilon(counts, 0.01, **options).cdf(value)),
+        (np.abs(shift), lambda value: Posterior.of_mu(counts, **options).cdf(value)),
     ):
         truth = both_sides if region == "two_sided" else np.where(below, both_sides, 0.0)
         # Beyond any epsilon of finite rates the distribution function is one.
@@ -341,8 +336,8 @@ def test_frequentist_failures_of_the_posterior(draws):
                 np.mean(cdf < SIGNIFICANCE)
                 for region in ("two_sided", "one_sided")
                 for cdf in (
-                    mu_posterior_cdf(mu, counts, region=region),
-                    epsilon_posterior_cdf(own, counts, 0.01, region=region),
+                    Posterior.of_mu(counts, region=region).cdf(mu),
+                    Posterior.of_epsilon(counts, 0.01, region=region).cdf(own),
                 )
             ]
             assert np.all(np.isfinite(found))

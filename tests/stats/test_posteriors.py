@@ -11,7 +11,6 @@ from refused_arguments import refused
 from refused_calls import refusals
 from scipy import integrate, special, stats
 
-from lightning_audit.stats import posteriors
 from lightning_audit.stats.binomial import (
     clopper_pearson_lower,
     clopper_pearson_upper,
@@ -26,17 +25,9 @@ from lightning_audit.stats.counts import (
 )
 from lightning_audit.stats.posteriors import (
     GridDistribution,
+    Posterior,
     cumulative,
-    epsilon_posterior_cdf,
-    epsilon_posterior_interval,
-    epsilon_posterior_maximum,
-    epsilon_posterior_quantile,
     increasing_curve,
-    mu_posterior_cdf,
-    mu_posterior_interval,
-    mu_posterior_maximum,
-    mu_posterior_pdf,
-    mu_posterior_quantile,
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
@@ -64,18 +55,14 @@ def thresholds(n: int, shift: float) -> ConfusionCounts:
 
 def posterior(part: str, value, counts, delta, **options):
     """Of epsilon, or of mu where delta is None."""
-    if delta is None:
-        return getattr(posteriors, f"mu_posterior_{part}")(value, counts, **options)
-    return getattr(posteriors, f"epsilon_posterior_{part}")(value, counts, delta, **options)
+    of_mu, of_epsilon = Posterior.of_mu, Posterior.of_epsilon
+    made = of_mu(counts, **options) if delta is None else of_epsilon(counts, delta, **options)
+    return getattr(made, part)(value)
 
 
-cdf, pdf, quantile = (partial(posterior, part) for part in ("cdf", "pdf", "quantile"))
-
-
-def maximum(probability, counts, delta, **options):
-    if delta is None:
-        return mu_posterior_maximum(counts, probability, **options)
-    return epsilon_posterior_maximum(counts, delta, probability, **options)
+cdf, pdf, quantile, maximum = (
+    partial(posterior, part) for part in ("cdf", "pdf", "quantile", "maximum")
+)
 
 
 def outside(value, counts, delta):
@@ -92,7 +79,7 @@ def outside(value, counts, delta):
     ],
 )
 def test_lower_quantiles_of_counts_are_reproduced(counts, mu, epsilon):
-    quantile = mu_posterior_quantile(0.05, ConfusionCounts(*counts))
+    quantile = Posterior.of_mu(ConfusionCounts(*counts)).quantile(0.05)
     assert quantile == pytest.approx(mu, abs=5.1e-7 if mu < 1 else 5.1e-6)
     assert gaussian_epsilon(quantile, 1e-5) == pytest.approx(epsilon, abs=5.1e-7)
 
@@ -103,7 +90,7 @@ def test_lower_quantiles_of_counts_are_reproduced(counts, mu, epsilon):
 def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05):
     # Published as 44.0 for 1,000 observations a world.
     counts = ConfusionCounts(fn=0, tp=n, fp=0, tn=n)
-    mus = [mu_posterior_quantile(p, counts) for p in (0.025, 0.05)]
+    mus = [Posterior.of_mu(counts).quantile(p) for p in (0.025, 0.05)]
     assert gaussian_epsilon(np.array(mus), 1e-5) == pytest.approx([at_025, at_05], abs=5.1e-4)
     if n == 1000:
         assert mus == pytest.approx([5.97274, 6.11902], abs=5.1e-6)
@@ -111,12 +98,12 @@ def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05):
 
 def test_numbers_give_floats_and_arrays_broadcast():
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
-    assert type(mu_posterior_cdf(1.0, SOME)) is float
-    assert mu_posterior_quantile(1e-100, SOME) < mu_posterior_quantile(1e-10, SOME)
-    assert mu_posterior_pdf(np.array([[0.5], [1.0], [2.0]]), two).shape == (3, 2)
-    low, high = mu_posterior_interval(two, 0.05)
+    assert type(Posterior.of_mu(SOME).cdf(1.0)) is float
+    assert Posterior.of_mu(SOME).quantile(1e-100) < Posterior.of_mu(SOME).quantile(1e-10)
+    assert Posterior.of_mu(two).pdf(np.array([[0.5], [1.0], [2.0]])).shape == (3, 2)
+    low, high = Posterior.of_mu(two).interval(0.05)
     assert np.all(low < high)
-    assert mu_posterior_cdf(math.inf, two).tolist() == [1.0, 1.0]
+    assert Posterior.of_mu(two).cdf(math.inf).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("law", [stats.gamma(3.0), stats.beta(2.5, 4.0), stats.expon(scale=0.5)])
@@ -269,15 +256,15 @@ def test_agrees_with_draws_from_the_posterior(counts, prior, delta):
 
 def test_published_numbers_of_epsilon_are_reproduced():
     n, flawless = np.array([100, 500, 1000]), ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
-    found = epsilon_posterior_quantile(0.025, ConfusionCounts(fn=0, tp=n, fp=0, tn=n), 1e-5)
+    found = Posterior.of_epsilon(ConfusionCounts(fn=0, tp=n, fp=0, tn=n), 1e-5).quantile(0.025)
     assert found == pytest.approx([4.598, 6.216, 6.911], abs=5.1e-4)
     corner = ConfusionCounts(fn=10, tp=90, fp=0, tn=100)
     for counts, expected in ((corner, [3.8534, 4.2014]), (flawless, [7.2072, 7.5957])):
-        quantiles = [epsilon_posterior_quantile(p, counts, 1e-5) for p in (0.05, 0.1)]
+        quantiles = [Posterior.of_epsilon(counts, 1e-5).quantile(p) for p in (0.05, 0.1)]
         assert quantiles == pytest.approx(expected, abs=5.1e-5)
     # Printed as [0.145, 6.399] by an implementation with a tolerance of 1e-2.
     counts = ConfusionCounts(fn=0, tp=487, fp=512, tn=1)
-    interval = epsilon_posterior_interval(counts, delta=1e-5, significance=0.1)
+    interval = Posterior.of_epsilon(counts, 1e-5).interval(0.1)
     assert interval == pytest.approx((0.14389, 6.41560), abs=1e-5)
 
 
@@ -295,48 +282,56 @@ def test_rectangles_cover_more_than_they_say(limits, interval, rectangle, betwee
         ends = np.array([limit(k, 100, 0.0125) for limit in limits])
         mass *= float(np.diff(stats.beta.cdf(ends, k + 0.5, 100.5 - k))[0])
     assert mass == pytest.approx(rectangle, abs=5.1e-5)
-    inside = epsilon_posterior_cdf(np.array(interval(EXAMPLE, 0.05, 0.05)), EXAMPLE, 0.05)
+    inside = Posterior.of_epsilon(EXAMPLE, 0.05).cdf(np.array(interval(EXAMPLE, 0.05, 0.05)))
     assert inside[1] - inside[0] == pytest.approx(between, abs=5.1e-5)
 
 
 def test_null_scores_are_positive_in_the_published_region_only():
     counts = ConfusionCounts(500, 500, 500, 500)
-    assert epsilon_posterior_quantile(0.05, counts, 0.0) > 0
-    assert epsilon_posterior_quantile(0.05, counts, 0.0, region="one_sided") == 0.0
-    assert epsilon_posterior_quantile(0.05, ConfusionCounts(0, 0, 0, 0), 0, region="one_sided") == 0
+    assert Posterior.of_epsilon(counts, 0.0).quantile(0.05) > 0
+    assert Posterior.of_epsilon(counts, 0.0, region="one_sided").quantile(0.05) == 0.0
+    assert (
+        Posterior.of_epsilon(ConfusionCounts(0, 0, 0, 0), 0, region="one_sided").quantile(0.05) == 0
+    )
 
 
 def test_numbers_give_floats_and_arrays_broadcast_posterior():
-    assert type(epsilon_posterior_cdf(1.0, EXAMPLE, 0.0)) is float
-    assert type(epsilon_posterior_quantile(0.05, EXAMPLE, 0)) is float
+    assert type(Posterior.of_epsilon(EXAMPLE, 0.0).cdf(1.0)) is float
+    assert type(Posterior.of_epsilon(EXAMPLE, 0).quantile(0.05)) is float
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
-    table = epsilon_posterior_cdf(np.array([[0.5], [1.0], [2.0]]), two, 0.05)
-    assert (table.shape, table[1, 0]) == ((3, 2), epsilon_posterior_cdf(1.0, EXAMPLE, 0.05))
-    low, high = epsilon_posterior_interval(two, 0.05, 0.05)
+    table = Posterior.of_epsilon(two, 0.05).cdf(np.array([[0.5], [1.0], [2.0]]))
+    assert (table.shape, table[1, 0]) == ((3, 2), Posterior.of_epsilon(EXAMPLE, 0.05).cdf(1.0))
+    low, high = Posterior.of_epsilon(two, 0.05).interval(0.05)
     assert low.shape == high.shape == (2,)
-    assert epsilon_posterior_cdf(np.inf, EXAMPLE, 0.0) == 1.0
-    assert epsilon_posterior_quantile(0.05, ConfusionCounts([], [], [], []), 1e-5).shape == (0,)
+    assert Posterior.of_epsilon(EXAMPLE, 0.0).cdf(np.inf) == 1.0
+    assert Posterior.of_epsilon(ConfusionCounts([], [], [], []), 1e-5).quantile(0.05).shape == (0,)
 
 
 test_arguments_out_of_range_are_refused = refusals(
-    (lambda: mu_posterior_cdf(-1.0, SOME), r"mu=-1\.0 must be a finite number >= 0"),
-    (lambda: mu_posterior_quantile(1e-200, SOME), r"probability=1e-200 must be at least 1e-100"),
-    (lambda: mu_posterior_quantile(1.0, SOME), r"probability=1\.0 must be in \(0, 1\); such as 0"),
-    (lambda: mu_posterior_maximum(ConfusionCounts([], [], [], []), 0.05), "counts hold no thresh"),
-    (lambda: epsilon_posterior_cdf(-1.0, EXAMPLE, 0.0), r"epsilon=-1\.0 must be a finite"),
-    (lambda: epsilon_posterior_cdf(1.0, EXAMPLE, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
-    (lambda: epsilon_posterior_quantile(0.0, EXAMPLE, 0.0), r"probability=0\.0 must be in"),
-    (lambda: epsilon_posterior_interval(EXAMPLE, 0.0, 1.5), r"significance=1\.5 must be in"),
+    (lambda: Posterior.of_mu(SOME).cdf(-1.0), r"value=-1\.0 must be a finite number >= 0"),
+    (lambda: Posterior.of_mu(SOME).quantile(1e-200), r"probability=1e-200 must be at least 1e-100"),
     (
-        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, region="both"),
+        lambda: Posterior.of_mu(SOME).quantile(1.0),
+        r"probability=1\.0 must be in \(0, 1\); such as 0",
+    ),
+    (
+        lambda: Posterior.of_mu(ConfusionCounts([], [], [], [])).maximum(0.05),
+        "counts hold no thresh",
+    ),
+    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).cdf(-1.0), r"value=-1\.0 must be a finite"),
+    (lambda: Posterior.of_epsilon(EXAMPLE, 1.0).cdf(1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
+    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).quantile(0.0), r"probability=0\.0 must be in"),
+    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).interval(1.5), r"significance=1\.5 must be in"),
+    (
+        lambda: Posterior.of_epsilon(EXAMPLE, 0, region="both").quantile(0.5),
         r"region='both' must be one of \['one_sided', 'two_sided'\]",
     ),
     (
-        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, prior=0.3),
+        lambda: Posterior.of_epsilon(EXAMPLE, 0, prior=0.3).quantile(0.5),
         r"prior=0\.3 must be a whole multiple of 1/2.*use 0\.5",
     ),
     (
-        lambda: epsilon_posterior_maximum(ConfusionCounts([], [], [], []), 0.0, 0.05),
+        lambda: Posterior.of_epsilon(ConfusionCounts([], [], [], []), 0.0).maximum(0.05),
         r"counts hold no threshold",
     ),
 )
@@ -345,14 +340,13 @@ test_arguments_out_of_range_are_refused = refusals(
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: mu_posterior_cdf(MANY, 0.5), "mu"),
-        (lambda: mu_posterior_pdf(MANY, 0.5), "mu"),
-        (lambda: mu_posterior_quantile(MANY, 0.5), "probability"),
-        (lambda: mu_posterior_interval(0.5, MANY), "significance"),
-        (lambda: mu_posterior_maximum(0.5, MANY), "probability"),
-        (lambda: epsilon_posterior_cdf(MANY, 0.5, 0.0), "epsilon"),
-        (lambda: epsilon_posterior_quantile(MANY, 0.05, 0.0), "probability"),
-        (lambda: epsilon_posterior_interval(0.05, 0.0, MANY), "significance"),
+        (lambda: Posterior.of_mu(0.5), "counts"),
+        (lambda: Posterior.of_epsilon(1e-5, MANY), "delta"),
+        (lambda: Posterior.of_mu(SOME).cdf(MANY), "value"),
+        (lambda: Posterior.of_mu(SOME).pdf(MANY), "value"),
+        (lambda: Posterior.of_mu(SOME).quantile(MANY), "probability"),
+        (lambda: Posterior.of_mu(SOME).interval(MANY), "significance"),
+        (lambda: Posterior.of_mu(SOME).maximum(MANY), "probability"),
     ],
 )
 def test_arguments_that_are_swapped_are_shown_in_a_line(call, name):

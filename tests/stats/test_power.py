@@ -16,7 +16,7 @@ from lightning_audit.stats.counts import (
     mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.noise_tests import noise_log_e
-from lightning_audit.stats.posteriors import mu_posterior_quantile
+from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.power import (
     POWER_METHODS,
     anytime_power,
@@ -37,7 +37,7 @@ CLAIMED, TRUE = gaussian_mu(1.27, 1e-5), gaussian_mu(1.57, 1e-5)
 BOUNDS = {
     "fdp_cp": mu_clopper_pearson,
     "fdp_pooled_cp": mu_pooled_clopper_pearson,
-    "fdp_bayes": lambda c, level: mu_posterior_quantile(level, c, region="one_sided"),
+    "fdp_bayes": lambda c, level: Posterior.of_mu(c, region="one_sided").quantile(level),
 }
 DELTA = 1e-5
 #: One tenth of the default significance of 1e-3.
