@@ -191,7 +191,7 @@ class Ended:
         self.plan = plan
         self._rows: dict[int, Outcome] = {}
         shape = plan.trainings, plan.canaries
-        self._scores, self._coins = np.full(shape, math.nan), np.zeros(shape, dtype=np.bool_)
+        self._scores, self._coins = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
         self._failed = np.zeros(plan.trainings, dtype=np.bool_)
         #: Number of trainings of the prefix.
         self.ready = 0
