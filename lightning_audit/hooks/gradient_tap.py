@@ -259,7 +259,7 @@ class GradientReader:
         return any(source.holds(own) for source in self._sources)
 
     def end_step(self) -> None:
-        """Let go of the step's gradients, and start the copy of what waits.
+        """Release the step's gradients, and start the copy of what waits.
 
         On an accelerator, values may be looked at one step later without a wait.
         """
@@ -473,7 +473,7 @@ def read_noise(
         norm: whether to compute the norm of the whole sum.
 
     Returns:
-        Tells the reading when it is home; None if a gradient is missing or has lower than single
+        Returns the reading once it is home; None if a gradient is missing or has lower than single
         precision.
     """
     if not _all_fine(released, reader):
@@ -551,7 +551,7 @@ class WeightWatch:
         self._before = self._reader.read(self._params) if watched else None
 
     def end(self) -> Callable[[], Moves] | None:
-        """Read after an update; return a function that tells the changes, None if not read."""
+        """Read after an update; return a function that returns the changes, None if not read."""
         self.fingerprint.end()
         before, number = self._before, self._number
         self.forget()

@@ -116,7 +116,7 @@ class BatchUse:
                 leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _look(self, leaf: Any) -> tuple[int | None, int]:
-        """Return the digest of a tensor and of its order, read once while it stays as it is."""
+        """Return the digest of a tensor and of its order, read once while it does not change."""
         if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is not None:
             return None, 0  # computed in the forward pass: no batch
         try:

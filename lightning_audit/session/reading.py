@@ -86,7 +86,7 @@ def read_tensors(
             all.
 
     Returns:
-        Tells the reading when it is home; None if a gradient or a sum is missing, or has neither
+        Returns the reading once it is home; None if a gradient or a sum is missing, or has neither
         single nor double precision.
     """
     pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
