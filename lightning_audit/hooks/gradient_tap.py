@@ -7,6 +7,11 @@ step hooks of the innermost torch optimizer work for every implementation: they 
 noise, scaling and reduction, and before the update.
 
 A tap is passive: it installs no step hooks and makes no callbacks. The session drives it.
+
+**Entries of tensors, read and edited where these are.** Everything that a step moves between host
+and device goes through `send` and `Parcel`: at most one copy out for the canaries, one for what is
+taken out, and one copy home. Entries stay on their device until their values are looked at; the
+first look brings all of the step home. The CPU is such a device too.
 """
 
 from __future__ import annotations
@@ -25,11 +30,6 @@ from lightning_audit.hooks.boundary import Handles, entry
 from lightning_audit.layout import Direction, FloatArray, IndexArray, by_tensor
 
 # --- Reads and edits a few entries of tensors where these are, and brings them home in one copy.
-#
-# Everything that a step moves between host and device goes through here: at most one parcel out for
-# the canaries, one for what is taken out, and one parcel home. A reading stays on its device until
-# its values are looked at; the first look brings home every reading of the step. The CPU is such a
-# device too.
 
 Tensors = Sequence[torch.Tensor | None]
 
