@@ -151,7 +151,7 @@ def simulated(law: Law, runs: int, seed: int, canaries: int = CANARIES) -> dict[
     }
 
 
-def run(laws: int = 300, climbs: int = 6, tries: int = 150, runs: int = 40) -> dict[str, str]:
+def run(laws: int = 300, climbs: int = 4, tries: int = 40, runs: int = 20) -> dict[str, str]:
     """Return the excess of the limits, and how often a simulated bound is above the truth."""
     rng = np.random.default_rng(0)
     drawn = [random_law(rng) for _ in range(laws)]

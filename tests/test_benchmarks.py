@@ -77,7 +77,7 @@ def test_black_box_audits_need_about_as_many_outputs_as_stated(load):
         assert needed[-1] < 2000
 
 
-@pytest.mark.parametrize("laws", staged(heavy=[6], nightly=[40]))
+@pytest.mark.parametrize("laws", staged(nightly=[30]))
 def test_no_law_is_read_above_its_epsilon(load, laws):
     leakage = load("leakage_laws")
     rng = np.random.default_rng(1)

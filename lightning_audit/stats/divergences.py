@@ -573,7 +573,7 @@ def _checked(ratio: float, coordinates: int) -> tuple[float, float]:
 # --- Privacy cost of a step: Rényi divergences of a subsampled Gaussian step.
 
 #: Integer orders over which an epsilon by Rényi divergences is minimized.
-RENYI_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+RENYI_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 #: Largest exponent for which sums of exponentials are computed without a logarithm.
 _LARGEST_EXPONENT = 500.0
 

@@ -9,6 +9,7 @@ from made_report import made_report
 from page_reports import detailed, hostile, of_outcome
 
 from lightning_audit.report.page_tables import epsilon_section, method_table, most_found
+from lightning_audit.results.audit_report import EpsilonBound
 from lightning_audit.stats.tradeoff import ApproxDPTradeoff
 
 
@@ -161,3 +162,13 @@ def test_a_report_without_numbers_has_no_rows_but_the_false_alarm():
     assert [row.name for row in method_table(report).rows] == ["False alarm"]
     assert method_table(hostile()).rows
     assert method_table(detailed(report)).rows
+
+
+def test_the_look_at_the_planned_end_has_a_row_and_its_assumption():
+    limits = ("confidence", "fixed", "single", ("leakage kept a constant ratio",))
+    report = made_report(proved=2.0)
+    bound = EpsilonBound("at_end", 2.5, 1e-5, 0.3, 0.05, *limits)
+    ended = dataclasses.replace(report, bounds=(*report.bounds, bound))
+    row = rows(ended)["At the planned end"]
+    assert (row.value, "fixed before the first step" in row.means) == ("2.5", True)
+    assert "At the planned end" not in rows(report)

@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.report import text as texts
 from lightning_audit.results.audit_report import (
+    AT_END,
     SAME_FACTOR,
     AuditReport,
     CheckResult,
@@ -142,6 +143,18 @@ def test_mu_of_a_step_is_shown_with_what_it_rests_on(kind):
     out = " ".join(printed(kind, report(bounds=(found,))).split())
     assert "mu of a step: at least 0.284 with 95 % confidence, if signal and noise" in out
     assert "kept a constant ratio" in out
+
+
+def test_the_bound_of_the_planned_end_is_shown_next_to_that_of_all_looks(kind):
+    limits = ("confidence", "fixed", "single", ())
+    bounds = (*report().bounds, EpsilonBound(AT_END, 1.75, 1e-5, 0.3, 0.05, *limits))
+    ended = report(bounds=bounds)
+    assert (ended.epsilon_lower_at_end, report().epsilon_lower_at_end) == (1.75, None)
+    assert AuditReport.from_json(ended.to_json()).epsilon_lower_at_end == 1.75
+    out = " ".join(printed(kind, ended).split())
+    assert "at the planned end" in out
+    assert "1.75" in out
+    assert "at the planned end" not in " ".join(printed(kind, report()).split())
 
 
 @pytest.mark.parametrize("columns", [80, 100])
