@@ -25,6 +25,7 @@ from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.run.earlier_fits import fits_put_back
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.sources import HandedRows, InputSample
 
@@ -266,7 +267,8 @@ def preview(
                 "Trainer(fast_dev_run=True) shows the same for a training of one step"
             ) from error
         try:
-            trial.fit(model, **data)
+            with fits_put_back():
+                trial.fit(model, **data)
         except MisconfigurationException as error:
             return Preview(str(error))
         assert watch.audit is not None

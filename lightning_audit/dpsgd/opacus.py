@@ -176,6 +176,7 @@ def swap_rows(
     places: IndexArray,
     canaries: int,
     done: list[int] | None = None,
+    sent: dict[torch.device, torch.Tensor] | None = None,
 ) -> None:
     """Swap the first rows after the batch with the rows at ``places``, in each tensor.
 
@@ -186,31 +187,21 @@ def swap_rows(
         places: from `draw_places`, ``[m]``.
         canaries: number of rows after the batch.
         done: list to which the id of each swapped tensor is appended.
+        sent: ``places`` on the devices to which they were copied; new ones are added.
     """
     if not len(places):
         return
     done = [] if done is None else done
+    sent = {} if sent is None else sent
     for rows in tensors:
+        if rows.device not in sent:
+            (sent[rows.device],) = send([places], rows.device)
         first = len(rows) - canaries
-        behind, where = rows[first : first + len(places)], _sent(places, rows.device)
+        behind, where = rows[first : first + len(places)], sent[rows.device]
         records, own = rows.index_select(0, where), behind.clone()
         rows.index_copy_(0, where, own)
         behind.copy_(records)
         done.append(id(rows))
-
-
-#: Places that were sent last, and what they are on each device.
-_last: list[Any] = [None, {}]
-
-
-def _sent(places: IndexArray, device: torch.device) -> torch.Tensor:
-    """Return places on a device; sent once for all tensors, and for the way back."""
-    if _last[0] is not places:
-        _last[:] = places, {}
-    if device not in _last[1]:
-        (_last[1][device],) = send([places], device)
-    found: torch.Tensor = _last[1][device]
-    return found
 
 
 def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:
@@ -568,6 +559,7 @@ class OpacusStep(DPSGDStep):
         self._swapped: list[int] = []
         self._uncounted = 0
         self._places: IndexArray = draw_places(None, 0, 0)
+        self._sent: dict[torch.device, torch.Tensor] = {}
         self._earlier_lost = False
         self.layout: Layout = [
             TensorSlot(own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), share)
@@ -639,7 +631,8 @@ class OpacusStep(DPSGDStep):
         rows = self._rows
         if self.row_seed is not None:
             self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
-            swap_rows(grown, self._places, rows, self._swapped)
+            self._sent = {}
+            swap_rows(grown, self._places, rows, self._swapped, self._sent)
         if self.adapts_its_norm:
             self.optimizer.sample_size -= rows  # canaries are clipped but are not samples
             self._uncounted = rows
@@ -688,7 +681,7 @@ class OpacusStep(DPSGDStep):
             grown = entered()
             if grown is not None:
                 if id(grown) in self._swapped:
-                    swap_rows([grown], self._places, self._rows)
+                    swap_rows([grown], self._places, self._rows, sent=self._sent)
                     self._swapped.remove(id(grown))
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))

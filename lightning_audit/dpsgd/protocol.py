@@ -175,7 +175,7 @@ class DPSGDStep(ABC):
 
     @abstractmethod
     def lost_rows(self) -> torch.Tensor | None:
-        """Return, before the update, which samples' gradients are not finite, ``[n]``.
+        """Return, after the update, which samples' gradients are not finite, ``[n]``.
 
         Canaries of `inject` and `confirm` are left out. None if unknown.
         """

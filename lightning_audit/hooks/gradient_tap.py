@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ class Parcel:
             host = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)
             host.copy_(packed, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
         else:
             host = packed.cpu()
         pieces = dict(zip(order, torch.split(host, [len(part) for part in flat]), strict=True))
@@ -283,7 +284,9 @@ class GradientReader:
         for source in self._sources:
             if source.holds(own):
                 return source
-        self._sources = [*self._sources[-2:], _Source(self, own)]
+        # The memory of tensors that lie elsewhere now is not kept.
+        others = [s for s in self._sources if any(map(operator.is_not, s.tensors, own))]
+        self._sources = [*others[-2:], _Source(self, own)]
         return self._sources[-1]
 
     def group(self, key: Any, tensors: list[torch.Tensor | None], members: list[int]) -> Any:

@@ -443,7 +443,7 @@ class _Examination:
         """Return evidence of too little noise along the gradients' sum, however it is processed."""
         releases = [self._small_sum(number) for number in range(count)]
         noise = contrasts(np.stack([r.numpy() for r in releases if r is not None]))
-        if len(noise) < LEAST_DRAWS or self._size < _LARGE:
+        if len(noise) < LEAST_DRAWS or self._size < _LARGE or not noise.any():
             return None
         along = noise @ self._direction.numpy()
         squares = float(np.square(along).sum() / np.square(noise).mean())

@@ -21,7 +21,7 @@ from lightning_audit.checks.replay import REPLAY_RELEASE
 from lightning_audit.checks.sampling import DrawnBatches
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.hooks.boundary import raised_in_audit
+from lightning_audit.hooks.boundary import attempt, raised_in_audit
 from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
@@ -32,7 +32,7 @@ from lightning_audit.lints.settings import (
 )
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
-from lightning_audit.run.epsilons import Epsilons, current_epsilons
+from lightning_audit.run.epsilons import Epsilons, current_epsilons, run_history
 from lightning_audit.run.evaluation import (
     EpochEnds,
     Findings,
@@ -523,7 +523,7 @@ class AuditRun:
             self.ledger.rows_before = session.planner.rows_taken
         if self._steps_before + 1 >= self.examinations.schedule.due:
             self.examinations.start_batch(batch, self._steps_before)
-        if self.sessions and self.ranks.is_first and not (self.trial or self._course.fits.first):
+        if self.sessions and self.ranks.is_first and not (self.trial or self._course.fits.begun):
             self._begin_fit()
 
     def _begin_fit(self) -> None:
@@ -614,8 +614,12 @@ class AuditRun:
     def _close(self) -> AuditReport:
         epsilons, findings = self._evaluate()
         report = self._write(epsilons, findings, complete=not self._course.break_off)
-        if (module := self.ledger.module) is not None and not self.trial:
-            self._course.fits.end(module, epsilons.composed, self.files)
+        module, fits = self.ledger.module, self._course.fits
+        if module is not None and not self.trial:
+            # An accountant that holds earlier fits composes them too.
+            whole = self.config.shuffled or not fits.counted_before
+            phases = epsilons.composed if whole else run_history(self.sessions)
+            attempt(lambda: fits.end(module, phases, self.files))
         return report
 
     def break_off(self, why: str) -> None:

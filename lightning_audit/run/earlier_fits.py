@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, merge
@@ -36,13 +38,13 @@ FITS_NAME = "fits.jsonl"
 _MOST, _ENTRIES = 256, 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Records:
     """Records that a fit trains on.
 
     Args:
         whole: the data set, without the `Subset` around it; None if it cannot be referenced.
-        digest: of its tensors and arrays; empty if it holds none.
+        digest: of its tensors, if these are its records; else empty.
         numbers: of the records in it that the fit reads; None for all.
     """
 
@@ -61,13 +63,13 @@ class Records:
             whole = weakref.ref(data)
         except TypeError:  # a list, say
             whole = None
-        held = [*vars(data).values()] if hasattr(data, "__dict__") else [data]
-        held += [each for one in held if isinstance(one, list | tuple) for each in one[:_MOST]]
-        return cls(whole, _digest(held), numbers)
+        tensors = data.tensors if type(data) is TensorDataset else [data]
+        return cls(whole, _digest(tensors), numbers)
 
     def shared_with(self, other: Records) -> bool | None:
         """Return whether some record is in both; None if that is unknown."""
-        same = self.whole is not None and self.whole() is not None and self.whole == other.whole
+        own, theirs = (each.whole and each.whole() for each in (self, other))
+        same = own is not None and own is theirs
         if not same and not (self.digest and self.digest == other.digest):
             return None
         if self.numbers is None or other.numbers is None:
@@ -76,35 +78,36 @@ class Records:
 
 
 def _digest(held: Iterable[Any]) -> str:
-    """Return a digest of the tensors and numeric arrays in ``held``, in any order."""
+    """Return a digest of tensors or arrays, in any order; empty if one cannot be read."""
     found = []
     for each in held:
-        if isinstance(each, np.ndarray) and each.dtype.kind in "biuf":
-            each = torch.as_tensor(np.ascontiguousarray(each.reshape(-1)[:: _stride(each.size)]))
-        elif isinstance(each, torch.Tensor):
-            each = each.detach().reshape(-1)[:: _stride(each.numel())].cpu().contiguous()
-        else:
-            continue
-        told = f"{each.dtype} {each.numel()}".encode()
-        found.append(blake2b(told + each.view(torch.uint8).numpy().tobytes()).digest())
+        if not isinstance(each, torch.Tensor | np.ndarray):
+            return ""
+        size = math.prod(each.shape)
+        try:
+            index = np.arange(0, size, -(-size // _ENTRIES) or 1)
+            at = tuple(map(torch.from_numpy, np.unravel_index(index, each.shape)))
+            part = torch.as_tensor(each)[at].detach().cpu().contiguous()
+            entries = part.view(torch.uint8).numpy().tobytes()
+        except (RuntimeError, TypeError, ValueError):  # sparse, or without a type in torch
+            return ""
+        found.append(blake2b(f"{part.dtype} {tuple(each.shape)}".encode() + entries).digest())
     return blake2b(b"".join(sorted(found)), digest_size=16).hexdigest() if found else ""
 
 
-def _stride(entries: int) -> int:
-    return max(1, entries // _ENTRIES)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """A fit that ended.
 
     Args:
+        run: name of the training; a resumed one keeps it.
         first: digest of its parameters before its first step.
         last: digest of its parameters after its last step.
         phases: that it spent.
         records: that it read; None if it was read from a directory.
     """
 
+    run: str
     first: str
     last: str
     phases: tuple[Phase, ...]
@@ -120,14 +123,27 @@ def forget_fits() -> None:
     _fits.clear()
 
 
-class EarlierFits(Kept):
-    """Earlier fits that concern a fit, by what is known of their records."""
+@contextlib.contextmanager
+def fits_put_back() -> Iterator[None]:
+    """Keep no fit of a training that is a trial."""
+    held = list(_fits)
+    try:
+        yield
+    finally:
+        _fits.clear()
+        _fits.extend(held)
 
-    KEPT = ("first", "continued", "doubtful", "others", "count")
+
+class EarlierFits(Kept):
+    """Earlier fits, sorted by whether a fit continues them and shares records with them."""
+
+    KEPT = ("run", "first", "counted_before", "continued", "doubtful", "others", "count")
 
     def __init__(self) -> None:
-        #: Digest of the parameters before the first step; empty before it.
-        self.first = ""
+        #: Name of the training, and digest of its parameters before the first step.
+        self.run, self.first = "", ""
+        #: Whether the accountant holds the steps of earlier fits.
+        self.counted_before = False
         #: Phases of the fits that this one continues, on records that it reads too.
         self.continued: list[Phase] = []
         #: Phases of the fits that this one continues, on records that are not known.
@@ -136,42 +152,42 @@ class EarlierFits(Kept):
         self.others: list[Phase] = []
         #: Number of fits in ``continued`` and ``others``.
         self.count = 0
+        #: Whether `begin` was called in this process.
+        self.begun = False
         self._records: Records | None = None
 
     def begin(
         self, module: torch.nn.Module, data: Any, files: ReportFiles | None, *, counted: bool
     ) -> None:
-        """Look for earlier fits before the first step.
+        """Look for earlier fits before the first step in this process.
 
         Args:
             module: that is trained.
             data: data set of the loader; None if it is unknown.
             files: of the report directory.
-            counted: whether the accountant holds earlier steps: those fits are in its history.
+            counted: whether the accountant holds earlier steps, so that nothing is added to it.
         """
-        self.first = _digest(module.parameters())
+        self.begun = True
         self._records = None if data is None else Records.of(data)
+        if self.run:  # a checkpoint's: what it continued is known
+            return
+        self.run, self.first = uuid.uuid4().hex, _digest(module.parameters())
+        self.counted_before = counted
+        if counted:
+            return
         known = list(_fits)
-        pairs = {(fit.first, fit.last) for fit in known}
+        names = {fit.run for fit in known}
         written = _written(files.directory / FITS_NAME) if files is not None else []
-        known = [*(fit for fit in written if (fit.first, fit.last) not in pairs), *known]
         begins = self.first
-        for fit in reversed(known):
+        for fit in reversed([*(fit for fit in written if fit.run not in names), *known]):
             shared = self._shared(fit)
             continues = fit.last == begins != fit.first
-            if continues:
-                begins = fit.first
-            if continues and counted:
-                if fit in _fits:
-                    _fits.remove(fit)  # the present fit's history includes it
-            elif shared is False:
-                continue
-            elif continues:
+            begins = fit.first if continues else begins
+            if continues and shared is not False:
                 (self.continued if shared else self.doubtful).extend(fit.phases)
-                self.count += bool(shared)
             elif shared:
                 self.others.extend(fit.phases)
-                self.count += 1
+            self.count += bool(shared)
 
     def _shared(self, fit: Fit) -> bool | None:
         if self._records is None or fit.records is None:
@@ -199,10 +215,10 @@ class EarlierFits(Kept):
         spent = composed_epsilon(together, config.delta, config.adjacency)
         if spent is None:
             return []
-        many = "an earlier fit" if self.count == 1 else f"{self.count} earlier fits"
+        many = "an earlier fit reads" if self.count == 1 else f"{self.count} earlier fits read"
         return [
-            f"this process ran {many} on records of the same data set: together they spend "
-            f"epsilon {spent:.4g} at delta {config.delta:.3g}, which no accountant counts"
+            f"{many} records of the same data set: together with this one epsilon {spent:.4g} at "
+            f"delta {config.delta:.3g} is spent, which no accountant counts"
         ]
 
     def blockers(self, own: Sequence[Phase], config: AuditConfig) -> list[str]:
@@ -232,15 +248,19 @@ class EarlierFits(Kept):
         """
         if not self.first or not phases:
             return
-        fit = Fit(self.first, _digest(module.parameters()), tuple(merge(phases)), self._records)
-        _fits.append(fit)
+        last = _digest(module.parameters())
+        fit = Fit(self.run, self.first, last, tuple(merge(phases)), self._records)
+        others = [other for other in _fits if other.run != self.run]
+        _fits.clear()
+        _fits.extend([*others, fit])
         if files is not None:
-            told = {"first": fit.first, "last": fit.last, "phases": [*map(astuple, fit.phases)]}
+            told = {"run": fit.run, "first": fit.first, "last": fit.last}
+            line = json.dumps({**told, "phases": [*map(astuple, fit.phases)]})
             with (
                 contextlib.suppress(OSError),  # the report says that nothing can be written
                 (files.directory / FITS_NAME).open("a", encoding="utf-8") as file,
             ):
-                file.write(json.dumps(told) + "\n")
+                file.write(f"\n{line}\n")  # the last line may have been cut
 
 
 def _on_new_data(config: AuditConfig) -> bool:
@@ -248,17 +268,21 @@ def _on_new_data(config: AuditConfig) -> bool:
 
 
 def _written(path: Path) -> list[Fit]:
-    """Return the fits of a report directory; a damaged line is skipped."""
-    found = []
-    lines = path.read_text(encoding="utf-8").splitlines()[-_MOST:] if path.is_file() else []
-    for line in lines:
+    """Return the fits of a report directory, each run once; a damaged line is skipped."""
+    found: dict[str, Fit] = {}
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # there is none, or it cannot be read
+        return []
+    for line in lines[-2 * _MOST :]:
         try:
             told = json.loads(line)
             phases = tuple(Phase(*phase) for phase in told["phases"])
-            found.append(Fit(str(told["first"]), str(told["last"]), phases))
+            run, first, last = (str(told[name]) for name in ("run", "first", "last"))
+            found[run] = Fit(run, first, last, phases)
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return list(found.values())
 
 
 # --- The epsilon that Opacus was given.
@@ -272,7 +296,11 @@ class Target:
         self.given: tuple[float, float, int] | None = None
 
     def told(self, *_: Any, **given: Any) -> None:
-        """Keep what a call was given."""
+        """Keep what a call was given.
+
+        Args:
+            given: the keyword arguments of `PrivacyEngine.make_private_with_epsilon`.
+        """
         epochs, delta = int(given["epochs"]), float(given["target_delta"])
         self.given = float(given["target_epsilon"]), delta, epochs
 

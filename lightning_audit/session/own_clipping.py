@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.hooks.boundary import FailedElsewhere
 from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 from lightning_audit.replay.examiner import ForkFailed, in_a_fork, may_fork
@@ -35,6 +36,8 @@ _PATIENCE = 60.0
 _LONG, _SHORT = 1e3, 1.5
 #: Largest error of what a row adds, in units of the clipping norm.
 _EXACT = 0.02
+#: Noise along a vector, over what is claimed, that counts as none.
+_NONE = 1e-3
 #: Least part of a row of norm 1 that is lost in a projection.
 _PART = 0.1
 #: Largest number of rows of a record that is looked for.
@@ -136,7 +139,7 @@ def fit_of(step: DPSGDStep, draw: Callable[[], Sequence[Direction]]) -> Fit:
         return Fit()
     try:
         return in_a_fork(lambda _: _Trial(step, draw(), draw()).fit(), _PATIENCE)
-    except (CannotSeparate, ForkFailed):
+    except (CannotSeparate, ForkFailed, FailedElsewhere):
         return Fit()
 
 
@@ -211,31 +214,39 @@ class _Trial:
         return Fit(views=views, adds=weights if min(long) < 1.0 - _EXACT else (), short=same)
 
     def _noise_is_alone(self, way: tuple[str, ...]) -> bool:
-        """Return whether rows are in the release as in the sum, and noise is not only there."""
+        """Return whether noise is added to all entries of the sum, and rows are in the release.
+
+        Noise that is drawn within the subspace onto which rows are projected is not.
+        """
         if "add_noise" not in way:
             return True
         clip, release = _METHODS[2:3], _METHODS[2:]
-        tried = [
-            [self._sums(way, rows, _LONG) for way in (clip, release)]
-            for rows in ([], *([each] for each in self._directions))
-        ]
-        told = [[_flat(one) for one in pair if not isinstance(one, str)] for pair in tried]
-        if any(len(pair) < 2 for pair in told):
+
+        def both(rows: Sequence[Direction]) -> list[torch.Tensor]:
+            tried = [self._sums(way, rows, _LONG) for way in (clip, release)]
+            return [_flat(one) for one in tried if not isinstance(one, str)]
+
+        alone = both([])
+        if len(alone) < 2:
             return True
-        (summed, released), *pairs = told
-        noise, outside = released - summed, []
-        for direction, (with_row, released_row) in zip(self._directions, pairs, strict=True):
-            gap = with_row - summed
-            if float((released_row - released - gap).norm()) > _EXACT * self._norm:
+        summed, released = alone
+        noise, outside, within = released - summed, [], False
+        unit = self._step.claim().noise_multiplier * self._norm
+        for direction in self._directions:
+            pair = both([direction])
+            if len(pair) < 2:
+                return True
+            gap = pair[0] - summed
+            if float((pair[1] - released - gap).norm()) > _EXACT * self._norm:
                 return False
             lost = [torch.zeros_like(p, dtype=torch.float64) for p in self._step.params]
             CanaryRows([direction]).add(lost, np.ones(1))
             row = torch.cat([part.reshape(-1) for part in lost]).to(gap)
             row = row - gap * (row @ gap) / gap.square().sum().clamp(min=1e-300)
-            size = self._step.claim().noise_multiplier * self._norm * row.norm()
+            within |= float(abs(noise @ gap)) > _NONE * unit * float(gap.norm())
             if float(row.norm()) > _PART:
-                outside.append(float(abs(noise @ row)) > _EXACT * float(size))
-        return not outside or any(outside)  # a release within a subspace has none outside of it
+                outside.append(float(abs(noise @ row)) > _NONE * unit * float(row.norm()))
+        return not (within and outside) or any(outside)
 
     def _sums(
         self, way: tuple[str, ...], rows: Sequence[Direction], norm: float

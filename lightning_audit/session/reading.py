@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -198,8 +197,8 @@ class NoiseWatch:
         number: int,
         rows: int | None,
         grads: Sequence[torch.Tensor | None],
-        divisor: float | None = None,
-        tap: GradientTap | None = None,
+        divisor: float | None,
+        tap: GradientTap,
     ) -> None:
         """Read a step after its noise and before its update, canaries included.
 
@@ -210,7 +209,7 @@ class NoiseWatch:
             grads: its gradient, one tensor per parameter.
             divisor: divisor of the noisy sum; None if it is not known yet: then no whole tensor is
                 read.
-            tap: reads the gradient; None to read it here.
+            tap: reads the gradient.
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
@@ -219,12 +218,11 @@ class NoiseWatch:
         if number >= _FIRST and number % _EVERY > 1 and self._draws is None and not first:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
-        reader = GradientReader(step.params, self._coordinates) if tap is None else tap.reader
-        raw = partial(reader.read, grads) if tap is None else tap.raw
+        reader = tap.reader
         if self._at is None:
             self._at = reader.positions(self._coordinates)
         self._reading = read_noise(
-            step.params, grads, reader, self._at, raw, sums=self._alone, norm=norm
+            step.params, grads, reader, self._at, tap.raw, sums=self._alone, norm=norm
         )
         whole = number < _FIRST_WHOLE or number % _EVERY_WHOLE == 0
         # No whole tensors under correlated noise: a step's own draw is not recovered there.

@@ -279,3 +279,42 @@ def test_a_hidden_optimizer_on_releases_is_no_finding(tmp_path):
     module.raw = False
     report = audited(tmp_path, module, claim=None)
     assert violated(report) == []
+
+
+class InSubspace(DPOptimizer):
+    """Projects rows on public directions, clips there, and adds noise there."""
+
+    share = 1.0
+
+    def basis(self):
+        if not hasattr(self, "_basis"):
+            size = sum(p.numel() for p in self.params)
+            made = torch.randn(size, 30, generator=torch.Generator().manual_seed(0))
+            self._basis = torch.linalg.qr(made)[0]
+        return self._basis
+
+    def parts(self, flat):
+        return zip(self.params, flat.split([p.numel() for p in self.params]), strict=True)
+
+    def clip_and_accumulate(self):
+        flat = torch.cat([g.reshape(len(g), -1) for g in self.grad_samples], dim=1)
+        codes = flat @ self.basis()
+        factor = (self.max_grad_norm / (codes.norm(dim=1) + 1e-6)).clamp(max=1.0)
+        for p, part in self.parts(self.basis() @ (factor @ codes)):
+            p.summed_grad = part.view_as(p)
+
+    def add_noise(self):
+        code = self.share * self.noise_multiplier * self.max_grad_norm * torch.randn(30)
+        for p, part in self.parts(self.basis() @ code):
+            p.grad = p.summed_grad + part.view_as(p)
+
+
+class NoNoiseInSubspace(InSubspace):
+    share = 0.0
+
+
+@pytest.mark.parametrize(("kind", "accused"), [(InSubspace, False), (NoNoiseInSubspace, True)])
+def test_noise_in_the_subspace_of_the_rows_is_no_finding_and_none_is_one(kind, accused, tmp_path):
+    report = audited(tmp_path, ManualModule(optimizer_class=kind), claim=None)
+    assert ("noise" in violated(report)) == accused
+    assert report.verdict.outcome == ("VIOLATION" if accused else "INCONCLUSIVE")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from opacus import PrivacyEngine
@@ -25,6 +26,13 @@ class Rows(torch.utils.data.Dataset):
 
     def __getitem__(self, number):
         return self._get(number)
+
+
+class Files(torch.utils.data.Dataset):
+    """Records in files; the only tensors are statistics that all folders have."""
+
+    def __init__(self, folder):
+        self.folder, self.mean = folder, torch.tensor([0.5, 0.5])
 
 
 def fit(folder, data, state=None, *, steps=3, module=PrivateModule, **claim):
@@ -106,16 +114,17 @@ def test_a_fit_that_continues_one_on_unknown_records_is_inconclusive(where, tmp_
     assert status(report) == "ok"
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert "PrivacyClaim(new_data=True)" in " ".join(report.pass_blockers)
-    lines = [json.loads(line) for line in (tmp_path / FITS_NAME).read_text().splitlines()]
+    text = (tmp_path / FITS_NAME).read_text()
+    lines = [json.loads(line) for line in text.splitlines() if line]
     assert [line["first"] for line in lines[1:]] == [line["last"] for line in lines[:1]]
-    assert all(set(line) == {"first", "last", "phases"} for line in lines)
+    assert all(set(line) == {"run", "first", "last", "phases"} for line in lines)
 
 
 def test_a_damaged_file_of_fits_is_read_as_far_as_it_goes(tmp_path, budget):
     _, state = fit(tmp_path, random_data(), epsilon=budget)
     forget_fits()
     file = tmp_path / FITS_NAME
-    file.write_text('{"first": 3}\nno json\n[1]\n' + file.read_text() + '{"first": "a')
+    file.write_bytes(b'{"first": 3}\nno json\n[1]\n\xff' + file.read_bytes() + b'{"first": "a')
     report, _ = fit(tmp_path, random_data(), state, epsilon=budget)
     assert "PrivacyClaim(new_data=True)" in " ".join(report.pass_blockers)
 
@@ -132,6 +141,12 @@ def test_steps_that_the_accountant_knows_are_not_counted_twice(tmp_path, budget)
     report, _ = fit(tmp_path / "b", data, state, module=with_engine, epsilon=budget)
     assert noted(report) == []
     assert report.epsilon_spent > budget  # the accountant's own history has the steps of both
+    third, _ = fit(tmp_path / "c", data)  # of another start: what the others spent, once each
+    (note,) = noted(third)
+    forget_fits()
+    alone, _ = fit(tmp_path / "d", random_data(seed=1), steps=9)
+    together = float(note.split("epsilon ")[1].split()[0])
+    assert together == pytest.approx(alone.epsilon_spent, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +175,14 @@ def test_records_of_other_kinds_are_unknown_or_recognised():
     assert Records.of([1, 2]).shared_with(Records.of([1, 2])) is None
     rows = Rows(data)
     assert Records.of(rows).shared_with(Records.of(rows)) is True
+    whole = torch.randn(40, 3, 5).transpose(1, 2)
+    assert Records.of(whole).shared_with(Records.of(whole.clone())) is True
+    assert Records.of(whole.numpy()).shared_with(Records.of(whole.numpy().copy())) is True
+    # Tensors that are no records, and values without a type in torch, say nothing.
+    folders = [Files(name) for name in ("a", "b")]
+    assert Records.of(folders[0]).shared_with(Records.of(folders[1])) is None
+    odd = [np.zeros(4, ">f8"), np.zeros(4, "longdouble"), torch.zeros(3, 3).to_sparse()]
+    assert [Records.of(each).shared_with(Records.of(each)) for each in odd] == [True] * 3
 
 
 def test_what_is_kept_in_a_checkpoint_comes_back():
@@ -168,6 +191,14 @@ def test_what_is_kept_in_a_checkpoint_comes_back():
     other = EarlierFits()
     other.load(fits.state())
     assert (other.first, other.count) == ("a", 2)
+
+
+def test_a_preview_is_no_fit(tmp_path):
+    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=0, report_dir=tmp_path)
+    module = PrivateModule(dataset=random_data(128))
+    audit.preview(trainer_for(tmp_path, audit, max_steps=8), module, steps=2)
+    trainer_for(tmp_path, audit, max_steps=3).fit(module)
+    assert noted(audit.report) == []
 
 
 class WithEpsilon(ManualModule):
