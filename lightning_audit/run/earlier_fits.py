@@ -2,19 +2,18 @@
 
 A fit that begins with the last parameters of another, bit for bit, continues it. Each fit leaves
 digests of its first and last parameters, and the phases that it spent, in the process and in
-`FITS_NAME` of the report directory. Which records a fit reads is compared within the process only:
-a digest of records is a function of the data, and is written nowhere.
+`FITS_NAME` of the report directory. Fits share records if they read the same data set object, or
+overlapping subsets of it: to compare records would be a function of the data, and is never done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, merge
 from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.config import AuditConfig
+from lightning_audit.hooks.gradient_tap import memory, offsets
 from lightning_audit.record.store import Kept
 from lightning_audit.run.report_files import ReportFiles
 
@@ -44,12 +44,10 @@ class Records:
 
     Args:
         whole: the data set, without the `Subset` around it; None if it cannot be referenced.
-        digest: of its tensors, if these are its records; else empty.
         numbers: of the records in it that the fit reads; None for all.
     """
 
     whole: weakref.ref[Any] | None
-    digest: str
     numbers: NDArray[np.int64] | None
 
     @classmethod
@@ -63,36 +61,27 @@ class Records:
             whole = weakref.ref(data)
         except TypeError:  # a list, say
             whole = None
-        tensors = data.tensors if type(data) is TensorDataset else [data]
-        return cls(whole, _digest(tensors), numbers)
+        return cls(whole, numbers)
 
     def shared_with(self, other: Records) -> bool | None:
         """Return whether some record is in both; None if that is unknown."""
         own, theirs = (each.whole and each.whole() for each in (self, other))
-        same = own is not None and own is theirs
-        if not same and not (self.digest and self.digest == other.digest):
+        if own is None or own is not theirs:
             return None
         if self.numbers is None or other.numbers is None:
             return True
         return bool(np.intersect1d(self.numbers, other.numbers).size)
 
 
-def _digest(held: Iterable[Any]) -> str:
-    """Return a digest of tensors or arrays, in any order; empty if one cannot be read."""
+def _digest(module: torch.nn.Module) -> str:
+    """Return a digest of a module's parameters, in any order."""
     found = []
-    for each in held:
-        if not isinstance(each, torch.Tensor | np.ndarray):
-            return ""
-        size = math.prod(each.shape)
-        try:
-            index = np.arange(0, size, -(-size // _ENTRIES) or 1)
-            at = tuple(map(torch.from_numpy, np.unravel_index(index, each.shape)))
-            part = torch.as_tensor(each)[at].detach().cpu().contiguous()
-            entries = part.view(torch.uint8).numpy().tobytes()
-        except (RuntimeError, TypeError, ValueError):  # sparse, or without a type in torch
-            return ""
+    for each in module.parameters():
+        index = np.arange(0, each.numel(), -(-each.numel() // _ENTRIES) or 1)
+        part = memory(each)[torch.from_numpy(offsets(index, each)).to(each.device)]
+        entries = part.cpu().view(torch.uint8).numpy().tobytes()
         found.append(blake2b(f"{part.dtype} {tuple(each.shape)}".encode() + entries).digest())
-    return blake2b(b"".join(sorted(found)), digest_size=16).hexdigest() if found else ""
+    return blake2b(b"".join(sorted(found)), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +160,7 @@ class EarlierFits(Kept):
         self._records = None if data is None else Records.of(data)
         if self.run:  # a checkpoint's: what it continued is known
             return
-        self.run, self.first = uuid.uuid4().hex, _digest(module.parameters())
+        self.run, self.first = uuid.uuid4().hex, _digest(module)
         self.counted_before = counted
         if counted:
             return
@@ -248,8 +237,8 @@ class EarlierFits(Kept):
         """
         if not self.first or not phases:
             return
-        last = _digest(module.parameters())
-        fit = Fit(self.run, self.first, last, tuple(merge(phases)), self._records)
+        spent = tuple(merge(phases))
+        fit = Fit(self.run, self.first, _digest(module), spent, self._records)
         others = [other for other in _fits if other.run != self.run]
         _fits.clear()
         _fits.extend([*others, fit])

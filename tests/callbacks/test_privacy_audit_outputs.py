@@ -74,6 +74,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 NAMES = (
     "epsilon_lower",
+    "epsilon_lower_at_end",
     "epsilon_spent",
     "claimed_epsilon",
     "mu_lower",
@@ -150,20 +151,21 @@ def test_tensorboard_gets_every_metric(logged):
 @pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
 def test_only_the_bounds_that_are_asked_for_are_computed(audited, names):
     report = audited(PrivateModule(), bounds=list(names), steps=32)
-    betting, mu, *others = report.bounds
+    betting, at_end, mu, *others = report.bounds
     assert (betting.looks, betting.epsilon_lower) == ("anytime", report.epsilon_lower)
+    assert (at_end.name, at_end.looks) == ("at_end", "single")
     assert (mu.name, mu.looks) == ("mu", "single")
     assert {bound.name for bound in others} == set(names)
     assert list(report.settings["bounds"]) == sorted(names, reverse=True)
 
 
 @pytest.mark.whole_report
-def test_by_default_eight_metrics_are_logged(tmp_path, audited):
+def test_by_default_nine_metrics_are_logged(tmp_path, audited):
     logger = CSVLogger(tmp_path)
     audited(PrivateModule(), bounds=(), logger=logger, max_epochs=1)
     (row,) = _rows(logger)
     told = {name.removeprefix("audit/") for name in row if name.startswith("audit/")}
-    assert told == set(NAMES[:8])
+    assert told == set(NAMES[:9])
 
 
 @pytest.mark.whole_report

@@ -158,7 +158,8 @@ def threaded_backward(monkeypatch):
 
 
 @pytest.mark.training
-@pytest.mark.one_in(7)
+@pytest.mark.heavy
+@pytest.mark.heavy_one_in(9)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_backward_pass_in_another_thread_is_audited_as_in_this_one(row, tmp_path, request):
     def report(name):

@@ -28,13 +28,6 @@ class Rows(torch.utils.data.Dataset):
         return self._get(number)
 
 
-class Files(torch.utils.data.Dataset):
-    """Records in files; the only tensors are statistics that all folders have."""
-
-    def __init__(self, folder):
-        self.folder, self.mean = folder, torch.tensor([0.5, 0.5])
-
-
 def fit(folder, data, state=None, *, steps=3, module=PrivateModule, **claim):
     """Report and last parameters of a fit, with an accountant of its own."""
     torch.manual_seed(0)
@@ -57,8 +50,9 @@ def status(report, name="accounting"):
 
 
 def test_a_second_fit_on_the_same_records_notes_what_both_spend(tmp_path):
-    first, _ = fit(tmp_path / "a", random_data())
-    second, _ = fit(tmp_path / "b", random_data())  # another object with the same records
+    data = random_data()
+    first, _ = fit(tmp_path / "a", data)
+    second, _ = fit(tmp_path / "b", data)
     third, _ = fit(tmp_path / "c", random_data(seed=1))
     assert noted(first) == noted(third) == []
     (note,) = noted(second)
@@ -167,22 +161,13 @@ def test_records_of_subsets_are_compared_by_number(one, other, shared):
     assert nested.shared_with(Records.of(Subset(data, [12]))) is False
 
 
-def test_records_of_other_kinds_are_unknown_or_recognised():
+def test_other_objects_may_hold_the_same_records():
     data = random_data()
     again = TensorDataset(*(each.clone() for each in data.tensors))
-    assert Records.of(data).shared_with(Records.of(again)) is True
-    assert Records.of(data).shared_with(Records.of(random_data(seed=1))) is None
+    assert Records.of(data).shared_with(Records.of(again)) is None
     assert Records.of([1, 2]).shared_with(Records.of([1, 2])) is None
-    rows = Rows(data)
-    assert Records.of(rows).shared_with(Records.of(rows)) is True
-    whole = torch.randn(40, 3, 5).transpose(1, 2)
-    assert Records.of(whole).shared_with(Records.of(whole.clone())) is True
-    assert Records.of(whole.numpy()).shared_with(Records.of(whole.numpy().copy())) is True
-    # Tensors that are no records, and values without a type in torch, say nothing.
-    folders = [Files(name) for name in ("a", "b")]
-    assert Records.of(folders[0]).shared_with(Records.of(folders[1])) is None
-    odd = [np.zeros(4, ">f8"), np.zeros(4, "longdouble"), torch.zeros(3, 3).to_sparse()]
-    assert [Records.of(each).shared_with(Records.of(each)) for each in odd] == [True] * 3
+    for own in (Rows(data), torch.zeros(4, 2), np.zeros((4, 2))):
+        assert Records.of(own).shared_with(Records.of(own)) is True
 
 
 def test_what_is_kept_in_a_checkpoint_comes_back():
