@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import signal
 import sys
 from collections import Counter
 from functools import lru_cache
@@ -64,6 +65,8 @@ def _no_earlier_fits():
 def pytest_configure(config: pytest.Config) -> None:
     """Measure tests; `make costs` gives the file for it, and then no cost fails a test."""
     end_on_sigterm(hasattr(config, "workerinput"))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     out = os.environ.get("LIGHTNING_AUDIT_COSTS")
     config.pluginmanager.register(costs.Meter(None if out else costs.read(), out))
 

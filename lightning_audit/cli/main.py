@@ -200,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _main(arguments, watched)
     except SystemExit as end:  # argparse has printed help, or a usage
+        if watched is None:
+            raise
         code = end.code if isinstance(end.code, int) else EXIT_CODES["INCONCLUSIVE"]
     if watched is not None:
         Path(watched.partition(":")[2]).write_text(str(code), encoding="ascii")
