@@ -58,7 +58,7 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Ten
     if device.type == "cuda":
         host = host.pin_memory()
     away = host.to(device, non_blocking=True)
-    pieces = torch.split(away, [a.nbytes for a in arrays])
+    pieces = away.split_with_sizes([a.nbytes for a in arrays])
     return [
         piece.view(torch.int64 if a.dtype == np.int64 else torch.float64)
         for piece, a in zip(pieces, arrays, strict=True)
@@ -97,7 +97,7 @@ class Parcel:
             self._event.record(torch.cuda.current_stream(device))
         else:
             host = packed.cpu()
-        pieces = dict(zip(order, torch.split(host, [len(part) for part in flat]), strict=True))
+        pieces = dict(zip(order, host.split_with_sizes([len(part) for part in flat]), strict=True))
         kinds = [tensor.dtype for tensor in self._away]
         self._home = [pieces[k].view(kind) for k, kind in enumerate(kinds)]
         self._away = []
@@ -210,7 +210,7 @@ class GradientReader:
         parts: list[tuple[Any, Any]] = []
         for (device, dtype), at, flats, where, sizes in self._source(tensors).groups:
             packed = torch.empty(sum(sizes), dtype=dtype, device=device)
-            for flat, index, out in zip(flats, where, torch.split(packed, sizes), strict=True):
+            for flat, index, out in zip(flats, where, packed.split_with_sizes(sizes), strict=True):
                 if flat is None:
                     out.fill_(torch.nan)
                 else:
@@ -240,7 +240,7 @@ class GradientReader:
             writes += [
                 (flat, index, piece)
                 for flat, index, piece, k in zip(
-                    flats, where, torch.split(rest, sizes), self._members(at), strict=True
+                    flats, where, rest.split_with_sizes(sizes), self._members(at), strict=True
                 )
                 if flat is not None and touched[k]
             ]
@@ -302,7 +302,7 @@ class GradientReader:
             spans = [np.arange(self.spans[k].start, self.spans[k].stop) for k in members]
             at = None if whole else np.concatenate(spans)
             sizes = [len(i) for i in index]
-            self._placed[key, steps] = at, torch.split(sent, sizes), sizes
+            self._placed[key, steps] = at, sent.split_with_sizes(sizes), sizes
         at, index, sizes = self._placed[key, steps]
         flats = [None if (t := tensors[k]) is None else memory(t) for k in members]
         return at, flats, index, sizes
@@ -382,7 +382,7 @@ class CanaryRows(list[Direction]):
             own = np.concatenate([part.value for _, part in each])
             index = np.concatenate([part.index for _, part in each])
             both = [rows, index, self._lengths[rows] * own, own]
-            sent = [torch.split(whole, sizes) for whole in send(both, device)]
+            sent = [whole.split_with_sizes(sizes) for whole in send(both, device)]
             pieces = zip(*sent, strict=True)
             self._sent[device] = {j: list(got) for j, got in zip(self._rows, pieces, strict=True)}
         return self._sent[device]
