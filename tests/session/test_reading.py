@@ -10,7 +10,7 @@ from torch import nn
 from lightning_audit.checks.probes import Witnesses
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.hooks.gradient_tap import Reading
+from lightning_audit.hooks.gradient_tap import GradientTap, Reading
 from lightning_audit.record.store import DROPPED, INJECTED
 from lightning_audit.session import reading as noise_watch
 from lightning_audit.session.reading import (
@@ -33,14 +33,19 @@ def step() -> Any:
     return SimpleNamespace(params=[param], batch_size=lambda: 5)
 
 
+#: Coordinates that are read.
+AT = {0: np.array([1, 3])}
+
+
 def watch(
     number: int = 0, *, alone: bool = True, parts: int = 1, divisor: float | None = None
 ) -> NoiseWatch:
     """A watch that has read a step of six rows in its last part."""
-    made, read = NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=alone), step()
+    made, read = NoiseWatch(Witnesses(AT), alone=alone), step()
     for _ in range(parts - 1):
         made.skip(read)
-    made.read(read, number, 6, [p.grad for p in read.params], divisor)
+    tap = GradientTap(torch.optim.SGD(read.params), read.params, AT)
+    made.read(read, number, 6, tap.grads(), divisor, tap)
     return made
 
 
@@ -124,12 +129,15 @@ def read_banded(made: NoiseWatch, noise: float) -> Any:
     param = nn.Parameter(torch.zeros(4))
     param.summed_grad = torch.tensor([0.0, 6.0, 0.0, 8.0])
     param.grad = (param.summed_grad + 2.0 * noise) / 8.0
-    made.read(SimpleNamespace(params=[param], batch_size=lambda: 5), 300, 6, [param.grad])
+    tap = GradientTap(torch.optim.SGD([param]), [param], AT)
+    made.read(
+        SimpleNamespace(params=[param], batch_size=lambda: 5), 300, 6, [param.grad], None, tap
+    )
     return made.seen(CLAIM, 1, 8.0, read_at(1.0))[1]
 
 
 def banded() -> NoiseWatch:
-    return NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=True, coefficients=(1.0, -0.5))
+    return NoiseWatch(Witnesses(AT), alone=True, coefficients=(1.0, -0.5))
 
 
 def test_of_correlated_noise_each_steps_own_draw_stands_beside_the_sum():
