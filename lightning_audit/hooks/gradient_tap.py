@@ -476,7 +476,7 @@ def read_noise(
         norm: whether to compute the norm of the whole sum.
 
     Returns:
-        Returns the reading once it is home; None if a gradient is missing or has lower than single
+        A function that returns the reading; None if a gradient is missing or has lower than single
         precision.
     """
     if not _all_fine(released, reader):

@@ -85,7 +85,7 @@ def read_tensors(
             all.
 
     Returns:
-        Returns the reading once it is home; None if a gradient or a sum is missing, or has neither
+        A function that returns the reading; None if a gradient or a sum is missing, or has neither
         single nor double precision.
     """
     pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
