@@ -30,7 +30,7 @@ from lightning_audit.results.audit_report import (
 )
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.judge import failed_report
 
 # --- Send the report to the user's loggers, and its figure to those that take figures.
@@ -183,7 +183,7 @@ class Stopping:
         """Stop the training with a violation before the next step is taken."""
         self.respond(run.look(composed=True), trainer, run)
         for session in run.sessions:
-            session.source.retract(behind=False)
+            session.withdraw()
         raise StepRefused
 
     def end_batch(self, trainer: Any, run: AuditRun) -> None:
@@ -399,7 +399,7 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
         audit: the `PrivacyAudit`.
     """
     run = audit._run
-    if run is not None and any(session.rescue.in_transit for session in run.sessions):
+    if run is not None and any(session.in_transit for session in run.sessions):
         return
     audit._boundary.remove_hooks()
 

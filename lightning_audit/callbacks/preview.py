@@ -26,8 +26,8 @@ from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.earlier_fits import fits_put_back
-from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.sources import HandedRows, InputSample
+from lightning_audit.session.plan import HandedRows, InputSample
+from lightning_audit.session.step import AuditSession
 
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
@@ -137,7 +137,7 @@ def preview_of(
     """
     if report is None or not sessions:
         return Preview("no private optimizer took a step: check that make_private was called")
-    inputs = any(isinstance(session.source, InputSample) for session in sessions)
+    inputs = any(isinstance(session.inserter, InputSample) for session in sessions)
     needed = [part.steps_needed for one in report.optimizers for part in one.power.values()]
     timed = times[_WARM:]
     found, root = _found(report), report.verdict.root
@@ -180,7 +180,7 @@ def _median(seconds: list[float]) -> float | None:
 
 def _way_of(session: AuditSession) -> str:
     """Describe how a private optimizer is audited."""
-    step, source = session.step, session.source
+    step, source = session.step, session.inserter
     by_hand = isinstance(step, ManualStep)
     name = type(step.inner if by_hand else step.optimizer).__name__
     count = len(session.planner.config.canaries)

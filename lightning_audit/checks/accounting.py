@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, FaultRule
 from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
-from lightning_audit.record.store import RecordHeader
+from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, ProvedPart, SignalBet
@@ -268,10 +267,9 @@ class Guesses:
         #: Smallest noise multiplier of a step, of the largest claimed mu, which the bounds concern.
         self.least_noise = math.inf
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
-        coins, readings = np.asarray(entry["coins"]) > 0, np.asarray(entry["readings"])
-        sigma = float(entry["noise_multiplier"])
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        coins, readings, sigma = seen.coins > 0, seen.readings, seen.noise_multiplier
         if math.isnan(self._spread):
             self._spread = sigma
         self.least_noise = min(self.least_noise, sigma)
@@ -361,19 +359,18 @@ class LeakageBound:
         # For each look kept: steps with canaries, all steps, and the bets' wealth.
         self._looks: list[tuple[int, int, Floats]] = []
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
-        sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        sigma, rate = seen.noise_multiplier, seen.sample_rate
         # If the rate is unknown, all steps have the same weight.
         rate = 1.0 if math.isnan(rate) or rate <= 0.0 else min(rate, 1.0)
-        coins = np.asarray(entry["coins"], dtype=np.float64)
-        self._bet.update(coins, np.asarray(entry["readings"]), sigma, rate)
+        self._bet.update(seen.coins, seen.readings, sigma, rate)
         self._claims.add(sigma, rate)
         self._seen += 1
         # The latest look is always the last one kept.
         if len(self._looks) > 1 and self._looks[-1][0] < _APART * self._looks[-2][0]:
             self._looks.pop()
-        self._looks.append((self._seen, int(entry["step"]) + 1, self._bet.growth))
+        self._looks.append((self._seen, seen.step + 1, self._bet.growth))
 
     def front(self, significance: float) -> list[ProvedPart]:
         """Return what is proved for the steps up to each look, from the latest look back.
@@ -430,12 +427,12 @@ class SignalBound:
         self._coin_probability = header.coin_probability
         self._bet: SignalBet | None = None
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
         if self._bet is None:
-            scale = float(entry["noise_multiplier"])
+            scale = seen.noise_multiplier
             self._bet = SignalBet((self._k,), _SIGNAL_GRID, scale, self._coin_probability)
-        self._bet.update(np.asarray(entry["coins"], dtype=float), np.asarray(entry["readings"]))
+        self._bet.update(seen.coins, seen.readings)
 
     def lower(self, significance: float) -> float:
         """Return the limit, in units of what clipping allows; 0 if nothing is proved."""
@@ -451,10 +448,9 @@ class StudentBound:
     def __init__(self, header: RecordHeader) -> None:
         self._groups = TwoGroups(len(header.canaries))
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
-        coins = np.asarray(entry["coins"], dtype=np.float64)
-        self._groups.update(coins, np.asarray(entry["readings"]), float(entry["noise_multiplier"]))
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        self._groups.update(seen.coins, seen.readings, seen.noise_multiplier)
 
     def mu_lower(self, significance: float) -> tuple[float, float]:
         """Return the lower limit of one step's mu, and the noise multiplier of these steps."""

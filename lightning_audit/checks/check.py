@@ -20,12 +20,8 @@ from lightning_audit.results.audit_report import CheckResult, Kind, LikelyFault,
 from lightning_audit.results.report_details import places_in
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from lightning_audit.checks.monitor import AuditMonitor
-    from lightning_audit.checks.probes import NoiseStep
-    from lightning_audit.record.store import RecordHeader
+    from lightning_audit.record.store import Observation, RecordHeader
 
 # --- The e-process of a check: its largest value, and when it crossed its threshold.
 
@@ -118,6 +114,11 @@ class Evidence:
         if small and not before < self._level <= kept[-1][1]:
             kept.pop()
         kept.append((step, self.log_e))
+
+
+def flagged(tests: Iterable[Evidence]) -> int:
+    """Return how many of the tests have flagged."""
+    return sum(test.violated for test in tests)
 
 
 def evidence_in(part: object) -> Iterator[Evidence]:
@@ -232,8 +233,8 @@ MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel"
 class EntryStatistic(Protocol):
     """Statistic of a record's entries; checkpoints hold it, see `record.store`."""
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Add one entry that counts."""
+    def update(self, seen: Observation) -> None:
+        """Add one step that counts."""
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks."""
@@ -242,7 +243,7 @@ class EntryStatistic(Protocol):
 class NoiseStatistic(Protocol):
     """Statistic of what steps show of their noise; no checkpoint holds it."""
 
-    def update(self, step: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Add one step."""
 
     def result(self, lack: str) -> CheckResult:
@@ -317,8 +318,8 @@ class Check:
         public: names of the parts of a private check that are functions of settings, coins and
             released gradients only: keys of the evidence, or "message".
         reads: input of its statistic: "steps", entries of the record of steps with noise;
-            "canaries", entries of those whose coins count; "readings", `NoiseStep` of each step;
-            "noise", `NoiseStep` of steps whose noise is known without the data; None if its result
+            "canaries", entries of those whose coins count; "readings", those whose noise was read;
+            "noise", those whose noise is known without the data; None if its result
             is made elsewhere. One check of a family has the statistic, which gives all results.
         init: makes the statistic from the record's header and the significance of a run, see
             `EntryStatistic` and `NoiseStatistic`.

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.checks.accounting import EPSILON
 from lightning_audit.checks.check import Candidate, Case, Check, FaultRule, group, named_tensors
 from lightning_audit.checks.replay import CLIPPING_ADVICE, REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import EARLIER, RecordHeader
+from lightning_audit.record.store import EARLIER, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.canary_bets import CoinBet
 from lightning_audit.stats.sequential import PredictableCentre
@@ -363,17 +362,17 @@ class LoudSteps:
         # Since the first such step: steps with a canary, canaries that are in, unclipped ones.
         self._since = [0, 0, 0]
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
-        inside, readings = np.asarray(entry["coins"]) == 1, np.asarray(entry["readings"])
-        loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * float(entry["noise_multiplier"]))
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        inside, readings = seen.coins == 1, seen.readings
+        loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * seen.noise_multiplier)
         for kind, chosen in enumerate((inside & ~loud, inside & loud)):
             self._seen[kind] += chosen
             self._sums[kind] += np.where(chosen, readings, 0.0)
         self._without += int((loud & ~inside).any())
         found = bool((inside & loud).any())
         if found and len(self.numbers) < _KEPT_STEPS:
-            self.numbers.append(int(entry["step"]))
+            self.numbers.append(seen.step)
         if self.numbers and inside.any():
             counted = (1, int(inside.sum()), int((inside & loud).sum()))
             self._since = [a + b for a, b in zip(self._since, counted, strict=True)]
@@ -429,32 +428,29 @@ class SensitivityCheck:
         self._norms: list[tuple[float, float, float, float]] = []
         self.evidence = SENSITIVITY.test(significance)
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry whose coins count."""
-        coins = np.asarray(entry["coins"], dtype=np.float64)
-        readings = np.asarray(entry["readings"])
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        coins, readings, earlier = seen.coins, seen.readings, seen.canaries == EARLIER
         if self._bet is None:
-            self._bet = self._new_bet(entry)
-        earlier = bool(entry["canaries"] == EARLIER)
+            self._bet = self._new_bet(seen)
         if earlier and self.parts is None:
             self._before_parts = float(self._bet.log_e)
-            self.parts = PartShifts(self._new_bet(entry), self._new_bet(entry), self._k)
+            self.parts = PartShifts(self._new_bet(seen), self._new_bet(seen), self._k)
         self._bet.update(coins, readings)
         if self.parts is not None:
             self.parts.update(coins, readings, earlier=earlier)
-        self.evidence.update(self._log_e(self._bet), int(entry["step"]))
+        self.evidence.update(self._log_e(self._bet), seen.step)
         centred = self._all.update(coins, readings)
         for coin in (0, 1):
             chosen = coins == coin
             self._each[coin] += (chosen, np.where(chosen, centred, 0.0))
-        self.loud.update(entry)
+        self.loud.update(seen)
         if coins.any() and len(self._norms) < _KEPT_NORMS:
             norm = float(np.linalg.norm(readings[coins == 1]))
-            scale, sigma = float(entry["scale"]), float(entry["noise_multiplier"])
-            self._norms.append((float(coins.sum()), norm, scale, sigma))
+            self._norms.append((float(coins.sum()), norm, seen.scale, seen.noise_multiplier))
 
-    def _new_bet(self, entry: NDArray[np.void]) -> CoinBet:
-        scale = float(entry["noise_multiplier"])
+    def _new_bet(self, seen: Observation) -> CoinBet:
+        scale = seen.noise_multiplier
         return CoinBet((self._k,), self._signal, scale, self._coin_probability, self._kinds)
 
     def _log_e(self, bet: CoinBet) -> float:

@@ -11,12 +11,12 @@ they restart when a training is resumed.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.checks.accounting import (
@@ -37,10 +37,17 @@ from lightning_audit.checks.noise import (
     StatedDivisor,
     WitnessNoiseCheck,
 )
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep, noise_of
+from lightning_audit.checks.probes import noise_of
 from lightning_audit.checks.randomness import REUSE_LAG, NoiseRestart, ReuseCheck
 from lightning_audit.checks.update import gradient_replaced_result
-from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader, restore, snapshot
+from lightning_audit.record.store import (
+    DROPPED,
+    ENTERED,
+    Observation,
+    RecordHeader,
+    restore,
+    snapshot,
+)
 from lightning_audit.results.audit_report import CheckResult
 
 # --- Passes the record of a run, entry by entry, to every check.
@@ -75,40 +82,39 @@ class AuditMonitor:
         self.last_norm = 1.0
         self.claims = StepHistory()
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry of the record."""
-        self._update(entry)
+    def update(self, seen: Observation) -> None:
+        """Update with one step."""
+        self._update(seen)
         if self.steps == self.header.planned_end:
             self.student_at_end = copy.deepcopy(self.student)
 
-    def _update(self, entry: NDArray[np.void]) -> None:
+    def _update(self, seen: Observation) -> None:
         self.steps += 1
-        self.replaced_steps += int(entry["replaced"])
-        if entry["replaced"] and self.first_replaced is None:
-            self.first_replaced = int(entry["step"])
-        self.last_scale = float(entry["scale"])
-        self.last_norm = float(entry["max_grad_norm"])
-        sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
+        self.replaced_steps += seen.replaced
+        if seen.replaced and self.first_replaced is None:
+            self.first_replaced = seen.step
+        self.last_scale, self.last_norm = seen.scale, seen.max_grad_norm
+        sigma, rate = seen.noise_multiplier, seen.sample_rate
         self.claims.add(sigma, None if math.isnan(rate) else rate)
         if sigma <= 0.0:  # a step without claimed noise cannot be tested
             self.noiseless_steps += 1
             return
-        if not np.isfinite(entry["tensor_squares"]).all():
+        if not np.isfinite(seen.tensor_squares).all():
             self.lost_steps += 1
             return
         for check in self._of_steps.values():
-            check.update(entry)
-        if entry["canaries"] == DROPPED:
+            check.update(seen)
+        if seen.canaries == DROPPED:
             self.lost_steps += 1
-        elif entry["canaries"] in ENTERED:
-            if not np.isfinite(entry["readings"]).all():
+        elif seen.canaries in ENTERED:
+            if not np.isfinite(seen.readings).all():
                 self.lost_steps += 1
                 return
             self.canary_steps += 1
             for check in self._of_canaries.values():
-                check.update(entry)
+                check.update(seen)
             for bound in (self.leakage, self.signal, self.student, self.guesses):
-                bound.update(entry)
+                bound.update(seen)
 
     @property
     def _statistics(self) -> list[EntryStatistic]:
@@ -183,9 +189,7 @@ class AuditMonitor:
         )
 
 
-def replay(
-    header: RecordHeader, entries: Iterable[NDArray[np.void]], significance: float
-) -> AuditMonitor:
+def replay(header: RecordHeader, entries: Iterable[Any], significance: float) -> AuditMonitor:
     """Compute the checks of a record again.
 
     Args:
@@ -198,7 +202,7 @@ def replay(
     """
     monitor = AuditMonitor(header, significance)
     for entry in entries:
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
     return monitor
 
 
@@ -244,15 +248,15 @@ class NoiseChannelChecks:
         """
         self._restart.resume(restore(state["first"]), step)
 
-    def update(self, seen: NoiseSeen, step: int) -> None:
-        """Update with one step."""
-        if not self._fine:
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose noise was read."""
+        if not self._fine or seen.released is None:
             return
         finite = seen.sums is None or np.isfinite(seen.sums).all()
         if not finite or not np.isfinite(seen.released).all():
             self._lack = self._noise_lack = _NOT_FINITE
             return
-        self._divisor.update(seen, step)
+        self._divisor.update(seen)
         # If data are this much larger, the difference is rounding error. The release is compared
         # only if the sums are unknown: noise that is itself this large must be tested.
         large = seen.released if seen.sums is None else seen.sums
@@ -260,10 +264,10 @@ class NoiseChannelChecks:
             self._lack = self._noise_lack = _LARGE
             return
         noise, self._noise_lack = noise_of(seen)
-        at = NoiseStep(step, seen, noise)
+        seen = dataclasses.replace(seen, noise=noise)
         alone = self._of_noise.values() if noise is not None else ()
         for one in (*alone, *self._of_readings.values(), self._excess, self._restart):
-            one.update(at)
+            one.update(seen)
 
     @property
     def shrinks_with_batch(self) -> bool:

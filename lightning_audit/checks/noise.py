@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.check import Check, Evidence, FaultRule
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import RecordHeader
+from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.noise_tests import (
     INTERVAL_SIGNIFICANCE,
@@ -268,13 +267,12 @@ class WitnessNoiseCheck:
         self._largest = np.zeros(len(self._names))
         self.single = NOISE_TENSOR.test(significance)
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry of the record."""
-        squares = np.asarray(entry["tensor_squares"])
+    def update(self, seen: Observation) -> None:
+        """Update with one step."""
+        squares, step = seen.tensor_squares, seen.step
         if not np.isfinite(squares).all():
             return
         self.sums.update(self._counts, squares)
-        step = int(entry["step"])
         together = float(noise_log_e(self._counts.sum(), squares.sum()))
         each = float(log_mean_exp(noise_log_e(self._counts, squares)))
         alone = float(log_mean_exp([together, each]))
@@ -363,16 +361,16 @@ class CanaryNoiseCheck:
         self.evidence = NOISE_CANARY.test(significance)
         self._seen = 0
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry of the record whose coins count."""
-        residual = np.asarray(entry["readings"]) - entry["coins"]
-        squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
+    def update(self, seen: Observation) -> None:
+        """Update with one step whose coins count."""
+        residual = seen.readings - seen.coins
+        squares = ((residual - self._centre.value) / seen.noise_multiplier) ** 2
         self.sums.update(np.ones(len(squares)), squares)
         self._centre.update(residual)
         self._seen += 1
         if is_look(self._seen):
             both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
-            self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+            self.evidence.update(float(log_mean_exp(both)), seen.step)
 
     def ratios(self) -> FloatArray:
         """Return an upper estimate of the noise along each canary over the claim, ``[k]``."""
@@ -441,16 +439,16 @@ class NormalNoise:
         #: Share of values that occur more than once in the step at which the test flagged.
         self._repeated = 0.0
 
-    def update(self, step: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step's readings."""
-        shift = max(1.0 / step.seen.noise_multiplier, _SMALLEST_SHIFT)
-        self._tails.update(step.readings, min(1.0, shift))
-        self._ties.update(step.readings)
+        shift, readings = max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT), seen.noise_readings
+        self._tails.update(readings, min(1.0, shift))
+        self._ties.update(readings)
         before = self._test.violated
         both = [self._tails.log_e, self._ties.log_e]
-        self._test.update(float(log_mean_exp(both)), step.number)
+        self._test.update(float(log_mean_exp(both)), seen.step)
         if self._test.violated and not before:
-            self._repeated = repeated_share(step.readings)
+            self._repeated = repeated_share(readings)
 
     def result(self, lack: str) -> CheckResult:
         """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
@@ -508,11 +506,11 @@ class NoiseMean:
         self._signs = np.zeros(2, dtype=np.int64)
         self._test = NOISE_MEAN.test(significance)
 
-    def update(self, step: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step's noise."""
-        assert step.noise is not None
-        self._signs += [np.sum(step.noise > 0), np.sum(step.noise < 0)]
-        self._test.update(sign_log_e(*self._signs.tolist()), step.number)
+        assert seen.noise is not None
+        self._signs += [np.sum(seen.noise > 0), np.sum(seen.noise < 0)]
+        self._test.update(sign_log_e(*self._signs.tolist()), seen.step)
 
     def result(self, lack: str = "") -> CheckResult:
         """Return the check's result; ``lack`` is the reason why no noise was read."""
@@ -570,32 +568,32 @@ class NoiseExcess:
         self._longest, self._long_at = 0.0, -1
         self._test = NOISE_EXCESS.test(significance)
 
-    def update(self, step: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step's noise, if it is known separately, and its clipped sum's norm.
 
         Noise that was added in place is part of the sum that is read. That is correct unless the
         sum was made in several parts. If the sum is unknown, its norm is at most its number of
         terms, and what exceeds that in the norm of the gradient is noise.
         """
-        seen, noise = step.seen, step.noise
+        noise, released = seen.noise, seen.released
         if noise is not None:
             self._sums += [len(noise), float(noise @ noise)]
-            self._test.update(float(excess_log_e(*self._sums)), step.number)
-        elif seen.sums is None and seen.terms:
+            self._test.update(float(excess_log_e(*self._sums)), seen.step)
+        elif released is not None and seen.sums is None and seen.terms:
             most = _ROUNDING * seen.terms
-            rest = max(float(np.linalg.norm(seen.released)) - most, 0.0) / seen.noise_multiplier
-            self._sums += [len(seen.released), rest**2]
+            rest = max(float(np.linalg.norm(released)) - most, 0.0) / seen.noise_multiplier
+            self._sums += [len(released), rest**2]
             log_e = float(excess_log_e(*self._sums))
             if log_e >= self._test.threshold:  # less is no sign that the noise is as claimed
                 self._bounded = True
-                self._test.update(log_e, step.number)
+                self._test.update(log_e, seen.step)
         elif not seen.split:
             return
         if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
             return
         ratio = seen.sum_norm / seen.terms
         if ratio > _ROUNDING and self._long_at < 0:
-            self._long_at = step.number
+            self._long_at = seen.step
         self._longest = max(self._longest, ratio)
 
     @property
@@ -746,9 +744,9 @@ class SingleEntries:
         #: The first step that is read; a resumed training starts at a later one.
         self._since = 0
 
-    def update(self, at: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Add a step's noise."""
-        noise, step = at.noise, at.number
+        noise, step = seen.noise, seen.step
         assert noise is not None
         if self._past is None:
             self._past, self._since = EntryBets(len(noise)), step
@@ -805,21 +803,19 @@ class WholeSizes:
         self._of_smallest, self._steps = np.zeros((2, len(tensors))), 0
         self._largest = np.zeros(len(tensors))
 
-    def update(self, at: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step, if its whole tensors were read."""
-        seen, alone, step = at.seen.whole, at.noise is not None, at.number
-        if seen is None:
-            return
-        count, squares = seen.entries, seen.noise if alone else seen.released
-        if not np.isfinite(squares).all():
+        count, added, alone = seen.entries, seen.noise_squares, seen.noise is not None
+        squares = added if alone else seen.squares
+        if count is None or added is None or squares is None or not np.isfinite(squares).all():
             return
         self._count, self._squares = self._count + count, self._squares + squares
-        self._added, self._all_alone = self._added + seen.noise, self._all_alone and alone
+        self._added, self._all_alone = self._added + added, self._all_alone and alone
         now = noise_log_e(count, squares)
         steady = noise_log_e(self._count, self._squares)
         self._single.update(log_mean_exp(now))
         each = float(log_mean_exp(steady))
-        self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), step)
+        self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), seen.step)
         ratio = np.sqrt(squares / np.maximum(count, 1.0))
         self._steps += 1
         self._of_smallest[:, ratio < self._smallest] = np.stack(
@@ -953,17 +949,17 @@ class StatedDivisor:
         self._test = BATCH_NORMALISED.test(significance)
         self._beside_data = False
 
-    def update(self, seen: NoiseSeen, step: int) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step, if another divisor than the stated one is possible."""
-        if not seen.divisors:
-            return
-        self._beside_data |= seen.sums is None
         released, sums = seen.released, seen.sums
+        if not seen.divisors or released is None:
+            return
+        self._beside_data |= sums is None
         if sums is None:
             released = self._small.take(released, seen.noise_multiplier)
             sums = np.zeros_like(released)
         self._bet.update(released, sums, seen.noise_multiplier, seen.divisors)
-        self._test.update(self._bet.log_e, step)
+        self._test.update(self._bet.log_e, seen.step)
 
     @property
     def shrinks_with_batch(self) -> bool:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit.layout import FloatArray, IndexArray, Layout
-from lightning_audit.record.store import Kept
+from lightning_audit.record.store import Kept, Observation
 from lightning_audit.stats.dependence import steps_to_forget
 from lightning_audit.stats.sequential import PredictableCentre
 
@@ -39,90 +39,14 @@ _TOO_SMALL = "what is left of the gradient without the clipped sums is too small
 _ALONG = "what is left of the gradient without the clipped sums is correlated with them"
 
 
-@dataclass(frozen=True)
-class WholeTensors:
-    """One step's release and noise over all entries of each tensor.
-
-    Args:
-        entries: number of entries of each tensor, ``[L]``.
-        released: sums of the squares of the gradient times its divisor, in units of the claimed
-            variance, ``[L]``.
-        noise: the same for the gradient without the clipped sums, ``[L]``.
-        block: the gradient without the clipped sums at the first and the last entries of each
-            tensor, in claimed standard deviations; None if it was not requested.
-    """
-
-    entries: FloatArray
-    released: FloatArray
-    noise: FloatArray
-    block: FloatArray | None = None
-
-
-@dataclass(frozen=True)
-class NoiseSeen:
-    """One step, between its noise and its update, in units of the clipping norm.
-
-    Args:
-        released: the gradient times its stated divisor at some coordinates, ``[n]``.
-        sums: the clipped sums that the gradient is made of, ``[n]``; None if unknown.
-        noise_multiplier: claimed standard deviation of the noise, > 0.
-        divisors: numbers over the stated divisor by which the sum may have been divided instead.
-        terms: samples in the whole sum, canaries included; None if unknown.
-        sum_norm: norm of the whole sum; None if it was not computed.
-        split: whether the sum was made in several parts.
-        whole: the noise over whole tensors; None if it was not read.
-        at_cut: whether the gradient was read at a point where noise is known to have been added.
-        lack: the reason why ``sums`` is None, if the reason is known.
-    """
-
-    released: FloatArray
-    sums: FloatArray | None
-    noise_multiplier: float
-    divisors: tuple[float, ...] = ()
-    terms: int | None = None
-    sum_norm: float | None = None
-    split: bool = False
-    whole: WholeTensors | None = None
-    at_cut: bool = False
-    lack: str = ""
-
-
-@dataclass(frozen=True)
-class NoiseStep:
-    """The noise of one step, in units of its claimed standard deviation.
-
-    Args:
-        number: of the step, from 0.
-        seen: the step, in units of the clipping norm.
-        noise: its noise alone, ``[n]``; None if it is not known without the data.
-    """
-
-    number: int
-    seen: NoiseSeen
-    noise: FloatArray | None
-
-    @property
-    def released(self) -> FloatArray:
-        """The release, data and noise together, ``[n]``."""
-        return np.asarray(self.seen.released / self.seen.noise_multiplier)
-
-    @property
-    def readings(self) -> FloatArray:
-        """The noise if it is known without the data, else the release, ``[n]``.
-
-        Data make the squares stochastically larger, so tests for too little noise stay valid.
-        """
-        return self.released if self.noise is None else self.noise
-
-
-def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
+def noise_of(seen: Observation) -> tuple[FloatArray | None, str]:
     """Return the noise in units of its claimed standard deviation, ``[n]``; or None, and why.
 
     The gradient minus the clipped sums is noise only if noise was added to these sums and nothing
     else was done to them. The difference is accepted as noise unless it is much too small, or is
     correlated with the sums.
     """
-    if seen.sums is None:
+    if seen.released is None or seen.sums is None:
         return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)

@@ -13,7 +13,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.checks.check import (
     MISSING,
@@ -33,9 +32,8 @@ from lightning_audit.checks.noise import (
     NOISE_WHOLE,
 )
 from lightning_audit.checks.noise_faults import added_ratio
-from lightning_audit.checks.probes import NoiseStep
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import RecordHeader
+from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence import (
     AlikeBet,
@@ -109,12 +107,15 @@ class ReuseCheck:
         checks = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR)
         self.evidence = {check.name: check.test(significance) for check in checks}
 
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Update with one entry of the record."""
-        step = int(entry["step"])
-        count, squares = np.asarray(entry["lag_count"]), np.asarray(entry["lag_squares"])
-        count = np.concatenate([count, entry["epoch_count"]])
-        squares = np.concatenate([squares, entry["epoch_squares"]])
+    def update(self, seen: Observation) -> None:
+        """Update with one step."""
+        step = seen.step
+        count = np.concatenate([seen.lag_count, seen.epoch_count])
+        squares = np.concatenate([seen.lag_squares, seen.epoch_squares])
+        single = {
+            "broadcast": (seen.broadcast_count, seen.broadcast_squares),
+            "pair": (seen.pair_count, seen.pair_squares),
+        }
         self._seen += 1
         look = is_look(self._seen)
         if count.any() and np.isfinite(squares).all():
@@ -124,7 +125,7 @@ class ReuseCheck:
                 log_e = log_mean_exp(noise_log_e(self._lag_count, self._lag_squares))
                 self.evidence["reuse.lag"].update(float(log_e), step)
         for name, sums in self._single.items():
-            terms = np.array([entry[f"{name}_count"], entry[f"{name}_squares"]], dtype=np.float64)
+            terms = np.array(single[name])
             if terms[0] > 0 and np.isfinite(terms).all():
                 sums += terms
                 if look:
@@ -248,14 +249,14 @@ class NoiseRecurrence:
         self._pair, self._pair_log_e = (0, 0), -math.inf
         self._difference_ratio: float | None = None
 
-    def update(self, at: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step's readings; signs count only if the readings can be noise alone."""
-        step = at.number
-        if at.noise is not None and at.seen.at_cut:  # else it may contain momentum
-            self._signs.update(at.noise, step)
-        log_e, age = self._past.recurrence_log_e(at.readings)
+        step, readings = seen.step, seen.noise_readings
+        if seen.noise is not None and seen.at_cut:  # else it may contain momentum
+            self._signs.update(seen.noise, step)
+        log_e, age = self._past.recurrence_log_e(readings)
         earlier = self._past.nearest
-        self._past.add(at.readings, step)
+        self._past.add(readings, step)
         if log_e >= _CERTAIN and len(self._returned) < _RETURNS:
             self._returned.append(step - earlier)
         self._bet.update(log_e)
@@ -351,9 +352,9 @@ class NoiseForecast:
         self._bet = ForecastBet()
         self._test = REUSE_FORECAST.test(significance)
 
-    def update(self, at: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step's readings."""
-        readings, step = at.readings, at.number
+        readings, step = seen.noise_readings, seen.step
         self._bet.update(self._past.before(step, len(readings)), readings)
         self._past.add(readings, step)
         if self._bet.compared and (step < _EACH or step % _LATER == 0):
@@ -453,9 +454,9 @@ class NoiseRestart:
         """
         self.first, self._resumed_at = first, step
 
-    def update(self, at: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with a step."""
-        released, noise, step = at.released, at.noise, at.number
+        released, noise, step = seen.scaled_release, seen.noise, seen.step
         if step < COMPARED:
             self.first[step] = released.copy()
         if self._resumed_at is None or step - self._resumed_at >= COMPARED:
@@ -463,7 +464,7 @@ class NoiseRestart:
         then = self.first.get(step - self._resumed_at)
         if then is None or len(then) != len(released):
             return
-        gap = at.readings - then
+        gap = seen.noise_readings - then
         products = 0.0 if noise is None else float(product_log_e(noise * then))
         together = [float(noise_log_e(len(gap), gap @ gap)), products]
         self._log_e += float(log_mean_exp(np.array(together)))
@@ -713,14 +714,14 @@ class SharedEntries:
         self._test = REUSE_ENTRIES.test(significance)
         self._found: dict[str, Any] = {"left": 1.0, "distance": 0, "mirror": 0}
 
-    def update(self, step: NoiseStep) -> None:
+    def update(self, seen: Observation) -> None:
         """Update with the noise of a step's block, which has the same entries at every step."""
-        whole, bet = step.seen.whole, self._past
-        if whole is None or whole.block is None:
+        bet = self._past
+        if seen.block is None:
             return
-        bet.update(whole.block)
+        bet.update(seen.block)
         before = self._test.log_e
-        self._test.update(bet.log_e, step.number)
+        self._test.update(bet.log_e, seen.step)
         if self._test.log_e > before:
             self._found = {"left": bet.left, "distance": bet.distance, "mirror": bet.mirror}
 

@@ -22,7 +22,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.hooks.boundary import around
-from lightning_audit.hooks.gradient_tap import as_rows
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
 from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (
@@ -60,7 +60,7 @@ class GhostStep(OpacusStep):
         self._teller: Any = None
         self._module: Any = None
         self._before: Any = None
-        self._directions: Sequence[Direction] = ()
+        self._canaries = CanaryRows([])
         self._norm = 0.0
         #: Zeros as the canaries' losses; their gradients are the clipping factors.
         self._losses: torch.Tensor | None = None
@@ -81,19 +81,21 @@ class GhostStep(OpacusStep):
             return ""
         return _NO_GHOST_LOSS
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+    def lay_out(
+        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
+    ) -> None:
         """Append the canaries to norms and losses after the first backward pass."""
         loss, module = self._loss, self._loss.module
         self._loss, self._module, self._losses = None, module, None
-        self._directions, self._norm = directions, norm
+        self._canaries, self._norm = as_rows(rows), norm
         own_norms, self._before = module.get_norm_sample, vars(module).get(_NORMS)
-        count = len(directions)
+        count = len(rows)
 
         def joined(norms: torch.Tensor) -> torch.Tensor:
             self._look_at(loss, norms)
             self._restore = _restoring(loss)
             terms = loss.loss_per_sample.new_zeros(count, requires_grad=True)
-            own = norms.new_tensor([norm * d.norm() for d in directions])
+            own = norms.new_tensor([norm * row.norm() for row in rows])
             loss.loss_per_sample = torch.cat([loss.loss_per_sample, terms])
             self._losses = terms
             _leave_out_of_adaptation(loss, count)
@@ -130,7 +132,7 @@ class GhostStep(OpacusStep):
         self._restore()
         self._restore = _nothing
 
-    def confirm(self) -> bool:
+    def put_in(self) -> bool:
         """Add the canaries, each times its clipping factor, to the sum before its noise."""
         factors = self._losses.grad if self._losses is not None else None
         self._losses = None
@@ -142,10 +144,16 @@ class GhostStep(OpacusStep):
         self.norms.take_norms(*map(as_number, norms))
         # No canary may be in (all coins 0): the step was audited all the same.
         weights = self._norm * factors.double().cpu().numpy()
-        as_rows(self._directions).add([p.grad for p in self.params], weights)
+        self._canaries.add([p.grad for p in self.params], weights)
         return True
 
-    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
+    def copy_in(
+        self,
+        rows: Sequence[Direction],
+        norm: float,
+        seed: Sequence[int] | None = None,
+        part: int = -1,
+    ) -> None:
         """Refuse: after the backward pass no canary can be added.
 
         Raises:
@@ -153,7 +161,7 @@ class GhostStep(OpacusStep):
         """
         raise CannotEnter(_TOO_LATE)
 
-    def withdraw(self) -> bool:
+    def take_out(self) -> bool:
         """Discard pending canaries; those that entered are in no per-sample gradient."""
         self._put_back()
         self.conceal()

@@ -104,7 +104,6 @@ class ManualStep(DPSGDStep):
     def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
         self.optimizer = optimizer
         self.norms = None
-        self.row_seed = None
         self.inner = updating_optimizer(optimizer)
         self.params: Sequence[torch.nn.Parameter] = self.trained()
         self.layout: Layout = [
@@ -133,14 +132,20 @@ class ManualStep(DPSGDStep):
         """Return why rows cannot be prepared: the user's code computes the gradients."""
         return "the training computes per-sample gradients itself"
 
-    def withdraw(self) -> bool:
+    def copy_in(
+        self,
+        rows: Sequence[Direction],
+        norm: float,
+        seed: Sequence[int] | None = None,
+        part: int = -1,
+    ) -> None:
+        """Keep the rows until `append` or `singles` hands them over."""
+        self._waiting = (rows, norm)
+
+    def take_out(self) -> bool:
         """Discard rows not yet handed over; the others are in the user's sums."""
         self._waiting = ((), 0.0)
         return False
-
-    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """Keep the rows until `append` or `singles` hands them over."""
-        self._waiting = (tuple(directions), norm)
 
     def holds_canaries(self) -> bool:
         """Return True: rows that the user's code has taken stay in its gradients."""
@@ -188,8 +193,21 @@ class ManualStep(DPSGDStep):
                     f"all names, here {batch}: stack one gradient per sample along the first axis."
                 )
 
-    def check_released(self, grads: dict[str, torch.Tensor], places: dict[str, int | None]) -> None:
-        """Raise ValueError unless all are tensors of the parameters' shapes."""
+    def released(
+        self, grads: Any, module: torch.nn.Module, root: torch.nn.Module
+    ) -> list[torch.Tensor | None]:
+        """Return the noisy gradients passed to `lightning_audit.released`, one per parameter.
+
+        Raises:
+            ValueError: names or shapes are not those of the parameters.
+        """
+        if not isinstance(grads, dict):
+            raise BadArgument(
+                f"grads={type(grads).__name__} must be a dict of parameter names to tensors of the "
+                "parameters' shapes: the noisy gradients."
+            )
+        places = self.places(list(grads), module, root)
+        tensors: list[torch.Tensor | None] = [None] * len(self.params)
         for name, tensor in grads.items():
             place = places[name]
             if not isinstance(tensor, torch.Tensor):
@@ -202,6 +220,9 @@ class ManualStep(DPSGDStep):
                     f"{self.layout[place].shape}: the noisy gradient, summed over the samples and "
                     "divided by the expected batch size."
                 )
+            if place is not None:
+                tensors[place] = tensor
+        return tensors
 
     def hold(self, grads: dict[str, torch.Tensor]) -> None:
         """Keep gradients until the update: they are searched if it is not finite."""
@@ -218,6 +239,10 @@ class ManualStep(DPSGDStep):
     def release(self) -> None:
         """Drop all gradients after the update."""
         self._held, self._lost, self.samples = [], [], 0
+
+    def batch_size(self) -> int | None:
+        """Return the number of samples whose gradients were handed over; None if none were."""
+        return self.samples or None
 
     def lost_rows(self) -> torch.Tensor | None:
         """Return which of the gradients handed over for this update are not finite."""

@@ -7,9 +7,10 @@ change, except for the order of its terms.
 
 **Canary rows without a copy: written into the buffer that Opacus fills in backward.** Opacus adds
 each layer's per-sample gradients to ``param._current_grad_sample`` and makes that tensor the
-``grad_sample`` after the layer's backward. A buffer with spare rows that contain the canaries
-becomes the same tensor, bit for bit, as appending the rows, and nothing is copied. If that is not
-certain, `obstacle` returns why, and the rows are appended by copy.
+``grad_sample`` after the layer's backward. A buffer with spare rows, into which the canaries are
+written just before clipping, becomes the same tensor, bit for bit, as appending the rows, and
+nothing is copied. If that is not certain, `obstacle` returns why, and the rows are appended by
+copy.
 
 Between the backward pass and the step, ``grad_sample`` is a view of the batch's rows only: user
 code that reads, scales or replaces the gradients there sees no canary.
@@ -24,6 +25,7 @@ import functools
 import hashlib
 import inspect
 import math
+import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +51,8 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
+from lightning_audit.hooks.gradient_tap import as_rows, send
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 
 # --- Finds the accountant in a private optimizer's step hook.
 
@@ -235,27 +237,14 @@ class RowBuffer:
     Args:
         param: the parameter.
         batch: number of the batch's rows.
-        rows: the canaries' rows, which come after them.
-        tensor: number of the parameter in the layout.
-        norm: factor of the canaries.
-        spare: number of rows after the batch's; None for one per canary.
+        spare: number of rows after the batch's, for canaries.
     """
 
-    def __init__(
-        self,
-        param: torch.nn.Parameter,
-        batch: int,
-        rows: CanaryRows,
-        tensor: int,
-        norm: float,
-        spare: int | None = None,
-    ) -> None:
+    def __init__(self, param: torch.nn.Parameter, batch: int, spare: int) -> None:
         #: All rows after the gradients were added, and a view of the batch's rows.
         self.whole = torch.empty(0)
         self._own = torch.empty(0)
-        self._param, self._batch = param, batch
-        self._spare = len(rows) if spare is None else spare
-        self._rows, self._tensor, self._norm = rows, tensor, norm
+        self._param, self._batch, self._spare = param, batch, spare
         self._boundary = current()
         setattr(param, BUFFER, self)
 
@@ -272,7 +261,6 @@ class RowBuffer:
         whole = gradients.new_empty((size, *gradients.shape[1:]))
         whole[:count].copy_(gradients)
         whole[count:].zero_()
-        self._rows.write_part(whole[self._batch :], self._tensor, self._norm)
         self.whole, self._own = whole, whole[: self._batch]
         return self
 
@@ -304,12 +292,11 @@ class RowBuffer:
         tensors = held if isinstance(held, list) else [held]
         return any(tensor is self._own or tensor is self.whole for tensor in tensors)
 
-    def reveal(self) -> torch.Tensor:
-        """Replace the view by all rows, and return these."""
+    def reveal(self) -> None:
+        """Replace the view by all rows."""
         exchange(self._param, self._own, self.whole)
-        return self.whole
 
-    def withdraw(self) -> None:
+    def take_out(self) -> None:
         """Remove the canaries' rows from the parameter's gradients and buffer."""
         self.conceal()
         held = getattr(self._param, BUFFER, None)
@@ -332,7 +319,7 @@ def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
 def opacus_adds() -> bool:
     """Return whether the installed Opacus fills an existing buffer as `RowBuffer` expects."""
     param = torch.nn.Parameter(torch.zeros(()))
-    buffer = RowBuffer(param, 2, CanaryRows([]), 0, norm=1.0, spare=1)
+    buffer = RowBuffer(param, 2, spare=1)
     try:
         for _ in range(2):
             create_or_accumulate_grad_sample(
@@ -396,33 +383,36 @@ class RowPrefill:
         self._batch = sizes.pop()
         return ""
 
-    def fill(self, directions: Sequence[Direction], norm: float) -> None:
-        """Reserve rows after the batch's for the coming backward; see `DPSGDStep.prepare`."""
-        rows = directions if isinstance(directions, CanaryRows) else CanaryRows(directions)
+    def lay_out(self, rows: int) -> None:
+        """Reserve rows after the batch's for the coming backward."""
         self._buffers = []
-        for j, param in enumerate(self._params):  # one by one: `withdraw` if a later one fails
-            buffer = RowBuffer(param, self._batch, rows, j, norm)
-            self._buffers.append(buffer)
+        for param in self._params:  # one by one: `take_out` if a later one fails
+            self._buffers.append(RowBuffer(param, self._batch, rows))
 
     def conceal(self) -> None:
         """Hide the canaries' rows from the gradients after the backward pass."""
         for buffer in self._buffers:
             buffer.conceal()
 
-    def confirm(self) -> list[torch.Tensor]:
-        """Show the canaries' rows; return the gradients with them, or an empty list."""
+    def put_in(self, rows: Sequence[Direction], norm: float) -> list[torch.Tensor]:
+        """Write and show the canaries' rows; return the gradients with them, or an empty list."""
         if not all(buffer.arrived() for buffer in self._buffers):
-            self.withdraw()
-        return [buffer.reveal() for buffer in self._buffers]
+            self.take_out()
+        whole = [buffer.whole for buffer in self._buffers]
+        if whole:
+            as_rows(rows).write_all(whole, norm)
+        for buffer in self._buffers:
+            buffer.reveal()
+        return whole
 
     def forget(self) -> None:
         """Drop the references to the gradients, which the step frees afterwards."""
         self._buffers = []
 
-    def withdraw(self) -> None:
+    def take_out(self) -> None:
         """Remove the canaries' rows from the buffers or the gradients made from them."""
         for buffer in self._buffers:
-            buffer.withdraw()
+            buffer.take_out()
         self._buffers = []
 
 
@@ -548,13 +538,14 @@ class OpacusStep(DPSGDStep):
         self.optimizer = optimizer
         self.inner = innermost(optimizer)
         self.norms = None
-        self.row_seed = None
         self.adapts_its_norm = isinstance(optimizer, AdaClipDPOptimizer)
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
         #: Weak references to gradients with canaries, which the step frees; number of canaries.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        #: The rows of `lay_out`, their norm, and the seed of their positions.
+        self._laid_out: tuple[Sequence[Direction], float, Sequence[int] | None] = ((), 0.0, None)
         #: Ids of gradients with canaries among the data's rows; rows subtracted for AdaClip.
         self._swapped: list[int] = []
         self._uncounted = 0
@@ -572,7 +563,8 @@ class OpacusStep(DPSGDStep):
 
     def same_params(self) -> bool:
         """Return whether Opacus clips the parameters of the start, by identity."""
-        return same_objects(self.optimizer.params, self.params)
+        now = self.optimizer.params
+        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return what the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -598,24 +590,30 @@ class OpacusStep(DPSGDStep):
             accumulated=accumulated,
         )
 
-    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """Append one row per direction to every ``grad_sample``: ``norm`` times the direction.
+    def copy_in(
+        self,
+        rows: Sequence[Direction],
+        norm: float,
+        seed: Sequence[int] | None = None,
+        part: int = -1,
+    ) -> None:
+        """Append each row, times ``norm``, to every ``grad_sample``.
 
         Raises:
             CannotEnter: a parameter holds no per-sample gradients.
         """
-        rows = len(directions)
+        count = len(rows)
         waiting = [self._waiting(j, part) for j in range(len(self.params))]
-        if not rows:
+        if not count:
             return
-        grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in waiting]
-        as_rows(directions).write_all(grown, norm)
+        grown = [_like(t, torch.cat([t, t.new_zeros((count, *t.shape[1:]))])) for t in waiting]
+        as_rows(rows).write_all(grown, norm)
         # Nothing was changed so far: a failure above leaves the user's gradients unchanged.
         # A new element of a list would count as one more accumulated iteration.
-        self._note(grown, rows)
+        self._note(grown, count)
         for param, old, new in zip(self.params, waiting, grown, strict=True):
             exchange(param, old, new)
-        self._mingle(grown)
+        self._mingle(grown, seed)
 
     def _note(self, grown: Sequence[torch.Tensor], rows: int) -> None:
         """Store the gradients whose last ``rows`` rows are canaries."""
@@ -624,13 +622,13 @@ class OpacusStep(DPSGDStep):
             self._places = draw_places(None, 0, 0)
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
 
-    def _mingle(self, grown: Sequence[torch.Tensor]) -> None:
+    def _mingle(self, grown: Sequence[torch.Tensor], seed: Sequence[int] | None) -> None:
         """Move canaries among the data's rows if the step has a seed; correct AdaClip's count."""
         if not grown:
             return
         rows = self._rows
-        if self.row_seed is not None:
-            self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
+        if seed is not None:
+            self._places = draw_places(seed, len(grown[0]) - rows, rows)
             self._sent = {}
             swap_rows(grown, self._places, rows, self._swapped, self._sent)
         if self.adapts_its_norm:
@@ -656,26 +654,29 @@ class OpacusStep(DPSGDStep):
             reason = self._prefill.obstacle()
         return reason and f"{_COPIED}: {reason}"
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+    def lay_out(
+        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
+    ) -> None:
         """Reserve rows for the canaries before the backward pass, without a copy."""
-        self._prefill.fill(directions, norm)
-        self._rows, self._entered = len(directions), []
+        self._prefill.lay_out(len(rows))
+        self._laid_out, self._rows, self._entered = (rows, norm, seed), len(rows), []
 
     def conceal(self) -> None:
-        """Hide the rows of `prepare` from user code after the backward pass, until `confirm`."""
+        """Hide the rows of `lay_out` from user code after the backward pass, until `put_in`."""
         self._prefill.conceal()
 
-    def confirm(self) -> bool:
-        """Insert the rows of `prepare` into the pending gradients: all (True) or none."""
-        grown = self._prefill.confirm()
+    def put_in(self) -> bool:
+        """Insert the rows of `lay_out` into the pending gradients: all (True) or none."""
+        rows, norm, seed = self._laid_out
+        grown = self._prefill.put_in(rows, norm)
         self._note(grown, self._rows)
-        self._mingle(grown)
+        self._mingle(grown, seed)
         self._prefill.forget()
         return bool(self._entered)
 
-    def withdraw(self) -> bool:
-        """Remove the rows of `prepare` and `inject`, if any."""
-        self._prefill.withdraw()
+    def take_out(self) -> bool:
+        """Remove the rows of `lay_out`, `put_in` and `copy_in`, if any."""
+        self._prefill.take_out()
         waiting = False
         for param, entered in zip(self.params, self._entered, strict=False):
             grown = entered()

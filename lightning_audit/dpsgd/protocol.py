@@ -100,11 +100,10 @@ class DPSGDStep(ABC):
     inner: torch.optim.Optimizer
     #: Checks of ghost clipping's norms; None if gradients are formed, so that canaries test norms.
     norms: NormsSeen | None
+    #: Number of samples whose gradients the user's code has handed over since the last update.
+    samples = 0
     #: Whether the step changes the clipping norm for the next one (adaptive clipping).
     adapts_its_norm = False
-    #: Seed of the canaries' positions among the data's rows, the same for each run of the step's
-    #: closure. None: after the data's rows. Not used if the audit cannot choose positions.
-    row_seed: Sequence[int] | None
 
     @abstractmethod
     def trained(self) -> Sequence[torch.nn.Parameter]:
@@ -126,41 +125,62 @@ class DPSGDStep(ABC):
         """Return whether the coming backward pass may be for this optimizer."""
         return True
 
+    def take_over(self, earlier: DPSGDStep) -> None:
+        """Go on with what the adapter of an earlier optimizer has found."""
+        self.norms = earlier.norms
+
+    # ------------------------------------------------------------------ canaries in, canaries out
+
     @abstractmethod
     def obstacle(self, coming: Backward) -> str:
-        """Return why `prepare` is not possible for the coming backward pass; empty if it is."""
+        """Return why `lay_out` is not possible for the coming backward pass; empty if it is."""
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> None:  # noqa: B027
-        """Reserve the canaries' rows before a backward pass for which `obstacle` is empty."""
+    def lay_out(  # noqa: B027
+        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
+    ) -> None:
+        """Reserve rows before a backward pass for which `obstacle` is empty; see `copy_in`."""
 
     def conceal(self) -> None:  # noqa: B027
-        """Hide the rows of `prepare` from user code after the backward pass, until `confirm`."""
+        """Hide the rows of `lay_out` from user code after the backward pass, until `put_in`."""
 
-    def confirm(self) -> bool:
-        """Insert the rows of `prepare` into the pending gradients: all (True) or none."""
+    def put_in(self) -> bool:
+        """Insert the rows of `lay_out` into the pending gradients: all (True) or none."""
         return False
 
     @abstractmethod
-    def withdraw(self) -> bool:
-        """Undo `prepare`, and `inject` if no step was taken.
+    def copy_in(
+        self,
+        rows: Sequence[Direction],
+        norm: float,
+        seed: Sequence[int] | None = None,
+        part: int = -1,
+    ) -> None:
+        """Add one per-sample gradient ``norm * row`` for each row, before clipping.
+
+        Args:
+            rows: vectors over the layout, ``[n]``, of norm at most 1.
+            norm: norm of the longest row, in the unit of a per-sample gradient.
+            seed: of the rows' positions among those of the data, the same for each run of the
+                step's closure; None: after the data's rows. Not used if the audit cannot choose.
+            part: index among the accumulated batches; -1 for the last.
+
+        Raises:
+            CannotEnter: the gradients cannot take rows; nothing was modified.
+        """
+
+    @abstractmethod
+    def take_out(self) -> bool:
+        """Undo `lay_out`, and `put_in` and `copy_in` if no step was taken.
 
         Returns:
-            Whether rows of `inject` or `confirm` were removed before they were clipped.
+            Whether rows were removed from the gradients before these were clipped.
         """
 
     @abstractmethod
     def holds_canaries(self) -> bool:
         """Return whether inserted canaries are in the gradients to be clipped."""
 
-    @abstractmethod
-    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
-
-        Args:
-            directions: vectors over the layout, ``[n]``, of norm at most 1.
-            norm: norm of the longest row, in the unit of a per-sample gradient.
-            part: index among the accumulated batches; -1 for the last.
-        """
+    # ------------------------------------------------------------------ what it knows of a step
 
     def noise_state(self) -> str | None:
         """Return a digest of the noise generator's state; None if unknown."""
@@ -177,7 +197,7 @@ class DPSGDStep(ABC):
     def lost_rows(self) -> torch.Tensor | None:
         """Return, after the update, which samples' gradients are not finite, ``[n]``.
 
-        Canaries of `inject` and `confirm` are left out. None if unknown.
+        Canaries are left out. None if unknown.
         """
 
     def final_step_of_batch(self) -> bool:

@@ -20,7 +20,6 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.hooks.boundary import Handles, entry
+from lightning_audit.hooks.step_hooks import StepHooks
 from lightning_audit.layout import Direction, FloatArray, IndexArray, by_tensor
+from lightning_audit.record.store import Moves, Observation
 
 # --- Reads and edits a few entries of tensors where these are, and brings them home in one copy.
 
@@ -414,91 +415,25 @@ def factor_of(left: FloatArray, arrived: FloatArray) -> float | None:
     )
 
 
-def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the clipped sum that Opacus keeps, unless it became the gradient in place.
+def clipped_sums(
+    params: Sequence[torch.nn.Parameter], grads: Tensors | None = None
+) -> list[torch.Tensor | None]:
+    """Return the clipped sums that Opacus keeps; None for one that became the gradient in place.
 
     Args:
-        param: a parameter.
-        grad: its noisy gradient.
+        params: the parameters.
+        grads: their noisy gradients; None for ``p.grad``.
     """
-    held: torch.Tensor | None = getattr(param, "summed_grad", None)
-    if held is None or grad is None or held.data_ptr() == grad.data_ptr():
-        return None
-    return held
+    grads = [p.grad for p in params] if grads is None else grads
+    held = [(getattr(p, "summed_grad", None), grad) for p, grad in zip(params, grads, strict=True)]
+    return [
+        None if one is None or grad is None or one.data_ptr() == grad.data_ptr() else one
+        for one, grad in held
+    ]
 
-
-def clipped_sums(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
-    """Return the `clipped_sum` of each parameter for its ``p.grad``."""
-    return [clipped_sum(p, p.grad) for p in params]
-
-
-# --- Reads the noisy gradient together with its clipped sum, if the optimizer keeps the sum.
 
 #: Precisions in which noise is read.
 FINE = (torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class NoiseReading:
-    """A step's gradient and its clipped sum at the same coordinates, canaries included in both.
-
-    Args:
-        released: entries of the noisy gradient, ``[n]``.
-        sums: entries of the clipped sum before the noise, ``[n]``; None if the sum is not kept.
-        sum_norm: norm of the whole clipped sum; None if the sum is not kept or not requested.
-    """
-
-    released: FloatArray
-    sums: FloatArray | None
-    sum_norm: float | None = None
-
-
-@torch.no_grad()
-def read_noise(
-    params: Sequence[torch.nn.Parameter],
-    released: Sequence[torch.Tensor | None],
-    reader: GradientReader,
-    at: IndexArray,
-    entries: Callable[[], Entries],
-    *,
-    sums: bool,
-    norm: bool,
-) -> Callable[[], NoiseReading] | None:
-    """Read a step between its noise and its update.
-
-    Args:
-        params: the parameters, in the order of the layout.
-        released: the noisy gradient, one tensor per parameter.
-        reader: reads the entries.
-        at: positions of the noise's coordinates among the reader's.
-        entries: returns the reader's entries of the noisy gradient.
-        sums: whether ``summed_grad`` contains the sums to which the noise was added.
-        norm: whether to compute the norm of the whole sum.
-
-    Returns:
-        A function that returns the reading; None if a gradient is missing or has lower than single
-        precision.
-    """
-    if not _all_fine(released, reader):
-        return None
-    grads = entries()
-    held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
-    if not (sums and _all_fine(held, reader)):
-        return lambda: NoiseReading(grads.array[at], None)
-    norms = [part.norm() for part in held if part is not None] if norm else []
-    whole = reader.also(torch.stack([n.to(norms[0].device) for n in norms])) if norms else None
-    parts = reader.read(held)
-
-    def told() -> NoiseReading:
-        length = None if whole is None else float(np.linalg.norm(whole.array))
-        return NoiseReading(grads.array[at], parts.array[at], length)
-
-    return told
-
-
-def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) -> bool:
-    own = [tensors[j] for j in reader.tensors]
-    return all(t is not None and t.dtype in FINE for t in own)
 
 
 # --- Reads changes of the weights, in the update and outside of it.
@@ -507,21 +442,6 @@ def _all_fine(tensors: Sequence[torch.Tensor | None], reader: GradientReader) ->
 _FIRST, _EVERY = 100, 8
 #: Number of entries of each tensor that are compared at every step.
 _ENTRIES = 4
-
-
-@dataclass(frozen=True)
-class Moves:
-    """Entries of the weights and their changes around one update.
-
-    Args:
-        update: change from the reading of the gradient to the end of the update, ``[n]``.
-        start: the weights when the gradient was read, ``[n]``.
-        outside: change since the end of the previous update, ``[n]``; None if that was not read.
-    """
-
-    update: FloatArray
-    start: FloatArray
-    outside: FloatArray | None
 
 
 class WeightWatch:
@@ -638,41 +558,10 @@ class WeightFingerprint:
         self._waiting = []
 
 
-# --- Reading of one step's gradient, from its noise to the end of its update.
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The gradient of one step at the observed coordinates.
-
-    Args:
-        values: entries of the noisy gradient without canaries, ``[n]`` in the order of the tap's
-            coordinates; NaN if a parameter had no gradient. If the gradient was replaced, the
-            entries after the update.
-        replaced: whether a backward pass ran between the reading and the end of the update, so that
-            the update used another gradient than the one that was read.
-        unclear: whether an optimizer that is not torch's own changed the gradient without a
-            backward pass, so that it is not known which gradient the update used.
-        at_cut: whether it was read right after the noise was added, before the updating optimizer
-            was called.
-        factor: factor by which the gradient was multiplied between the cut and the update; None if
-            it was changed in another way, or not read at the cut.
-        used: the gradient after the update, ``[n]``; None if its bits are those of ``values``.
-        moves: changes of the weights; None if they were not read.
-        raw: whether the gradient that was read is that of a backward pass, not written to since.
-        dead: which entries were exactly zero when read, canaries included, ``[n]``; None if none
-            was.
-    """
-
-    values: FloatArray
-    replaced: bool = False
-    unclear: bool = False
-    at_cut: bool = False
-    factor: float | None = None
-    used: FloatArray | None = None
-    moves: Moves | None = None
-    raw: bool = False
-    dead: NDArray[np.bool_] | None = None
+_UNCLEAR = (
+    "the inner optimizer changes p.grad inside its step, so it is not known which gradient the "
+    "update used; change a copy there, or use one of torch's optimizers"
+)
 
 
 # --- Reads the noisy gradient, removes the canaries, and compares it with the one the update uses.
@@ -696,7 +585,7 @@ class GradientTap:
         params: Sequence[torch.nn.Parameter],
         coordinates: dict[int, IndexArray],
     ) -> None:
-        self._params = params
+        self._optimizer, self._params = optimizer, params
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
@@ -726,13 +615,41 @@ class GradientTap:
             self._handles.append(register(entry(self._note_backward)))  # type: ignore[no-untyped-call]
 
     @property
+    def is_sure(self) -> bool:
+        """Whether the update is known to use the gradient that is read: it is after the noise."""
+        return True
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the training's own code passes its noisy gradients to the audit."""
+        return False
+
+    @property
     def inside_step(self) -> bool:
         """Whether the step is between reading the gradient and the end of its update."""
         return self._depth > 0 or self._at_cut
 
+    def hooks(
+        self,
+        arrives: Callable[[int], None],
+        leaves: Callable[[], None],
+        otherwise: Callable[[int], None],
+    ) -> StepHooks:
+        """Return hooks around the steps of the optimizer that updates; see `StepHooks`."""
+        return StepHooks(self._optimizer, self.enters, arrives, leaves, otherwise, self.skips)
+
+    def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
+        """Return the usable part of a reading, and what it has that prevents a pass, or "".
+
+        Args:
+            seen: a step's reading.
+            asked: whether the step's code had requested canaries before it was read.
+        """
+        return seen, _UNCLEAR if seen.unclear else ""
+
     def reset(self) -> None:
         """Discard a step that was interrupted between its hooks."""
-        self._depth, self.taken_out = 0, False
+        self._depth = 0
         self.weights.forget()
         self._forget()
 
@@ -745,29 +662,29 @@ class GradientTap:
         self._depth = max(self._depth - 1, 0)
 
     def _forget(self) -> None:
+        self.taken_out = False
         self._left = self._arrived = self._raw_entries = None
         self._at_cut, self._source = False, None
         self.reader.end_step()  # else memory is held in the next backward
 
     @torch.no_grad()
-    def noise_is_in(self, tensors: Sequence[torch.Tensor | None] | None = None) -> bool:
+    def noise_is_in(self, tensors: Tensors | None = None) -> list[torch.Tensor | None] | None:
         """Begin a step at the cut, after its noise and before any post-processing.
 
         Args:
             tensors: one tensor per parameter, of its shape, edited in place; None for ``p.grad``.
 
         Returns:
-            Whether the gradient must be read now.
+            The gradient if it must be read now, one tensor per parameter; else None.
         """
         self._source = tensors
         if self._at_cut and self._left is not None and self.reader.holds(self.grads()):
             # Something was added in place; the canary has already been removed.
             self._left = self._read_now()
             self._source = None
-            return False
+            return None
         self._at_cut = True
-        self._begin()
-        return True
+        return self._begin()
 
     def enters(self) -> int:
         """Begin a step of the optimizer; return the number of nested steps, including it."""
@@ -775,32 +692,32 @@ class GradientTap:
         return self._depth
 
     @torch.no_grad()
-    def arrives(self, level: int) -> bool:
+    def arrives(self, level: int) -> list[torch.Tensor | None] | None:
         """Proceed to the update of a step, whose gradients are computed.
 
         Args:
             level: return value of `enters` for the step.
 
         Returns:
-            Whether the gradient must be read now.
+            The gradient if it must be read now, one tensor per parameter; else None.
         """
         # A subclass calls its parent's step, which fires the hooks again.
-        return level == 1 and self._arrives_at_update()
+        return self._arrives_at_update() if level == 1 else None
 
-    def _arrives_at_update(self) -> bool:
-        """Return whether to read the updating optimizer's gradient: not if read at the cut."""
+    def _arrives_at_update(self) -> list[torch.Tensor | None] | None:
+        """Return the updating optimizer's gradient to be read: not if it was read at the cut."""
         if not self._at_cut:
-            self._begin()
-            return True
+            return self._begin()
         self._arrived = self._read_now()
         self._backward_before, self._backward_ran = self._backward_ran, False
-        return False
+        return None
 
-    def _begin(self) -> None:
-        """Store, before the canaries are removed, whether the gradient is raw."""
+    def _begin(self) -> list[torch.Tensor | None]:
+        """Store, before the canaries are removed, whether the gradient is raw; return it."""
         self.taken_out, self._raw_entries = False, None
         self._raw = all(self._is_raw(j) for j in self._index)
         self._backward_left = {}
+        return self.grads()
 
     @torch.no_grad()
     def raw(self) -> Entries:
@@ -810,13 +727,18 @@ class GradientTap:
         return self._raw_entries
 
     @torch.no_grad()
-    def read(self, taken: FloatArray | None) -> None:
+    def read(self, taken: FloatArray | None, *, changed: bool = False) -> bool:
         """Read the gradient, and remove the canary.
 
         Args:
             taken: amount to subtract at each coordinate, ``[n]``; None for nothing.
+            changed: whether the canary was removed from the gradient in another way.
+
+        Returns:
+            `is_sure`.
         """
-        if self.taken_out:  # a source has removed its canary itself
+        self.taken_out = changed
+        if changed:
             self._raw_entries = None
         self._left = raw = self.raw()
         if taken is not None:
@@ -825,6 +747,7 @@ class GradientTap:
         self.weights.start()
         self._arrived = self._source = None
         self._backward_ran = self._backward_before = False
+        return self.is_sure
 
     @torch.no_grad()
     def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
@@ -844,14 +767,14 @@ class GradientTap:
         self.reset()
 
     @torch.no_grad()
-    def leaves(self) -> Reading | None:
+    def leaves(self) -> Observation | None:
         """End a step of the optimizer; return its reading after the update, else None."""
         self._depth = max(self._depth - 1, 0)
         if self._depth or self._left is None:  # the hooks may have been renewed inside a step
             return None
         return self._end(trusted=self._trusted)
 
-    def _end(self, *, trusted: bool, again: bool = False) -> Reading:
+    def _end(self, *, trusted: bool, again: bool = False) -> Observation:
         """Compare the gradient after the update with the one that was read.
 
         Args:
@@ -873,17 +796,17 @@ class GradientTap:
         factor = None if at_update is None else factor_of(values, at_update)
         same = bool((started.view(np.int64) == now.view(np.int64)).all())  # NaN equals itself
         if arrived is not None and self._backward_before and factor is None:
-            return Reading(now, replaced=True)
+            return Observation(values=now, replaced=True)
         if again and not at_cut:
-            return Reading(values, unclear=True)
+            return Observation(values=values, unclear=True)
         if not same and backward:
-            return Reading(now, replaced=True)
+            return Observation(values=now, replaced=True)
         # In-place changes by one of torch's own optimizers are part of its update.
         if self._trusted:
             same, now = True, started
         untouched = same and (arrived is None or factor is not None)
-        return Reading(
-            values,
+        return Observation(
+            values=values,
             unclear=not (same or trusted or at_cut),
             at_cut=at_cut,
             factor=factor,

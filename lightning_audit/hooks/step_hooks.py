@@ -65,6 +65,10 @@ class MethodHook:
         self._handles.append(self)
         setattr(owner, name, hook)
 
+    def arm(self, *, armed: bool) -> None:
+        """Enable the callbacks, or disable them."""
+        self.armed = armed
+
     def remove(self) -> None:
         """Remove the hook; if another hook wraps it, only disable it."""
         self.armed = False
@@ -175,6 +179,10 @@ class StepHooks:
     def _end_failed(self, *_: Any) -> None:
         if self.armed:
             self._skips()
+
+    def arm(self, *, armed: bool) -> None:
+        """Enable the callbacks, or disable them."""
+        self.armed = armed
 
     def remove(self) -> None:
         """Unregister the hooks."""

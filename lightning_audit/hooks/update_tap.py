@@ -10,14 +10,16 @@ no conclusion about the noise can be drawn from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from lightning_audit.hooks.gradient_tap import GradientTap, Moves, Reading
-from lightning_audit.hooks.step_hooks import is_torchs, steps_of
+from lightning_audit.hooks.gradient_tap import GradientTap
+from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks, is_torchs, steps_of
 from lightning_audit.layout import FloatArray, IndexArray
+from lightning_audit.record.store import Moves, Observation
 
 # --- Detects weight changes outside of the update that are as large as the claimed noise.
 
@@ -76,6 +78,17 @@ class MovesOutside:
 # --- Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.
 
 
+_UNREADABLE = (
+    "the optimizer clips or adds noise inside its own step, where its gradient cannot be read: end "
+    "its step with super().step() of one of torch's optimizers or with the step of one that it "
+    "holds, after writing the noisy gradient to p.grad"
+)
+_NOT_RELEASED = (
+    "in some steps lightning_audit.released was not called, so that their gradients were not read; "
+    "call it once in each step"
+)
+
+
 class UpdateTap(GradientTap):
     """A tap that reads after the closure, in the innermost ``step`` of a class and its parents.
 
@@ -113,6 +126,34 @@ class UpdateTap(GradientTap):
         return self._level is None and not self.cut_known
 
     @property
+    def is_sure(self) -> bool:
+        """Whether the gradient that is read is known to be the update's, with no later change."""
+        return not (self.trial or self.opaque)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the code calls `lightning_audit.released`."""
+        return self.cut_known
+
+    def hooks(
+        self,
+        arrives: Callable[[int], None],
+        leaves: Callable[[], None],
+        otherwise: Callable[[int], None],
+    ) -> StepHooks:
+        """Return hooks around the optimizer's steps and after the closures passed to them."""
+        return ClosureHooks(self._optimizer, self.enters, arrives, leaves, otherwise, self.skips)
+
+    def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
+        """Set the values to NaN if the gradient may not be the update's, and say why."""
+        doubtful = self.opaque and not asked and not seen.at_cut
+        if not (seen.unclear or doubtful):
+            return seen, ""
+        values = np.full(len(seen.values), np.nan)
+        lack = _NOT_RELEASED if self.cut_known else _UNREADABLE
+        return replace(seen, values=values, unclear=False), lack
+
+    @property
     def inside_step(self) -> bool:
         """Whether the gradient of a step was read and its update has not ended."""
         return self._at_cut or (not self.trial and self._left is not None)
@@ -121,10 +162,11 @@ class UpdateTap(GradientTap):
         """See `GradientTap.reads_at`."""
         return self._level in (None, level)
 
-    def read(self, taken: FloatArray | None) -> None:
+    def read(self, taken: FloatArray | None, *, changed: bool = False) -> bool:
         """See `GradientTap.read`; one reading at the cut sets `cut_known` for all steps."""
-        super().read(taken)
+        sure = super().read(taken, changed=changed)
         self.cut_known = self.cut_known or self._at_cut
+        return sure
 
     def reset(self) -> None:
         """Discard a step that was interrupted between its hooks."""
@@ -132,24 +174,23 @@ class UpdateTap(GradientTap):
         self._read_at, self._again = 0, False
 
     @torch.no_grad()
-    def arrives(self, level: int) -> bool:
+    def arrives(self, level: int) -> list[torch.Tensor | None] | None:
         """See `GradientTap.arrives`."""
         if self._at_cut:
             if level == 1 or self._arrived is None:
                 self._read_at = 1
                 return self._arrives_at_update()
-            return False
+            return None
         if self.cut_known or self._level not in (None, level):
-            return False
+            return None
         if self._level is not None and self._left is not None:
             self._again = True  # the closure ran twice: the step's gradient is ambiguous
-            return False
+            return None
         self._read_at = level
-        self._begin()
-        return True
+        return self._begin()
 
     @torch.no_grad()
-    def leaves(self) -> Reading | None:
+    def leaves(self) -> Observation | None:
         """See `GradientTap.leaves`."""
         level = self._depth
         self._depth = max(level - 1, 0)
@@ -162,7 +203,7 @@ class UpdateTap(GradientTap):
         if self.cut_known:
             # Its code did not call `released`.
             unread = np.full(self._size, np.nan)
-            return Reading(unread, unclear=True) if level == 1 else None
+            return Observation(values=unread, unclear=True) if level == 1 else None
         if level != self._read_at or self._left is None:
             return None
         if self._level is None:

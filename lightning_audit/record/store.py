@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -26,7 +27,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
 
@@ -37,6 +38,7 @@ from lightning_audit import _validate
 from lightning_audit.checks.check import REGISTRY, Check, Evidence, packages
 from lightning_audit.checks.disclosure import shown
 from lightning_audit.files import as_type, open_regular, read_json, reason_of, replacing
+from lightning_audit.layout import FloatArray
 from lightning_audit.record.report_directory import (
     RECORD_NAME,
     archive_name,
@@ -96,8 +98,8 @@ class RecordHeader:
     coin_probability: float = 0.5
     game: Literal["step", "subsampled"] = "step"
     noise_coefficients: tuple[float, ...] | None = None
-    planned_steps: int | None = dataclasses.field(default=None, compare=False)
-    planned_end: int | None = dataclasses.field(default=None, compare=False)
+    planned_steps: int | None = field(default=None, compare=False)
+    planned_end: int | None = field(default=None, compare=False)
 
     @property
     def canary_kinds(self) -> tuple[str, ...]:
@@ -105,32 +107,204 @@ class RecordHeader:
         return tuple(label.partition("(")[0].strip() for label in self.canaries)
 
     @property
-    def dtype(self) -> np.dtype[np.void]:
-        """Layout of one entry; sums of squares are of centered residuals in units of sigma."""
-        k, tensors = len(self.canaries), len(self.tensors)
-        return np.dtype(
-            [
-                ("step", "<i8"),
-                ("epoch", "<i4"),
-                ("canaries", "u1"),  # NOT_PLANNED, INJECTED, DROPPED or EARLIER
-                ("replaced", "u1"),  # the update used another gradient than the one read
-                ("noise_multiplier", "<f8"),
-                ("max_grad_norm", "<f8"),
-                ("scale", "<f8"),
-                ("sample_rate", "<f8"),  # NaN if unknown
-                ("coins", "u1", (k,)),
-                ("readings", "<f8", (k,)),  # <u, g> * scale / max_grad_norm, plus the coin
-                ("tensor_squares", "<f8", (tensors,)),
-                ("lag_count", "<f8", (self.lags,)),
-                ("lag_squares", "<f8", (self.lags,)),
-                ("epoch_count", "<f8", (2,)),  # same place in the previous, the first epoch
-                ("epoch_squares", "<f8", (2,)),
-                ("broadcast_count", "<f8"),
-                ("broadcast_squares", "<f8"),
-                ("pair_count", "<f8"),
-                ("pair_squares", "<f8"),
-            ]
-        )
+    def dtype(self) -> np.dtype[Any]:
+        """Layout of one entry: the columns among the fields of `Observation`."""
+        return _layout(len(self.canaries), len(self.tensors), self.lags)
+
+
+_NOTHING: FloatArray = np.zeros(0)
+
+
+def _nothing() -> FloatArray:
+    return _NOTHING
+
+
+def _column(kind: str = "<f8", size: str = "") -> dict[str, tuple[str, str]]:
+    """Return the metadata of a field that is a column of the record.
+
+    Args:
+        kind: numpy's name of the type.
+        size: "k", "L", "lags" or "2" for an array of that length; empty for a number.
+    """
+    return {"column": (kind, size)}
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one step of a private optimizer showed: all that checks, bounds and record are given.
+
+    The first fields are the columns of the record, functions of released gradients and of the
+    audit's coins. The others stay in memory; those of the noise and of whole tensors are read
+    between the noise and the update, canaries included.
+
+    Args:
+        step: number of the step, from 0.
+        epoch: number of the epoch.
+        canaries: NOT_PLANNED, INJECTED, DROPPED or EARLIER.
+        replaced: whether a backward pass ran between the reading and the end of the update, so that
+            the update used another gradient than the one that was read.
+        noise_multiplier: claimed standard deviation of the noise, in units of the clipping norm.
+        max_grad_norm: the claimed clipping norm.
+        scale: the claimed divisor of the noisy sum.
+        sample_rate: the sampling rate; NaN if unknown.
+        coins: 1 for each canary that was in, ``[k]``.
+        readings: inner products with the canaries' directions, in units of the signal, ``[k]``.
+        tensor_squares: sums of squares of centered residuals in units of the noise, ``[L]``.
+        lag_count: number of residuals that are compared with those of earlier steps, ``[lags]``.
+        lag_squares: sums of squares of their differences, over the variance of these.
+        epoch_count: the same for the same place in the previous and in the first epoch, ``[2]``.
+        epoch_squares: as ``lag_squares``.
+        broadcast_count: the same for entries of one tensor.
+        broadcast_squares: as ``lag_squares``.
+        pair_count: the same for the same entries of several tensors.
+        pair_squares: as ``lag_squares``.
+        values: entries of the noisy gradient without canaries, ``[n]``; NaN if a parameter had no
+            gradient. If the gradient was replaced, the entries after the update.
+        witnesses: readings at the probe coordinates, in units of the clipping norm, ``[w]``.
+        dead: which entries were exactly zero when read, canaries included, ``[n]``; None if none.
+        dead_witnesses: the same at the probe coordinates, ``[w]``; None if none of all was.
+        dead_tensors: whether they are exactly the entries of some tensors, but not of all.
+        live: share of each canary's squared norm on the other entries, ``[k]``.
+        dead_canary: whether an inserted canary was read as exactly zero somewhere.
+        unclear: whether an optimizer that is not torch's own changed the gradient without a
+            backward pass, so that it is not known which gradient the update used.
+        at_cut: whether it was read right after the noise was added, before the updating optimizer
+            was called.
+        factor: factor by which the gradient was multiplied between the cut and the update; None if
+            it was changed in another way, or not read at the cut.
+        used: the gradient after the update, ``[n]``; None if its bits are those of ``values``.
+        moves: changes of the weights; None if they were not read.
+        raw: whether the gradient that was read is that of a backward pass, not written to since.
+        along: release, gradient after the update, and minus the change of the weights, each along
+            the canaries and in units of its own size, ``[k]``; the latter two None if they are
+            those of the release, or were not read. None without canaries.
+        followed: release and gradient after the update at the probe coordinates, ``[w]``; the
+            latter None if it is the release. None if the release was not read at the cut.
+        released: the gradient times its stated divisor at some coordinates, in units of the
+            clipping norm, ``[m]``; None if no noise was read or is claimed.
+        sums: the clipped sums that it is made of, ``[m]``; None if unknown.
+        noise: their difference in units of the claimed noise, ``[m]``; None if it is not known to
+            be the noise alone.
+        divisors: numbers over the stated divisor by which the sum may have been divided instead.
+        terms: samples in the whole sum, canaries included; None if unknown.
+        sum_norm: norm of the whole sum; None if it was not computed.
+        split: whether the sum was made in several parts.
+        lack: the reason why ``sums`` is None, if it is known.
+        entries: number of entries of each tensor, ``[L]``; None if whole tensors were not read.
+        squares: sums of the squares of the gradient times its divisor, over the claimed variance of
+            the noise, ``[L]``.
+        noise_squares: the same for the gradient without the clipped sums, ``[L]``.
+        block: the gradient without the clipped sums at the first and the last entries of each
+            tensor, in units of the noise; None if it was not requested.
+    """
+
+    step: int = field(default=0, metadata=_column("<i8"))
+    epoch: int = field(default=0, metadata=_column("<i4"))
+    canaries: int = field(default=NOT_PLANNED, metadata=_column("u1"))
+    replaced: bool = field(default=False, metadata=_column("u1"))
+    noise_multiplier: float = field(default=0.0, metadata=_column())
+    max_grad_norm: float = field(default=1.0, metadata=_column())
+    scale: float = field(default=1.0, metadata=_column())
+    sample_rate: float = field(default=math.nan, metadata=_column())
+    coins: FloatArray = field(default_factory=_nothing, metadata=_column("u1", "k"))
+    readings: FloatArray = field(default_factory=_nothing, metadata=_column(size="k"))
+    tensor_squares: FloatArray = field(default_factory=_nothing, metadata=_column(size="L"))
+    lag_count: FloatArray = field(default_factory=_nothing, metadata=_column(size="lags"))
+    lag_squares: FloatArray = field(default_factory=_nothing, metadata=_column(size="lags"))
+    epoch_count: FloatArray = field(default_factory=_nothing, metadata=_column(size="2"))
+    epoch_squares: FloatArray = field(default_factory=_nothing, metadata=_column(size="2"))
+    broadcast_count: float = field(default=0.0, metadata=_column())
+    broadcast_squares: float = field(default=0.0, metadata=_column())
+    pair_count: float = field(default=0.0, metadata=_column())
+    pair_squares: float = field(default=0.0, metadata=_column())
+
+    values: FloatArray = field(default_factory=_nothing)
+    witnesses: FloatArray = field(default_factory=_nothing)
+    dead: NDArray[np.bool_] | None = None
+    dead_witnesses: NDArray[np.bool_] | None = None
+    dead_tensors: bool = False
+    live: FloatArray = field(default_factory=_nothing)
+    dead_canary: bool = False
+    unclear: bool = False
+    at_cut: bool = False
+    factor: float | None = None
+    used: FloatArray | None = None
+    moves: Moves | None = None
+    raw: bool = False
+    along: tuple[FloatArray, FloatArray | None, FloatArray | None] | None = None
+    followed: tuple[FloatArray, FloatArray | None] | None = None
+
+    released: FloatArray | None = None
+    sums: FloatArray | None = None
+    noise: FloatArray | None = None
+    divisors: tuple[float, ...] = ()
+    terms: int | None = None
+    sum_norm: float | None = None
+    split: bool = False
+    lack: str = ""
+    entries: FloatArray | None = None
+    squares: FloatArray | None = None
+    noise_squares: FloatArray | None = None
+    block: FloatArray | None = None
+
+    @classmethod
+    def of(cls, entry: Any) -> Observation:
+        """Return the observation of a record's entry, of the header's dtype."""
+        values: dict[str, Any] = {
+            name: np.asarray(entry[name], dtype=np.float64) if size else entry[name].item()
+            for name, (_, size) in _COLUMNS.items()
+        }
+        return cls(**values)
+
+    def entry(self, header: RecordHeader) -> Any:
+        """Return the step's entry in a record; columns without a value are zero."""
+        entry = np.zeros((), dtype=header.dtype)
+        for name, (_, size) in _COLUMNS.items():
+            value = getattr(self, name)
+            if not size or len(value):
+                entry[name] = value
+        return entry
+
+    @property
+    def noise_readings(self) -> FloatArray:
+        """The noise if it is known without the data, else `scaled_release`, ``[m]``.
+
+        Data make the squares stochastically larger, so tests for too little noise stay valid.
+        """
+        return self.scaled_release if self.noise is None else self.noise
+
+    @property
+    def scaled_release(self) -> FloatArray:
+        """The release, data and noise together, in units of the claimed noise, ``[m]``."""
+        assert self.released is not None
+        return np.asarray(self.released / self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Entries of the weights and their changes around one update.
+
+    Args:
+        update: change from the reading of the gradient to the end of the update, ``[n]``.
+        start: the weights when the gradient was read, ``[n]``.
+        outside: change since the end of the previous update, ``[n]``; None if that was not read.
+    """
+
+    update: FloatArray
+    start: FloatArray
+    outside: FloatArray | None
+
+
+#: Type and size of each column, by its name.
+_COLUMNS: dict[str, tuple[str, str]] = {
+    one.name: one.metadata["column"] for one in dataclasses.fields(Observation) if one.metadata
+}
+
+
+@functools.cache
+def _layout(canaries: int, tensors: int, lags: int) -> np.dtype[Any]:
+    sizes = {"k": (canaries,), "L": (tensors,), "lags": (lags,), "2": (2,), "": ()}
+    return np.dtype([(name, kind, sizes[size]) for name, (kind, size) in _COLUMNS.items()])
 
 
 class ObservationStore:
@@ -225,9 +399,9 @@ class ObservationStore:
         store._try(lambda: file.seek(0, os.SEEK_END))
         return store
 
-    def append(self, entry: NDArray[np.void]) -> None:
-        """Add one entry of the header's dtype."""
-        self._try(lambda: self._file.write(entry.tobytes()))
+    def append(self, observation: Observation) -> None:
+        """Add the entry of one step."""
+        self._try(lambda: self._file.write(observation.entry(self.header).tobytes()))
         # Lost entries are counted too, so that a resumed run detects that the record is too short.
         self.entries += 1
         self._pending += 1
@@ -281,7 +455,7 @@ class ObservationStore:
                 self._file.close()
 
 
-def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArray[np.void]]:
+def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArray[Any]]:
     """Read a record, also of a run that was killed or is still in progress.
 
     Args:

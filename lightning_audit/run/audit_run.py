@@ -60,9 +60,8 @@ from lightning_audit.run.optimizers import (
     refusing_what_does_not_fit,
 )
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
-from lightning_audit.session.sources import InputSample
+from lightning_audit.session.step import AuditSession
 
 # --- The ledger of a run: the drawn batches, their steps, and what the accountant recorded.
 
@@ -437,7 +436,8 @@ class AuditRun:
         """Load the rest of a checkpoint's state once the optimizers exist."""
         self.ledger.module = module
         kept = self.optimizers.kept
-        self.optimizers.begin_amid(self._course.resumed)
+        if self._course.resumed:
+            self.optimizers.begin_amid()
         if not kept or not self.sessions:
             return
         try:
@@ -473,17 +473,13 @@ class AuditRun:
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """Return the batch to train on, with an input canary if one is due."""
-        return source.admit(batch, module) if (source := self._input_sample()) else batch
+        session = self.session if self.optimizers.looks else None
+        return batch if session is None else session.admit(batch, module)
 
     def skipped(self) -> None:
         """Record that automatic optimization skips this step."""
-        if (source := self._input_sample()) is not None:
-            source.skip()
-
-    def _input_sample(self) -> InputSample | None:
-        """Return the source of the input canary; None without one, and during a replay."""
-        source = self.session.source if self.session is not None else None
-        return source if isinstance(source, InputSample) and self.optimizers.looks else None
+        if self.session is not None and self.optimizers.looks:
+            self.session.skip()
 
     def start(self, info: TrainingInfo) -> None:
         """Read how the loaders sample, and whether earlier steps were not observed."""
@@ -504,7 +500,7 @@ class AuditRun:
     def start_epoch(self) -> None:
         """Start an epoch: look for changed weights and gradients left over from the last one."""
         for session in self.sessions:
-            session.way.tap.weights.fingerprint.start_epoch()
+            session.tap.weights.fingerprint.start_epoch()
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
         if (passes := self._course.passes) is not None:
             passes.start_pass(steps_of(self.sessions))

@@ -65,8 +65,8 @@ from lightning_audit.run.epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.facts import OptimizerFacts, RunFacts
 from lightning_audit.run.optimizers import AuditedOptimizers
 from lightning_audit.run.report_files import filled
-from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
+from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.diagnosis import explained_by_processing, undecided
 from lightning_audit.verdict.judge import (
     MECHANISM_ALONE,
@@ -503,7 +503,7 @@ def build_report(
 ) -> AuditReport:
     """Build the report; the power is computed only for a complete run."""
     models = [
-        PowerModel(session.monitor, session.source.oversize)
+        PowerModel(session.monitor, session.inserter.oversize)
         if complete and session.monitor.steps
         else None
         for session in sessions
@@ -513,7 +513,7 @@ def build_report(
         seen_of(
             session.monitor,
             power,
-            session.source.oversize,
+            session.inserter.oversize,
             session.pass_blockers(facts.examined.alone),
             optimizer.label,
             float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,

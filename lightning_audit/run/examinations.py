@@ -20,8 +20,8 @@ from lightning_audit.replay.step_replay import StepWatch, TakenStep
 from lightning_audit.results.report_details import ExaminationTold
 from lightning_audit.run.facts import RunCourse
 from lightning_audit.run.optimizers import AuditedOptimizers
-from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
+from lightning_audit.session.step import AuditSession
 
 #: Steps until the schedule is checked again for time for an examination.
 _WAIT = 16
@@ -188,7 +188,7 @@ class Examinations:
         The same if post-processing of releases can no longer be followed.
         """
         self._session()
-        marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
+        marks = [s.tap.weights.fingerprint for s in self._optimizers.sessions]
         between, within = sum(m.between for m in marks), sum(m.within for m in marks)
         if between > self._between:
             self._log.between_epochs += between - self._between

@@ -45,8 +45,8 @@ from lightning_audit.record.store import EarlierSegments, Kept
 from lightning_audit.results.report_details import RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.report_files import Circumstances
-from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
+from lightning_audit.session.step import AuditSession
 
 if TYPE_CHECKING:
     from lightning_audit.run.optimizers import AuditedOptimizers
@@ -386,7 +386,7 @@ class RankComparison(Kept):
         session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.synchronised = same and self.synchronised is not False
-        session.planner.anyone_copies = any(row[2] for row in told)
+        session.planner.hear(anyone_copies=any(row[2] for row in told))
         self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
 
 

@@ -44,10 +44,10 @@ from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.facts import Notes, OptimizerFacts, RunLints, TrainingInfo
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.session.audit_session import AuditSession, begin_session
+from lightning_audit.session.begin import begin_session
+from lightning_audit.session.plan import HandedRows
 from lightning_audit.session.planner import Ranks
-from lightning_audit.session.reading import HandWrittenReading
-from lightning_audit.session.sources import HandedRows
+from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.allow import Allow, covers
 
 # --- The audit's state in Lightning's checkpoints: plain values and tensors only.
@@ -413,29 +413,22 @@ class HandWrittenFront:
         self._handles.forget()
 
     @property
-    def _source(self) -> HandedRows | None:
-        """The source of the canaries; None if it is not active."""
-        source = self._session.source
-        return source if isinstance(source, HandedRows) and self._way.trains else None
-
-    @property
-    def _way(self) -> HandWrittenReading:
-        way = self._session.way
-        assert isinstance(way, HandWrittenReading)
-        return way
-
-    @property
     def _step(self) -> ManualStep:
         step = self._session.step
         assert isinstance(step, ManualStep)
         return step
 
+    @property
+    def _hands_over(self) -> bool:
+        """Whether canaries are rows that the code requests, and a batch is being trained on."""
+        return isinstance(self._session.inserter, HandedRows) and self._session.trains
+
     def _per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """See `lightning_audit.per_sample`."""
-        source, step = self._source, self._step
-        if source is None:
+        step = self._step
+        if not self._hands_over:
             return grads
         if not isinstance(grads, dict):
             raise BadArgument(
@@ -445,42 +438,42 @@ class HandWrittenFront:
         places = step.places(list(grads), module, root)
         step.check_shapes(grads, places)
         step.hold(grads)
-        if not source.enter():
+        if not self._session.ask():
             return grads
         grown = step.append(grads, places)
-        source.handed = True  # last: from here on the canaries count as being in the sums
+        self._session.handed()  # last: from here on the canaries count as being in the sums
         return grown
 
     def _rows(
         self, module: torch.nn.Module, root: torch.nn.Module
     ) -> list[dict[str, torch.Tensor]]:
         """See `lightning_audit.rows`."""
-        source, step = self._source, self._step
-        if source is None:
+        step = self._step
+        if not self._hands_over:
             return []
         names = [name for name, p in module.named_parameters() if p.requires_grad]
         places = step.places(names, module, root)
-        if not source.enter():
+        if not self._session.ask():
             return []
         canaries = step.singles(places)
-        source.handed = True
+        self._session.handed()
         return canaries
 
     def _released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """See `lightning_audit.released`."""
-        way, planner = self._way, self._session.planner
-        if not way.trains or not planner.layout_holds():
+        session = self._session
+        if not session.trains or not session.planner.layout_holds():
             return
-        tensors = way.released(grads, module, root)
-        if way.tap.inside_step and way.is_shown:
-            planner.block_pass(_RELEASED_TWICE)
+        tensors = self._step.released(grads, module, root)
+        if session.tap.inside_step and session.tap.is_shown:
+            session.planner.block_pass(_RELEASED_TWICE)
         else:
-            self._session.released(tensors)
+            session.released(tensors)
 
     def _rescue(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """Remove canaries from the released sums after the audit failed."""
-        if self._session.rescue.in_transit:
-            self._session.rescue.take_out(self._way.released(grads, module, root))
+        if self._session.in_transit:
+            self._session.released(self._step.released(grads, module, root))
 
 
 # --- The audit of one private optimizer of a run: its session and its facts.
@@ -807,10 +800,10 @@ class AuditedOptimizers:
         for audit in self._audits_of(steps, found, module):
             audit.session.watch()
 
-    def begin_amid(self, resumed: str) -> None:
-        """Record that steps were taken before the first observed one, if ``resumed`` says so."""
+    def begin_amid(self) -> None:
+        """Record that steps were taken before the first observed one."""
         for session in self.sessions:
-            if resumed and not session.recorder.steps:
+            if not session.recorder.steps:
                 session.noise.begin_amid()
 
     def follow_hand_written(self, module: Any) -> None:

@@ -54,7 +54,7 @@ from lightning_audit.results.report_details import (
     RunAbout,
     TensorNoise,
 )
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.step import AuditSession
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from lightning_audit.stats.canary_bets import ProvedPart
 from lightning_audit.stats.noise_tests import limits_of_each

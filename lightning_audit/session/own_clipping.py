@@ -254,8 +254,7 @@ class _Trial:
         """Return what the calls release or sum with additional rows, or what they raise."""
         step, optimizer = self._step, self._step.optimizer
         try:
-            step.row_seed = None
-            step.inject(rows, norm * self._norm)
+            step.copy_in(rows, norm * self._norm)
             for name in way:
                 getattr(type(optimizer), name)(optimizer)
             held = [p.grad if "add_noise" in way else p.summed_grad for p in step.params]  # type: ignore[attr-defined]

@@ -27,12 +27,13 @@ from lightning_audit.canaries.gradient import Placement
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
+from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, FloatArray
-from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
+from lightning_audit.record.store import INJECTED, NOT_PLANNED
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
+from lightning_audit.session.plan import Coordinates, Plan, no_rows
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.step import Coordinates, PlannedStep
 from lightning_audit.verdict.judge import LAYOUT_CHANGED, NO_GRADIENT
 
 # --- The processes of one training: which one adds a step's canaries, and what they exchange.
@@ -234,6 +235,10 @@ _AMONG = 5
 #: From step `_FROM` on, one step in `_WITHOUT` has no canary, to detect code that clips and adds
 #: noise correctly only for batches with a canary. Shorter trainings keep all canaries.
 _WITHOUT, _FROM = 20, 200
+#: Probability that canaries enter the last part of a split batch; otherwise any of the others.
+_LAST_PART = 0.5
+#: Index of the step's random generator that chooses a part.
+_PART = 4
 #: Smallest norm of the one shorter canary of a step, in units of the clipping norm.
 _SHORTEST = 1.5
 
@@ -249,8 +254,48 @@ _NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
 _ALONE = "another process could no longer be reached, so that no canary entered later steps"
 
 
+class PartChoice:
+    """Random choice of a part of a split batch whose number of parts is not yet known.
+
+    A batch memory manager signals only whether more parts follow. The number of parts of the last
+    split step is used; if the present step has fewer, its last part is entered.
+    """
+
+    def __init__(self) -> None:
+        #: Number of parts of the last step that had several.
+        self.usual = 2
+        self._passed = 0
+        self._target: int | None = None
+
+    def chosen(self, rng: np.random.Generator) -> bool:
+        """Return whether the canaries enter the present part, which is not the last."""
+        if self._target is None:
+            self._target = draw_part(self.usual, rng)
+        return self._passed == self._target
+
+    def passed(self) -> None:
+        """Count a part that is followed by another."""
+        self._passed += 1
+
+    def ended(self) -> None:
+        """Reset at the last part."""
+        if self._passed:
+            self.usual = self._passed + 1
+        self._passed, self._target = 0, None
+
+
+def draw_part(parts: int, rng: np.random.Generator) -> int:
+    """Draw the index of the part to enter; -1 for the last one.
+
+    Args:
+        parts: number of parts, at least 2.
+        rng: the audit's own generator.
+    """
+    return -1 if rng.random() < _LAST_PART else int(rng.integers(parts - 1))
+
+
 class StepPlanner:
-    """Planner of one private optimizer's steps, used by the source of its canaries.
+    """Planner of one private optimizer's steps; counts what their plans and notes need.
 
     Args:
         step: the adapter.
@@ -288,13 +333,8 @@ class StepPlanner:
         #: Key of the rows' positions, order and lengths; from a spawned generator, which leaves
         #: the coins of the seed unchanged.
         self._looks_key = int(rng.spawn(1)[0].integers(2**63))
-        #: Plan of the coming step; None before it is planned.
-        self.plan: PlannedStep | None = None
-        #: Plan whose canaries were inserted, until the step is taken; a closure may run again.
-        self.entered: PlannedStep | None = None
         #: Whether this process, or any, had to copy rows; True for "any" until all have reported.
         self.copied, self.anyone_copies = False, True
-        self.canary_steps = 0
         self.notes = list(placement.skipped)
         self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
@@ -307,6 +347,11 @@ class StepPlanner:
         #: Smallest oversize of the run's canaries; a resumed run may have changed it.
         self.oversize = config.oversize
         self._track = track_batch_sizes
+        #: Whether canaries may enter any part of a step. Not with several processes, which do not
+        #: know each other's parts. Not under adaptive clipping, which may clip an earlier part to
+        #: another norm than the step's.
+        self.parts_are_equal = not (ranks.several or step.adapts_its_norm)
+        self._parts = PartChoice()
         self.changed_at: int | None = None
         # Noise multiplier 0 until a claim was read: without a claim nothing is tested.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
@@ -354,38 +399,35 @@ class StepPlanner:
             return None
         return self._last_claim
 
-    def claim_again(self) -> None:
+    def claimed_again(self, plan: Plan) -> Plan:
         """Read the claim again just before clipping: the user's hooks may have set the noise."""
-        if self.plan is None or not self.step.final_step_of_batch():
-            return
-        if (claim := self.known_claim()) is not None:
-            self._last_claim = claim
-            self.plan = replace(self.plan, claim=claim)
+        claim = self.known_claim()
+        if claim is None or claim == plan.claim:
+            return plan
+        self._last_claim = claim
+        return replace(plan, claim=claim)
 
-    def settle(self, now: StepClaim | None) -> None:
-        """Update the plan's claim if it changed between clipping and noise.
+    def settled(self, plan: Plan, now: StepClaim) -> Plan:
+        """Return a plan with the claim that was changed between clipping and noise.
 
         The smaller of the two noise multipliers is used, so that raising it for a moment gains
         nothing.
 
         Args:
-            now: the claim after the noise was added; None if it is unknown.
+            plan: the plan.
+            now: the claim after the noise was added.
         """
-        if self.plan is None or now is None:
-            return
-        planned = self.plan.claim
-        sigma = min(now.noise_multiplier, planned.noise_multiplier)
-        if self.step.adapts_its_norm:
-            now = replace(now, max_grad_norm=planned.max_grad_norm)
-        self.plan = replace(self.plan, claim=replace(now, noise_multiplier=sigma))
-
-    def norm(self, claim: StepClaim) -> float:
-        """Return the norm of a canary's row, in the unit of a per-sample gradient."""
-        return self.config.oversize * claim.max_grad_norm
+        sigma = min(now.noise_multiplier, plan.claim.noise_multiplier)
+        norm = plan.claim.max_grad_norm if self.step.adapts_its_norm else now.max_grad_norm
+        return replace(plan, claim=replace(now, noise_multiplier=sigma, max_grad_norm=norm))
 
     # ------------------------------------------------------------------ plans
 
-    def flip(self, claim: StepClaim) -> PlannedStep:
+    def planned(self, accumulated: int | None = None) -> Plan:
+        """Read the claim, and draw the coins and directions of a step; see `claim`."""
+        return self.plan(self.claim(accumulated))
+
+    def plan(self, claim: StepClaim) -> Plan:
         """Draw the coins and directions of a step."""
         ranks, number = self.ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self.rng
@@ -395,18 +437,31 @@ class StepPlanner:
         adds = not ranks.several or ranks.adds(number)
         fit = self.fit or Fit()
         among = self._by_number(0) % _AMONG == 0 and fit.views == 1
-        self.step.row_seed = (self._looks_key, number) if among else None
-        return PlannedStep(
+        return Plan(
             claim,
             coins,
-            directions,
             INJECTED,
+            directions,
             located,
-            adds=adds,
-            turn=self._by_number(1),
-            shorter=self._shorter() if fit.short else 1.0,
-            weights=fit.adds,
+            self._rows(claim, coins, directions, short=fit.short) if adds else no_rows(),
+            adds,
+            (self._looks_key, number) if among else None,
+            fit.adds,
+            added=int(coins.sum()) * claim.views,
+            norm=self.config.oversize * claim.max_grad_norm,
         )
+
+    def _rows(
+        self, claim: StepClaim, coins: FloatArray, directions: Sequence[Direction], *, short: bool
+    ) -> CanaryRows:
+        """Return the rows of a step's canaries in a random order, one of them shorter."""
+        chosen = [d for coin, d in zip(coins, directions, strict=False) if coin]
+        first = self._by_number(1) % max(len(chosen), 1)
+        chosen, lengths = chosen[first:] + chosen[:first], np.ones(len(chosen))
+        if chosen and short:
+            lengths[len(chosen) // 2] = self._shorter()
+        rows = [row for row in chosen for _ in range(claim.views)]
+        return CanaryRows(rows, lengths.repeat(claim.views))
 
     def _by_number(self, what: int) -> int:
         """Return a random number of the coming step, the same in a resumed run."""
@@ -433,11 +488,11 @@ class StepPlanner:
             return rng.integers(0, 2, size=count).astype(np.float64)
         return (rng.random(count) < rate).astype(np.float64)
 
-    def without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> PlannedStep:
+    def without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> Plan:
         """Return the plan of a step without canaries."""
-        return PlannedStep(claim, np.zeros(len(self.recorder.header.canaries)), (), status)
+        return Plan(claim, np.zeros(len(self.recorder.header.canaries)), status)
 
-    def empty(self, status: int) -> PlannedStep:
+    def empty(self, status: int) -> Plan:
         """Return the plan of a step without canaries, with the current claim."""
         # There are no per-sample gradients if the optimizer was stepped around Opacus.
         self._last_claim = self.known_claim() or self._last_claim
@@ -455,30 +510,45 @@ class StepPlanner:
         if self.ranks.several:  # all processes must decide alike, also if only some must copy
             free = not self.anyone_copies
         if every is None:
-            every = 1 if free or self.canary_steps < FULL_STEPS else THINNED
+            every = 1 if free or self.recorder.canary_steps < FULL_STEPS else THINNED
         number = self.recorder.steps
         without = number >= _FROM and self._by_number(3) % _WITHOUT == 0
         return number % every == 0 and not without
 
-    def withdraw(self) -> None:
-        """Discard the planned step, and remove its canaries from the pending gradients."""
-        if self.plan is not None and self.plan.status == INJECTED:
-            self.step.withdraw()
-        self.plan = self.entered = None
+    def may_enter(self) -> bool:
+        """Return whether canaries may enter the part of the batch that is clipped next."""
+        chosen = self.step.final_step_of_batch() or (
+            self.parts_are_equal and self._parts.chosen(self.chance(_PART))
+        )
+        return chosen and self.layout_holds() and not self.recorder.clipping_is_broken
 
-    def agree(self) -> bool:
-        """Keep the canaries of a step before clipping only if they entered in all processes.
+    def may_lay_out(self) -> bool:
+        """Return whether the canaries of the coming step may be laid out before it."""
+        return self.may_enter() and self.is_due(free=True)
 
-        Returns:
-            Whether they are kept.
+    def draw_part(self, parts: int) -> int:
+        """Draw which of a step's accumulated batches the canaries enter; -1 for the last."""
+        return draw_part(parts, self.rng) if parts > 1 and self.parts_are_equal else -1
+
+    def end_parts(self) -> bool:
+        """Return, at the last part, whether canaries were drawn to enter an earlier one, if any.
+
+        The record stores this, not the part that they entered, which would reveal the number of
+        parts and so, roughly, the batch size.
         """
-        plan = self.plan
-        entered = plan is not None and plan.status == INJECTED
+        self._parts.ended()
+        splits = self.parts_are_equal and self.step.splits_batches()
+        return splits and draw_part(self._parts.usual, self.chance(_PART)) >= 0
+
+    def agreed(self, *, entered: bool) -> bool:
+        """Return whether the canaries of a step before clipping entered in all processes.
+
+        Args:
+            entered: whether they entered in this one.
+        """
         agreed = self.ranks.agreed(entered=entered)
-        if plan is not None and entered and not agreed:
+        if entered and not agreed:
             self.note(_NOT_IN_ALL)
-            self.withdraw()
-            self.plan = replace(plan, status=DROPPED)
         if not self.ranks.talk:
             self.block_pass(_ALONE)
         return agreed
@@ -488,23 +558,25 @@ class StepPlanner:
         """Whether the release is the clipped sum with noise, as far as is known."""
         return self.fit is None or self.fit.noise
 
-    def try_rows(self) -> None:
-        """Find out, before the first step, how rows fit into the optimizer's own clipping."""
+    def try_rows(self) -> bool:
+        """Find out, before the first step, how rows fit into the optimizer's own clipping.
+
+        Returns:
+            Whether other rows must enter than those that may be laid out already, or none.
+        """
 
         def draw() -> Sequence[Direction]:
-            self.withdraw()
-            return self.flip(self.claim()).directions
+            self.step.take_out()
+            return self.plan(self.claim()).directions
 
         self.fit = Fit()
         self.fit = fit_of(self.step, draw)
-        if self.fit != Fit():
-            self.withdraw()
         if self.fit.why_not:
             self.leave_rows_out(self.fit)
+        return self.fit != Fit()
 
     def leave_rows_out(self, fit: Fit) -> None:
         """Add no row of gradients from now on, since they do not fit."""
-        self.withdraw()
         self.fit, kind = fit, type(self.step.optimizer).__name__
         self.block_pass(_NO_ROWS.format(kind=kind, why=fit.why_not))
 
@@ -532,25 +604,44 @@ class StepPlanner:
         return self.changed_at is None
 
     def count_part(self) -> None:
-        """Count the samples of a step's non-final part, before canaries enter it."""
+        """Count a step's part that is not the last, and its samples, before canaries enter it."""
         size = self.step.batch_size()
         if self.rows_taken is not None:
             views = self.fit.views if self.fit else 1
             self.rows_taken = None if size is None else self.rows_taken + size // views
+        self._parts.passed()
 
-    def count_batch(self) -> None:
-        """Count the planned step's samples, and keep the batch size if sizes are tracked."""
-        size, plan = self.step.batch_size(), self.plan
+    def count_batch(self, plan: Plan | None) -> None:
+        """Count a step's samples, and keep the batch size if sizes are tracked."""
+        size = self.step.batch_size()
         if size is None:
             self.rows_taken = None
             return
         own = plan is not None and not plan.earlier
-        size -= plan.added if plan and own else 0
+        size -= plan.added if plan is not None and own else 0
         size //= self.fit.views if self.fit else 1
         if self.rows_taken is not None:
             self.rows_taken += size
         if self._track:
             self.batch_sizes.append(size)
+
+    def count_handed(self, samples: int) -> None:
+        """Count the samples whose gradients a step's code has handed over."""
+        self.rows_handed += samples
+
+    def must_copy(self, obstacle: str) -> None:
+        """Note why the rows of a step must be copied, unless ``obstacle`` is empty."""
+        if obstacle:
+            self.note(obstacle)
+            self.copied = True
+
+    def hear(self, *, anyone_copies: bool) -> None:
+        """Take over whether any process had to copy rows."""
+        self.anyone_copies = anyone_copies
+
+    def follow(self, step: DPSGDStep) -> None:
+        """Go on with the adapter of a new optimizer over the same parameters."""
+        self.step = step
 
     def end_epoch(self) -> None:
         """Drop the size of the epoch's last batch, which is smaller for many loaders."""
@@ -587,7 +678,7 @@ class StepPlanner:
     # ------------------------------------------------------------------ checkpoints
 
     #: Attributes that a checkpoint stores unchanged.
-    _KEPT = ("anyone_copies", "canary_steps", "changed_at", "pass_blockers", "notes")
+    _KEPT = ("anyone_copies", "changed_at", "pass_blockers", "notes")
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the coins' generator, but no number of samples."""

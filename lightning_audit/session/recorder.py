@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Evidence, evidence_in, judge_again, refuse_others
+from lightning_audit.checks.check import (
+    Evidence,
+    evidence_in,
+    flagged,
+    judge_again,
+    refuse_others,
+)
 from lightning_audit.checks.monitor import AuditMonitor, NoiseChannelChecks
 from lightning_audit.checks.noise import SHOW_THE_RELEASE
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.checks.update import ReleaseProcessing
 from lightning_audit.dpsgd.opacus import all_finite
-from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import (
+    ENTERED,
     NOT_PLANNED,
     Kept,
+    Observation,
     ObservationStore,
     RecordHeader,
     restore,
     snapshot,
 )
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.session.step import ZEROS, ObservedStep, ZeroEntries
 from lightning_audit.verdict.diagnosis import UseOfRelease
 
 # --- Turns the reading of each step into an entry of the record, and passes it to the checks.
 
+#: Note for steps with entries that are exactly zero.
+ZEROS = (
+    "entries of the gradient were exactly zero, noise included; if an inserted canary was read as "
+    "exactly zero too, they count as not part of the release"
+)
 _NOT_FOLLOWED = (
     "the post-processing of the noisy gradient could not be followed, so that the update may use "
     "other data than the release; entrywise functions and sums over steps can be followed"
@@ -88,9 +99,9 @@ class Recorder:
         self._noise = NoiseChannelChecks(header, significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
         self._processing = ReleaseProcessing()
-        self._waiting: list[ObservedStep] = []
-        #: Number of steps, fed or pending.
-        self.steps = 0
+        self._waiting: list[Observation] = []
+        #: Number of steps, and of those with canaries, fed or pending.
+        self.steps = self.canary_steps = 0
         #: Number of tests that have flagged, as of the last steps that were fed; and the number
         #: among those with the same data in all processes.
         self.flagged = self.flagged_alike = 0
@@ -159,22 +170,22 @@ class Recorder:
             return True
         return any(map(processing.was_unexplained, alone))
 
-    def take(self, step: ObservedStep) -> None:
+    def take(self, seen: Observation) -> None:
         """Add a step."""
-        self._waiting.append(step)
+        self._waiting.append(seen)
         self.steps += 1
-        self._zeros_are_public |= step.dead is not None and step.dead.proved
+        self.canary_steps += seen.canaries in ENTERED
+        self._zeros_are_public |= seen.dead_canary
         self.waits = True
         if self._undecided():
             return
-        if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(step):
+        if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(seen):
             self.digest()
             self.waits = False
             # Updated only here, so that reading `monitor` does not change the run.
             self.clipping_is_broken = self._monitor.clipping_is_broken
-            self.flagged_alike = sum(test.violated for test in self._alike)
-            self.flagged_alike += self._monitor.replaced_steps > 0
-            self.flagged = self.flagged_alike + sum(test.violated for test in self._own)
+            self.flagged_alike = flagged(self._alike) + (self._monitor.replaced_steps > 0)
+            self.flagged = self.flagged_alike + flagged(self._own)
 
     def _watch_tests(self) -> None:
         self._alike = list(evidence_in(self._monitor))
@@ -182,38 +193,47 @@ class Recorder:
 
     def _undecided(self) -> bool:
         """Return whether to wait for evidence that zeros are not part of the release."""
-        zeros = any(step.dead is not None for step in self._waiting)
+        zeros = any(seen.dead_witnesses is not None for seen in self._waiting)
         return zeros and not self._zeros_are_public and len(self._waiting) < self.PATIENCE
 
-    def _without_dead(self, step: ObservedStep) -> ObservedStep:
-        """Return the step with fresh noise at entries that were not released."""
-        dead, sigma = step.dead, step.claim.noise_multiplier
-        silent = step.status == NOT_PLANNED and dead is not None and dead.whole
+    def _without_dead(self, seen: Observation) -> Observation:
+        """Return the step with fresh claimed noise where it was not released.
+
+        That is at the probe coordinates that are zero. Along a canary it is the part of its
+        direction that was released which is read; noise, if there is none.
+        """
+        dead, sigma = seen.dead_witnesses, seen.noise_multiplier
+        silent = seen.canaries == NOT_PLANNED and seen.dead_tensors
         if dead is None or sigma <= 0 or not (self._zeros_are_public or silent):
-            self.released.update(None)
-            return step
-        self.released.update(dead)
+            self.released.update(None, seen.live)
+            return seen
+        self.released.update(dead, seen.live)
+        noise = sigma * self._rng.standard_normal(len(dead))
+        along = sigma * self._rng.standard_normal(len(seen.readings))
+        share = np.sqrt(np.where(seen.live > 0, seen.live, 1.0))
         return dataclasses.replace(
-            step,
-            witnesses=dead.filled(step.witnesses, sigma, self._rng),
-            readings=dead.readings(step.readings, sigma, self._rng),
-            noise=None,
+            seen,
+            witnesses=np.where(dead, noise, seen.witnesses),
+            readings=np.where(seen.live > 0, seen.readings / share, along),
+            released=None,
         )
 
     def digest(self) -> None:
         """Feed the pending steps."""
         waiting, self._waiting = self._waiting, []
-        for step in map(self._without_dead, waiting):
-            entry = self._entry(step)
-            self._monitor.update(entry)
-            if step.noise is not None:
-                self._noise.update(step.noise, int(entry["step"]))
-            if (used := step.used) is not None:
-                self._use.update(int(entry["step"]), step.coins, used.rest, used.used, used.moved)
-            if (made := step.followed) is not None:
-                self._processing.update(int(entry["step"]), made.release, made.used)
+        for seen in map(self._without_dead, waiting):
+            number, sigma = self._monitor.steps, seen.noise_multiplier
+            sums = self._reducer.reduce(seen.witnesses, sigma, seen.epoch) if sigma > 0 else {}
+            seen = dataclasses.replace(seen, step=number, **sums)
+            self._monitor.update(seen)
+            self._noise.update(seen)
+            if seen.along is not None and self.header.signal == 1.0:
+                # Low precision leaves a residue of each canary.
+                self._use.update(number, seen.coins, *seen.along)
+            if seen.followed is not None:
+                self._processing.update(number, *seen.followed)
             if self.store is not None:
-                self.store.append(entry)
+                self.store.append(seen)
 
     def flush(self) -> None:
         """Feed the pending steps, and flush the record to the operating system."""
@@ -227,28 +247,6 @@ class Recorder:
         if self.store is not None:
             self.store.close()
 
-    def _entry(self, step: ObservedStep) -> Any:
-        claim = step.claim
-        fields = {
-            "step": self._monitor.steps,
-            "epoch": step.epoch,
-            "canaries": step.status,
-            "replaced": step.replaced,
-            "noise_multiplier": claim.noise_multiplier,
-            "max_grad_norm": claim.max_grad_norm,
-            "scale": claim.scale,
-            "sample_rate": math.nan if step.sample_rate is None else step.sample_rate,
-            "coins": step.coins,
-            "readings": step.readings,
-        }
-        if claim.noise_multiplier > 0:
-            sums = self._reducer.reduce(step.witnesses, claim.noise_multiplier, step.epoch)
-            fields |= sums
-        entry = np.zeros((), dtype=self.header.dtype)
-        for name, value in fields.items():
-            entry[name] = value
-        return entry
-
     def state(self) -> dict[str, Any]:
         """Flush the record, and return everything that `load` needs, as plain data."""
         self.flush()
@@ -261,6 +259,7 @@ class Recorder:
             "zeros_are_public": self._zeros_are_public,
             "released": snapshot(self.released),
             "clipping_is_broken": self.clipping_is_broken,
+            "canary_steps": self.canary_steps,
         }
 
     def load(self, state: dict[str, Any]) -> list[str]:
@@ -297,6 +296,7 @@ class Recorder:
         self._zeros_are_public = bool(state["zeros_are_public"])
         self.released = restore(state["released"])
         self.clipping_is_broken = state["clipping_is_broken"]
+        self.canary_steps = state["canary_steps"]
         self._watch_tests()
         if self._monitor.significance == significance:
             return []
@@ -316,10 +316,10 @@ class Recorder:
         return said
 
 
-def _is_striking(step: ObservedStep) -> bool:
+def _is_striking(seen: Observation) -> bool:
     """Return whether a reading is 10 standard deviations off, or the gradient was replaced."""
-    off = np.abs(step.readings - step.coins).max(initial=0.0)
-    return step.replaced or not off <= 1.0 + 10.0 * step.claim.noise_multiplier
+    off = np.abs(seen.readings - seen.coins).max(initial=0.0)
+    return seen.replaced or not off <= 1.0 + 10.0 * seen.noise_multiplier
 
 
 class ReleasedShares:
@@ -337,14 +337,19 @@ class ReleasedShares:
         self._live = np.zeros(canaries)
         self._steps = 0
 
-    def update(self, dead: ZeroEntries | None) -> None:
-        """Add a step; None if all of it was released."""
+    def update(self, dead: NDArray[np.bool_] | None, live: FloatArray) -> None:
+        """Add a step.
+
+        Args:
+            dead: probe coordinates that were not released, ``[w]``; None if all were.
+            live: share of each canary's squared norm on released entries, ``[k]``.
+        """
         self._steps += 1
         if dead is None:
             self._live += 1.0
             return
-        self._live += dead.live
-        self._filled += np.bincount(self._tensor[dead.witnesses], minlength=len(self._filled))
+        self._live += live
+        self._filled += np.bincount(self._tensor[dead], minlength=len(self._filled))
 
     @property
     def canaries(self) -> FloatArray:
@@ -382,23 +387,24 @@ class LostSteps(Kept):
 
     def look(
         self,
-        step: DPSGDStep,
         number: int,
-        of_data: Callable[[torch.Tensor | None], torch.Tensor | None],
+        rows: torch.Tensor | None,
+        params: Sequence[torch.Tensor],
+        *,
         finite: bool,
     ) -> None:
         """Count, after the update, the samples whose gradients made the step's not finite.
 
         Args:
-            step: the adapter.
             number: number of earlier steps.
-            of_data: removes the canaries' rows; returns None if they are unknown.
+            rows: which of the data's gradients are not finite, ``[n]``; None if unknown.
+            params: the parameters after the update.
             finite: whether the step's gradient was finite.
         """
         weights, self.weights_finite = self.weights_finite, True
         if not finite:
-            self.add(number, of_data(step.lost_rows()) if weights else None)
-            self.weights_finite = all_finite(step.params)
+            self.add(number, rows if weights else None)
+            self.weights_finite = all_finite(params)
 
     def add(self, step: int, rows: torch.Tensor | None) -> None:
         """Add a step.

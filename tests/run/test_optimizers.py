@@ -54,10 +54,10 @@ from lightning_audit.run.optimizers import (
     private_optimizers,
     refuse_several,
 )
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.plan import GradientRows, HandedRows, InputSample
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.reading import HandWrittenReading, PrivateReading
-from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
+from lightning_audit.session.step import AuditSession
 from lightning_audit.testing.faulty import HalfNoise
 
 # --- Several private optimizers in one training: each step of each is audited.
@@ -510,7 +510,7 @@ def session_of(
 )
 def test_a_step_and_its_canaries_choose_source_and_way_of_reading(make, arguments, source, way):
     session = session_of(make(), **arguments)
-    assert (type(session.source), type(session.way)) == (source, way)
+    assert (type(session.inserter), type(session.way)) == (source, way)
     session.detach()
 
 

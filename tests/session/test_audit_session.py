@@ -15,10 +15,11 @@ from lightning_audit.canaries import Dirac, Mislabeled
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
-from lightning_audit.session.audit_session import AuditSession, begin_session
+from lightning_audit.session.begin import begin_session
+from lightning_audit.session.plan import GradientRows, HandedRows, InputSample
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.reading import HandWrittenReading, PrivateReading
-from lightning_audit.session.sources import GradientRows, HandedRows, InputSample
+from lightning_audit.session.step import AuditSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -130,7 +131,7 @@ def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over():
 def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made):
     plain = made()
     session = made(canaries=[Mislabeled(sampling_rate=0.25)])
-    assert isinstance(session.source, InputSample)
+    assert isinstance(session.inserter, InputSample)
     assert type(session.way) is type(plain.way)
     header = session.recorder.header
     assert header.canaries == ("Mislabeled(input, sampling_rate=0.25)",)

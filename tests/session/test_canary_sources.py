@@ -41,8 +41,8 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.dpsgd import hand_over
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import NOT_PLANNED
+from lightning_audit.session.plan import CanarySource, PartChoice, Tensors, draw_part
 from lightning_audit.session.planner import StepPlanner
-from lightning_audit.session.sources import CanarySource, PartChoice, Tensors, draw_part
 from lightning_audit.session.step import PlannedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
@@ -462,7 +462,7 @@ class NoCanaries(CanarySource):
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_source_may_leave_every_other_part_of_a_step_alone(announced):
     bare, untouched = BareSession(), BareSession()
-    bare.session.source = NoCanaries(bare.session.planner)
+    bare.session.inserter = NoCanaries(bare.session.planner)
     untouched.session.detach()
     for _ in range(3):
         for one in (bare, untouched):

@@ -44,7 +44,7 @@ from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Adversarial, Blank, Crafted, Dirac, InputCanary, Mislabeled
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
-from lightning_audit.session.sources import join_batches
+from lightning_audit.session.plan import join_batches
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff
 from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
 
@@ -615,7 +615,7 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
 
     class _Norm(pl.Callback):
         def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            norms.append(audit._run.session.source.oversize)
+            norms.append(audit._run.session.inserter.oversize)
 
     trainer.callbacks.insert(0, _Norm())
     trainer.fit(module)

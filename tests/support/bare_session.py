@@ -13,7 +13,7 @@ from lightning_audit.canaries import Dirac, GradientCanary, Spread
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward, StepClaim
-from lightning_audit.session.audit_session import begin_session
+from lightning_audit.session.begin import begin_session
 from lightning_audit.session.planner import Ranks
 
 
