@@ -112,7 +112,7 @@ class NoiseWatch:
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
-        self._released = self._sums = self._norms = self._squares = self._block = None
+        self._forget()
         first, self._read_here = self._read_here < COMPARED, self._read_here + 1
         if number >= _FIRST and number % _EVERY > 1 and self._draws is None and not first:
             return
@@ -135,6 +135,10 @@ class NoiseWatch:
         if divisor and whole and self._draws is None:
             block = number < _FIRST_BLOCKS or number % _EVERY_BLOCK == 0
             self._read_whole(grads, held, divisor, tap, block=block)
+
+    def _forget(self) -> None:
+        """Release what was read of a step."""
+        self._released = self._sums = self._norms = self._squares = self._block = None
 
     def _read_whole(
         self, grads: Tensors, held: Tensors, divisor: float, tap: GradientTap, *, block: bool
@@ -213,16 +217,17 @@ class NoiseWatch:
             lack=_DRAWS_LEFT if own is not None and sums is None else "",
         )
         # Whole tensors count only if they were read with the right divisor.
-        if self._squares is None or not math.isclose(unit * norm, self._divisor):
-            return unit, seen
-        std, both = sigma * norm, self._squares.array
-        return unit, replace(
-            seen,
-            entries=self._sizes,
-            squares=both[::2] / std**2,
-            noise_squares=both[1::2] / std**2,
-            block=None if self._block is None else self._block.array / std,
-        )
+        if self._squares is not None and math.isclose(unit * norm, self._divisor):
+            std, both = sigma * norm, self._squares.array
+            seen = replace(
+                seen,
+                entries=self._sizes,
+                squares=both[::2] / std**2,
+                noise_squares=both[1::2] / std**2,
+                block=None if self._block is None else self._block.array / std,
+            )
+        self._forget()
+        return unit, seen
 
     # ------------------------------------------------------------------ correlated noise
 

@@ -55,13 +55,13 @@ def forbid_prefill(patch: pytest.MonkeyPatch, *, prefill: bool = False) -> None:
 def copies(monkeypatch, clipped_rows):
     """Sizes of the batches that were copied."""
     found: list[int] = []
-    inject = OpacusStep.inject
+    copy_in = OpacusStep.copy_in
 
-    def counted(self: OpacusStep, directions: Any, norm: float, part: int) -> None:
+    def counted(self: OpacusStep, *given: Any) -> None:
         found.append(self.batch_size() or 0)
-        inject(self, directions, norm, part)
+        copy_in(self, *given)
 
-    monkeypatch.setattr(OpacusStep, "inject", counted)
+    monkeypatch.setattr(OpacusStep, "copy_in", counted)
     return found
 
 

@@ -39,7 +39,7 @@ PLACES = [
     ("ghost", "_look_at"),
     ("by hand", "write_all"),
     ("input", "_own_direction"),
-    ("split", "inject_part"),
+    ("split", "_put_in_part"),
     ("prefilled", "divisor_at_cut"),
     ("by hand", "_observe"),
     ("prefilled", "put_back"),

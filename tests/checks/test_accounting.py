@@ -9,7 +9,7 @@ from stages import staged
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks import accounting
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.record.store import INJECTED, restore, snapshot
+from lightning_audit.record.store import INJECTED, Observation, restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
 
 
@@ -121,7 +121,7 @@ def test_a_reading_at_the_threshold_is_guessed_out():
     made, entries = simulate(1)
     entries["readings"][0], entries["coins"][0] = 0.5, 0
     guesses = accounting.Guesses(made)
-    guesses.update(entries[0])
+    guesses.update(Observation.of(entries[0]))
     assert guesses.middle.tn == len(made.canaries)
 
 
@@ -257,7 +257,7 @@ def doubled(seed: int, steps: int, at: int) -> AuditMonitor:
     later["step"] += at
     monitor = AuditMonitor(made, SIGNIFICANCE)
     for entry in (*entries, *later):
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
     return monitor
 
 

@@ -45,6 +45,7 @@ from lightning_audit.checks.check import (
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
 from lightning_audit.config import findings
+from lightning_audit.record.store import Observation
 from lightning_audit.results.audit_report import EXIT_CODES, CheckResult, Place
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.verdict.diagnosis import likely_faults
@@ -306,7 +307,7 @@ def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags():
     made, entries = simulate(60, noise=0.9)
     monitor, seen = AuditMonitor(made, SIGNIFICANCE), set()
     for entry in entries:
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
         flagged = bool(violated(monitor))
         seen.add(flagged)
         assert (monitor.log_e_value >= -math.log(SIGNIFICANCE) - 1e-9) == flagged

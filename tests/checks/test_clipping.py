@@ -21,7 +21,7 @@ from simulated_record import (
 
 from lightning_audit.checks.accounting import EPSILON
 from lightning_audit.checks.clipping import SensitivityCheck, clipping_norm_result
-from lightning_audit.record.store import EARLIER, INJECTED, restore, snapshot
+from lightning_audit.record.store import EARLIER, INJECTED, Observation, restore, snapshot
 from lightning_audit.verdict.diagnosis import likely_faults
 from lightning_audit.verdict.judge import PowerModel, Resolution
 
@@ -205,7 +205,7 @@ def check_of_parts(
         shift = earlier if entry["canaries"] == EARLIER else last
         entry["coins"] = coins
         entry["readings"] = shift * coins + rng.standard_normal(len(coins))
-        check.update(entry[()])
+        check.update(Observation.of(entry))
     return check
 
 
@@ -275,7 +275,7 @@ def check_of_norms(numbers: Sequence[int], norms: Sequence[float], scale: float)
         entry["scale"], entry["noise_multiplier"] = scale, 1.0
         entry["coins"][:number] = 1
         entry["readings"][:number] = norm / math.sqrt(number)
-        check.update(entry[()])
+        check.update(Observation.of(entry))
     return check.sum_is_clipped
 
 
@@ -322,12 +322,12 @@ def test_a_restored_check_goes_on_as_if_it_had_not_stopped():
     made, entries = simulate(40, shift=1.5)
     whole, part = SensitivityCheck(made, 1e-3), SensitivityCheck(made, 1e-3)
     for entry in entries[:20]:
-        whole.update(entry)
-        part.update(entry)
+        whole.update(Observation.of(entry))
+        part.update(Observation.of(entry))
     again = restore(snapshot(part))
     for entry in entries[20:]:
-        whole.update(entry)
-        again.update(entry)
+        whole.update(Observation.of(entry))
+        again.update(Observation.of(entry))
     assert again.results() == whole.results()
 
 
@@ -367,7 +367,7 @@ def test_a_short_canary_that_was_in_alone_does_not_hide_that_the_sum_is_clipped(
         entry["coins"][:number] = 1
         norm = 3.7 if step == 1 else 16.0 + 0.3 * rng.normal()
         entry["readings"][:number] = norm / math.sqrt(number)
-        check.update(entry[()])
+        check.update(Observation.of(entry))
     assert check.sum_is_clipped
 
 

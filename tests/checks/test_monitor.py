@@ -1,9 +1,10 @@
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from noise_steps import HEADER
+from noise_steps import HEADER, noise_seen
 from numpy.typing import NDArray
 from simulated_record import (
     SIGNIFICANCE,
@@ -19,11 +20,11 @@ from stages import most_failures, staged
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks.check import shares
 from lightning_audit.checks.monitor import AuditMonitor, NoiseChannelChecks, replay
-from lightning_audit.checks.probes import NoiseSeen
 from lightning_audit.record.store import (
     DROPPED,
     INJECTED,
     RECORD_NAME,
+    Observation,
     ObservationStore,
     read_observations,
 )
@@ -42,10 +43,10 @@ def test_replay_gives_the_numbers_of_the_run(fault, tmp_path):
     made, entries = simulate(80, sigma=np.geomspace(1.2, 0.8, 80), data=0.1, **fault)  # type: ignore[arg-type]
     live = AuditMonitor(made, SIGNIFICANCE)
     store = ObservationStore(tmp_path, made)
-    for entry in entries:
-        live.update(entry)
+    for seen in map(Observation.of, entries):
+        live.update(seen)
         live.results()  # looking changes nothing
-        store.append(entry)
+        store.append(seen)
     store.close(archive=False)
     again = replay(*read_observations(tmp_path / RECORD_NAME), SIGNIFICANCE)
     assert again.results() == live.results()
@@ -157,18 +158,23 @@ def run(
     checks = NoiseChannelChecks(HEADER, 1e-3)
     for step in range(steps):
         sums, rows = data * rng.normal(size=n), int(rng.integers(8, 25))
-        seen = NoiseSeen(
-            release(rng, sums, rows), sums if known else None, noise, (rows / 16.0,), terms=rows
+        seen = noise_seen(
+            release(rng, sums, rows),
+            sums if known else None,
+            noise,
+            (rows / 16.0,),
+            terms=rows,
+            step=step,
         )
-        checks.update(seen, step)
+        checks.update(seen)
     return checks
 
 
-def after(*seen: NoiseSeen, fine: bool = True) -> NoiseChannelChecks:
+def after(*seen: Observation, fine: bool = True) -> NoiseChannelChecks:
     """Checks of steps."""
     checks = NoiseChannelChecks(HEADER, 1e-3, fine=fine)
     for step, one in enumerate(seen):
-        checks.update(one, step)
+        checks.update(replace(one, step=step))
     return checks
 
 
@@ -208,14 +214,14 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
 
 
 def test_low_precision_is_not_tested():
-    checks = after(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), fine=False)
+    checks = after(noise_seen(np.zeros(8), np.zeros(8), 1.0), fine=False)
     assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(broken):
     none, lost = np.zeros(2), np.array([broken, 0.0])
-    checks = after(NoiseSeen(lost, none, 1.0), NoiseSeen(none, lost, 1.0))
+    checks = after(noise_seen(lost, none, 1.0), noise_seen(none, lost, 1.0))
     assert set(status(checks).values()) == {"not_run"}
 
 
@@ -274,7 +280,7 @@ def test_noise_that_is_too_large_or_has_a_mean_is_no_violation():
 def test_the_steps_of_a_recurrence_are_told():
     rows = np.random.default_rng(0).normal(size=(12, 200))
     rows[9] = rows[4]
-    checks = after(*(NoiseSeen(row, np.zeros(200), 1.0) for row in rows))
+    checks = after(*(noise_seen(row, np.zeros(200), 1.0) for row in rows))
     result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert result.evidence["steps"] == [4, 9]
     assert "readings of step 10 differ from those of step 5 by less" in result.message
@@ -289,7 +295,7 @@ def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse():
     """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
     rng = np.random.default_rng(0)
     noisy = (sound(rng, rng.normal(size=384), 16) for _ in range(50))
-    checks = after(*(NoiseSeen(one, one, 1.0, (0.9,), 16) for one in noisy))
+    checks = after(*(noise_seen(one, one, 1.0, (0.9,), 16) for one in noisy))
     assert flagged(checks) == set()
     assert status(checks)["noise.excess"] == "not_run"
 
@@ -308,7 +314,7 @@ SUMS = np.linspace(1.0, 9.0, 128)
     ],
 )
 def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(released, sums, why):
-    checks = after(NoiseSeen(released, sums, 1.0))
+    checks = after(noise_seen(released, sums, 1.0))
     said = {check.name: check.message for check in checks.results(clips=True)}
     assert said["noise.mean"].startswith("not tested: ")
     assert why in said["noise.mean"]
@@ -320,7 +326,7 @@ def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(released, s
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps):
-    checks = after(*(NoiseSeen(SUMS, None, 1.0, (0.5,)) for _ in range(steps)), fine=False)
+    checks = after(*(noise_seen(SUMS, None, 1.0, (0.5,)) for _ in range(steps)), fine=False)
     for check in checks.results(clips=True):
         assert check.status == "not_run"
         assert check.message.startswith("not tested: low-precision gradients"), check.name
@@ -336,7 +342,9 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
     checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
-        checks.update(NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm), step)
+        checks.update(
+            noise_seen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm, step=step)
+        )
         assert (status(checks)["noise.excess"] == "warned") == (norm > 17)
     warned = next(c for c in checks.results(clips=True) if c.name == "noise.excess")
     assert warned.evidence["violated_at_step"] == 2
@@ -348,7 +356,7 @@ def test_noise_far_above_the_claim_is_seen_without_sums_unless_clipping_is_broke
     rng = np.random.default_rng(0)
     for noise, said in ((30.0, "warned"), (1.0, "not_run")):
         readings = [4.0 + noise * rng.normal(size=64) for _ in range(20)]  # norm 32 of 32 terms
-        checks = after(*(NoiseSeen(one, None, 1.0, (), terms=32) for one in readings))
+        checks = after(*(noise_seen(one, None, 1.0, (), terms=32) for one in readings))
         assert status(checks)["noise.excess"] == said
         broken = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
         assert broken.status == "not_run"
@@ -356,13 +364,13 @@ def test_noise_far_above_the_claim_is_seen_without_sums_unless_clipping_is_broke
 
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts():
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    assert flagged(after(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
+    assert flagged(after(noise_seen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
 
 
 @pytest.mark.parametrize("norm", [np.inf, np.nan])
 def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm):
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    assert flagged(after(NoiseSeen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
+    assert flagged(after(noise_seen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -378,7 +386,7 @@ def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known, noise):
     rng, single = np.random.default_rng(0), sums.astype(np.float32).astype(np.float64)
     for step in range(30):
         released = rounded(rng, sums, 16)
-        checks.update(NoiseSeen(released, single if known else None, noise), step)
+        checks.update(noise_seen(released, single if known else None, noise, step=step))
     assert flagged(checks) == set()
 
 
@@ -391,7 +399,7 @@ def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise():
     """In single precision a normal variable is zero once in some ten million times."""
     noisy = 1e9 * np.random.default_rng(0).normal(size=16)
     noisy[3] = 0.0
-    assert flagged(after(NoiseSeen(noisy, np.zeros(16), 1e9))) == set()
+    assert flagged(after(noise_seen(noisy, np.zeros(16), 1e9))) == set()
 
 
 def test_a_state_holds_what_the_first_steps_released_and_nothing_else():
@@ -399,7 +407,9 @@ def test_a_state_holds_what_the_first_steps_released_and_nothing_else():
         checks, rng = NoiseChannelChecks(HEADER, 1e-3), np.random.default_rng(0)
         for step in range(8):
             released = rng.normal(size=50)
-            checks.update(NoiseSeen(released, scale * np.ones(50), 1.0, terms=int(9 * scale)), step)
+            checks.update(
+                noise_seen(released, scale * np.ones(50), 1.0, terms=int(9 * scale), step=step)
+            )
         return repr(checks.state())
 
     assert state(0.0) == state(0.1)
@@ -420,7 +430,9 @@ def test_correct_runs_are_not_accused(known, noise, runs):
             sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
             released = sums + noise * rng.normal(size=n)
             rows = int(rng.integers(8, 25))
-            checks.update(NoiseSeen(released, sums if known else None, noise, (rows / 16.0,)), step)
+            checks.update(
+                noise_seen(released, sums if known else None, noise, (rows / 16.0,), step=step)
+            )
             past = released
         for check in checks.results(clips=True):
             highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
@@ -474,6 +486,6 @@ def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_co
     checks = NoiseChannelChecks(HEADER, 1e-3)
     for step in range(90):
         sums = rng.standard_normal(384)
-        checks.update(NoiseSeen(sums + noise[step % 40], sums, 1.0), step)
+        checks.update(noise_seen(sums + noise[step % 40], sums, 1.0, step=step))
     (found,) = (check for check in checks.results(clips=True) if check.name == "reuse.recurrence")
     assert (found.evidence["steps"], found.evidence["distances"]) == ([0, 40], [40] * 8)

@@ -35,7 +35,6 @@ from lightning_audit.checks.noise import (
     SingleEntries,
     WholeSizes,
 )
-from lightning_audit.checks.probes import WholeTensors
 from lightning_audit.checks.randomness import NoiseForecast, SharedEntries
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.noise_tests import noise_log_e
@@ -48,10 +47,10 @@ SIZES = np.array([400.0, 10.0, 1e6])
 
 def whole(
     rng: np.random.Generator, factor: FloatArray, sizes: FloatArray = SIZES, data: float = 0.0
-) -> WholeTensors:
+) -> dict[str, np.ndarray]:
     """A step whose noise is so many times the claim in each tensor, beside data of this size."""
     noise = factor**2 * rng.chisquare(sizes)
-    return WholeTensors(sizes, noise + data * sizes, noise)
+    return {"entries": sizes, "squares": noise + data * sizes, "noise_squares": noise}
 
 
 def sizes_of(
@@ -126,13 +125,15 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small():
         mantissa, exponent = np.frexp(rng.normal(size=200_000))
         rounded = np.ldexp(np.round(mantissa * 256.0) / 256.0, exponent)  # as bfloat16 does
         squares = np.array([rounded @ rounded])
-        check.update(whole_step(WholeTensors(entries, squares, squares), step))
+        check.update(
+            whole_step({"entries": entries, "squares": squares, "noise_squares": squares}, step)
+        )
     assert check.result("").status == "ok"
 
 
 def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing():
     check, broken = WholeSizes(1e-3, ("a",)), np.array([np.nan])
-    check.update(whole_step(WholeTensors(np.ones(1), broken, broken), 0))
+    check.update(whole_step({"entries": np.ones(1), "squares": broken, "noise_squares": broken}, 0))
     result = check.result("")
     assert result.status == "not_run"
     assert "whole tensors were read together with their clipped sums" in result.message

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from noise_steps import noise_seen
 
 from lightning_audit.canaries.gradient import default_mix, place
 from lightning_audit.checks.probes import (
@@ -19,7 +20,6 @@ from lightning_audit.checks.probes import (
     LAGS,
     PER_TENSOR,
     REUSE_IN_ALL,
-    NoiseSeen,
     Whitening,
     Witnesses,
     WitnessReducer,
@@ -33,7 +33,6 @@ from lightning_audit.layout import TensorSlot
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.run.optimizers import to_arrays, to_tensors
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.step import ObservedStep
 
 # --- What is left of a gradient without its clipped sums is the noise, or it is said why not.
 
@@ -43,7 +42,7 @@ SUMS, NOISE = 5.0 * RNG.standard_normal(400), RNG.standard_normal(400)
 
 @pytest.mark.parametrize("size", [0.8, 1.0, 3.0])
 def test_the_noise_is_in_units_of_its_claim(size):
-    noise, why = noise_of(NoiseSeen(SUMS + 2.0 * size * NOISE, SUMS, 2.0))
+    noise, why = noise_of(noise_seen(SUMS + 2.0 * size * NOISE, SUMS, 2.0))
     assert why == ""
     assert noise is not None
     np.testing.assert_allclose(noise, size * NOISE, atol=1e-12)
@@ -52,10 +51,10 @@ def test_the_noise_is_in_units_of_its_claim(size):
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
-        (NoiseSeen(SUMS + NOISE, None, 1.0), "the clipped sums that the noise was added to are"),
-        (NoiseSeen(SUMS + NOISE, None, 1.0, lack="draws are not known"), "draws are not known"),
-        (NoiseSeen(SUMS + 0.5 * NOISE, SUMS, 1.0), "is too small to be the noise"),
-        (NoiseSeen(1.5 * (SUMS + NOISE), SUMS, 1.0), "is correlated with them"),
+        (noise_seen(SUMS + NOISE, None, 1.0), "the clipped sums that the noise was added to are"),
+        (noise_seen(SUMS + NOISE, None, 1.0, lack="draws are not known"), "draws are not known"),
+        (noise_seen(SUMS + 0.5 * NOISE, SUMS, 1.0), "is too small to be the noise"),
+        (noise_seen(1.5 * (SUMS + NOISE), SUMS, 1.0), "is correlated with them"),
     ],
 )
 def test_what_is_not_the_noise_alone_is_not_taken_for_it(seen, why):
@@ -65,7 +64,7 @@ def test_what_is_not_the_noise_alone_is_not_taken_for_it(seen, why):
 
 
 def test_few_small_entries_are_no_sign_of_missing_noise():
-    noise, _ = noise_of(NoiseSeen(np.full(9, 0.2), np.full(9, 0.1), 1.0))
+    noise, _ = noise_of(noise_seen(np.full(9, 0.2), np.full(9, 0.1), 1.0))
     assert noise is not None
 
 
@@ -194,16 +193,18 @@ def run_of(
         taken = np.concatenate([np.zeros(N), coins])  # as claimed
         drawn, own = whole.draw(sums + noise - taken), alone.draw(noise)
         made.take(
-            ObservedStep(
-                claim=claim,
-                status=INJECTED,
+            noise_seen(
+                (sums + own)[:N],
+                sums[:N],
+                at_cut=True,
+                canaries=INJECTED,
                 coins=coins,
                 readings=drawn[N:] + coins,
                 witnesses=drawn[:N],
                 epoch=t // 40,
-                replaced=False,
+                max_grad_norm=claim.max_grad_norm,
+                scale=claim.scale,
                 sample_rate=0.1,
-                noise=NoiseSeen((sums + own)[:N], sums[:N], 1.0, at_cut=True),
             )
         )
     return made

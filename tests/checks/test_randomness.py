@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 import torch
 from declared import fault_of
 from named_faults import check, faults_of, names
-from noise_steps import noise_step
+from noise_steps import noise_seen, noise_step
 from simulated_record import (
     OVERSIZE,
     by_name,
@@ -21,7 +21,6 @@ from training_support import PrivateModule, digits, mlp, status, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.check import Case, entailed, group
 from lightning_audit.checks.noise import NOISE
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep
 from lightning_audit.checks.randomness import (
     COMPARED,
     NOISE_RESTARTED,
@@ -38,6 +37,7 @@ from lightning_audit.checks.randomness import (
     reuse_is_seen,
 )
 from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import Observation
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence import FORECAST_LAGS
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
@@ -107,8 +107,9 @@ def segments(
     noise = [rng.normal(size=ENTRIES) for _ in range(COMPARED)]
 
     def take(check: NoiseRestart, drawn: FloatArray, step: int) -> None:
-        seen = NoiseSeen(common + 0.3 * data * rng.normal(size=ENTRIES) + drawn, None, 1.0)
-        check.update(NoiseStep(step, seen, drawn if alone else None))
+        released = common + 0.3 * data * rng.normal(size=ENTRIES) + drawn
+        own = drawn if alone else None
+        check.update(noise_seen(released, None, step=step, noise=own))
 
     for step, drawn in enumerate(noise):
         take(first, drawn, step)
@@ -246,9 +247,9 @@ def test_shortest_lag_of_noise_that_comes_back_is_told():
 )
 def test_lag_is_the_first_that_reads_about_as_little_as_any(means, lag):
     made = header(lags=len(means))
-    check, entry = ReuseCheck(made, 1e-3), np.zeros(1, dtype=made.dtype)
+    check, entry = ReuseCheck(made, 1e-3), np.zeros((), dtype=made.dtype)
     entry["lag_count"], entry["lag_squares"] = 10.0, 10.0 * np.array(means)
-    check.update(entry[0])
+    check.update(Observation.of(entry))
     assert check.lag == lag
 
 

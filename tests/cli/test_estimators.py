@@ -12,7 +12,14 @@ from stages import staged
 
 from lightning_audit.checks.noise import NOISE_CANARY
 from lightning_audit.cli import estimators
-from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
+from lightning_audit.record.store import (
+    DROPPED,
+    EARLIER,
+    INJECTED,
+    Observation,
+    ObservationStore,
+    RecordHeader,
+)
 from lightning_audit.stats.attack_strength import attack_counts, attack_strength_posterior
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 from lightning_audit.stats.counts import (
@@ -184,7 +191,7 @@ def record(tmp_path):
         entry = np.zeros((), dtype=header.dtype)
         entry["canaries"] = {9: DROPPED, 4: EARLIER}.get(step % 10, INJECTED)
         entry["coins"], entry["readings"] = coins[step], readings[step]
-        store.append(entry)
+        store.append(Observation.of(entry))
     store.close()
     used = np.arange(300) % 10 != 9
     return tmp_path / "observations.npz", coins[used], readings[used]

@@ -59,7 +59,7 @@ def backward(
     """The backward pass, with these canaries waiting; without an audit for None."""
     if directions is not None:
         assert step.obstacle(Backward(loss)) == ""
-        step.prepare(directions, norm)
+        step.lay_out(directions, norm)
     loss.backward()
 
 
@@ -76,7 +76,7 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm, rows):
     directions = directions_over(step)
     directions[1] = directions[1].scaled(0.01)
     backward(step, criterion(model(x), y), directions, norm)
-    assert step.confirm()
+    assert step.put_in()
     plain_model = wrap_model(net(), grad_sample_mode="hooks")
     inner = torch.optim.SGD(plain_model.parameters(), lr=0.1)
     plain = OpacusStep(DPOptimizer(inner, **SETTINGS), {})
@@ -85,7 +85,7 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm, rows):
     else:  # torch's mean of no loss is NaN: the gradients are those of no record
         for p in plain.params:
             p.grad_sample = torch.zeros(0, *p.shape)
-    plain.inject(directions, norm)
+    plain.copy_in(directions, norm)
     for got, expected in zip(sums(step), sums(plain), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
@@ -96,7 +96,7 @@ def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts():
     for audited in (False, True):
         step, model, criterion = ghost()
         backward(step, criterion(model(x), y), [] if audited else None)
-        assert step.confirm() == audited
+        assert step.put_in() == audited
         results.append(sums(step))
     for plain, with_audit in zip(*results, strict=True):
         assert torch.equal(plain, with_audit)
@@ -122,7 +122,7 @@ def test_the_loss_is_the_users_again_when_its_backward_pass_is_done():
     step.conceal()
     assert loss.loss_per_sample is terms
     assert loss.item() == value
-    assert step.confirm()
+    assert step.put_in()
 
 
 @pytest.mark.parametrize(("factor", "ratio"), [(1.0, 1.0), (1e-3, 1e3)])
@@ -134,9 +134,9 @@ def test_norms_are_compared_with_those_of_the_gradients(factor, ratio):
         x, y = batch(rows)
         backward(step, criterion(model(x), y), directions_over(step))
         step.conceal()
-        assert step.confirm()
+        assert step.put_in()
         step.optimizer.step()
-        step.withdraw()
+        step.take_out()
     assert (step.norms.checked, step.norms.largest_ratio) == (3, pytest.approx(ratio, rel=1e-3))
     assert model.get_norm_sample() is not None
 
@@ -145,18 +145,18 @@ def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was():
     x, y = batch()
     step, model, criterion = ghost()
     step.obstacle(Backward(criterion(model(x), y)))
-    step.prepare(directions_over(step), 1000 * C)
+    step.lay_out(directions_over(step), 1000 * C)
     assert "get_norm_sample" in model.__dict__
-    step.withdraw()
+    step.take_out()
     assert "get_norm_sample" not in model.__dict__
-    assert not step.confirm()
+    assert not step.put_in()
 
 
 def test_another_loss_and_a_late_injection_are_said():
     step, _, _ = ghost()
     assert "{'loss': loss}" in step.obstacle(Backward(torch.zeros(())))
     with pytest.raises(ValueError, match="clipped before a canary"):
-        step.inject(directions_over(step), 1000 * C)
+        step.copy_in(directions_over(step), 1000 * C)
 
 
 @pytest.mark.parametrize(("factors", "largest"), [((1.0, 0.5, 2.0), 0.5), ((1.0, 2.0), 1.0)])
@@ -168,8 +168,8 @@ def test_clipping_norms_are_compared_each_step(factors, largest):
         x, y = batch()
         backward(step, criterion(model(x), y), directions_over(step))
         step.conceal()
-        assert step.confirm()
+        assert step.put_in()
         step.optimizer.step()
-        step.withdraw()
+        step.take_out()
         step.optimizer.zero_grad()
     assert step.norms.clipped_at == (C, pytest.approx(largest * C))

@@ -167,7 +167,7 @@ def test_rows_stand_behind_the_samples_in_new_tensors(dtype):
     module, step = _trained()
     grads = OrderedDict((n, g.to(dtype)) for n, g in _stacked(module.net).items())
     kept = {name: g.clone() for name, g in grads.items()}
-    step.inject([_direction(0, 1), _direction(3, 0)], norm=50.0)
+    step.copy_in([_direction(0, 1), _direction(3, 0)], norm=50.0)
     grown = step.append(grads, step.places(list(grads), module, module))
     assert type(grown) is OrderedDict
     assert list(grown) == list(grads)
@@ -188,14 +188,14 @@ def test_empty_batch_gets_its_rows():
     grads = _stacked(module.net, batch=0)
     places = step.places(list(grads), module, module)
     step.check_shapes(grads, places)
-    step.inject([_direction(0, 1)], norm=3.0)
+    step.copy_in([_direction(0, 1)], norm=3.0)
     assert {len(g) for g in step.append(grads, places).values()} == {1}
 
 
 def test_single_rows_are_whole_gradients_of_their_own():
     module, step = _trained()
     names = [name for name, _ in module.net.named_parameters()]
-    step.inject([_direction(0, 0, 4), _direction(1, 1)], norm=2.0)
+    step.copy_in([_direction(0, 0, 4), _direction(1, 1)], norm=2.0)
     first, second = step.singles(step.places(names, module.net, module))
     assert {n: g.shape for n, g in first.items()} == {
         n: p.shape for n, p in module.net.named_parameters()

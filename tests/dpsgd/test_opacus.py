@@ -253,7 +253,7 @@ def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode):
     _, step = prepared(mode)
     before = [p.grad_sample.clone() for p in step.params]
     directions = directions_over(step)
-    step.inject(directions, 1000 * C)
+    step.copy_in(directions, 1000 * C)
     for param, samples in zip(step.params, before, strict=True):
         assert param.grad_sample.shape == (5 + len(directions), *param.shape)
         assert torch.equal(param.grad_sample[:5], samples)
@@ -265,7 +265,7 @@ def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode):
     _, step = prepared(mode)
     assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
     directions = directions_over(step)
-    step.inject(directions, 1000 * C)
+    step.copy_in(directions, 1000 * C)
     for row, direction in enumerate(directions):
         rows = [p.grad_sample[5 + row].double() for p in step.params]
         for got, expected in zip(rows, as_tensors(direction, step), strict=True):
@@ -278,7 +278,7 @@ def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode):
 def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index):
     _, step = prepared()
     assert step.layout[0].shape == (3, 2, 2, 2)
-    step.inject([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
+    step.copy_in([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
     row = step.params[0].grad_sample[-1].flatten()
     assert row.nonzero().flatten().tolist() == [index]
     assert float(row[index]) == 3.0
@@ -298,7 +298,7 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
         step = adapter(model, optimizer)
         directions = directions_over(step)
         if inject:
-            step.inject(directions, 1000 * C)
+            step.copy_in(directions, 1000 * C)
             assert step.batch_size() == len(batch) + len(directions)
         sums.append(clipped_sums(optimizer))
     for without, with_canaries, added in zip(*sums, added_by(directions, step), strict=True):
@@ -309,13 +309,13 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
 def test_rows_join_the_accumulated_batch_that_is_asked_for(part):
     optimizer, step = prepared(batches=3)
     directions = directions_over(step)
-    step.inject(directions, 1000 * C, part)
+    step.copy_in(directions, 1000 * C, part=part)
     for param in step.params:
         sizes = [5, 5, 5]
         sizes[part] += len(directions)
         assert [len(rows) for rows in param.grad_sample] == sizes
     assert optimizer.accumulated_iterations == 3
-    step.withdraw()
+    step.take_out()
     assert all(len(rows) == 5 for param in step.params for rows in param.grad_sample)
 
 
@@ -327,7 +327,7 @@ def test_an_empty_batch_takes_canaries_and_nothing_else(mode):
     step = adapter(model, optimizer)
     assert step.batch_size() == 0
     directions = directions_over(step)
-    step.inject(directions, 1000 * C)
+    step.copy_in(directions, 1000 * C)
     for got, added in zip(clipped_sums(optimizer), added_by(directions, step), strict=True):
         torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
 
@@ -336,7 +336,7 @@ def test_no_direction_changes_no_value():
     model, optimizer = private(conv_net())
     backward(model, images())
     before = [p.grad_sample.clone() for p in optimizer.params]
-    adapter(model, optimizer).inject([], 1000 * C)
+    adapter(model, optimizer).copy_in([], 1000 * C)
     assert all(map(torch.equal, before, [p.grad_sample for p in optimizer.params]))
 
 
@@ -349,7 +349,7 @@ def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode):
     assert (optimizer.accumulated_iterations, step.batch_size()) == (2, 9)
     directions = directions_over(step)
     first = [p.grad_sample[0] for p in step.params]
-    step.inject(directions, C)
+    step.copy_in(directions, C)
     assert optimizer.accumulated_iterations == 2
     assert step.batch_size() == 9 + len(directions)
     for param, earlier in zip(step.params, first, strict=True):
@@ -362,13 +362,13 @@ def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode):
 def test_opacus_guard_against_stale_gradients_still_raises(batches, inject):
     optimizer, step = prepared(batches=batches)
     if inject:
-        step.inject(directions_over(step), C)
+        step.copy_in(directions_over(step), C)
     optimizer.step()  # and no zero_grad after it
     if batches == 2:  # the guard stops at the first; the last one, which grows, must have it too
         for param in step.params:
             param.grad_sample = param.grad_sample[1:]
     if inject:
-        step.inject(directions_over(step), C)
+        step.copy_in(directions_over(step), C)
     # On the per-sample gradients themselves: the sum is guarded a second time, after noise.
     with pytest.raises(ValueError, match="Gradients haven't been cleared"):
         optimizer.clip_and_accumulate()
@@ -380,7 +380,7 @@ def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad():
     for _ in range(3):
         optimizer.zero_grad()
         backward(model, images())
-        step.inject(directions_over(step), C)
+        step.copy_in(directions_over(step), C)
         assert step.batch_size() == 10
         optimizer.step()
 
@@ -402,7 +402,7 @@ def test_a_parameter_without_samples_is_a_clean_error(absent, batches):
     before = [list(held(p)) for p in others]
     copies = [[t.clone() for t in tensors] for tensors in before]
     with pytest.raises(ValueError, match=r"5\.bias holds no per-sample gradients"):
-        step.inject(directions, C)
+        step.copy_in(directions, C)
     for param, tensors, values in zip(others, before, copies, strict=True):
         assert all(a is b for a, b in zip(held(param), tensors, strict=True))
         assert all(map(torch.equal, tensors, values))
@@ -477,7 +477,7 @@ def test_frozen_parameters_are_not_in_the_layout():
     backward(model, images())
     step = adapter(model, optimizer)
     assert [slot.name for slot in step.layout] == ["0.bias", "3.weight", "5.weight", "5.bias"]
-    step.inject(directions_over(step), C)
+    step.copy_in(directions_over(step), C)
     optimizer.step()
     assert net[0].weight.grad is None
 
@@ -488,7 +488,7 @@ def test_a_scalar_parameter_takes_its_part_of_a_canary():
     backward(model, torch.randn(6, 3))
     step = adapter(model, optimizer)
     assert step.layout[2].shape == ()
-    step.inject([Direction((Part(2, np.array([0]), np.ones(1)),))], 5.0)
+    step.copy_in([Direction((Part(2, np.array([0]), np.ones(1)),))], 5.0)
     assert step.params[2].grad_sample.shape == (7,)
     assert float(step.params[2].grad_sample[-1]) == 5.0
     assert not step.params[0].grad_sample[-1].any()
@@ -560,10 +560,10 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode):
         step = adapter(model, optimizer)
         rows = [p.grad_sample.clone() for p in step.params]
         directions = directions_over(step)
-        step.row_seed = None if seed is None else (seed,)
-        step.inject(directions, 1000 * C)
+        places = None if seed is None else (seed,)
+        step.copy_in(directions, 1000 * C, places)
         moved = [i for i in range(5) if not torch.equal(step.params[0].grad_sample[i], rows[0][i])]
-        drawn = opacus.draw_places(step.row_seed, 5, len(directions))
+        drawn = opacus.draw_places(places, 5, len(directions))
         assert sorted(moved) == sorted(drawn.tolist())
         assert step.lost_rows().tolist() == [False] * 5
         sums.append(clipped_sums(optimizer))
@@ -574,15 +574,13 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode):
 def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch():
     _, step = prepared()
     step.params[0].grad_sample[3] = torch.nan
-    step.row_seed = (4,)
-    step.inject(directions_over(step), C)
+    step.copy_in(directions_over(step), C, (4,))
     assert step.lost_rows().tolist() == [False, False, False, True, False]
 
 
 def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was():
     _, step = prepared()
     before = [p.grad_sample.clone() for p in step.params]
-    step.row_seed = (3,)
-    step.inject(directions_over(step), 1000 * C)
-    step.withdraw()
+    step.copy_in(directions_over(step), 1000 * C, (3,))
+    step.take_out()
     assert all(map(torch.equal, before, [p.grad_sample for p in step.params]))

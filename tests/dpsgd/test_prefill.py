@@ -30,8 +30,7 @@ from lightning_audit.dpsgd.opacus import (
     swap_rows,
 )
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.hooks.gradient_tap import CanaryRows
-from lightning_audit.layout import Direction, Part
+from lightning_audit.layout import Direction
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing when gradients are computed:UserWarning"
@@ -190,7 +189,7 @@ class Setting:
         return [p.grad_sample for p in self.step.params]
 
     def copy(self) -> None:
-        self.step.inject(self.directions, NORM)
+        self.step.copy_in(self.directions, NORM)
 
     def lay_out(self, batch: torch.Tensor) -> None:
         """The backward pass with rows laid out for it, and concealed behind it."""
@@ -203,7 +202,7 @@ class Setting:
         """Why not; empty if the rows are laid out."""
         if obstacle := self.step.obstacle(Backward(None)):
             return obstacle
-        self.step.prepare(self.directions, NORM)
+        self.step.lay_out(self.directions, NORM)
         return ""
 
 
@@ -301,7 +300,7 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name):
         laid.step.conceal()
         assert all(map(torch.equal, laid.held(), copied.held()))
         assert laid.step.batch_size() == len(batch)
-        assert laid.step.confirm()
+        assert laid.step.put_in()
         copied.copy()
         assert all(mine is other for mine, other in zip(laid.held(), buffers, strict=True))
         assert laid.step.batch_size() == len(batch) + len(laid.directions)
@@ -318,10 +317,10 @@ def test_no_canary_among_the_chosen_adds_no_row():
     laid, plain = setting(mlp), setting(mlp)
     value = loss(laid.model, numbers(B, 4))
     assert laid.step.obstacle(Backward(None)) == ""
-    laid.step.prepare([], NORM)
+    laid.step.lay_out([], NORM)
     value.backward()
     laid.step.conceal()
-    assert laid.step.confirm()
+    assert laid.step.put_in()
     plain.backward(numbers(B, 4))
     assert laid.step.batch_size() == B
     assert_same(laid, plain)
@@ -352,7 +351,7 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name):
     for value in values:
         value.backward()
     guarded.step.conceal()
-    assert not guarded.step.confirm()
+    assert not guarded.step.put_in()
     assert all(map(torch.equal, guarded.held(), plain.held()))
     for made in (guarded, plain):
         made.copy()
@@ -366,7 +365,7 @@ def test_without_modules_there_is_nothing_to_lay_out():
     assert "no module computes" in step.obstacle(Backward(None))
     assert "no on_before_backward hook" in step.obstacle(Backward(None, announced=False))
     value.backward()
-    assert not step.confirm()
+    assert not step.put_in()
 
 
 def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus():
@@ -377,7 +376,7 @@ def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus():
         if prepare:
             assert "not every trained parameter" in made.prepare()
         value.backward()
-        assert not made.step.confirm()
+        assert not made.step.put_in()
         with pytest.raises(ValueError, match="Per sample gradient is not initialized") as raised:
             made.optimizer.pre_step()
         errors.append(str(raised.value))
@@ -395,7 +394,7 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(net
     assert "several sizes" in made.prepare()
     assert_nothing_waits(made)
     value.backward()
-    assert not made.step.confirm()
+    assert not made.step.put_in()
     assert {len(held) for held in made.held()} == sizes
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         made.optimizer.pre_step()
@@ -449,7 +448,7 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows():
     assert "summed up" in laid.prepare()
     for value in values:
         value.backward()
-    assert not laid.step.confirm()
+    assert not laid.step.put_in()
     for made in (laid, copied):
         made.copy()
     assert [len(rows) for rows in laid.held()[0]] == [3, B + len(laid.directions)]
@@ -464,10 +463,10 @@ def test_a_second_backward_pass_in_the_step_is_no_obstacle():
         plain.backward(numbers(size, 4))
     for mine, other in zip(laid.held(), plain.held(), strict=True):
         assert all(map(torch.equal, mine, other))
-    assert laid.step.confirm()
+    assert laid.step.put_in()
     assert laid.optimizer.accumulated_iterations == 2
     assert laid.step.batch_size() == B + 3 + len(laid.directions)
-    laid.step.withdraw()
+    laid.step.take_out()
     assert_same(laid, plain)
 
 
@@ -480,7 +479,7 @@ def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer():
         mine.backward()
         laid.step.conceal()
         other.backward()
-    assert laid.step.confirm()
+    assert laid.step.put_in()
     copied.copy()
     assert_same(laid, copied)
 
@@ -495,7 +494,7 @@ def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be():
     assert laid.prepare() == ""
     for value in values:
         value.backward()
-    assert not laid.step.confirm()
+    assert not laid.step.put_in()
     for p, q in zip(laid.step.params, plain.step.params, strict=True):
         assert p.grad_sample is q.grad_sample is None
         assert torch.equal(p._current_grad_sample, q._current_grad_sample)
@@ -512,7 +511,7 @@ def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others()
     assert made.prepare() == ""
     torch.autograd.grad(hidden.sum(), [made.model._module[2].weight])
     made.step.conceal()
-    assert not made.step.confirm()
+    assert not made.step.put_in()
     assert not any(hasattr(p, "_current_grad_sample") for p in made.step.params)
     for held in made.held():
         assert held is None or len(held) == B
@@ -525,7 +524,7 @@ def test_dropped_gradients_are_not_confirmed_and_nothing_is_left():
     made = setting(mlp)
     made.lay_out(numbers(B, 4))
     made.optimizer.zero_grad()
-    assert not made.step.confirm()
+    assert not made.step.put_in()
     assert made.held() == [None] * 4
     assert_nothing_waits(made)
 
@@ -537,14 +536,14 @@ def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it():
     assert made.prepare() == ""
     made.optimizer.zero_grad()
     value.backward()
-    assert made.step.confirm()
+    assert made.step.put_in()
 
 
 def test_one_parameter_without_its_rows_takes_them_from_all():
     made, plain = setting(mlp), setting(mlp)
     made.lay_out(numbers(B, 4))
     made.step.params[1].grad_sample = made.step.params[1].grad_sample.clone()
-    assert not made.step.confirm()
+    assert not made.step.put_in()
     plain.backward(numbers(B, 4))
     assert_same(made, plain)
 
@@ -574,7 +573,7 @@ def test_code_before_the_step_meets_no_canary(change):
             continue
         for p in made.step.params:
             p.grad_sample = CHANGES[change](p.grad_sample)
-    if not laid.step.confirm():
+    if not laid.step.put_in():
         laid.copy()
     copied.copy()
     assert laid.optimizer.max_grad_norm == copied.optimizer.max_grad_norm
@@ -588,7 +587,7 @@ def _laid_out(made: Setting) -> Iterator[str]:
     yield "after the backward pass"
     made.step.conceal()
     yield "concealed"
-    assert made.step.confirm()
+    assert made.step.put_in()
     yield "confirmed"
 
 
@@ -610,7 +609,7 @@ def test_withdrawn_rows_leave_the_users_gradients_alone(stages, listed):
         for each in (made, plain):
             each.backward(numbers(3, 4))
     assert made.step.batch_size() >= plain.step.batch_size()
-    made.step.withdraw()
+    made.step.take_out()
     assert made.step.batch_size() == plain.step.batch_size() == B + 3 * listed
     assert made.optimizer.accumulated_iterations == 1 + listed
     assert_nothing_waits(made)
@@ -621,12 +620,12 @@ def test_withdrawing_before_the_backward_pass_leaves_no_trace():
     made, plain = setting(mlp), setting(mlp)
     values = [loss(each.model, numbers(B, 4)) for each in (made, plain)]
     assert made.prepare() == ""
-    made.step.withdraw()
-    made.step.withdraw()
+    made.step.take_out()
+    made.step.take_out()
     assert_nothing_waits(made)
     for value in values:
         value.backward()
-    assert not made.step.confirm()
+    assert not made.step.put_in()
     assert_same(made, plain)
 
 
@@ -635,7 +634,7 @@ def test_withdrawing_keeps_opacus_guard_against_stale_gradients():
     made.backward(numbers(B, 4))
     made.copy()
     assert made.optimizer.pre_step()
-    made.step.withdraw()
+    made.step.take_out()
     with pytest.raises(ValueError, match="Gradients haven't been cleared"):
         made.optimizer.clip_and_accumulate()
 
@@ -652,15 +651,11 @@ def test_the_step_frees_the_gradients_although_the_adapter_knows_them():
 
 # --- What Opacus adds its per-sample gradients to, before there is a tensor.
 
-ROWS = CanaryRows(
-    [Direction((Part(0, np.array([at]), np.array([value])),)) for at, value in ((2, 1), (5, -1))]
-)
-
 
 def buffer_for(batch: int) -> tuple[torch.nn.Parameter, RowBuffer]:
     """A parameter of shape [2, 3], and what stands in its buffer's place with two spare rows."""
     param = torch.nn.Parameter(torch.zeros(2, 3))
-    return param, RowBuffer(param, batch, ROWS, 0, norm=3.0)
+    return param, RowBuffer(param, batch, spare=2)
 
 
 def add(param: torch.nn.Parameter, gradients: torch.Tensor) -> None:
@@ -676,9 +671,7 @@ def test_gradients_are_summed_up_before_the_spare_rows(times):
     whole: Any = getattr(param, BUFFER)
     assert whole is buffer.whole
     assert torch.equal(whole[:4], sum(gradients[1:], gradients[0].clone()))
-    spare = torch.zeros(2, 6)
-    spare[0, 2], spare[1, 5] = 3.0, -3.0
-    assert torch.equal(whole[4:].reshape(2, 6), spare)
+    assert torch.equal(whole[4:], torch.zeros(2, 2, 3))
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ def test_each_adapter_is_called_as_the_protocol_says(step):
 @pytest.mark.parametrize("step", adapters(), ids=lambda step: type(step).__name__)
 def test_a_step_that_nobody_prepared_confirms_nothing_and_withdraws(step):
     step.conceal()
-    assert not step.confirm()
-    step.withdraw()
+    assert not step.put_in()
+    step.take_out()
     assert step.same_params()
     assert step.batch_size() is None
 

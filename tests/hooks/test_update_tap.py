@@ -8,8 +8,9 @@ import torch
 from tapped import Tapped
 from torch import nn
 
-from lightning_audit.hooks.gradient_tap import Moves, Reading, WeightWatch
+from lightning_audit.hooks.gradient_tap import WeightWatch
 from lightning_audit.hooks.update_tap import MovesOutside, UpdateTap
+from lightning_audit.record.store import Moves, Observation
 
 # --- Weights that move between updates as by noise, and all that moves them otherwise.
 
@@ -91,7 +92,9 @@ class Own(Doubling):
                 p -= p.grad
 
 
-def _tapped(kind: type[torch.optim.Optimizer]) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
+def _tapped(
+    kind: type[torch.optim.Optimizer],
+) -> tuple[Any, nn.Parameter, Tapped, list[Observation]]:
     param = nn.Parameter(torch.zeros(3))
     optimizer = kind([param], lr=1.0)
     tapped = Tapped(optimizer, [param], {0: np.array([0, 2])}, kind=UpdateTap)

@@ -33,6 +33,7 @@ from lightning_audit.record.store import (
     INJECTED,
     EarlierSegments,
     Kept,
+    Observation,
     ObservationStore,
     RecordHeader,
     read_observations,
@@ -287,7 +288,7 @@ def closed(store: ObservationStore | None, entries: np.ndarray, *, archive: bool
     """Append entries to a store, and close it."""
     assert store is not None
     for entry in entries:
-        store.append(entry)
+        store.append(Observation.of(entry))
     store.close(archive=archive)
 
 
@@ -336,7 +337,7 @@ def test_a_record_can_be_read_while_the_run_goes_on(tmp_path):
     store, path = ObservationStore(tmp_path, HEADER), tmp_path / RECORD_NAME
     assert len(read_observations(path)[1]) == 0
     for entry in entries_of(5):
-        store.append(entry)
+        store.append(Observation.of(entry))
     store.flush()
     assert bytes_of(path) == entries_of(5).tobytes()
     store.close(archive=False)
@@ -472,7 +473,7 @@ def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from lightning_audit.record.store import ObservationStore, RecordHeader
+from lightning_audit.record.store import Observation, ObservationStore, RecordHeader
 
 header = RecordHeader(("one", "two"), ("weight",), (64,), 32)
 store = ObservationStore(sys.argv[1], header)
@@ -484,7 +485,7 @@ store.flush = told
 for flush_at in range(1, 2501):
     entry = np.zeros((), dtype=header.dtype)
     entry["step"], entry["readings"] = flush_at, [flush_at, -flush_at]
-    store.append(entry)
+    store.append(Observation.of(entry))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -41,6 +41,8 @@ from lightning_audit.cli.main import main
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.hand_written import ManualStep, stated_claim
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.hooks.gradient_tap import GradientTap
+from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION, UnauditableTraining
 from lightning_audit.run.facts import TrainingInfo
@@ -56,7 +58,6 @@ from lightning_audit.run.optimizers import (
 )
 from lightning_audit.session.plan import GradientRows, HandedRows, InputSample
 from lightning_audit.session.planner import Ranks
-from lightning_audit.session.reading import HandWrittenReading, PrivateReading
 from lightning_audit.session.step import AuditSession
 from lightning_audit.testing.faulty import HalfNoise
 
@@ -433,7 +434,7 @@ def test_between_batches_and_when_closed_nobody_is_given_anything():
     bare.session.end_batch()
     assert lightning_audit.rows(module=bare.net) == []
     assert lightning_audit.released(gradient, module=bare.net) is gradient
-    assert not bare.session.way.is_shown
+    assert not bare.session.tap.is_shown
     bare.session.start_batch()
     front.remove()
     assert lightning_audit.per_sample(samples, module=bare.net) is samples
@@ -452,7 +453,7 @@ def test_what_is_released_is_read_there_and_loses_its_canaries_in_place(bare):
         bare.update({name: torch.sign(g) for name, g in shown.items()})
         bare.session.end_batch()
     np.testing.assert_allclose(bare.column("readings"), bare.column("coins"), atol=1e-5)
-    assert bare.session.way.is_shown
+    assert bare.session.tap.is_shown
     assert bare.session.releases.late == 0
 
 
@@ -502,15 +503,15 @@ def session_of(
 @pytest.mark.parametrize(
     ("make", "arguments", "source", "way"),
     [
-        (private_step, {}, GradientRows, PrivateReading),
-        (private_step, {"canaries": [Blank()]}, InputSample, PrivateReading),
-        (manual_step, {"claim": CLAIM}, HandedRows, HandWrittenReading),
-        (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, InputSample, HandWrittenReading),
+        (private_step, {}, GradientRows, GradientTap),
+        (private_step, {"canaries": [Blank()]}, InputSample, GradientTap),
+        (manual_step, {"claim": CLAIM}, HandedRows, UpdateTap),
+        (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, InputSample, UpdateTap),
     ],
 )
 def test_a_step_and_its_canaries_choose_source_and_way_of_reading(make, arguments, source, way):
     session = session_of(make(), **arguments)
-    assert (type(session.inserter), type(session.way)) == (source, way)
+    assert (type(session.inserter), type(session.tap)) == (source, way)
     session.detach()
 
 

@@ -13,12 +13,13 @@ from torch import nn
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, Mislabeled
 from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.hooks.gradient_tap import GradientTap
+from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.begin import begin_session
 from lightning_audit.session.plan import GradientRows, HandedRows, InputSample
 from lightning_audit.session.planner import Ranks
-from lightning_audit.session.reading import HandWrittenReading, PrivateReading
 from lightning_audit.session.step import AuditSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
@@ -121,10 +122,10 @@ def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any
 
 def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over():
     private, by_hand = BareSession().session, BareByHand().session
-    assert isinstance(private.source, GradientRows)
-    assert isinstance(private.way, PrivateReading)
-    assert isinstance(by_hand.source, HandedRows)
-    assert isinstance(by_hand.way, HandWrittenReading)
+    assert isinstance(private.inserter, GradientRows)
+    assert isinstance(private.tap, GradientTap)
+    assert isinstance(by_hand.inserter, HandedRows)
+    assert isinstance(by_hand.tap, UpdateTap)
 
 
 @pytest.mark.parametrize("made", [begun, lambda **a: BareByHand(**a).session])
@@ -132,7 +133,7 @@ def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made):
     plain = made()
     session = made(canaries=[Mislabeled(sampling_rate=0.25)])
     assert isinstance(session.inserter, InputSample)
-    assert type(session.way) is type(plain.way)
+    assert type(session.tap) is type(plain.tap)
     header = session.recorder.header
     assert header.canaries == ("Mislabeled(input, sampling_rate=0.25)",)
     assert header.coin_probability == 0.25
@@ -144,7 +145,7 @@ def test_one_seed_gives_one_placement_and_one_sequence_of_coins():
     one, same, other = (begun(seed, canaries=[Dirac()] * 2) for seed in (1, 1, 2))
     flips = []
     for session in (one, same, other):
-        plans = [session.planner.flip(session.planner._last_claim) for _ in range(16)]
+        plans = [session.planner.plan(session.planner._last_claim) for _ in range(16)]
         flips.append([plan.coins.tolist() for plan in plans])
         assert all(plan.located is not None for plan in plans)
     assert flips[0] == flips[1] != flips[2]
@@ -172,4 +173,4 @@ def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_with
 def test_an_input_canary_is_refused_where_clipping_adapts():
     with pytest.raises(UnauditableTraining, match=r"cannot be taken out again under adaptive"):
         begun(kind=AdaClipDPOptimizer, canaries=[Mislabeled()])
-    assert isinstance(begun(kind=AdaClipDPOptimizer).source, GradientRows)
+    assert isinstance(begun(kind=AdaClipDPOptimizer).inserter, GradientRows)

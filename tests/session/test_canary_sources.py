@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from bare_session import BareSession
 from hand_written_support import (
     BATCH,
     CLAIM,
@@ -28,7 +27,6 @@ from hand_written_support import (
     sample_norms,
 )
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from numpy.typing import NDArray
 from opacus.data_loader import DPDataLoader
 from resume_support import RESTARTING
 from stages import staged
@@ -39,11 +37,7 @@ from training_support import assert_no_hooks_left, fit, report_in, status, train
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.dpsgd import hand_over
-from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import NOT_PLANNED
-from lightning_audit.session.plan import CanarySource, PartChoice, Tensors, draw_part
-from lightning_audit.session.planner import StepPlanner
-from lightning_audit.session.step import PlannedStep
+from lightning_audit.session.planner import PartChoice, draw_part
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
@@ -434,71 +428,7 @@ def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path):
     assert fresh == kept
 
 
-# --- A source that takes part in nothing: its session reads the witnesses alone, and asks no more.
-
-
-class NoCanaries(CanarySource):
-    """What every source must say, and nothing else."""
-
-    def __init__(self, planner: StepPlanner) -> None:
-        self._planner = planner
-
-    @property
-    def oversize(self) -> float:
-        return 1.0
-
-    def unplanned(self) -> PlannedStep:
-        return self._planner.empty(NOT_PLANNED)
-
-    def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
-        return None
-
-    def end_step(
-        self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
-    ) -> FloatArray:
-        return np.zeros(len(plan.coins))
-
-
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_source_may_leave_every_other_part_of_a_step_alone(announced):
-    bare, untouched = BareSession(), BareSession()
-    bare.session.inserter = NoCanaries(bare.session.planner)
-    untouched.session.detach()
-    for _ in range(3):
-        for one in (bare, untouched):
-            one.backward(announced=announced)
-            assert {len(p.grad_sample) for p in one.net.parameters()} == {5}
-        bare.session.inject()
-        for one in (bare, untouched):
-            one.optimizer.step()
-            one.optimizer.zero_grad()
-    assert bare.column("canaries").tolist() == [NOT_PLANNED] * 3
-    assert bare.column("coins").sum() == 0
-    assert bare.session.pass_blockers() == []
-    for mine, theirs in zip(bare.net.parameters(), untouched.net.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_it_keeps_nothing_and_comes_back_from_nothing():
-    source: Any = NoCanaries(BareSession().session.planner)
-    state = source.state()
-    source.load(state)
-    assert state == {}
-    rows = torch.tensor([True, False])
-    assert source.rows_of_data(rows) is rows
-    assert not source.is_late()
-
-
-def test_what_a_source_must_say_has_no_answer_of_its_own():
-    source, plan = CanarySource(), NoCanaries(BareSession().session.planner).unplanned()
-    for ask in (
-        source.unplanned,
-        lambda: source.oversize,
-        lambda: source.take_out(plan, 1.0, []),
-        lambda: source.end_step(plan, np.zeros(1), None),
-    ):
-        with pytest.raises(NotImplementedError):
-            ask()
+# --- Which part of a split batch canaries enter.
 
 
 def test_half_of_the_canaries_enter_the_last_part_and_the_others_any():

@@ -284,8 +284,8 @@ def _force_out(audit: PrivacyAudit) -> None:
     def out(trainer: Any, module: Any) -> None:
         on_start(trainer, module)
         planner = audit._run.session.planner
-        flip = planner.flip
-        planner.flip = lambda claim: replace(flip(claim), coins=np.zeros(1))
+        plan = planner.plan
+        planner.plan = lambda claim: replace(plan(claim), coins=np.zeros(1), added=0)
 
     audit.on_train_start = out
 

@@ -13,6 +13,7 @@ from filelock import FileLock
 from training_matrix import PROCESSES
 
 from lightning_audit import AuditReport, PrivacyClaim
+from lightning_audit.canaries import Dirac
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.session import planner
@@ -210,7 +211,7 @@ def test_each_step_is_one_processs_turn_and_all_have_its_coins():
 #: The function that fails, and at which of its calls; in each of the processes unless it says so.
 SET_UP = ("goes_on:1", "of:1", "take_directory:1", "_group:1", "go_on_in_its_directory:1")
 START = ("follow:1", "begin_session:1", "watch:1")
-BEFORE_CLIPPING = ("flip:4", "prepare:3", "inject:5", "count_batch:3", "agree:4", "_told:9")
+BEFORE_CLIPPING = ("plan:4", "lay_out:3", "inject:5", "count_batch:3", "agreed:4", "_told:9")
 BEHIND_THE_NOISE = ("divisor_at_cut:3", "_read:4", "take_out:4", "amounts:4", "_observe:4")
 EPOCH_END = ("compare:1", "gathered:1", "hear:2", "is_due:5", "from_first:4", "shared:5", "meet:1")
 END = ("look_behind:1", "_end:1", "end:1", "tell:1", "_unhook:1")
@@ -319,22 +320,32 @@ def test_later_one_step_in_so_many_has_no_canary(monkeypatch):
 
 
 def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped():
-    bare = BareSession()
-    norms, turns = [], set()
+    bare = BareSession(canaries=(Dirac(),) * 4)
+    norms, firsts = [], set()
     for _ in range(60):
-        plan = bare.session.planner.flip(CLAIM)
-        norms.append(plan.shorter * bare.session.planner.norm(CLAIM) / CLAIM.max_grad_norm)
-        turns.add(plan.turn)
+        plan = bare.session.planner.plan(CLAIM)
+        lengths = [row.norm() * plan.norm / CLAIM.max_grad_norm for row in plan.rows]
+        at = [
+            d.parts[0].index[0] for coin, d in zip(plan.coins, plan.directions, strict=True) if coin
+        ]
+        rows = [row.parts[0].index[0] for row in plan.rows]
+        # The rows are the canaries that are in, from any of them on.
+        first = at.index(rows[0]) if rows else 0
+        assert rows == at[first:] + at[:first]
+        assert all(length == 1000.0 for i, length in enumerate(lengths) if i != len(lengths) // 2)
+        if lengths:
+            norms.append(lengths[len(lengths) // 2])
+            firsts.add((len(rows), first))
         bare.train(1)
     assert min(norms) >= 1.5
-    assert max(norms) <= 1000.0
     # Log-uniform: as many below the geometric mean as above.
     assert 15 < np.sum(np.array(norms) < (1.5 * 1000.0) ** 0.5) < 45
-    assert len(turns) == 60
+    assert {first for count, first in firsts if count == 3} == {0, 1, 2}
 
 
 def test_canaries_as_long_as_the_clipping_norm_are_not_shortened():
-    assert BareSession(oversize=1.0).session.planner.flip(CLAIM).shorter == 1.0
+    rows = BareSession(oversize=1.0).session.planner.plan(CLAIM).rows
+    assert {row.norm() for row in rows} <= {1.0}
 
 
 def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step():

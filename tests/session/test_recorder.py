@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,20 @@ from training_support import (
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.checks.probes import LAGS, Witnesses
-from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import (
     DROPPED,
     INJECTED,
     NOT_PLANNED,
+    Observation,
     ObservationStore,
     RecordHeader,
     read_observations,
+    restore,
     snapshot,
 )
 from lightning_audit.run.optimizers import to_arrays, to_tensors
-from lightning_audit.session.recorder import LostSteps, Recorder
-from lightning_audit.session.step import ObservedStep
+from lightning_audit.session.recorder import LostSteps, Recorder, ReleasedShares
 
 # --- A record whose gradient is not a number is found, and told from a training that diverged.
 
@@ -291,9 +292,7 @@ WITNESSES = Witnesses({0: np.arange(12), 1: np.arange(5)})
 HEADER = RecordHeader(("a", "b", "c"), ("weight", "bias"), WITNESSES.counts, LAGS)
 
 
-def seen(
-    count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0
-) -> list[ObservedStep]:
+def seen(count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0) -> list[Observation]:
     """Steps of every kind: without canaries, dropped, lost, without noise, of two epochs."""
     rng, steps = np.random.default_rng(seed), []
     for t in range(count):
@@ -304,15 +303,16 @@ def seen(
             witnesses[3] = np.nan
         readings = coins * shift + sigma * rng.standard_normal(K)
         steps.append(
-            ObservedStep(
-                claim=StepClaim(0.0 if t % 53 == 52 else sigma, 0.5, 16.0),
-                status=status,
+            Observation(
+                noise_multiplier=0.0 if t % 53 == 52 else sigma,
+                max_grad_norm=0.5,
+                scale=16.0,
+                canaries=status,
                 coins=coins if status == INJECTED else np.zeros(K),
                 readings=readings if status == INJECTED else np.zeros(K),
                 witnesses=witnesses,
                 epoch=t // 60,
-                replaced=False,
-                sample_rate=None if t % 2 else 0.1,
+                sample_rate=np.nan if t % 2 else 0.1,
             )
         )
     return steps
@@ -366,7 +366,61 @@ def test_steps_wait_after_the_first_for_a_full_block(monkeypatch):
     assert fed == [1, 2, 3, 4, 4, 4, 4, 4, 4, *[10] * 10, *[20] * 6]
 
 
-def striking(kind: str) -> ObservedStep:
+def dead_at(count: int, live: list[float], **more: Any) -> Observation:
+    """A step without noise at every second of its probe coordinates."""
+    mask, k = np.arange(count) % 2 == 0, len(live)
+    return Observation(
+        **{
+            "canaries": INJECTED,
+            "noise_multiplier": 3.0,
+            "coins": np.ones(k),
+            "readings": np.full(k, 2.0),
+            "witnesses": np.full(count, 7.0),
+            "dead_witnesses": mask,
+            "dead_canary": True,
+            "live": np.array(live),
+            **more,
+        }
+    )
+
+
+def test_what_was_not_released_reads_as_the_claimed_noise(monkeypatch):
+    made, seen = recorder(), dead_at(17, [1.0, 0.25, 0.0])
+    fed: list[Observation] = []
+    monkeypatch.setattr(made._monitor, "update", fed.append)
+    monkeypatch.setattr(made._reducer, "reduce", lambda witnesses, *_: fed.append(witnesses) or {})
+    for _ in range(400):
+        made.take(seen)
+    made.digest()
+    witnesses, steps = np.array(fed[::2]), fed[1::2]
+    dead = seen.dead_witnesses
+    assert (witnesses[:, ~dead] == 7.0).all()
+    assert witnesses[:, dead].std() == pytest.approx(3.0, rel=0.1)
+    # A canary is read along the part that was released.
+    assert steps[0].readings[:2].tolist() == [2.0, 4.0]
+    assert np.std([step.readings[2] for step in steps]) == pytest.approx(3.0, rel=0.2)
+
+
+def test_zeros_count_as_released_until_an_inserted_canary_was_zero(monkeypatch):
+    made, fed = recorder(), []
+    monkeypatch.setattr(made._monitor, "update", fed.append)
+    for canaries, whole in ((INJECTED, False), (NOT_PLANNED, False), (NOT_PLANNED, True)):
+        zeros = {"canaries": canaries, "dead_canary": False, "dead_tensors": whole}
+        made.take(dead_at(17, [1.0, 0.25, 0.0], **zeros))
+    made.digest()
+    assert [step.witnesses[0] == 7.0 for step in fed] == [True, True, False]
+
+
+def test_shares_are_those_of_all_steps():
+    shares = ReleasedShares((2, 2), 2)
+    assert shares.canaries.tolist() == [1.0, 1.0]
+    shares.update(None, np.zeros(2))
+    shares.update(np.array([True, True, False, False]), np.array([0.0, 0.5]))
+    assert (shares.canaries.tolist(), shares.tensors.tolist()) == ([0.5, 0.75], [0.5, 1.0])
+    assert restore(snapshot(shares)).tensors.tolist() == [0.5, 1.0]
+
+
+def striking(kind: str) -> Observation:
     usual = seen(2)[1]
     changes: dict[str, Any] = {
         "too large": {"readings": usual.coins + np.array([0.0, 11.1, 0.0])},
@@ -375,7 +429,7 @@ def striking(kind: str) -> ObservedStep:
         "replaced": {"replaced": True},
         "large": {"readings": usual.coins + np.array([0.0, 10.9, 0.0])},
     }
-    return ObservedStep(**{**vars(usual), **changes[kind]})
+    return replace(usual, **changes[kind])
 
 
 @pytest.mark.parametrize("kind", ["too large", "too small", "lost", "replaced", "large"])

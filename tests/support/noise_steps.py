@@ -5,25 +5,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.probes import NoiseSeen, NoiseStep, WholeTensors
-from lightning_audit.record.store import RecordHeader
+from lightning_audit.record.store import Observation, RecordHeader
 
 #: Of a record with one canary and two tensors.
 HEADER = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
 
 
-def noise_step(noise: NDArray[Any], number: int, *, alone: bool = True) -> NoiseStep:
+def noise_seen(
+    released: NDArray[Any],
+    sums: NDArray[Any] | None,
+    noise_multiplier: float = 1.0,
+    divisors: tuple[float, ...] = (),
+    terms: int | None = None,
+    **more: Any,
+) -> Observation:
+    """A step of which the noise was read."""
+    return Observation(
+        released=released,
+        sums=sums,
+        noise_multiplier=noise_multiplier,
+        divisors=divisors,
+        terms=terms,
+        **more,
+    )
+
+
+def noise_step(noise: NDArray[Any], number: int, *, alone: bool = True) -> Observation:
     """A step with noise multiplier 1 whose clipped sum is zero."""
-    return NoiseStep(number, NoiseSeen(noise, np.zeros_like(noise), 1.0), noise if alone else None)
+    own = noise if alone else None
+    return noise_seen(noise, np.zeros_like(noise), step=number, noise=own)
 
 
-def whole_step(whole: WholeTensors, number: int, *, alone: bool = True) -> NoiseStep:
-    """A step of which whole tensors were read."""
+def whole_step(whole: dict[str, Any], number: int, *, alone: bool = True) -> Observation:
+    """A step of which whole tensors were read: entries, squares, noise_squares, block."""
     none = np.zeros(1)
-    return NoiseStep(number, NoiseSeen(none, none, 1.0, whole=whole), none if alone else None)
+    return noise_seen(none, none, step=number, noise=none if alone else None, **whole)
 
 
-def block_step(block: NDArray[Any], number: int) -> NoiseStep:
+def block_step(block: NDArray[Any], number: int) -> Observation:
     """A step of which a block of entries was read."""
-    none = np.zeros(1)
-    return whole_step(WholeTensors(none, none, none, block), number)
+    return whole_step({"block": block}, number)

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_audit.hooks.gradient_tap import GradientTap, Reading
+from lightning_audit.hooks.gradient_tap import GradientTap
 from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks
 from lightning_audit.hooks.update_tap import UpdateTap
+from lightning_audit.record.store import Observation
 
 
 def nothing() -> None:
@@ -35,13 +36,13 @@ class Tapped:
         kind: type[GradientTap] = GradientTap,
     ) -> None:
         self.tap = kind(optimizer, params, coordinates)
-        self.readings: list[Reading] = []
+        self.readings: list[Observation] = []
         self._before = before
         hooks = ClosureHooks if kind is UpdateTap else StepHooks
         self._hooks = hooks(optimizer, self.tap.enters, self._arrives, self._leaves)
 
     def _arrives(self, level: int) -> None:
-        if self.tap.arrives(level):
+        if self.tap.arrives(level) is not None:
             self.tap.read(self._before())
 
     def _leaves(self) -> None:

@@ -119,7 +119,8 @@ class Stepwise(TwoProcesses):
 class Memory:
     """A record in memory, for a process that writes none."""
 
-    def __init__(self) -> None:
+    def __init__(self, header: Any = None) -> None:
+        self.header = header
         self.rows: list[Any] = []
         self.path = Path("memory")
 
@@ -127,8 +128,8 @@ class Memory:
     def entries(self) -> int:
         return len(self.rows)
 
-    def append(self, entry: Any) -> None:
-        self.rows.append(entry)
+    def append(self, seen: Any) -> None:
+        self.rows.append(seen.entry(self.header))
 
     def flush(self) -> None:
         """Nothing waits."""
@@ -148,7 +149,7 @@ class Probe(pl.Callback):
         if RANK:
             recorder = self.audit._run.session.recorder
             assert recorder.store is None
-            recorder.store = self.memory
+            recorder.store = self.memory = Memory(recorder.header)
 
 
 class StopAt(pl.Callback):

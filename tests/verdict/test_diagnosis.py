@@ -23,7 +23,7 @@ from stages import staged
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import BATCH_NORMALISED
 from lightning_audit.checks.update import no_dp_result
-from lightning_audit.record.store import INJECTED, RecordHeader
+from lightning_audit.record.store import INJECTED, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, Place
 from lightning_audit.verdict.diagnosis import (
     UseOfRelease,
@@ -399,7 +399,7 @@ def processed(
         entry["coins"] = coins
         entry["readings"] = signal * coins + noise * sigma * rng.normal(size=K)
         entry["tensor_squares"] = noise**2 * rng.chisquare(64, size=2)
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
     return monitor
 
 
@@ -447,7 +447,7 @@ def test_without_canaries_small_noise_stays_a_fault():
         entry["step"], entry["noise_multiplier"], entry["max_grad_norm"] = step, 1.0, 1.0
         entry["scale"], entry["sample_rate"] = 16.0, math.nan
         entry["tensor_squares"] = 16.0
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
     assert "noise" in violated(monitor)
     assert not explained(monitor, at_cut=False)
 

@@ -27,7 +27,7 @@ from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.checks.replay import Answer, Coupling, ExaminationLog
 from lightning_audit.checks.replayed_noise import NoiseLook
 from lightning_audit.cli.main import main
-from lightning_audit.record.store import INJECTED, RecordHeader
+from lightning_audit.record.store import INJECTED, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place, describe
 from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.verdict import judge as judging
@@ -606,7 +606,7 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
         entry["readings"] = coins + loudness * rng.standard_normal(k)
         for name, value in reducer.reduce(released, 1.0).items():
             entry[name] = value
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
     return monitor
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +12,17 @@ from lightning_audit.canaries import Constant, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import GradientCanary, Placement, place
 from lightning_audit.checks.probes import Witnesses, choose_witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.hooks.gradient_tap import Moves, Reading
+from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, Part, TensorSlot
-from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, NOT_PLANNED, restore, snapshot
-from lightning_audit.session.recorder import ReleasedShares
-from lightning_audit.session.step import (
-    Coordinates,
-    Located,
-    PlannedStep,
-    ZeroEntries,
-    used_release,
+from lightning_audit.record.store import (
+    DROPPED,
+    EARLIER,
+    INJECTED,
+    NOT_PLANNED,
+    Moves,
+    Observation,
 )
+from lightning_audit.session.plan import Coordinates, Located, Plan
 
 ROOMY = [TensorSlot("large", (40, 30)), TensorSlot("small", (5,)), TensorSlot("scalar", ())]
 TINY = [TensorSlot("two", (2,)), TensorSlot("one", ()), TensorSlot("three", (3, 1))]
@@ -129,13 +130,15 @@ DIRECTIONS = [
     Direction((Part(0, np.array([1]), np.array([1.0])),)),
 ]
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=3.0, scale=8.0)
-PLAN = PlannedStep(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
+PLAN = Plan(
+    CLAIM, np.array([1.0, 0.0]), INJECTED, DIRECTIONS, LOCATED, CanaryRows(DIRECTIONS[:1]), added=1
+)
 
 
 def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in():
     assert PLAN.amounts(2.0, 4) == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
-    assert replace(PLAN, status=DROPPED).amounts(2.0, 4) is None
-    assert replace(PLAN, coins=np.zeros(2)).amounts(2.0, 4) is None
+    assert PLAN.dropped().amounts(2.0, 4) is None
+    assert replace(PLAN, coins=np.zeros(2), added=0).amounts(2.0, 4) is None
 
 
 def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out():
@@ -149,21 +152,10 @@ def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out():
 @pytest.mark.parametrize("adds", [True, False])
 def test_only_what_this_process_added_is_taken_out_of_its_sums(adds):
     sums = [torch.zeros(4)]
-    replace(PLAN, adds=adds).take_out(sums)
+    own = PLAN if adds else replace(PLAN, adds=False, rows=CanaryRows([]))
+    own.clear(sums)
     taken = [-3.0 * HALF, 0.0, 3.0 * HALF, 0.0] if adds else [0.0] * 4
     assert sums[0].tolist() == pytest.approx(taken)
-
-
-def test_rows_turn_and_the_middle_one_is_shorter():
-    directions = [Direction((Part(0, np.array([i]), np.ones(1)),)) for i in range(4)]
-    coins = np.array([1.0, 0.0, 1.0, 1.0])
-    plan = PlannedStep(CLAIM, coins, directions, INJECTED, turn=4, shorter=0.25)
-    at = [(int(row.parts[0].index[0]), row.norm()) for row in plan.rows]
-    assert at == [(2, 1.0), (3, 0.25), (0, 1.0)]
-    # What is taken out of the clipped sum is the clipping norm of each, in the same order.
-    assert [d.norm() for d in plan.chosen] == [1.0, 1.0, 1.0]
-    assert replace(plan, adds=False).rows == []
-    assert replace(plan, coins=np.zeros(4)).rows == []
 
 
 @pytest.mark.parametrize(
@@ -179,7 +171,7 @@ PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rn
 (AT,) = PLACEMENT.support()[0]
 COORDINATES = Coordinates(Witnesses({0: np.setdiff1d(np.arange(40), [AT])[:6]}), PLACEMENT)
 DRAWN = PLACEMENT.draw(np.random.default_rng(0))
-USED = PlannedStep(StepClaim(1.0, 1.0, 1.0), np.ones(1), DRAWN, INJECTED, COORDINATES.locate(DRAWN))
+USED = Plan(StepClaim(1.0, 1.0, 1.0), np.ones(1), INJECTED, DRAWN, COORDINATES.locate(DRAWN))
 #: Among what is read.
 CANARY = int(np.flatnonzero(COORDINATES.by_tensor[0] == AT)[0])
 
@@ -190,49 +182,40 @@ def values(witness: float, canary: float) -> np.ndarray:
     return read
 
 
+def seen_of(plan: Plan = USED, **more: Any) -> Observation:
+    """What a plan's step shows."""
+    read = {"values": values(2.0, 5.0), **more}
+    return plan.completed(Observation(**read), read["values"], COORDINATES)
+
+
 def test_each_is_read_along_the_canary_in_units_of_its_own_size():
-    start = np.zeros(7)
-    reading = Reading(
-        values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
-    )
-    found = used_release(USED, reading, COORDINATES)
-    assert (found.rest, found.used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
+    moves = Moves(values(-0.1, 0.3), np.zeros(7), None)
+    rest, used, moved = seen_of(used=values(0.5, -1.0), moves=moves).along
+    assert (rest, used) == (pytest.approx([2.5]), pytest.approx([-2.0]))
     # An update goes against the gradient.
-    assert found.moved == pytest.approx([-3.0])
+    assert moved == pytest.approx([-3.0])
 
 
 def test_what_was_not_seen_or_has_no_size_is_not_told():
-    found = used_release(USED, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
-    assert (found.used, found.moved) == (None, None)
-    assert used_release(USED, Reading(values(0.0, 1.0)), COORDINATES) is None
-    assert used_release(USED, Reading(values(2.0, 5.0), replaced=True), COORDINATES) is None
-    assert (
-        used_release(replace(USED, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES) is None
-    )
+    assert seen_of(used=values(0.0, 1.0)).along[1:] == (None, None)
+    assert seen_of(values=values(0.0, 1.0)).along is None
+    assert seen_of(replaced=True).along is None
+    assert seen_of(USED.dropped()).along is None
 
 
-def test_what_was_not_released_reads_as_the_claimed_noise():
-    rng = np.random.default_rng(0)
-    mask = np.arange(20_000) % 2 == 0
-    filled = ZeroEntries(mask, True, np.ones(2), False).filled(np.full(20_000, 7.0), 3.0, rng)
-    assert (filled[~mask] == 7.0).all()
-    assert filled[mask].std() == pytest.approx(3.0, rel=0.05)
+def test_release_and_gradient_used_are_compared_where_the_release_was_read():
+    release, used = seen_of(at_cut=True, used=values(0.5, 1.0)).followed
+    assert (release.tolist(), used.tolist()) == ([2.0] * 6, [0.5] * 6)
+    assert seen_of(at_cut=True).followed[1] is None
+    assert seen_of().followed is seen_of(at_cut=True, replaced=True).followed is None
 
 
-def test_a_canary_is_read_along_the_part_that_was_released():
-    rng = np.random.default_rng(0)
-    dead = ZeroEntries(np.zeros(1, bool), False, np.array([1.0, 0.25, 0.0]), True)
-    read = dead.readings(np.array([2.0, 2.0, 0.0]), 5.0, rng)
-    assert read[:2].tolist() == [2.0, 4.0]
-    assert read[2] != 0.0
-
-
-def test_shares_are_those_of_all_steps():
-    shares = ReleasedShares((2, 2), 2)
-    assert shares.canaries.tolist() == [1.0, 1.0]
-    shares.update(None)
-    shares.update(
-        ZeroEntries(np.array([True, True, False, False]), True, np.array([0.0, 0.5]), True)
-    )
-    assert (shares.canaries.tolist(), shares.tensors.tolist()) == ([0.5, 0.75], [0.5, 1.0])
-    assert restore(snapshot(shares)).tensors.tolist() == [0.5, 1.0]
+def test_zeros_are_told_apart_by_whether_a_canary_came_in():
+    dead = np.zeros(7, dtype=bool)
+    dead[CANARY] = True
+    seen = seen_of(dead=dead)
+    assert (seen.live.tolist(), seen.dead_canary, seen.dead_tensors) == ([0.0], True, False)
+    assert not seen.dead_witnesses.any()
+    out = seen_of(replace(USED, coins=np.zeros(1)), dead=dead)
+    assert (out.dead_canary, out.live.tolist()) == (False, [0.0])
+    assert seen_of(USED.dropped(), dead=dead).live.tolist() == [1.0]
