@@ -34,7 +34,7 @@ FUNCTIONS = {
     "report.text": "progress",
     "results.audit_report": "Verdict.__post_init__",
     "run.audit_run": "AuditRun.__init__",
-    "session.audit_session": "begin_session",
+    "session.step": "AuditSession.start_batch",
     "stats.canary_bets": "LeakageBet.__init__",
     "verdict.judge": "OutcomeSettings.__post_init__",
 }

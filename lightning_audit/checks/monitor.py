@@ -116,6 +116,10 @@ class AuditMonitor:
             for bound in (self.leakage, self.signal, self.student, self.guesses):
                 bound.update(seen)
 
+    def judge_by(self, significance: float) -> None:
+        """Take another probability of a false alarm, as of a resumed run."""
+        self.significance = significance
+
     @property
     def _statistics(self) -> list[EntryStatistic]:
         return [*self._of_steps.values(), *self._of_canaries.values()]

@@ -124,8 +124,7 @@ class GhostStep(OpacusStep):
         norm = float(torch.stack(parts).norm()) if parts else 0.0
         stated = max(float(norms[sample]), 1e-6 * as_number(self.optimizer.max_grad_norm))
         assert self.norms is not None
-        self.norms.checked += 1
-        self.norms.largest_ratio = max(self.norms.largest_ratio, norm / stated)
+        self.norms.take_ratio(norm / stated)
 
     def conceal(self) -> None:
         """Restore the user's loss; the canaries are not in the gradients yet."""

@@ -83,6 +83,11 @@ class NormsSeen:
     largest_ratio: float = 0.0
     clipped_at: tuple[float, float] = (0.0, 0.0)
 
+    def take_ratio(self, ratio: float) -> None:
+        """Update with a sample's norm over the one that clipping used."""
+        self.checked += 1
+        self.largest_ratio = max(self.largest_ratio, ratio)
+
     def take_norms(self, module: float, optimizer: float) -> None:
         """Update with a step's clipping norms of the module and of the optimizer."""
         largest, stated = self.clipped_at

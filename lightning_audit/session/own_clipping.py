@@ -91,11 +91,16 @@ class Held:
         self._generators = [GlobalGenerators().put_back, *own]
         self._rows = [_copied(getattr(p, "grad_sample", None), copy=copy) for p in step.params]
         self._versions = self._now()
+        #: Rows that an earlier step has used, by number.
+        self._used = {k for k, t in enumerate(self._tensors()) if hasattr(t, "_processed")}
         self._sums = [_copied(getattr(p, "summed_grad", None)) for p in step.params]
         self._grads = [_copied(p.grad) for p in step.params]
 
+    def _tensors(self) -> list[torch.Tensor]:
+        return [t for rows in self._rows for t in _each(rows)]
+
     def _now(self) -> list[int]:
-        return [t._version for rows in self._rows for t in _each(rows)]
+        return [t._version for t in self._tensors()]
 
     def put_back(self) -> bool:
         """Restore the state; return False if the rows were changed in place."""
@@ -106,9 +111,10 @@ class Held:
         vars(self._step.optimizer).clear()
         vars(self._step.optimizer).update(self._own)
         kept = zip(self._step.params, self._rows, self._sums, self._grads, strict=True)
-        for param, rows, total, grad in kept:
-            for tensor in _each(rows):
+        for number, tensor in enumerate(self._tensors()):
+            if number not in self._used:
                 vars(tensor).pop("_processed", None)
+        for param, rows, total, grad in kept:
             param.grad_sample = _copied(rows, copy=self._copy)  # type: ignore[attr-defined]
             param.summed_grad = _copied(total)  # type: ignore[attr-defined]
             param.grad = _copied(grad)
@@ -122,7 +128,12 @@ def _each(rows: Any) -> Iterator[torch.Tensor]:
 def _copied(value: Any, *, copy: bool = True) -> Any:
     if isinstance(value, list):
         return [_copied(tensor, copy=copy) for tensor in value]
-    return value.detach().clone() if copy and isinstance(value, torch.Tensor) else value
+    if not (copy and isinstance(value, torch.Tensor)):
+        return value
+    made = value.detach().clone()
+    if hasattr(value, "_processed"):
+        made._processed = value._processed  # type: ignore[attr-defined]
+    return made
 
 
 # --- The trial before the first step.

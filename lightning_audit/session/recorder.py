@@ -303,7 +303,7 @@ class Recorder:
         return self._judge_by(significance)
 
     def _judge_by(self, significance: float) -> list[str]:
-        self._monitor.significance = significance
+        self._monitor.judge_by(significance)
         new, gone = judge_again(evidence_in([self._monitor, self._noise, self._use]), significance)
         stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
         said = [

@@ -137,7 +137,7 @@ def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(audited, monkeypat
     assert "0.123" not in "".join(report.notes)
 
 
-CONCEAL = "lightning_audit.session.audit_session.AuditSession.conceal"
+CONCEAL = "lightning_audit.session.step.AuditSession.conceal"
 
 
 def test_neither_log_nor_report_holds_an_exceptions_message(audited, monkeypatch, caplog):
