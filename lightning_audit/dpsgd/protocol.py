@@ -131,7 +131,7 @@ class DPSGDStep(ABC):
         return True
 
     def take_over(self, earlier: DPSGDStep) -> None:
-        """Go on with what the adapter of an earlier optimizer has found."""
+        """Take over what the adapter of an earlier optimizer has found."""
         self.norms = earlier.norms
 
     # ------------------------------------------------------------------ canaries in, canaries out

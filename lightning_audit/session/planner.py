@@ -640,7 +640,7 @@ class StepPlanner:
         self.anyone_copies = anyone_copies
 
     def follow(self, step: DPSGDStep) -> None:
-        """Go on with the adapter of a new optimizer over the same parameters."""
+        """Switch to the adapter of a new optimizer over the same parameters."""
         self.step = step
 
     def end_epoch(self) -> None:

@@ -428,7 +428,7 @@ class AuditSession:
     # ------------------------------------------------------------------ a step begins or is dropped
 
     def _start_batch(self) -> None:
-        """Start a batch; a step that goes on keeps its canaries."""
+        """Start a batch; a step that continues keeps its canaries."""
         self.tap.reset()
 
     def _drop_step(self) -> None:

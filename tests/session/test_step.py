@@ -116,9 +116,12 @@ class Private:
         """What the user's code sees of the gradients."""
         held = [getattr(p, "grad_sample", None) for p in self.net.parameters()]
         return [
-            [len(t) for t in (h if isinstance(h, list) else [h])] if h is not None else 0
-            for h in held
+            [len(t) for t in rows] if isinstance(rows, list) else _length(rows) for rows in held
         ]
+
+
+def _length(rows: Any) -> int | None:
+    return None if rows is None else len(rows)
 
 
 def session_over(step: Any) -> AuditSession:
