@@ -42,7 +42,7 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.stats._arguments import ConfusionCounts, significance_level
 from lightning_audit.stats.attack_strength import attack_strength_posterior
 from lightning_audit.stats.binomial import clopper_pearson_upper
-from lightning_audit.stats.one_run import epsilon_one_run_from_scores, mu_one_run_from_scores
+from lightning_audit.stats.one_run import OneRunScores
 from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.power import further_guesses
 from lightning_audit.stats.sequential import further_trainings
@@ -148,8 +148,8 @@ class PooledRun:
     def __init__(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> None:
         kept = ~np.asarray(failed, dtype=bool)
         values, inside = np.asarray(scores)[kept], np.asarray(coins)[kept]
-        self._groups = values[inside], values[~inside]
-        self._unscored = int(np.asarray(coins)[~kept].size)
+        unscored = int(np.asarray(coins)[~kept].size)
+        self._run = OneRunScores(values[inside], values[~inside], unscored=unscored)
 
     def refutes(self, promise: Promise, significance: float) -> bool:
         """Return whether one look at the planned end refutes a claim.
@@ -167,14 +167,11 @@ class PooledRun:
 
     def epsilon_lower(self, delta: float, significance: float) -> float:
         """Return a lower bound on epsilon, for any mechanism."""
-        found = epsilon_one_run_from_scores(
-            *self._groups, delta, significance, unscored=self._unscored
-        )
-        return found.value
+        return self._run.epsilon(delta, significance).value
 
     def mu_lower(self, significance: float) -> float:
         """Return a lower bound on mu of Gaussian DP."""
-        return mu_one_run_from_scores(*self._groups, significance, unscored=self._unscored).value
+        return self._run.mu(significance).value
 
     def bounds(self, promise: Promise, significance: float) -> Sequence[EpsilonBound]:
         """Return the bounds of one look at the planned end.
