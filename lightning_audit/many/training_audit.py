@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
+from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of, mu_lower_of_scores
 from lightning_audit.many.verdict import (
     BEFORE_GUESSES,
     OF_GUESSES,
+    OF_SCORES,
     Promise,
     Proved,
     check_of,
@@ -364,8 +366,9 @@ def conclude(
 
     The bound of one look is given at the planned end only, by Clopper and Pearson's limit: given
     the past, each guess errs with at least the true least error rate, so the number of errors is
-    at least binomial. With several canaries in a training it is that of `PooledRun`. Each bound
-    fails with ``bound_significance`` by itself.
+    at least binomial. With several canaries in a training it is that of `PooledRun`. For a Gaussian
+    claim the bound at any number of looks is that of `mu_lower_of_scores`. Each bound fails with
+    ``bound_significance`` by itself.
 
     Args:
         scores: Scores of a prefix of the plan; see `many.looks.guess_coins`, also for the next two.
@@ -392,6 +395,11 @@ def conclude(
         found = replace(found, refuted=True, log_e=-math.log(level), refuted_after=plan)
     limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(limits[0])
+    if promise.is_gaussian:
+        mu = mu_lower_of_scores(scores, coins, failed, promise.mu, plan, bound_level)
+        more = promise.proved_at(float(special.ndtr(-0.5 * mu)))
+        # The larger one of the two is reported, so both have to hold together.
+        proved = replace(more, epsilon_any=min(proved.epsilon_any, more.epsilon))
     end = None if limits[1] is None else promise.proved_at(limits[1])
     to_pass = _to_pass(guesses, promise.least_error, level, bound_level)
     seen = _seen(guesses, found, promise, plan, level, limits, proved, to_pass)
@@ -479,12 +487,20 @@ def _bounds(
     form = "tradeoff" if promise.gaussian else promise.form
     in_form = _FORMS["epsilon" if form == "tradeoff" and not promise.gaussian else form]
     rows = [(OF_GUESSES[0], in_form, "epsilon")]
+    of_scores = {OF_GUESSES[0]: OF_SCORES} if promise.is_gaussian else {}
     if in_form != _FORMS["epsilon"]:
         rows.append((OF_GUESSES[1], _FORMS["epsilon"], "epsilon_any"))
     at: tuple[tuple[Literal["single", "anytime"], Proved | None], ...]
     at = ("anytime", anytime), ("single", end)
     return [
-        _bound(name, getattr(p, which), promise.delta, significance, looks, (_COINS, _ORDER, text))
+        _bound(
+            of_scores.get(name, name) if looks == "anytime" else name,
+            getattr(p, which),
+            promise.delta,
+            significance,
+            looks,
+            (_COINS, _ORDER, text),
+        )
         for name, text, which in rows
         for looks, p in at
         if p is not None
