@@ -174,7 +174,13 @@ class GrowingLook:
     def at(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
         """Return the look at a prefix that begins with the last one; see `guess_coins`."""
         seen = slice(0 if self._table is None else self._table.trainings, None)
-        new = _checked(np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen])
+        return self.after(
+            np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen]
+        )
+
+    def after(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
+        """Return the look at a prefix of the last one and these trainings."""
+        new = _checked(scores, coins, failed)
         table = self._table = self._table or _Table(new[0].shape[1])
         for row, flips, gone in zip(*(part.tolist() for part in new), strict=True):
             table.add(row, flips, gone=gone)
