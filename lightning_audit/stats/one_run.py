@@ -466,39 +466,6 @@ def epsilon_one_run_fdp(
     return _lower(correct, guesses, canaries, least, significance)
 
 
-def parameter_one_run(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    family: Callable[[float], TradeoffFunction],
-    significance: float,
-) -> float:
-    """Return a lower bound on the parameter of a decreasing family of trade-off functions.
-
-    Args:
-        correct: As in `mu_one_run`, like the next two.
-        guesses: Number r of guesses.
-        canaries: Number m of fair coins.
-        family: Function of a parameter >= 0 that returns its trade-off function; a larger parameter
-            allows more.
-        significance: Probability in (0, 1) with which the bound may fail.
-
-    Returns:
-        The bound >= 0.
-
-    Raises:
-        ValueError: As in `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
-
-    Example:
-        >>> from lightning_audit.stats.tradeoff import GaussianTradeoff
-        >>> round(parameter_one_run(90, 100, 100, GaussianTradeoff, significance=0.05), 6)
-        0.841376
-        >>> round(mu_one_run(90, 100, 100, significance=0.05), 6)
-        0.841376
-    """
-    return _lower(correct, guesses, canaries, lambda x: _least_of(family(x)), significance)
-
-
 def _least_of(tradeoff: TradeoffFunction) -> _Least:
     if isinstance(tradeoff, GaussianTradeoff):
         return _gaussian(tradeoff.mu)

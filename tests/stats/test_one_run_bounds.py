@@ -3,12 +3,12 @@ import math
 
 import numpy as np
 import pytest
+from gaussian_pairs import gaussian_pair_epsilon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals, refused_changes
 from scipy import optimize, stats
 
-from lightning_audit.stats.divergences import gaussian_pair_epsilon
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores, mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.one_run import (
