@@ -67,23 +67,14 @@ class Guesses:
     def log_e(self, least_error: float, seen: int = 0) -> Floats:
         """Return the log e-value of a claim after each guessed training, ``[n - first - seen]``.
 
-        With several canaries it is halved: the other half of the significance belongs to the one
-        look at the planned end, see `many.training_audit`.
-
         Args:
             least_error: Least mean error rate that the claim allows.
             seen: Number of guessed trainings at the beginning that are left out.
         """
         if self.canaries > 1:
-            return share_log_e(1.0 - self.wrong, least_error)[seen:] - math.log(2.0)
+            return share_log_e(1.0 - self.wrong, least_error)[seen:]
         errors = np.cumsum(self.wrong).astype(np.int64)
         return error_rate_log_e(errors[seen:], np.arange(seen, len(errors)) + 1, least_error)
-
-    def log_e_now(self, least_error: float) -> float:
-        """Return the log e-value of a claim after the last training, not halved."""
-        if self.canaries == 1:
-            return float(error_rate_log_e(self.errors, self.total, least_error))
-        return float(share_log_e(1.0 - self.wrong, least_error)[-1]) if self.total else 0.0
 
     def error_upper(self, significance: float) -> float:
         """Return an upper limit of the mean error rate that is valid at any number of looks."""
@@ -234,6 +225,9 @@ def look_of(guesses: Guesses, least_error: float, goal: float, earlier: Look | N
     """
     seen = 0 if earlier is None else earlier.guesses // guesses.canaries
     log_e = guesses.log_e(least_error, seen)
+    if guesses.canaries > 1:
+        # Half of the significance is for one look at the planned end, see `many.training_audit`.
+        log_e = log_e - math.log(2.0)
     after = None if earlier is None else earlier.refuted_after
     if after is None and (reached := np.flatnonzero(log_e >= goal)).size:
         after = guesses.first + seen + int(reached[0]) + 1
@@ -451,10 +445,11 @@ def mu_lower_of_scores(
             each.needed - float((each.steps @ each.logs(np.array([[at]])))[0]) for each in proved
         ]
         of_scores = np.logaddexp.reduce(of_bets) + math.log1p(-ON_GUESSES)
-        of_guesses = math.log(ON_GUESSES) + guesses.log_e_now(float(special.ndtr(-0.5 * at)))
+        last = guesses.log_e(float(special.ndtr(-0.5 * at)), len(guesses.wrong) - 1)
+        of_guesses = math.log(ON_GUESSES) + float(last[-1])
         return float(np.logaddexp(of_scores, of_guesses)) - goal
 
-    if above(_MUS[0]) < 0.0:
+    if not guesses.total or above(_MUS[0]) < 0.0:
         return 0.0
     return float(optimize.brentq(above, *_MUS, xtol=_NEAR)) - _NEAR
 

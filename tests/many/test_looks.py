@@ -443,7 +443,7 @@ def test_the_bound_of_scores_seldom_exceeds_the_true_mu(name, runs):
 
 # The medians of many audits are in docs/many-trainings-statistics.md.
 @pytest.mark.parametrize(("n", "gain"), [(200, 0.01), (500, 0.01)])
-@pytest.mark.parametrize("audits", staged(quick=[10], heavy=[40]))
+@pytest.mark.parametrize("audits", staged(quick=[10], heavy=[25]))
 def test_scores_prove_more_than_guesses_of_gaussian_outputs(n, gain, audits):
     found = []
     for seed in range(audits):
