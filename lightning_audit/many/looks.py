@@ -408,7 +408,7 @@ def mu_lower_of_scores(
         scores: As in `guess_coins`.
         coins: As in `guess_coins`; each fair, private, and independent of all other randomness.
         failed: As in `guess_coins`.
-        mu: Claimed mu > 0, for which the hockey sticks are optimized.
+        mu: Claimed mu >= 0, for which the hockey sticks are optimized.
         planned: Number of trainings of the plan, fixed before the first one.
         significance: Probability in (0, 1) with which the bound may fail at any time.
 
@@ -429,7 +429,7 @@ def mu_lower_of_scores(
         Own proof, see `LeakageBet`. Vovk and Wang, "E-values: calibration, combination and
         applications", Annals of Statistics 49, 2021, arXiv:1912.06116 (averages of e-values).
     """
-    noise = 1.0 / _validate.positive("mu", mu, "the claim's")
+    noise = 1.0 / max(_validate.non_negative("mu", mu, "the claim's"), _MUS[0])
     plan = _validate.positive_int("planned", planned, "the number of trainings of the plan")
     goal = -math.log(_validate.open_unit("significance", significance, "such as 0.05"))
     guesses, readings = guess_coins(scores, coins, failed), standard_readings(scores, coins, failed)

@@ -457,7 +457,7 @@ def test_scores_prove_more_than_guesses_of_gaussian_outputs(n, gain, audits):
 test_bad_arguments_of_a_bound_are_refused = refused_changes(
     mu_lower_of_scores,
     {**GOOD, "mu": 1.0, "planned": 2, "significance": 0.05},
-    ({"mu": 0.0}, r"mu=0\.0"),
+    ({"mu": -1.0}, r"mu=-1\.0"),
     ({"planned": 0}, "planned=0"),
     ({"significance": 1.0}, r"significance=1\.0"),
     ({"scores": [0.0, np.nan]}, "scores must be finite"),

@@ -308,6 +308,13 @@ def test_a_gaussian_claim_has_the_bound_of_the_scores_at_any_number_of_looks(cla
     assert {b.name for b in audit.bounds if b.looks == "anytime"} == {"coins_scores", "coins_any"}
 
 
+@pytest.mark.parametrize("mu", [0.0, 1e-12])
+def test_a_claim_of_no_leakage_at_all_is_refuted_with_a_bound(mu):
+    audit = audited(n=100, promise=promise_of(GaussianTradeoff(mu)))
+    assert audit.verdict.outcome == "VIOLATION"
+    assert 1 < audit.epsilon_lower < gaussian_epsilon(1.0, DELTA)
+
+
 def test_no_bound_of_any_mechanism_exceeds_that_of_the_gaussian_form():
     # Between them lie error rates that the guesses reject with all of the stake, not with a part.
     for seed, capped in ((46, True), (64, True), (65, False)):
