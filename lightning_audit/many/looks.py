@@ -423,7 +423,7 @@ def mu_lower_of_scores(
         >>> coins, never = rng.random(500) < 0.5, np.zeros(500, dtype=bool)
         >>> scores = 1.6 * coins + rng.standard_normal(500)
         >>> round(mu_lower_of_scores(scores, coins, never, 1.67, 500, 0.05), 2)
-        1.26
+        1.27
 
     References:
         Own proof, see `LeakageBet`. Vovk and Wang, "E-values: calibration, combination and
@@ -477,7 +477,7 @@ def standard_readings(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) ->
     Example:
         >>> scores = np.array([0.0, 4.0, 1.0, 5.0, 4.5, 2.5])
         >>> standard_readings(scores, scores > 3, np.zeros(6, dtype=bool))[4:, 0].round(1)
-        array([ 2.8, -0. ])
+        array([2.8, 0. ])
     """
     values, coin, lost = _checked(scores, coins, failed)
     found, measured_at = np.zeros(values.shape), 0.0
