@@ -26,12 +26,10 @@ import numpy as np
 from lightning_audit.stats.counts import ConfusionCounts
 from lightning_audit.stats.named_bounds import named_bound
 from lightning_audit.stats.one_run import (
+    OneRunScores,
     epsilon_one_run,
     epsilon_one_run_fdp,
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
     mu_one_run,
-    mu_one_run_from_scores,
 )
 from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import Fixed, Simultaneous, Split, candidate_thresholds
@@ -321,11 +319,11 @@ def our_methods(at: float) -> dict[str, Callable[[Scores], float]]:
         "CP, Berk-Jones": named("eps_cp", Simultaneous()),
         "CP, DKW": named("eps_cp", Simultaneous("dkw")),
         "one run, fixed": one_run,
-        "one run, ranks": lambda s: epsilon_one_run_from_scores(*s, DELTA, SIGNIFICANCE).value,
+        "one run, ranks": lambda s: OneRunScores(*s).epsilon(DELTA, SIGNIFICANCE).value,
         "one run f-DP any, ranks": lambda s: (
-            epsilon_one_run_fdp_from_scores(*s, DELTA, SIGNIFICANCE).value
+            OneRunScores(*s).epsilon_fdp(DELTA, SIGNIFICANCE).value
         ),
-        "one run f-DP, ranks": lambda s: as_epsilon(mu_one_run_from_scores(*s, SIGNIFICANCE).value),
+        "one run f-DP, ranks": lambda s: as_epsilon(OneRunScores(*s).mu(SIGNIFICANCE).value),
         "GDP pooled, fixed": named("fdp_pooled_cp", Fixed(at)),
         "GDP pooled, split 1:4": named("fdp_pooled_cp", fifth),
         "GDP CP, DKW": named("fdp_cp", Simultaneous("dkw")),

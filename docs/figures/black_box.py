@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from published_audit import audit_tradeoff
 from support import arguments, save
 
 from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, TEAL, blank_figure, plain_axes
 from lightning_audit.stats.output_estimates import estimate_by_kernel, estimate_by_neighbours
-from lightning_audit.stats.output_tests import SequentialTradeoffTest, audit_tradeoff
+from lightning_audit.stats.output_tests import SequentialTradeoffTest
 
 # The tests' known mechanisms are those of the paper.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from known_losses import known_epsilon_star
 from opacus import PrivacyEngine
 from scipy import stats
 from support import arguments, save
@@ -20,7 +21,6 @@ from lightning_audit.stats.epsilon_star import (
     Empirical,
     Parametric,
     epsilon_star,
-    epsilon_star_of_distributions,
 )
 
 DELTA = 1e-5
@@ -75,9 +75,7 @@ def draw_apart(axes, rng, n, runs):
         mean, std = np.transpose([repeated(rng, k, n, runs, method) for k in shapes])
         axes.errorbar(shapes, mean, std, marker="o", capsize=3, color=COLOURS[name], label=name)
         truth = [
-            epsilon_star_of_distributions(
-                stats.gamma(5), stats.gamma(k), DELTA, clip=method.clip
-            ).value
+            known_epsilon_star(stats.gamma(5), stats.gamma(k), DELTA, clip=method.clip).value
             for k in shapes
         ]
         axes.plot(shapes, truth, "--", color=COLOURS[name], label="its truth")

@@ -6,13 +6,14 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from epsilon_star import COLOURS, METHODS, Digits, quiet, repeated
+from known_losses import known_epsilon_star
 from scipy import stats
 from sklearn.datasets import load_digits
 from support import arguments, save
 from torch.utils.data import TensorDataset
 
 from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.epsilon_star import LogitScale, epsilon_star_of_distributions, fit
+from lightning_audit.stats.epsilon_star import LogitScale, fit
 
 DELTA = 1e-5
 
@@ -23,7 +24,7 @@ def draw_sizes(axes, rng, sizes, runs):
     for name, method in METHODS.items():
         known = [stats.gamma(5), *(stats.gamma(k) for k in shapes)]
         truth = [
-            epsilon_star_of_distributions(known[0], other, DELTA, clip=method.clip).value
+            known_epsilon_star(known[0], other, DELTA, clip=method.clip).value
             for other in known[1:]
         ]
         for n, line in zip(sizes, (":", "-"), strict=True):

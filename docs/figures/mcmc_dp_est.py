@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from chains import trace_figure
+from chains import sample_attack_strength, trace_figure
 from support import arguments, save
 
 from lightning_audit.report.figure import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
@@ -14,7 +14,6 @@ from lightning_audit.stats.attack_strength import (
     attack_counts,
     attack_strength_posterior,
     epsilon_posterior_at_strength,
-    sample_attack_strength,
 )
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
 

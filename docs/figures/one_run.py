@@ -21,9 +21,9 @@ def as_epsilon(mu):
 BOUNDS = {
     "readings of a sum": (BLUE, "-", lambda s: as_epsilon(s.mu_white_box())),
     "pair of Gaussians": (INK, ":", lambda s: s.epsilon_gaussian_pair(DELTA)),
-    "f-DP, Gaussian": (BLUE, "--", lambda s: as_epsilon(s.mu_one_run().value)),
-    "f-DP, any mechanism": (ORANGE, "-", lambda s: s.epsilon_one_run_fdp(DELTA).value),
-    "Steinke": (PINK, "--", lambda s: s.epsilon_one_run(DELTA).value),
+    "f-DP, Gaussian": (BLUE, "--", lambda s: as_epsilon(s.one_run().mu().value)),
+    "f-DP, any mechanism": (ORANGE, "-", lambda s: s.one_run().epsilon_fdp(DELTA).value),
+    "Steinke": (PINK, "--", lambda s: s.one_run().epsilon(DELTA).value),
 }
 
 

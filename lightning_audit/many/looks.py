@@ -3,6 +3,9 @@
 Each training's coin is guessed by a rule learnt from the trainings before it in the plan. So no
 training is spent on the rule alone, and every look uses the same guesses. A training that failed
 counts as a wrong guess: leaving it out would select by the outcome.
+
+**Bets on the scores, for a Gaussian claim.** A guess keeps only the side of a score. If outputs are
+Gaussian, its distance from the middle shows more, and a bet on hockey sticks uses it.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
 
 from lightning_audit import _validate
-from lightning_audit.many.verdict import Promise
+from lightning_audit.many.verdict import ON_GUESSES, Promise
 from lightning_audit.stats._arguments import ConfusionCounts, Floats, places
 from lightning_audit.stats.binomial import error_rate_confidence_sequence, error_rate_log_e
+from lightning_audit.stats.canary_bets import LeakageBet
 from lightning_audit.stats.sequential import share_error_upper, share_log_e
 
 Flags = NDArray[np.bool_]
@@ -62,15 +67,12 @@ class Guesses:
     def log_e(self, least_error: float, seen: int = 0) -> Floats:
         """Return the log e-value of a claim after each guessed training, ``[n - first - seen]``.
 
-        With several canaries it is halved: the other half of the significance belongs to the one
-        look at the planned end, see `many.training_audit`.
-
         Args:
             least_error: Least mean error rate that the claim allows.
             seen: Number of guessed trainings at the beginning that are left out.
         """
         if self.canaries > 1:
-            return share_log_e(1.0 - self.wrong, least_error)[seen:] - math.log(2.0)
+            return share_log_e(1.0 - self.wrong, least_error)[seen:]
         errors = np.cumsum(self.wrong).astype(np.int64)
         return error_rate_log_e(errors[seen:], np.arange(seen, len(errors)) + 1, least_error)
 
@@ -163,7 +165,13 @@ class GrowingLook:
     def at(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
         """Return the look at a prefix that begins with the last one; see `guess_coins`."""
         seen = slice(0 if self._table is None else self._table.trainings, None)
-        new = _checked(np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen])
+        return self.after(
+            np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen]
+        )
+
+    def after(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
+        """Return the look at a prefix of the last one and these trainings."""
+        new = _checked(scores, coins, failed)
         table = self._table = self._table or _Table(new[0].shape[1])
         for row, flips, gone in zip(*(part.tolist() for part in new), strict=True):
             table.add(row, flips, gone=gone)
@@ -217,6 +225,9 @@ def look_of(guesses: Guesses, least_error: float, goal: float, earlier: Look | N
     """
     seen = 0 if earlier is None else earlier.guesses // guesses.canaries
     log_e = guesses.log_e(least_error, seen)
+    if guesses.canaries > 1:
+        # Half of the significance is for one look at the planned end, see `many.training_audit`.
+        log_e = log_e - math.log(2.0)
     after = None if earlier is None else earlier.refuted_after
     if after is None and (reached := np.flatnonzero(log_e >= goal)).size:
         after = guesses.first + seen + int(reached[0]) + 1
@@ -359,3 +370,142 @@ def _fewest_errors(out: list[float], inside: list[float]) -> tuple[float, bool]:
     chosen = errors if above else swapped
     best = np.flatnonzero(chosen == chosen.min())
     return float(cuts[best[len(best) // 2]]), above
+
+
+# --- Bets on the scores, for a Gaussian claim.
+
+#: Trainings before the first bet, and the growth of the past after which it is measured again.
+_BEFORE_BETS, _MEASURE_AGAIN = 4, 0.02
+#: Past scores and readings are clipped at this many standard deviations.
+_REACH = 5.0
+#: Standard deviation of a normal distribution over its median absolute deviation.
+_OF_MEDIAN = 1.4826
+#: Between these a bound on mu is searched, and it is lowered by the search's precision.
+_MUS, _NEAR = (1e-4, 70.0), 1e-6
+
+
+def mu_lower_of_scores(
+    scores: ArrayLike,
+    coins: ArrayLike,
+    failed: ArrayLike,
+    mu: float,
+    planned: int,
+    significance: float,
+) -> float:
+    """Return a lower bound on mu of Gaussian DP from guesses and scores, at any number of looks.
+
+    Two e-processes test whether all trainings are mu'-GDP: that of the guesses (`error_rate_log_e`
+    at the error rate Phi(-mu'/2), or `share_log_e`), and `LeakageBet` on `standard_readings`.
+    `ON_GUESSES` of the stake is on the first one and the rest on the second one, which is decided
+    before the first training, so that their sum is an e-process, too. The bound is the largest mu'
+    that it rejects.
+
+    With a fair coin, the mean of a hockey stick is at most its divergence for any function of what
+    a training gave, also if that is "it failed". So the bound is valid for any scores. How near it
+    is to the truth depends on the distribution of the scores.
+
+    Args:
+        scores: As in `guess_coins`.
+        coins: As in `guess_coins`; each fair, private, and independent of all other randomness.
+        failed: As in `guess_coins`.
+        mu: Claimed mu >= 0, for which the hockey sticks are optimized.
+        planned: Number of trainings of the plan, fixed before the first one.
+        significance: Probability in (0, 1) with which the bound may fail at any time.
+
+    Returns:
+        The bound >= 0.
+
+    Raises:
+        ValueError: See `guess_coins`; or if another argument is out of its range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> coins, never = rng.random(500) < 0.5, np.zeros(500, dtype=bool)
+        >>> scores = 1.6 * coins + rng.standard_normal(500)
+        >>> round(mu_lower_of_scores(scores, coins, never, 1.67, 500, 0.05), 2)
+        1.27
+
+    References:
+        Own proof, see `LeakageBet`. Vovk and Wang, "E-values: calibration, combination and
+        applications", Annals of Statistics 49, 2021, arXiv:1912.06116 (averages of e-values).
+    """
+    noise = 1.0 / max(_validate.non_negative("mu", mu, "the claim's"), _MUS[0])
+    plan = _validate.positive_int("planned", planned, "the number of trainings of the plan")
+    goal = -math.log(_validate.open_unit("significance", significance, "such as 0.05"))
+    guesses, readings = guess_coins(scores, coins, failed), standard_readings(scores, coins, failed)
+    sides = np.asarray(coins, dtype=np.float64).reshape(readings.shape)
+    bet = LeakageBet((guesses.canaries,), planned_steps=max(plan - _BEFORE_BETS, 1))
+    for side, reading in zip(sides[_BEFORE_BETS:], readings[_BEFORE_BETS:], strict=True):
+        bet.update(side, noise * reading + 0.5, noise)
+    proved = bet.proved(1.0, bet.growth, [(noise, 1.0, max(len(sides) - _BEFORE_BETS, 0))])
+
+    def above(at: float) -> float:
+        """Return by how much the log e-value of a mu, which decreases, exceeds the goal."""
+        of_bets = [
+            each.needed - float((each.steps @ each.logs(np.array([[at]])))[0]) for each in proved
+        ]
+        of_scores = np.logaddexp.reduce(of_bets) + math.log1p(-ON_GUESSES)
+        last = guesses.log_e(float(special.ndtr(-0.5 * at)), len(guesses.wrong) - 1)
+        of_guesses = math.log(ON_GUESSES) + float(last[-1])
+        return float(np.logaddexp(of_scores, of_guesses)) - goal
+
+    if not guesses.total or above(_MUS[0]) < 0.0:
+        return 0.0
+    return float(optimize.brentq(above, *_MUS, xtol=_NEAR)) - _NEAR
+
+
+def standard_readings(scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Floats:
+    """Return scores as readings of Gaussian noise of variance one, by earlier trainings alone.
+
+    A reading is the distance of a score from the middle of its canary's earlier scores with and
+    without the canary, over their spread, and positive on the side of the canary. Middle and spread
+    are of scores that are clipped around the median of their group, so that a few extreme ones do
+    not move them. They are measured again when the past has grown by `_MEASURE_AGAIN`.
+
+    Args:
+        scores: As in `guess_coins`.
+        coins: As in `guess_coins`.
+        failed: As in `guess_coins`.
+
+    Returns:
+        The readings, ``[n, m]``: 0 in a training that failed, in the first four, and before a
+        canary has an earlier score of each group.
+
+    Raises:
+        ValueError: See `guess_coins`.
+
+    Example:
+        >>> scores = np.array([0.0, 4.0, 1.0, 5.0, 4.5, 2.5])
+        >>> standard_readings(scores, scores > 3, np.zeros(6, dtype=bool))[4:, 0].round(1)
+        array([2.8, 0. ])
+    """
+    values, coin, lost = _checked(scores, coins, failed)
+    found, measured_at = np.zeros(values.shape), 0.0
+    for n in range(_BEFORE_BETS, len(values)):
+        if n >= (1.0 + _MEASURE_AGAIN) * measured_at:
+            past, measured_at = ~lost[:n], n
+            seen, inside = values[:n][past], coin[:n][past]
+            each = [_middle_and_spread(*one) for one in zip(seen.T, inside.T, strict=True)]
+            middle, spread = np.array(each).T
+        if not lost[n]:
+            # A spread of zero reads on which side a score is.
+            with np.errstate(all="ignore"):
+                found[n] = np.nan_to_num((values[n] - middle) / spread)
+    return np.clip(found, -_REACH, _REACH)
+
+
+def _middle_and_spread(values: Floats, inside: Flags) -> tuple[float, float]:
+    """Return the middle of two groups and their spread, negative if the canary is below."""
+    if not inside.any() or inside.all():
+        return 0.0, math.inf
+    with np.errstate(all="ignore"):
+        medians = np.where(inside, np.median(values[inside]), np.median(values[~inside]))
+        away = values - medians
+        if (reach := _REACH * _OF_MEDIAN * float(np.median(np.abs(away)))) > 0.0:
+            values = medians + np.clip(away, -reach, reach)
+        above, below = float(np.mean(values[inside])), float(np.mean(values[~inside]))
+        within = values - np.where(inside, above, below)
+        spread = math.sqrt(float(np.mean(within**2)) * len(within) / max(len(within) - 2, 1))
+    if above == below:
+        return 0.0, math.inf
+    return 0.5 * above + 0.5 * below, math.copysign(spread, above - below)

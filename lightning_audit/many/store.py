@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -27,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.files import open_regular, reason_of, visible
-from lightning_audit.many.looks import guess_coins, look_of
+from lightning_audit.many.looks import GrowingLook
 
 # --- The plan of an audit over many trainings: each training's number, coins, seed and block.
 
@@ -484,6 +486,8 @@ def _refuse_no_database(path: Path) -> None:
 
 # --- What a store holds while an audit may be writing it: counts, times and evidence.
 
+#: Rows that `status_of` holds at a time.
+_PAGE = 500
 #: Bytes of the header of a write-ahead log, which change when the log restarts.
 _HEADER = 32
 _TRIES, _BETWEEN_TRIES = 20, 0.05
@@ -562,41 +566,57 @@ def status_of(folder: Path) -> StoreStatus:
 def _status(kept: Contents, db: sqlite3.Connection, in_use: bool | None) -> StoreStatus:
     planned = int(kept.call.get("trainings", kept.plan.trainings))
     begun = float(kept.call.get("begun", math.inf))
-    ended, losses = Ended(replace(kept.plan, trainings=planned)), kept.losses()
-    ended.remember(kept.outcomes())
-    rows = ended.rows()
-    done = sum(row.scores is not None for row in rows)
+    losses, outcomes, durations = kept.losses(), kept.outcomes(), array("d")
+    looks, ready, done, again, finished = _looks_of(kept.call), 0, 0, 0, 0
+    evidence = None
+    while page := list(itertools.islice(outcomes, _PAGE)):
+        finished += len(page)
+        done += sum(one.scores is not None for one in page)
+        again += sum(one.number in losses for one in page)
+        durations.extend(one.seconds for one in page if one.seconds is not None)
+        following = [one for place, one in enumerate(page, ready) if one.number == place < planned]
+        ready += len(following)
+        if looks is not None:
+            evidence = _evidence(kept, looks, following)
     ended_now, last = db.execute(
         "select count(*), max(ended) from training where ended >= ?", (begun,)
     ).fetchone()
     between = (last - begun) / ended_now if ended_now else None
-    durations = [row.seconds for row in rows if row.seconds is not None]
     return StoreStatus(
         planned=planned,
         done=done,
-        failed=len(rows) - done,
-        started_again=sum(row.number in losses for row in rows),
+        failed=finished - done,
+        started_again=again,
         in_use=in_use,
         training_seconds=statistics.median(durations) if durations else None,
         seconds_between=between,
-        seconds_left=None if between is None else between * max(0, planned - len(rows)),
-        evidence=_evidence(kept.call, ended.prefix()) if rows else None,
+        seconds_left=None if between is None else between * max(0, planned - finished),
+        evidence=evidence,
         last_error=_last_error(db),
     )
 
 
-def _evidence(call: Mapping[str, Any], prefix: Prefix) -> Evidence | None:
+def _looks_of(call: Mapping[str, Any]) -> GrowingLook | None:
     if "least_error" not in call:
         return None
-    goal = -math.log(float(call["significance"]))
-    guesses = guess_coins(prefix.scores, prefix.coins, prefix.failed)
-    seen = look_of(guesses, float(call["least_error"]), goal)
+    return GrowingLook(float(call["least_error"]), -math.log(float(call["significance"])))
+
+
+def _evidence(kept: Contents, looks: GrowingLook, following: Sequence[Outcome]) -> Evidence:
+    """Return the evidence after some more trainings of the prefix."""
+    shape = len(following), kept.plan.canaries
+    lost = (math.nan,) * kept.plan.canaries
+    seen = looks.after(
+        np.array([one.scores or lost for one in following], dtype=np.float64).reshape(shape),
+        np.array([kept.plan.training(one.number).coins for one in following], bool).reshape(shape),
+        np.array([one.scores is None for one in following], dtype=bool),
+    )
     return Evidence(
-        claim=str(call["claim"]),
+        claim=str(kept.call["claim"]),
         errors=seen.errors,
         guesses=seen.guesses,
         log10_e=seen.log_e / math.log(10.0),
-        log10_refuting=goal / math.log(10.0),
+        log10_refuting=looks.goal / math.log(10.0),
     )
 
 

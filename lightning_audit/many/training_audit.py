@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of
+from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of, mu_lower_of_scores
 from lightning_audit.many.verdict import (
     BEFORE_GUESSES,
     OF_GUESSES,
+    OF_SCORES,
     Promise,
     Proved,
     check_of,
@@ -42,7 +44,7 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.stats._arguments import ConfusionCounts, significance_level
 from lightning_audit.stats.attack_strength import attack_strength_posterior
 from lightning_audit.stats.binomial import clopper_pearson_upper
-from lightning_audit.stats.one_run import epsilon_one_run_from_scores, mu_one_run_from_scores
+from lightning_audit.stats.one_run import OneRunScores
 from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.power import further_guesses
 from lightning_audit.stats.sequential import further_trainings
@@ -148,8 +150,8 @@ class PooledRun:
     def __init__(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> None:
         kept = ~np.asarray(failed, dtype=bool)
         values, inside = np.asarray(scores)[kept], np.asarray(coins)[kept]
-        self._groups = values[inside], values[~inside]
-        self._unscored = int(np.asarray(coins)[~kept].size)
+        unscored = int(np.asarray(coins)[~kept].size)
+        self._run = OneRunScores(values[inside], values[~inside], unscored=unscored)
 
     def refutes(self, promise: Promise, significance: float) -> bool:
         """Return whether one look at the planned end refutes a claim.
@@ -167,14 +169,11 @@ class PooledRun:
 
     def epsilon_lower(self, delta: float, significance: float) -> float:
         """Return a lower bound on epsilon, for any mechanism."""
-        found = epsilon_one_run_from_scores(
-            *self._groups, delta, significance, unscored=self._unscored
-        )
-        return found.value
+        return self._run.epsilon(delta, significance).value
 
     def mu_lower(self, significance: float) -> float:
         """Return a lower bound on mu of Gaussian DP."""
-        return mu_one_run_from_scores(*self._groups, significance, unscored=self._unscored).value
+        return self._run.mu(significance).value
 
     def bounds(self, promise: Promise, significance: float) -> Sequence[EpsilonBound]:
         """Return the bounds of one look at the planned end.
@@ -367,8 +366,9 @@ def conclude(
 
     The bound of one look is given at the planned end only, by Clopper and Pearson's limit: given
     the past, each guess errs with at least the true least error rate, so the number of errors is
-    at least binomial. With several canaries in a training it is that of `PooledRun`. Each bound
-    fails with ``bound_significance`` by itself.
+    at least binomial. With several canaries in a training it is that of `PooledRun`. For a Gaussian
+    claim the bound at any number of looks is that of `mu_lower_of_scores`. Each bound fails with
+    ``bound_significance`` by itself.
 
     Args:
         scores: Scores of a prefix of the plan; see `many.looks.guess_coins`, also for the next two.
@@ -395,6 +395,11 @@ def conclude(
         found = replace(found, refuted=True, log_e=-math.log(level), refuted_after=plan)
     limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
     proved = promise.proved_at(limits[0])
+    if promise.is_gaussian:
+        mu = mu_lower_of_scores(scores, coins, failed, promise.mu, plan, bound_level)
+        more = promise.proved_at(float(special.ndtr(-0.5 * mu)))
+        # The larger one of the two is reported, so both have to hold together.
+        proved = replace(more, epsilon_any=min(proved.epsilon_any, more.epsilon))
     end = None if limits[1] is None else promise.proved_at(limits[1])
     to_pass = _to_pass(guesses, promise.least_error, level, bound_level)
     seen = _seen(guesses, found, promise, plan, level, limits, proved, to_pass)
@@ -482,12 +487,20 @@ def _bounds(
     form = "tradeoff" if promise.gaussian else promise.form
     in_form = _FORMS["epsilon" if form == "tradeoff" and not promise.gaussian else form]
     rows = [(OF_GUESSES[0], in_form, "epsilon")]
+    of_scores = {OF_GUESSES[0]: OF_SCORES} if promise.is_gaussian else {}
     if in_form != _FORMS["epsilon"]:
         rows.append((OF_GUESSES[1], _FORMS["epsilon"], "epsilon_any"))
     at: tuple[tuple[Literal["single", "anytime"], Proved | None], ...]
     at = ("anytime", anytime), ("single", end)
     return [
-        _bound(name, getattr(p, which), promise.delta, significance, looks, (_COINS, _ORDER, text))
+        _bound(
+            of_scores.get(name, name) if looks == "anytime" else name,
+            getattr(p, which),
+            promise.delta,
+            significance,
+            looks,
+            (_COINS, _ORDER, text),
+        )
         for name, text, which in rows
         for looks, p in at
         if p is not None

@@ -439,6 +439,10 @@ _ADVICE = (
 )
 #: Bounds from the error rate: in the form of the claim, and for any mechanism.
 OF_GUESSES = ("coins", "coins_any")
+#: Bound from the scores and the error rate at any number of looks, for a Gaussian claim.
+OF_SCORES = "coins_scores"
+#: Part of the stake of that bound on the guesses. With less, it is lower for scores of two values.
+ON_GUESSES = 0.7
 #: Relative difference of two numbers that were one before they were written.
 _ROUNDING = 1e-6
 #: Relative or absolute difference of epsilons that were composed on two machines.
@@ -587,7 +591,9 @@ def contradiction_of_epsilon(report: AuditReport) -> str:
         return ""
     try:
         promise = _promise(report, seen)
-        again = promise.proved_at(seen.error_upper)
+        of_scores = any(bound.name == OF_SCORES for bound in report.bounds)
+        limit = float(special.ndtr(-0.5 * seen.mu_lower)) if of_scores else seen.error_upper
+        again = promise.proved_at(limit)
     except (ArithmeticError, TypeError, ValueError) as error:
         return f"its claim cannot be composed: {error}"
     if not math.isclose(promise.least_error, seen.least_error, rel_tol=_ROUNDING):
@@ -619,10 +625,29 @@ def _of_report(report: AuditReport, seen: TrainingsSeen) -> Iterator[str]:
         yield "it has steps of one training"
     for bound in report.bounds:
         if bound.name in OF_GUESSES:
-            yield from _of_bound(bound, seen)
+            yield from _of_bound(bound, seen, lower)
+    of_scores = [bound for bound in report.bounds if bound.name == OF_SCORES]
+    if of_scores:
+        yield from _of_scores(of_scores[0], seen)
+    elif not math.isclose(seen.mu_lower, mu_of_error(seen.error_upper), abs_tol=_ROUNDING):
+        yield f"mu_lower is {seen.mu_lower}, its error_upper gives another"
 
 
-def _of_bound(bound: EpsilonBound, seen: TrainingsSeen) -> Iterator[str]:
+def _of_scores(bound: EpsilonBound, seen: TrainingsSeen) -> Iterator[str]:
+    """Yield how a bound from the scores differs from its mu, which is at least that of guesses."""
+    epsilon = float(gaussian_epsilon(seen.mu_lower, bound.delta)) if seen.mu_lower > 0.0 else 0.0
+    if bound.epsilon_lower is None or not math.isclose(
+        bound.epsilon_lower, epsilon, rel_tol=_COMPOSED, abs_tol=_COMPOSED
+    ):
+        yield f"its bound {bound.name} is {bound.epsilon_lower}, its mu_lower gives {epsilon}"
+    if seen.canaries == 1:
+        level = ON_GUESSES * bound.significance
+        least = mu_of_error(float(error_rate_confidence_sequence(seen.errors, seen.guesses, level)))
+        if seen.mu_lower < least - _ROUNDING:
+            yield f"mu_lower is {seen.mu_lower}, its counts give at least {least}"
+
+
+def _of_bound(bound: EpsilonBound, seen: TrainingsSeen, lower: float) -> Iterator[str]:
     """Yield how a bound for any mechanism, and its limit, differ from what the counts give."""
     anytime = bound.looks == "anytime"
     limit = seen.error_upper if anytime else seen.error_upper_at_end
@@ -630,6 +655,7 @@ def _of_bound(bound: EpsilonBound, seen: TrainingsSeen) -> Iterator[str]:
         yield f"its bound {bound.name} has no limit of the error rate"
         return
     least = epsilon_of_any_mechanism(limit, bound.delta)
+    least = min(least, lower) if anytime else least
     if bound.epsilon_lower < least * (1.0 - _ROUNDING):
         yield f"its bound {bound.name} is {bound.epsilon_lower}, any mechanism has {least}"
     if seen.canaries == 1:
@@ -648,8 +674,6 @@ def _of_counts(seen: TrainingsSeen) -> Iterator[str]:
             f"{seen.canaries} canaries are wrong"
         )
         return
-    if not math.isclose(seen.mu_lower, mu_of_error(seen.error_upper), abs_tol=_ROUNDING):
-        yield f"mu_lower is {seen.mu_lower}, its error_upper gives another"
     if seen.canaries > 1:  # limits depend on the shares of each training
         return
     goal = -math.log(seen.significance)

@@ -27,11 +27,8 @@ from lightning_audit.stats._arguments import places
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.one_run import (
-    OneRunBound,
+    OneRunScores,
     Sides,
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
-    mu_one_run_from_scores,
 )
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_METHODS,
@@ -367,43 +364,14 @@ class CanaryScores:
             threshold = self.threshold
         return named_bound(method, self.in_scores, self.out_scores, delta, significance, threshold)
 
-    def epsilon_one_run(
-        self,
-        delta: float,
-        significance: float = 0.05,
-        *,
-        guesses: Sequence[int] | None = None,
-        sides: Sides = "both",
-    ) -> OneRunBound:
-        """Return a lower bound on epsilon for canaries with one fair coin each, for any scores.
+    def one_run(
+        self, *, guesses: Sequence[int] | None = None, sides: Sides = "both"
+    ) -> OneRunScores:
+        """Return the scores as those of canaries with one fair coin each, for any scores.
 
-        Calls `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
+        Its methods `epsilon`, `epsilon_fdp` and `mu` are lower bounds.
         """
-        return self._guessed(epsilon_one_run_from_scores, guesses, sides, delta, significance)
-
-    def epsilon_one_run_fdp(
-        self,
-        delta: float,
-        significance: float = 0.05,
-        *,
-        guesses: Sequence[int] | None = None,
-        sides: Sides = "both",
-    ) -> OneRunBound:
-        """Return the same for many canaries: `stats.one_run.epsilon_one_run_fdp`."""
-        return self._guessed(epsilon_one_run_fdp_from_scores, guesses, sides, delta, significance)
-
-    def mu_one_run(
-        self,
-        significance: float = 0.05,
-        *,
-        guesses: Sequence[int] | None = None,
-        sides: Sides = "both",
-    ) -> OneRunBound:
-        """Return a lower bound on mu for canaries with one fair coin each, for any scores.
-
-        Calls `lightning_audit.stats.one_run.mu_one_run_from_scores`.
-        """
-        return self._guessed(mu_one_run_from_scores, guesses, sides, significance)
+        return OneRunScores(*self._with_fair_coins(), guesses, self.dropped, sides)
 
     def mu_white_box(self, significance: float = 0.05) -> float:
         """Return a lower bound on mu from readings of one noisy sum, orthonormal directions.
@@ -463,13 +431,6 @@ class CanaryScores:
         wanted = np.asarray(deltas, dtype=np.float64)
         curve = self.tradeoff_upper(significance, band).epsilon_at(wanted.reshape(-1))
         return np.asarray(curve).reshape(wanted.shape)
-
-    def _guessed(
-        self, bound: Callable[..., OneRunBound], guesses: Any, sides: Sides, *numbers: float
-    ) -> OneRunBound:
-        """Return a bound that guesses fair coins."""
-        groups = self._with_fair_coins()
-        return bound(*groups, *numbers, guesses=guesses, unscored=self.dropped, sides=sides)
 
     def _with_fair_coins(self) -> tuple[FloatArray, FloatArray]:
         if self.coin_probability not in (None, 0.5):

@@ -43,6 +43,7 @@ _FROM = "error rate of the guessed coins"
 #: By the name of a bound: its name and its method in the table of numbers.
 METHODS = {
     "coins": ("Proved ε, at least", f"{_FROM}, in the form of the claim"),
+    "coins_scores": ("Proved ε, at least", "scores and guessed coins, for Gaussian outputs"),
     "coins_any": ("Proved ε, any mechanism", _FROM),
     "coins_one_run": ("Proved ε, any mechanism", "all coins of all canaries at the planned end"),
     "coins_one_run_mu": ("Proved ε, at least", "all coins of all canaries at the planned end"),
@@ -103,10 +104,11 @@ def numbers(
         assumed = anytime[0].assumptions[:-1]
         how = "confidence sequence of the wrong guesses"
         yield "Error rate, measured", f"≤ {number(seen.error_upper)}", how, holds, assumed
-        how = f"{_FROM}, for Gaussian outputs"
+        by_scores = any(bound.name == "coins_scores" for bound in anytime)
+        how = METHODS["coins_scores"][1] if by_scores else f"{_FROM}, for Gaussian outputs"
         yield "Proved μ, at least", number(seen.mu_lower), how, holds, assumed
         if seen.ratio_lower is not None:
-            how = f"{_FROM}, if leakage over claim is constant"
+            how = how.replace("for Gaussian outputs", "if leakage over claim is constant")
             yield "Leakage over claim", f"≥ {number(seen.ratio_lower)}", how, holds, assumed
     how = "e-value of the guesses (Ville's inequality)"
     alarm = f"≤ {number(seen.significance)}"

@@ -271,7 +271,8 @@ class TrainingsSeen:
         refuted_after: number of trainings at which the claim was refuted; None if it is not.
         error_upper: upper limit of the mean error rate at any number of looks.
         error_upper_at_end: upper limit by one look at the planned end; None before it.
-        mu_lower: the training is not Gaussian DP with a smaller mu; at any number of looks.
+        mu_lower: the training is not Gaussian DP with a smaller mu; at any number of looks. For a
+            Gaussian claim it is computed from the scores too, else from `error_upper`.
         ratio_lower: leakage over claim is at least this; at any number of looks. None if the claim
             is of no mechanism.
         trainings_more: further trainings after which the claim is refuted if errors remain

@@ -43,11 +43,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import scipy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
@@ -55,13 +54,10 @@ from lightning_audit.stats._arguments import (
     Floats,
     Rows,
     delta_in_unit,
-    each,
-    finite_number,
     least_nonnegative,
-    like_input,
     non_negative,
 )
-from lightning_audit.stats.tradeoff import LOG_SQRT_2PI, gaussian_delta, gaussian_epsilon, mills
+from lightning_audit.stats.tradeoff import LOG_SQRT_2PI, gaussian_delta, mills
 
 # --- Hockey-stick divergence of two Gaussians of any variances, and the epsilon of the pair.
 
@@ -70,98 +66,6 @@ from lightning_audit.stats.tradeoff import LOG_SQRT_2PI, gaussian_delta, gaussia
 _FLAT = 1.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = 0.5 * (_NODES + 1.0), 0.5 * _WEIGHTS
-
-
-def gaussian_pair_delta(
-    epsilon: float | NDArray[Any],
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-) -> float | Floats:
-    r"""Return the hockey-stick divergence of one Gaussian from another, of any variances.
-
-    .. math:: \delta(\varepsilon) = \sup_S\, P(S) - e^{\varepsilon} Q(S), \qquad
-        P = N(m_p, s_p^2),\quad Q = N(m_q, s_q^2)
-
-    The best S is where the log ratio of the densities, a quadratic, exceeds epsilon: an interval if
-    P is the narrower one, the outside of one if it is the wider, and a half line for equal
-    variances, for which this is `stats.tradeoff.gaussian_delta`. The relative error is below
-    1e-10 for ratios of the standard deviations in [1e-3, 1e3], differences of the means of up to
-    100 s_q and delta of at least 1e-12.
-
-    Args:
-        epsilon: Epsilon >= 0, infinity included; a number or an array. All are broadcast.
-        mean_p: Mean of P, in any unit.
-        std_p: Standard deviation of P > 0, in that unit.
-        mean_q: Mean of Q, in that unit.
-        std_q: Standard deviation of Q > 0, in that unit.
-
-    Returns:
-        Delta in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If ``epsilon`` is negative, a mean is not finite, or a standard deviation is not
-            finite and positive.
-
-    Example:
-        >>> round(gaussian_pair_delta(1.0, 1.0, 1.5, 0.0, 1.0), 6)
-        0.200413
-        >>> round(gaussian_pair_delta(0.5, 0.0, 1.0, 1.0, 1.5), 6)
-        0.105203
-    """
-    checked = each(non_negative, "epsilon", epsilon)
-    eps, d, r = _difference_and_ratio(checked, mean_p, std_p, mean_q, std_q)
-    delta, finite = np.zeros(eps.shape), np.isfinite(eps)
-    equal = finite & (r == 1.0)
-    delta[equal] = gaussian_delta(eps[equal], d[equal])
-    other = finite & (r != 1.0)
-    delta[other] = np.exp(_log_divergence(eps[other], d[other], r[other])[0])
-    # The logarithm of a number near one may round to slightly above zero.
-    return like_input(np.minimum(delta, 1.0))
-
-
-def gaussian_pair_epsilon(
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-    delta: float | NDArray[Any],
-) -> float | Floats:
-    """Return the smallest epsilon >= 0 at which two Gaussians are (epsilon, delta)-close.
-
-    The larger one of both directions, as differential privacy requires: the divergence of each from
-    the other, `gaussian_pair_delta`, is at most delta. With equal variances it is
-    `lightning_audit.stats.tradeoff.gaussian_epsilon` of the difference of the means in standard
-    deviations. Newton's method on the logarithm of the divergence, inside a bracket.
-
-    Args:
-        mean_p: As in `gaussian_pair_delta`, like the next three.
-        std_p: Standard deviation of P > 0.
-        mean_q: Mean of Q.
-        std_q: Standard deviation of Q > 0.
-        delta: Delta in (0, 1), as epsilon would be infinite at 0.
-
-    Returns:
-        Epsilon >= 0: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> round(gaussian_pair_epsilon(1.0, 1.0, 0.0, 1.0, 1e-5), 8)
-        4.3771781
-        >>> round(gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, 1e-5), 4)
-        6.4776
-    """
-    checked = each(delta_in_unit, "delta", delta)
-    target, d, r = _difference_and_ratio(checked, mean_p, std_p, mean_q, std_q)
-    epsilon, other = np.empty(d.shape), r != 1.0
-    epsilon[~other] = gaussian_epsilon(d[~other], target[~other])
-    d, r, target = d[other], r[other], target[other]
-    forward, backward = one_way_epsilon(d, r, target), one_way_epsilon(d / r, 1.0 / r, target)
-    epsilon[other] = np.maximum(forward, backward)
-    return like_input(epsilon)
 
 
 def one_way_epsilon(d: Floats, r: Floats, delta: Floats) -> Floats:
@@ -263,22 +167,6 @@ def _beyond(a: Floats, slope: Floats, k: Floats, width: Floats) -> tuple[Floats,
         size * ((density * -np.expm1(-log_ratio)) @ _WEIGHTS),
         size * ((density * np.exp(-log_ratio)) @ _WEIGHTS),
     )
-
-
-def _difference_and_ratio(
-    first: Floats, *pair: float | NDArray[Any]
-) -> tuple[Floats, Floats, Floats]:
-    """Return ``first``, the mean difference in units of Q, and the ratio, in one shape."""
-    named = zip(
-        ("mean_p", "std_p", "mean_q", "std_q"), pair, (finite_number, _std) * 2, strict=True
-    )
-    numbers = [each(check, name, value) for name, value, check in named]
-    first, m1, s1, m0, s0 = np.broadcast_arrays(first, *numbers)
-    return first, np.abs(m1 - m0) / s0, s1 / s0
-
-
-def _std(name: str, value: Any) -> None:
-    _validate.positive(name, value, "Gaussians without variance are distinguished without error")
 
 
 # --- The most informative score for guesses in a Gaussian step, and its mean under any f-DP pair.

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -261,22 +261,6 @@ _MOST_PEAKS = 16
 _CELLS = 4
 
 
-class Distribution(Protocol):
-    """Interface of a known distribution of losses; those of `scipy.stats` have it."""
-
-    def logcdf(self, x: Any, /) -> Any:
-        """Return the log of the distribution function."""
-
-    def logsf(self, x: Any, /) -> Any:
-        """Return the log of the mass above."""
-
-    def ppf(self, q: Any, /) -> Any:
-        """Return the quantile."""
-
-    def isf(self, q: Any, /) -> Any:
-        """Return the quantile from above."""
-
-
 @dataclass(frozen=True)
 class EpsilonStar:
     """Epsilon* of one model, and where it is attained. It is a description, not a bound.
@@ -345,19 +329,6 @@ def grid_of(train: GaussianMixture, population: GaussianMixture) -> Floats:
     grid = np.unique(np.concatenate(parts))
     least = 1e-3 * min(*train.stds, *population.stds)
     return np.asarray(grid[np.append(True, np.diff(grid) > least)])
-
-
-def quantile_grid(train: Distribution, population: Distribution, levels: Floats) -> Floats:
-    """Return thresholds at the given levels of both tails of both distributions."""
-    ends = [f(levels) for d in (train, population) for f in (d.ppf, d.isf)]
-    grid = np.unique(np.concatenate(ends).astype(np.float64))
-    grid = grid[np.isfinite(grid)]
-    if not grid.size:
-        raise ValueError(
-            f"train={train!r} and population={population!r} must have finite quantiles; check the "
-            "parameters of the distributions."
-        )
-    return grid
 
 
 def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
@@ -632,73 +603,44 @@ def _of_fits(train: Floats, population: Floats, delta: float, method: Parametric
 
 
 def epsilon_star_of_distributions(
-    train: Distribution | GaussianMixture,
-    population: Distribution | GaussianMixture,
-    delta: float,
-    *,
-    clip: float,
+    train: GaussianMixture, population: GaussianMixture, delta: float, *, clip: float
 ) -> EpsilonStar:
     """Return Epsilon* of two known distributions of losses: the supremum over all thresholds.
 
-    A grid of thresholds and a search between them give about 8 digits, if logcdf and logsf of the
-    distributions have them.
+    A grid of thresholds and a search between them give about 8 digits.
 
     Args:
-        train: Distribution of the training losses: a `GaussianMixture`, or any with the methods
-            logcdf, logsf, ppf and isf of a frozen distribution of `scipy.stats`. Both must be of
-            one kind.
+        train: Distribution of the training losses.
         population: Distribution of the population's losses.
         delta: Delta in [0, 1).
         clip: Least rate in [0, 1/2) in a denominator.
 
     Returns:
-        The value and where it is attained. For Gaussians it is infinite at delta = 0 and clip = 0,
-        unless their tails are the same.
+        The value and where it is attained. It is infinite at delta = 0 and clip = 0, unless the
+        tails are the same.
 
     Raises:
-        ValueError: If an argument is out of its range, or delta and clip are both 0 for
-            distributions other than Gaussians: then no threshold attains the supremum.
-        TypeError: If only one of the distributions is a `GaussianMixture`.
+        ValueError: If an argument is out of its range.
 
     Example:
-        >>> from scipy import stats
-        >>> train, population = stats.norm(0, 1), stats.norm(3, 1)
+        >>> train, population = (GaussianMixture((1.0,), (mean,), (1.0,)) for mean in (0.0, 3.0))
         >>> round(epsilon_star_of_distributions(train, population, 1e-5, clip=1e-3).value, 4)
         6.14
     """
     small, least = delta_or_zero(delta), _check_clip(clip)
-    if isinstance(train, GaussianMixture) and isinstance(population, GaussianMixture):
-        if small == least == 0 and not same_tails(train, population):
-            return EpsilonStar(math.inf, None, None, None, None, True, small, least)
-        grid = grid_of(train, population)
-    else:
-        grid = _grid_of_others(train, population, small, least)
-
-    def log_rates(at: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        return train.logcdf(at), population.logcdf(at), train.logsf(at), population.logsf(at)
-
-    return supremum(log_rates, grid, small, least)
+    if small == least == 0 and not same_tails(train, population):
+        return EpsilonStar(math.inf, None, None, None, None, True, small, least)
+    return supremum(rates_of(train, population), grid_of(train, population), small, least)
 
 
-def _grid_of_others(
-    train: Distribution | GaussianMixture,
-    population: Distribution | GaussianMixture,
-    delta: float,
-    clip: float,
-) -> Floats:
-    if isinstance(train, GaussianMixture) or isinstance(population, GaussianMixture):
-        raise TypeError(
-            f"train={train!r} and population={population!r} must both be GaussianMixture or "
-            "neither; write the other one as a mixture of one component."
-        )
-    if delta == clip == 0:
-        raise ValueError(
-            "clip=0 must be > 0 if delta=0: the supremum is then a limit in the tails; pass a "
-            "clip such as 1e-6, or a delta > 0."
-        )
-    exact = [level for level in (delta, clip) if level > 0]
-    levels = np.concatenate([np.logspace(-300, -20, 200), np.logspace(-20, -0.30103, 600)])
-    return quantile_grid(train, population, np.concatenate([levels, exact]))
+def rates_of(train: Any, population: Any) -> LogRates:
+    """Return the rates of two distributions that have logcdf and logsf, by threshold."""
+    return lambda at: (
+        train.logcdf(at),
+        population.logcdf(at),
+        train.logsf(at),
+        population.logsf(at),
+    )
 
 
 def _check_clip(clip: Any) -> float:

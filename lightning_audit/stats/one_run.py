@@ -76,7 +76,7 @@ class OneRunBound:
 
 
 def default_guesses(canaries: int, sides: Sides = "both") -> tuple[int, ...]:
-    """Return the numbers of guesses that `epsilon_one_run_from_scores` tries by default.
+    """Return the numbers of guesses that `OneRunScores` tries by default.
 
     Few guesses select the canaries with the clearest scores, but r guesses prove at most an epsilon
     of about ln(r / 3) at a significance of .05, and every further number costs significance. With
@@ -88,7 +88,7 @@ def default_guesses(canaries: int, sides: Sides = "both") -> tuple[int, ...]:
 
     Args:
         canaries: Number of canaries, >= 0.
-        sides: Which canaries are guessed, as in `epsilon_one_run_from_scores`.
+        sides: Which canaries are guessed, as in `OneRunScores`.
 
     Returns:
         Half of the canaries, an eighth and a 32nd, the latter two only if they are 60 or more. For
@@ -118,43 +118,111 @@ def whole_guesses(correct: int, guesses: int, canaries: int) -> tuple[int, int, 
     return int(correct), int(guesses), int(canaries)
 
 
-def best_of_ranks(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    bound: FromGuesses,
-    significance: float,
-    guesses: Sequence[int] | None,
-    unscored: int = 0,
-    sides: Sides = "both",
-) -> OneRunBound:
-    """Return the largest bound of the given numbers of guesses, each at its share of significance.
+@dataclass(frozen=True, eq=False)
+class OneRunScores:
+    """Scores of the canaries of one training, each of which was in by its own fair coin.
 
-    With r guesses on both sides, the (r + 1) // 2 largest scores are guessed in and the r // 2
-    smallest out. The scores alone determine which canaries these are, not the coins.
+    With r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out.
+    Ranks of all scores together need no threshold, and do not use the coins. The best of k numbers
+    of guesses is taken, each at significance / k, which is valid if k and the numbers were chosen
+    before the scores were seen. This cannot be checked here.
+
+    Canaries that tie with one that is not guessed, or guessed differently, are not guessed. These
+    guesses count as made and wrong, as do those for which no score is left.
+
+    Args:
+        scores_in: Scores of the canaries that were in, ``[n_in]``, in any unit.
+        scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
+        guesses: Numbers of guesses, chosen before the scores were seen; None for
+            `default_guesses`, which depend only on the number of canaries.
+        unscored: Number of canaries that had a coin, but have no score.
+        sides: "both": the largest scores are guessed in and the smallest out, half of the guesses
+            each. "in": all guesses are that the largest scores are in, for an attack that
+            identifies only members.
+
+    Raises:
+        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is not a
+            whole number from 1 to that of canaries, or another argument is out of its range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = OneRunScores(1 + rng.standard_normal(500), rng.standard_normal(500))
+        >>> bound = scores.epsilon(delta=1e-5)
+        >>> round(bound.value, 2), bound.guesses, bound.correct
+        (1.33, 125, 108)
+        >>> bound = scores.mu()
+        >>> round(bound.value, 2), bound.guesses, bound.correct
+        (0.5, 500, 406)
     """
-    level = significance_level(significance)
-    _validate.one_of("sides", sides, SIDES)
-    if unscored:
-        _validate.positive_int("unscored", unscored, "or 0: the number of canaries without a score")
-    inside = np.sort(score_vector("scores_in", scores_in))
-    outside = np.sort(score_vector("scores_out", scores_out))
-    # Canaries without a score are never guessed, but their coins count.
-    m = len(inside) + len(outside) + unscored
-    numbers = default_guesses(m, sides) if guesses is None else tuple(sorted(set(guesses)))
-    for number in numbers:
-        if _validate.positive_int("guesses", number) > m:
-            raise ValueError(
-                f"guesses={number!r} must be at most the number of canaries, {m}; guess fewer."
-            )
-    made, right = _made_and_right(inside, outside, np.array(numbers, dtype=np.int64), sides)
-    best = OneRunBound(0.0, 0, 0)
-    for number, guessed, correct in zip(numbers, made, right, strict=True):
-        # Guesses that a tie or a missing score left out count as made, and as wrong: any rule that
-        # does not see the coins could only add correct ones.
-        value = bound(int(correct), int(number), m, level / len(numbers))
-        if value > best.value or not best.guesses:
-            best = OneRunBound(value, int(guessed), int(correct))
-    return best
+
+    scores_in: ArrayLike
+    scores_out: ArrayLike
+    guesses: Sequence[int] | None = None
+    unscored: int = 0
+    sides: Sides = "both"
+
+    def __post_init__(self) -> None:
+        _validate.one_of("sides", self.sides, SIDES)
+        if self.unscored:
+            advice = "or 0: the number of canaries without a score"
+            _validate.positive_int("unscored", self.unscored, advice)
+        for name in ("scores_in", "scores_out"):
+            object.__setattr__(self, name, np.sort(score_vector(name, getattr(self, name))))
+        for number in self.numbers:
+            if _validate.positive_int("guesses", number) > self.canaries:
+                raise ValueError(
+                    f"guesses={number!r} must be at most the number of canaries, {self.canaries}; "
+                    "guess fewer."
+                )
+
+    @property
+    def canaries(self) -> int:
+        """Number of canaries. Those without a score are never guessed, but their coins count."""
+        return np.size(self.scores_in) + np.size(self.scores_out) + self.unscored
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of guesses that are tried."""
+        if self.guesses is None:
+            return default_guesses(self.canaries, self.sides)
+        return tuple(sorted(set(self.guesses)))
+
+    def epsilon(self, delta: float, significance: float = 0.05) -> OneRunBound:
+        """Return a lower bound on epsilon at a delta in [0, 1): `epsilon_one_run`."""
+        d = delta_or_zero(delta)
+        return self.best(lambda v, r, m, share: epsilon_one_run(v, r, m, d, share), significance)
+
+    def epsilon_fdp(self, delta: float, significance: float = 0.05) -> OneRunBound:
+        """Return the same for many canaries: `epsilon_one_run_fdp`."""
+        d = delta_or_zero(delta)
+        return self.best(
+            lambda v, r, m, share: epsilon_one_run_fdp(v, r, m, d, share), significance
+        )
+
+    def mu(self, significance: float = 0.05) -> OneRunBound:
+        """Return a lower bound on mu of Gaussian DP: `mu_one_run`."""
+        return self.best(mu_one_run, significance)
+
+    def best(self, bound: FromGuesses, significance: float) -> OneRunBound:
+        """Return the largest bound of the numbers of guesses, each at its share.
+
+        Args:
+            bound: Function of numbers of correct guesses, of guesses and of canaries, and a
+                significance, that returns a bound.
+            significance: Probability in (0, 1) with which the result may fail.
+        """
+        level = significance_level(significance)
+        inside, outside = np.asarray(self.scores_in), np.asarray(self.scores_out)
+        numbers = np.array(self.numbers, dtype=np.int64)
+        made, right = _made_and_right(inside, outside, numbers, self.sides)
+        best = OneRunBound(0.0, 0, 0)
+        for number, guessed, correct in zip(numbers, made, right, strict=True):
+            # Guesses that a tie or a missing score left out count as made, and as wrong: any rule
+            # that does not see the coins could only add correct ones.
+            value = bound(int(correct), int(number), self.canaries, level / len(numbers))
+            if value > best.value or not best.guesses:
+                best = OneRunBound(value, int(guessed), int(correct))
+        return best
 
 
 def _made_and_right(
@@ -263,66 +331,6 @@ def epsilon_one_run(
     # A claim implies every larger one, and each is rejected for enough correct guesses: a bound at
     # any crossing fails no more often than the largest claim below it is rejected.
     return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-13))
-
-
-def epsilon_one_run_from_scores(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    delta: float,
-    significance: float,
-    *,
-    guesses: Sequence[int] | None = None,
-    unscored: int = 0,
-    sides: Sides = "both",
-) -> OneRunBound:
-    """Return a lower bound on epsilon from the canaries with the largest and smallest scores.
-
-    With r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out.
-    Ranks of all scores together need no threshold, and do not use the coins. The best of k numbers
-    of guesses is taken, each at significance / k, which is valid if k and the numbers were chosen
-    before the scores were seen. This cannot be checked here.
-
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``, in any unit; every canary had a
-            fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses, chosen before the scores were seen; None for
-            `default_guesses`, which depend only on the number of canaries.
-        unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": the largest scores are guessed in and the smallest out, half of the guesses
-            each. "in": all guesses are that the largest scores are in, for an attack that
-            identifies only members.
-
-    Returns:
-        The bound. Canaries that tie with one that is not guessed, or guessed differently, are not
-        guessed. These guesses count as made and wrong, as do those for which no score is left.
-
-    Raises:
-        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is not a
-            whole number from 1 to that of canaries, ``sides`` is unknown, or ``delta`` or
-            ``significance`` is out of its range.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
-        >>> bound = epsilon_one_run_from_scores(*scores, delta=1e-5, significance=0.05)
-        >>> round(bound.value, 2), bound.guesses, bound.correct
-        (1.33, 125, 108)
-    """
-    d = delta_or_zero(delta)
-    return best_of_ranks(
-        scores_in,
-        scores_out,
-        lambda correct, number, canaries, share: epsilon_one_run(
-            correct, number, canaries, d, share
-        ),
-        significance,
-        guesses,
-        unscored,
-        sides,
-    )
 
 
 def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
@@ -456,96 +464,6 @@ def epsilon_one_run_fdp(
         return lambda x: max(rest - grown * (1.0 - x), shrunk * (x - d), 0.0)
 
     return _lower(correct, guesses, canaries, least, significance)
-
-
-def parameter_one_run(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    family: Callable[[float], TradeoffFunction],
-    significance: float,
-) -> float:
-    """Return a lower bound on the parameter of a decreasing family of trade-off functions.
-
-    Args:
-        correct: As in `mu_one_run`, like the next two.
-        guesses: Number r of guesses.
-        canaries: Number m of fair coins.
-        family: Function of a parameter >= 0 that returns its trade-off function; a larger parameter
-            allows more.
-        significance: Probability in (0, 1) with which the bound may fail.
-
-    Returns:
-        The bound >= 0.
-
-    Raises:
-        ValueError: As in `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
-
-    Example:
-        >>> from lightning_audit.stats.tradeoff import GaussianTradeoff
-        >>> round(parameter_one_run(90, 100, 100, GaussianTradeoff, significance=0.05), 6)
-        0.841376
-        >>> round(mu_one_run(90, 100, 100, significance=0.05), 6)
-        0.841376
-    """
-    return _lower(correct, guesses, canaries, lambda x: _least_of(family(x)), significance)
-
-
-def mu_one_run_from_scores(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    significance: float,
-    *,
-    guesses: Sequence[int] | None = None,
-    unscored: int = 0,
-    sides: Sides = "both",
-) -> OneRunBound:
-    """Return a lower bound on mu from the canaries with the largest and the smallest scores.
-
-    The best of k numbers of guesses, each at significance / k, as in
-    `stats.one_run.epsilon_one_run_from_scores`. k and the numbers are assumed to be
-    chosen before the scores were seen. Arguments other than ``delta``, the treatment of ties and of
-    missing scores, and the errors are those of that function.
-
-    Returns:
-        The bound on mu.
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
-        >>> bound = mu_one_run_from_scores(*scores, significance=0.05)
-        >>> round(bound.value, 2), bound.guesses, bound.correct
-        (0.5, 500, 406)
-    """
-    return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses, unscored, sides)
-
-
-def epsilon_one_run_fdp_from_scores(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    delta: float,
-    significance: float,
-    *,
-    guesses: Sequence[int] | None = None,
-    unscored: int = 0,
-    sides: Sides = "both",
-) -> OneRunBound:
-    """Return a lower bound on epsilon from the canaries with the largest and smallest scores.
-
-    Like `mu_one_run_from_scores`, with the same arguments, result and errors, but with
-    `epsilon_one_run_fdp` for the guesses, and so for every mechanism; ``delta`` is in [0, 1).
-    """
-    d = delta_or_zero(delta)
-    return best_of_ranks(
-        scores_in,
-        scores_out,
-        lambda correct, number, m, share: epsilon_one_run_fdp(correct, number, m, d, share),
-        significance,
-        guesses,
-        unscored,
-        sides,
-    )
 
 
 def _least_of(tradeoff: TradeoffFunction) -> _Least:

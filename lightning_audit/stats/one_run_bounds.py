@@ -58,11 +58,8 @@ from lightning_audit.stats.named_bounds import MU_TO_EPSILON, NamedBound
 from lightning_audit.stats.one_run import (
     SIDES,
     OneRunBound,
+    OneRunScores,
     Sides,
-    default_guesses,
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
-    mu_one_run_from_scores,
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
@@ -246,9 +243,8 @@ def _least(groups: _Groups, delta: float) -> float:
 
 # --- The bounds of one run by name, as `stats.named_bounds` has the others.
 
-#: Function of scores in and out, delta and a significance, with the numbers of guesses and of
-#: canaries without a score, and the guessed sides, by name; returns a bound.
-_Guessing = Callable[..., OneRunBound]
+#: Function of scores, delta and a significance; returns a bound.
+_Guessing = Callable[[OneRunScores, float, float], OneRunBound]
 
 #: Function of scores in and out, delta and a significance; returns a bound.
 _FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
@@ -299,7 +295,7 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Steinke, Nasr and Jagielski 2023, section 5",
-            epsilon_one_run_from_scores,
+            OneRunScores.epsilon,
         ),
         OneRunMethod(
             "one_run_fdp",
@@ -307,16 +303,14 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             (_COINS, _ONE_TRAINING),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
             "(epsilon, delta)",
-            epsilon_one_run_fdp_from_scores,
+            OneRunScores.epsilon_fdp,
         ),
         OneRunMethod(
             "one_run_mu",
             "mu",
             (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
-            lambda inside, outside, delta, significance, **guessed: mu_one_run_from_scores(
-                inside, outside, significance, **guessed
-            ),
+            lambda scores, delta, significance: scores.mu(significance),
         ),
         OneRunMethod(
             "white_box",
@@ -360,7 +354,7 @@ def named_one_run_bound(
         scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
         delta: Delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: Probability in (0, 1) with which the bound may be wrong.
-        guesses: As in `epsilon_one_run_from_scores`, like the next two. Given numbers are assumed
+        guesses: As in `OneRunScores`, like the next two. Given numbers are assumed
             to be chosen before the scores were seen, and the bound states that; those of None
             follow from the number of canaries.
         unscored: Number of canaries that had a coin, but have no score.
@@ -392,12 +386,9 @@ def named_one_run_bound(
         _refuse_guesses(method, guesses, unscored, sides)
         value = chosen.from_scores(scores_in, scores_out, at, level)
     elif chosen.from_guesses:
-        if guesses is None:
-            guesses = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)
-        found = chosen.from_guesses(
-            scores_in, scores_out, at, level, guesses=guesses, unscored=unscored, sides=sides
-        )
-        value, rule = found.value, _words_of(guesses, sides, given)
+        scores = OneRunScores(scores_in, scores_out, guesses, unscored, sides)
+        found = chosen.from_guesses(scores, at, level)
+        value, rule = found.value, _words_of(scores.numbers, sides, given)
     assumptions = (*chosen.assumptions, _GIVEN) if given else chosen.assumptions
     return _labelled(chosen, value, at, level, rule, found, assumptions)
 
@@ -459,7 +450,7 @@ def _words_of(guesses: Sequence[int], sides: Sides, given: bool) -> str:
     way = "all in" if sides == "in" else "half in and half out"
     if not given:
         way += ", set by the number of canaries"
-    numbers = [str(number) for number in sorted(set(guesses), reverse=True)]
+    numbers = [str(number) for number in sorted(guesses, reverse=True)]
     if len(numbers) < 2:
         (number,) = numbers or ["no"]
         return {"no": "no guesses", "1": "1 guess"}.get(number, f"{number} guesses, {way}")

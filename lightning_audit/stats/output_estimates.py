@@ -349,7 +349,7 @@ class TradeoffEstimate:
     """An estimated trade-off curve, which is not a bound.
 
     It proves nothing: with few samples it is on either side of the true curve. Use it to find a
-    suspicious point, and test that point on other samples (`audit_tradeoff`).
+    suspicious point, and test it on other samples.
 
     Args:
         method: How the likelihood ratio was estimated.

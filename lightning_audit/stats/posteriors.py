@@ -636,10 +636,6 @@ class GridDistribution:
         low, high = float(self.points[0]), float(self.points[-1])
         return high - float(self._curve().integrate(low, high))
 
-    def reweighted(self, weights: Floats) -> GridDistribution:
-        """Return the distribution with its density times weights >= 0 at the points, ``[n]``."""
-        return GridDistribution(self.points, self.density * weights)
-
     def _curve(self) -> scipy.interpolate.CubicHermiteSpline:
         total = cumulative(self.points, self.density)
         return increasing_curve(self.points, total / total[-1], self.density)

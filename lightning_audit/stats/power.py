@@ -305,8 +305,6 @@ LogE = Callable[[int, int, float], NDArray[np.float64]]
 
 #: Numbers of guesses above this are not searched.
 MOST_GUESSES = 10**12
-# Numbers of guesses of `guesses_for_power` above this are not computed exactly.
-_LARGEST_EXACT = 4_000_000
 
 
 def flawless_guesses(rate: float, significance: float) -> int | None:
@@ -448,65 +446,6 @@ def guesses_for_anytime_power(
     if true_rate >= _rate("rate", rate):
         return None
     return _first(lambda n: anytime_power(n, rate, true_rate, significance, log_e) >= wanted)
-
-
-def guesses_for_power(
-    rate: float, true_rate: float, significance: float, power: float = 0.95
-) -> int | None:
-    """Return the least number of guesses with which one look refutes the rate with a power.
-
-    The number is fixed beforehand, and the test is the binomial one, as in Clopper and Pearson's
-    limit. The power does not quite increase with the number: a few more guesses may have less.
-
-    Args:
-        rate: Claimed least error rate, in (0, 1/2].
-        true_rate: Error rate of each guess, in [0, rate).
-        significance: Probability in (0, 1) with which a true claim may be refuted.
-        power: Probability in (0, 1) of refuting the claim.
-
-    Returns:
-        The number of guesses; None above four million.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        Claim and truth are Gaussian, with epsilon 4 and 8 at 1e-5:
-
-        >>> guesses_for_power(0.321874, 0.202418, 0.05), guesses_for_power(0.321874, 0.202418, 1e-3)
-        (145, 305)
-    """
-    least, level = _rate("rate", rate), significance_level(significance)
-    wanted = _validate.open_unit("power", power, "such as 0.95")
-    if not 0.0 <= true_rate < least:
-        raise ValueError(
-            f"true_rate={true_rate!r} must be in [0, rate={least!r}); no number of guesses refutes "
-            "a rate that is not above the true one."
-        )
-    spreads = [
-        -special.ndtri(miss) * math.sqrt(at * (1.0 - at))
-        for miss, at in ((level, least), (1.0 - wanted, true_rate))
-    ]
-    about = (sum(spreads) / (least - true_rate)) ** 2 + flawless_guesses_at_end(least, level)
-    if about > _LARGEST_EXACT:
-        return None
-    sizes = np.arange(1, int(3.0 * about) + 100)
-    return int(sizes[np.argmax(_power_at_end(sizes, least, true_rate, level) >= wanted)])
-
-
-def _power_at_end(
-    sizes: NDArray[np.int64], rate: float, true_rate: float, significance: float
-) -> Floats:
-    """Return the power of the one-sided binomial test, ``[n]``."""
-    most = np.floor(np.nan_to_num(special.bdtrik(significance, sizes, rate), nan=-1.0))
-    for step in (1.0, -1.0, -1.0):  # the inverse may be off by rounding
-        trial = most + max(step, 0.0)
-        fits = special.bdtr(np.clip(trial, 0.0, sizes), sizes, rate) <= significance
-        most = np.where(fits, trial, most + min(step, 0.0))
-        most = np.maximum(most, -1.0)
-    none = np.log1p(-rate) * sizes > math.log(significance)
-    power = special.bdtr(np.clip(most, 0.0, sizes), sizes, true_rate)
-    return np.where(none, 0.0, power)
 
 
 def _first(holds: Callable[[int], bool]) -> int | None:

@@ -35,7 +35,7 @@ from lightning_audit.stats.epsilon_star import (
 )
 from lightning_audit.stats.membership import auroc, tpr_at_fpr, tpr_at_fpr_lower
 from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
-from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run import OneRunScores
 from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
 from lightning_audit.stats.power import bound_power, noise_power, sensitivity_power
 from lightning_audit.stats.thresholds import Fixed, Split, words_of
@@ -137,10 +137,10 @@ def test_the_number_of_guesses_is_the_one_that_is_given(scores, answer):
     told, paid = (answer(*arguments, n) for n in (100, "100,300"))
     assert (told["guesses"], told["rule"]) == (100, "100 guesses, half in and half out")
     assert "chosen before the scores were seen, which cannot be checked" in told["assumptions"][-1]
-    expected = epsilon_one_run_from_scores(INSIDE, OUTSIDE, 1e-5, 0.05, guesses=[100])
+    expected = OneRunScores(INSIDE, OUTSIDE, [100]).epsilon(1e-5)
     assert 0 < paid["epsilon_lower"] < told["epsilon_lower"] == expected.value
     told = answer(*arguments, 100, "--sides", "in")
-    expected = epsilon_one_run_from_scores(INSIDE, OUTSIDE, 1e-5, 0.05, guesses=[100], sides="in")
+    expected = OneRunScores(INSIDE, OUTSIDE, [100], sides="in").epsilon(1e-5)
     assert (told["epsilon_lower"], told["rule"]) == (expected.value, "100 guesses, all in")
 
 

@@ -9,13 +9,21 @@ from refused_calls import refused_changes
 from scipy import special
 from stages import most_failures, staged
 
-from lightning_audit.many.looks import GrowingLook, guess_coins, look
-from lightning_audit.many.verdict import promise_of
+from lightning_audit.many.looks import (
+    GrowingLook,
+    guess_coins,
+    look,
+    mu_lower_of_scores,
+    standard_readings,
+)
+from lightning_audit.many.verdict import ON_GUESSES, mu_of_error, promise_of
 from lightning_audit.stats.binomial import (
     clopper_pearson_upper,
     error_rate_confidence_sequence,
     error_rate_log_e,
 )
+from lightning_audit.stats.canary_bets import LeakageBet, StakePlan, score_mu
+from lightning_audit.stats.divergences import sharpest_score, sign_score
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_mu
 
 FAIR = 0.5
@@ -309,3 +317,148 @@ def test_limits_of_counts_are_those_of_the_lab(n, s, one_look, any_time):
     upper = float(error_rate_confidence_sequence(n - s, n, 0.05))
     proved = promise_of(GaussianTradeoff(1.0)).proved_at(upper)
     assert proved.mu == pytest.approx(any_time[1], rel=0.05)
+
+
+# Bets on the scores.
+def naive_readings(scores: np.ndarray, coins: np.ndarray, failed: np.ndarray) -> list[float]:
+    """Readings of one canary, by loops over the definition."""
+    found, measured = [], 0
+    for n, score in enumerate(scores):
+        reading = 0.0
+        if n >= 4:
+            if n >= 1.02 * measured:
+                measured = n
+            groups = [
+                [scores[i] for i in range(measured) if coins[i] == side and not failed[i]]
+                for side in (False, True)
+            ]
+            if all(groups) and not failed[n]:
+                medians = [float(np.median(group)) for group in groups]
+                away = [abs(s - m) for m, group in zip(medians, groups, strict=True) for s in group]
+                reach = 5 * 1.4826 * float(np.median(away)) or math.inf
+                kept = [
+                    [min(max(s, m - reach), m + reach) for s in group]
+                    for m, group in zip(medians, groups, strict=True)
+                ]
+                out, inside = (sum(group) / len(group) for group in kept)
+                squares = sum((s - out) ** 2 for s in kept[0])
+                squares += sum((s - inside) ** 2 for s in kept[1])
+                sd = math.sqrt(squares / (len(away) - 2))
+                reading = math.copysign(1, inside - out) * (score - (out + inside) / 2) / sd
+        found.append(min(max(reading, -5), 5))
+    return found
+
+
+@pytest.mark.parametrize("mu", [1.5, -1.5])
+def test_standard_readings_are_the_naive_ones(mu):
+    scores, coins, failed = played(np.random.default_rng(20), 130, gaussian(mu))
+    scores[7], failed[[3, 60]] = 1e4, True
+    readings = standard_readings(np.where(failed, np.nan, scores), coins, failed)[:, 0]
+    assert readings == pytest.approx(naive_readings(scores, coins, failed), abs=1e-9)
+
+
+def test_standard_readings_are_of_mu_and_change_with_no_unit():
+    scores, coins, failed = played(np.random.default_rng(21), 2000, gaussian(2.0))
+    readings = standard_readings(scores, coins, failed)[:, 0]
+    late = np.arange(2000) >= 500
+    assert readings[late & coins].mean() == pytest.approx(1.0, abs=0.1)
+    assert readings[late & ~coins].std() == pytest.approx(1.0, abs=0.1)
+    for unit in (-3e5, 1e-100, 1e100):
+        assert standard_readings(unit * scores + unit, coins, failed)[:, 0] == pytest.approx(
+            readings, abs=1e-6
+        )
+
+
+def test_a_reading_depends_on_its_own_score_and_the_past_only():
+    scores, coins, failed = played(np.random.default_rng(22), 80, gaussian(1.0))
+    whole = standard_readings(scores, coins, failed)
+    changed, flipped = scores.copy(), coins.copy()
+    changed[51:], flipped[50:] = 7.0, ~coins[50:]
+    assert np.array_equal(standard_readings(changed, flipped, failed)[:51], whole[:51])
+
+
+def naive_log_e(scores: np.ndarray, coins: np.ndarray, claim: float, mu: float) -> float:
+    """The e-value of mu-GDP, by a product over the trainings; the sticks are as in `LeakageBet`."""
+    n, never = len(scores), np.zeros(len(scores), dtype=bool)
+    bet, readings = LeakageBet((1,), planned_steps=n - 4), standard_readings(scores, coins, never)
+    for coin, reading in zip(coins[4:], readings[4:], strict=True):
+        bet.update(np.array([float(coin)]), reading / claim + 0.5, 1 / claim)
+    plan = StakePlan(n - 4, 1)
+    grid, now = score_mu(1 / claim), plan.next(1 / claim, 1.0)
+    scored = [sharpest_score(grid), sign_score(grid)]
+    most = np.array([float(scored[place].most(np.array(mu))) for place in plan.places])
+    of_bets = np.exp(bet.growth) / (1 + np.array(now.stakes) * most) ** (n - 4)
+    guesses = guess_coins(scores, coins, never)
+    of_guesses = math.exp(error_rate_log_e(guesses.errors, guesses.total, special.ndtr(-mu / 2)))
+    return math.log(ON_GUESSES * of_guesses + (1 - ON_GUESSES) * float(plan.shares @ of_bets))
+
+
+@pytest.mark.parametrize(("mu", "n"), [(1.6, 60), (1.6, 200), (3.0, 100)])
+def test_the_bound_of_scores_is_where_the_naive_e_value_rejects(mu, n):
+    scores, coins, failed = played(np.random.default_rng(23), n, gaussian(mu))
+    found = mu_lower_of_scores(scores, coins, failed, 1.67, n, 0.05)
+    assert found > 0
+    for factor, rejected in ((0.999, True), (1.001, False)):
+        assert (naive_log_e(scores, coins, 1.67, factor * found) >= math.log(20)) is rejected
+
+
+@pytest.mark.parametrize("canaries", [1, 3])
+def test_the_bound_of_scores_grows_with_the_significance_and_falls_with_failures(canaries):
+    rng = np.random.default_rng(24)
+    coins = rng.random((150, canaries)) < FAIR
+    scores, failed = 2.0 * coins + rng.standard_normal(coins.shape), np.zeros(150, dtype=bool)
+    found = [mu_lower_of_scores(scores, coins, failed, 2.0, 150, s) for s in (1e-6, 0.01, 0.1)]
+    assert 0 < found[0] < found[1] < found[2]
+    failed[100:] = True
+    assert mu_lower_of_scores(scores, coins, failed, 2.0, 150, 0.1) < found[2]
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5])
+def test_a_few_trainings_prove_no_mu(n):
+    scores, coins, failed = played(np.random.default_rng(25), n, gaussian(9.0))
+    assert mu_lower_of_scores(scores, coins, failed, 1.0, 100, 0.05) == 0
+
+
+def outlier_first(rng: Rng, coins: np.ndarray) -> np.ndarray:
+    scores = gaussian(1.0)(rng, coins)
+    return np.concatenate([1e4 + scores[:1], scores[1:]])
+
+
+def scaled_by_past_heads(rng: Rng, coins: np.ndarray) -> np.ndarray:
+    heads = np.cumsum(coins) - coins
+    return gaussian(1.0)(rng, coins) * 1.1**heads
+
+
+@pytest.mark.parametrize("name", [*ADVERSARIES, "first of 1e4", "scales"])
+@pytest.mark.parametrize("runs", staged(quick=[15], heavy=[60], nightly=[1000]))
+def test_the_bound_of_scores_seldom_exceeds_the_true_mu(name, runs):
+    mechanisms = {**ADVERSARIES, "first of 1e4": outlier_first, "scales": scaled_by_past_heads}
+    rng, above = np.random.default_rng(26), 0
+    for _ in range(runs):  # the claim is attained
+        given = played(rng, 150, mechanisms[name])
+        looks = [[part[:n] for part in given] for n in ((50, 100, 150) if runs > 60 else (150,))]
+        above += any(mu_lower_of_scores(*each, 1.0, 150, 0.05) > 1.0 for each in looks)
+    assert above <= most_failures(runs, 0.05, 4000)
+
+
+# The medians of many audits are in docs/many-trainings-statistics.md.
+@pytest.mark.parametrize(("n", "gain"), [(200, 0.01), (500, 0.01)])
+@pytest.mark.parametrize("audits", staged(quick=[10], heavy=[25]))
+def test_scores_prove_more_than_guesses_of_gaussian_outputs(n, gain, audits):
+    found = []
+    for seed in range(audits):
+        given = played(np.random.default_rng(seed), n, gaussian(1.61))
+        by_guesses = mu_of_error(guess_coins(*given).error_upper(0.05))
+        found.append((mu_lower_of_scores(*given, 1.666, n, 0.05), by_guesses))
+    by_scores, by_guesses = np.array(found).mean(axis=0)
+    assert by_scores > (1 + gain) * by_guesses
+
+
+test_bad_arguments_of_a_bound_are_refused = refused_changes(
+    mu_lower_of_scores,
+    {**GOOD, "mu": 1.0, "planned": 2, "significance": 0.05},
+    ({"mu": -1.0}, r"mu=-1\.0"),
+    ({"planned": 0}, "planned=0"),
+    ({"significance": 1.0}, r"significance=1\.0"),
+    ({"scores": [0.0, np.nan]}, "scores must be finite"),
+)

@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -156,16 +157,37 @@ def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     assert status_of(tmp_path).in_use is (None if sys.platform == "win32" else False)
 
 
-def test_evidence_is_that_of_the_looks(tmp_path):
+@pytest.mark.parametrize(("page", "missing"), [(500, 99), (7, 99), (7, 21), (7, 25), (1, 0)])
+def test_evidence_is_that_of_the_looks(tmp_path, monkeypatch, page, missing):
     from lightning_audit.many.looks import guess_coins, look_of
 
-    store = filled(tmp_path, [row(n) for n in range(30)])
+    monkeypatch.setattr("lightning_audit.many.store._PAGE", page)
+    store = filled(tmp_path, [row(n) for n in range(30) if n != missing])
     prefix = store.prefix()
     store.close()
     seen = look_of(guess_coins(prefix.scores, prefix.coins, prefix.failed), 0.4, -math.log(1e-3))
     found = status_of(tmp_path).evidence
     assert found.log10_e == pytest.approx(seen.log_e / math.log(10))
     assert (found.errors, found.guesses) == (seen.errors, seen.guesses)
+
+
+@pytest.mark.heavy
+@pytest.mark.heavy_one_in(1)
+def test_a_status_holds_a_page_of_ten_thousand_rows_at_a_time(tmp_path):
+    scores = np.random.default_rng(0).standard_normal(10_000).tolist()
+    with opened(tmp_path, plan=Plan(0, 10_000, 20)) as store:
+        store.add([Outcome(n, (score,), 1.0) for n, score in enumerate(scores)])
+        store.say({**CALL, "trainings": 10_000})
+    tracemalloc.start()
+    try:
+        found, peak = status_of(tmp_path), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found.done, found.training_seconds) == (10_000, 1.0)
+    assert found.evidence is not None
+    assert found.evidence.guesses > 9_990
+    # The scores that guesses are learnt from take .7 MiB; all rows at once took 5.7 MiB.
+    assert peak < 2 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,14 @@ from scipy import special
 from stages import most_failures, staged
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.many.looks import guess_coins, look
+from lightning_audit.many.looks import guess_coins, look, mu_lower_of_scores
 from lightning_audit.many.training_audit import PooledRun, conclude, posteriors_of
-from lightning_audit.many.verdict import mu_of_error, promise_of
+from lightning_audit.many.verdict import (
+    contradictions,
+    epsilon_of_any_mechanism,
+    mu_of_error,
+    promise_of,
+)
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats._arguments import ConfusionCounts
 from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_confidence_sequence
@@ -169,7 +174,7 @@ def test_a_mechanism_that_is_refuted_is_a_violation_of_the_mechanism():
     audit = audited(mu=4.0, promise=promise_of(STEPS8))
     assert (audit.verdict.outcome, audit.verdict.kind) == ("VIOLATION", "mechanism")
     assert 1 < audit.seen.ratio_lower <= 4.0 / MU8
-    assert {bound.name for bound in audit.bounds} == {"coins", "coins_any"}
+    assert {bound.name for bound in audit.bounds} == {"coins", "coins_any", "coins_scores"}
 
 
 def test_the_claimed_mechanism_passes_with_posteriors_beside_the_verdict():
@@ -221,7 +226,8 @@ def test_a_canary_that_is_hardly_seen_cannot_pass_and_says_what_to_do(mu):
     audit = audited(mu=mu, n=500, promise=promise_of(STEPS8))
     assert audit.verdict.outcome == "INCONCLUSIVE"
     (blocker,) = audit.verdict.pass_blockers
-    assert f"mu {audit.seen.mu_lower:.3g} of the claim's 1.67" in blocker or not audit.seen.mu_lower
+    seen = mu_of_error(audit.seen.error_upper)
+    assert f"mu {seen:.3g} of the claim's 1.67" in blocker or not seen
     assert "a pass needs mu 0.833" in blocker
     assert "known initial weights, a crafted canary, or the logit margin" in blocker
 
@@ -240,7 +246,7 @@ def test_a_correct_training_with_a_good_canary_passes_at_500(audits):
     told = str(found[0])
     assert "this does not show that the claim holds" in told
     assert "a stronger attack may refute it" in told
-    assert f"mu {found[0].seen.mu_lower:.3g} of the claim's 1.67" in told
+    assert f"mu {mu_of_error(found[0].seen.error_upper):.3g} of the claim's 1.67" in told
 
 
 def test_the_trainings_of_a_pass_are_told_before_and_reach_it():
@@ -281,11 +287,43 @@ def test_the_bounds_are_those_of_the_counts():
         "single": clopper_pearson_upper(audit.errors, audit.guesses, 0.05),
     }
     for bound in audit.bounds:
+        if bound.name == "coins_scores":
+            continue
         mu = -2 * special.ndtri(limits[bound.looks])
         any_ = math.log((1 - DELTA) / limits[bound.looks] - 1)
         expected = any_ if bound.name == "coins_any" else gaussian_epsilon(mu, DELTA)
         assert bound.epsilon_lower == pytest.approx(expected)
         assert bound.assumptions
+
+
+@pytest.mark.parametrize("claim", [STEPS8, GaussianTradeoff(MU8)])
+def test_a_gaussian_claim_has_the_bound_of_the_scores_at_any_number_of_looks(claim):
+    given = trainings(1.6, 300)
+    audit = conclude(*given, promise_of(claim), planned=300)
+    mu = mu_lower_of_scores(*given, MU8, 300, 0.05)
+    (bound,) = [bound for bound in audit.bounds if bound.name == "coins_scores"]
+    assert audit.epsilon_lower == bound.epsilon_lower == pytest.approx(gaussian_epsilon(mu, DELTA))
+    assert audit.seen.mu_lower == pytest.approx(mu)
+    assert audit.seen.ratio_lower in (None, pytest.approx(mu / MU8))
+    assert {b.name for b in audit.bounds if b.looks == "anytime"} == {"coins_scores", "coins_any"}
+
+
+@pytest.mark.parametrize("mu", [0.0, 1e-12])
+def test_a_claim_of_no_leakage_at_all_is_refuted_with_a_bound(mu):
+    audit = audited(n=100, promise=promise_of(GaussianTradeoff(mu)))
+    assert audit.verdict.outcome == "VIOLATION"
+    assert 1 < audit.epsilon_lower < gaussian_epsilon(1.0, DELTA)
+
+
+def test_no_bound_of_any_mechanism_exceeds_that_of_the_gaussian_form():
+    # Between them lie error rates that the guesses reject with all of the stake, not with a part.
+    for seed, capped in ((46, True), (64, True), (65, False)):
+        audit = audited(mu=0.6, n=100, seed=seed)
+        found = {b.name: b.epsilon_lower for b in audit.bounds if b.looks == "anytime"}
+        assert found["coins_any"] <= found["coins_scores"] == audit.epsilon_lower
+        alone = epsilon_of_any_mechanism(audit.seen.error_upper, DELTA)
+        assert (found["coins_any"] < alone) is capped
+        assert contradictions(audit.to_report()) == []
 
 
 def test_several_canaries_in_one_training_are_one_bet():

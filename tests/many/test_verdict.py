@@ -246,7 +246,18 @@ def test_an_edited_verdict_check_or_bound_is_found(passing):
     assert gate.contradictions(dataclasses.replace(passing, trainings=None)) != []
 
 
-@pytest.mark.parametrize("claim", [(4.0, 1e-5), SAMPLED])
+def test_a_bound_from_scores_below_that_of_the_counts_is_found(passing):
+    (bound,) = [bound for bound in passing.bounds if bound.name == "coins_scores"]
+    mu = passing.trainings.mu_lower / 2
+    report = edited(passing, mu_lower=mu)
+    assert any("its mu_lower gives" in text for text in contradictions(report))
+    lower = dataclasses.replace(bound, epsilon_lower=float(gaussian_epsilon(mu, bound.delta)))
+    bounds = tuple(lower if one is bound else one for one in passing.bounds)
+    found = contradictions(dataclasses.replace(report, bounds=bounds))
+    assert any("its counts give at least" in text for text in found)
+
+
+@pytest.mark.parametrize("claim", [FULL, (4.0, 1e-5), SAMPLED])
 def test_the_claim_of_a_report_is_computed_again(claim):
     report = audited(mu=1.0, n=200, promise=promise_of(claim)).to_report()
     assert (contradictions(report), contradiction_of_epsilon(report)) == ([], "")

@@ -15,9 +15,7 @@ from lightning_audit.stats import membership
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
 from lightning_audit.stats.one_run import (
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
-    mu_one_run_from_scores,
+    OneRunScores,
 )
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_NAMES,
@@ -153,18 +151,15 @@ def test_every_bound_is_there_under_every_rule(groups, method, choice):
 
 def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups):
     scores = CanaryScores(*groups)
-    of_scores = {
-        scores.epsilon_one_run: partial(epsilon_one_run_from_scores, *groups, 1e-5, 0.05),
-        scores.epsilon_one_run_fdp: partial(epsilon_one_run_fdp_from_scores, *groups, 1e-5, 0.05),
-    }
     assert scores.bound("eps_cp", 1e-5) == named_bound("eps_cp", *groups, 1e-5, 0.05, Split())
-    for found, expected in of_scores.items():
-        assert found(1e-5) == expected()
-        assert found(1e-5, guesses=[50]) == expected(guesses=[50])
-        assert found(1e-5, sides="in") == expected(sides="in") != expected()
-    assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
-    largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
-    assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
+    for found, expected in (
+        (scores.one_run(), OneRunScores(*groups)),
+        (scores.one_run(guesses=[50]), OneRunScores(*groups, [50])),
+        (scores.one_run(sides="in"), OneRunScores(*groups, sides="in")),
+    ):
+        assert found.epsilon(1e-5) == expected.epsilon(1e-5)
+        assert found.numbers == expected.numbers
+    assert scores.one_run(sides="in").mu() != scores.one_run().mu()
     assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
     pair = epsilon_gaussian_pair_from_scores(*groups, 1e-5, 0.1)
     assert scores.epsilon_gaussian_pair(1e-5, 0.1) == pair
@@ -195,13 +190,13 @@ def test_every_bound_of_one_run_is_there_by_name(groups, method):
 def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups):
     scores, guesses = CanaryScores(*groups, dropped=10**6), {"guesses": [50]}
     for method, number, of_bound in (
-        ("one_run", partial(scores.epsilon_one_run, 1e-5), "epsilon_lower"),
-        ("one_run_fdp", partial(scores.epsilon_one_run_fdp, 1e-5), "epsilon_lower"),
-        ("one_run_mu", scores.mu_one_run, "mu_lower"),
+        ("one_run", partial(scores.one_run(**guesses).epsilon, 1e-5), "epsilon_lower"),
+        ("one_run_fdp", partial(scores.one_run(**guesses).epsilon_fdp, 1e-5), "epsilon_lower"),
+        ("one_run_mu", scores.one_run(**guesses).mu, "mu_lower"),
     ):
         found = scores.bound(method, 1e-5, **guesses)
         assert found == named_one_run_bound(method, *groups, 1e-5, **guesses, unscored=10**6)
-        assert number(**guesses).value == getattr(found, of_bound)
+        assert number().value == getattr(found, of_bound)
     for method, ask in (
         ("white_box", lambda: scores.bound("white_box", 1e-5)),
         ("white_box", scores.mu_white_box),
@@ -299,14 +294,14 @@ def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp
     scores = CanaryScores.load(observations(tmp_path / "observations.npz"))
     assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
     assert (scores.threshold, scores.dropped) == (Fixed(0.5, given=False), 1)
-    assert scores.mu_one_run(guesses=[2]).correct == 2
+    assert scores.one_run(guesses=[2]).mu().correct == 2
+    assert scores.one_run().canaries == 4
 
 
 def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path):
     scores = CanaryScores.from_npz(observations(tmp_path / "o.npz", 0.1))
-    for call in (scores.mu_one_run, lambda: scores.epsilon_one_run(1e-5)):
-        with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
-            call()
+    with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+        scores.one_run()
 
 
 @pytest.mark.parametrize("record", ["observations.bin", None])

@@ -220,7 +220,7 @@ def test_each_bound_has_its_method_and_what_it_is_valid_for():
     report = of_many("VIOLATION")
     told = {(bound.name, bound.looks): verdicts.bound_row(bound) for bound in report.bounds}
     assert {key: name for key, (name, _) in told.items()} == {
-        ("coins", "anytime"): "Proved at least",
+        ("coins_scores", "anytime"): "Proved at least",
         ("coins", "single"): "At the planned end",
         ("coins_any", "anytime"): "Proved at least, any mechanism",
         ("coins_any", "single"): "At the planned end, any mechanism",

@@ -10,17 +10,14 @@ from refused_calls import refusals
 from scipy import optimize, special, stats
 
 from lightning_audit.stats.one_run import (
-    best_of_ranks,
+    OneRunBound,
+    OneRunScores,
     default_guesses,
     epsilon_one_run,
     epsilon_one_run_fdp,
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
     mu_one_run,
-    mu_one_run_from_scores,
     one_run_fdp_p_value,
     one_run_p_value,
-    parameter_one_run,
 )
 from lightning_audit.stats.tradeoff import (
     ApproxDPTradeoff,
@@ -83,9 +80,9 @@ MECHANISMS = {
 # --- Which canaries are guessed, and which way.
 # From scores, numbers of guesses and keywords to a bound, of each kind.
 BOUNDS = {
-    "steinke": lambda *s, **k: epsilon_one_run_from_scores(*s, 1e-3, 0.05, **k),
-    "any": lambda *s, **k: epsilon_one_run_fdp_from_scores(*s, 1e-3, 0.05, **k),
-    "mu": lambda *s, **k: mu_one_run_from_scores(*s, 0.05, **k),
+    "steinke": lambda *s, **k: OneRunScores(*s, **k).epsilon(1e-3),
+    "any": lambda *s, **k: OneRunScores(*s, **k).epsilon_fdp(1e-3),
+    "mu": lambda *s, **k: OneRunScores(*s, **k).mu(),
 }
 every_bound = pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 
@@ -117,9 +114,7 @@ def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored,
         return
     said_in, said_out = naive_guesses(inside, outside, r, sides)
     correct = sum(said_in) + sum(not coin for coin in said_out)
-    found = epsilon_one_run_from_scores(
-        inside, outside, 1e-3, 0.5, guesses=[r], unscored=unscored, sides=sides
-    )
+    found = OneRunScores(inside, outside, [r], unscored, sides).epsilon(1e-3, 0.5)
     assert (found.guesses, found.correct) == (len(said_in) + len(said_out), correct)
     assert found.value == epsilon_one_run(correct, r, m, 1e-3, 0.5)
 
@@ -213,7 +208,7 @@ def test_no_count_is_likelier_than_the_p_value_by_exact_enumeration(sides):
         for coins, answers in itertools.product(worlds, worlds):
             scores = answers + place
             groups = scores[coins == 1], scores[coins == 0]
-            found = best_of_ranks(*groups, lambda *_: 0.0, 0.05, [r], 0, sides)
+            found = OneRunScores(*groups, [r], sides=sides).best(lambda *_: 0.0, 0.05)
             cases[found.correct, np.sum(coins == answers)] += 1
         for epsilon in (0.0, 1.0, 2.5):
             truth = float(special.expit(epsilon))
@@ -352,7 +347,7 @@ def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(
 
 def test_no_scores_prove_nothing():
     for scores in (([], []), ([1.0], []), ([], [1.0]), ([1.0], [0.0])):
-        assert epsilon_one_run_from_scores(*scores, 1e-5, 0.05).value == 0.0
+        assert OneRunScores(*scores).epsilon(1e-5).value == 0.0
 
 
 def test_nothing_correct_proves_nothing():
@@ -400,9 +395,11 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
 @pytest.mark.heavy_one_in(6)
 def test_bound_fails_no_more_often_than_it_says(name, epsilon, delta, guesses, sides):
-    ways = {"delta": delta, "significance": 0.05, "guesses": guesses, "sides": sides}
     seed = [len(name), 0 if guesses is None else 1]
-    bound = partial(epsilon_one_run_from_scores, **ways)
+
+    def bound(*scores: np.ndarray) -> OneRunBound:
+        return OneRunScores(*scores, guesses=guesses, sides=sides).epsilon(delta)
+
     (share,) = missed(MECHANISMS[name], seed, [(bound, epsilon)], 4000)
     print(f"\n{name} {guesses} {sides}: missed {share}")
     if name == "response" and guesses:
@@ -448,10 +445,10 @@ def test_p_value_is_that_of_the_worst_law_under_any_trade_off_function(vrm, poin
 
 def test_fast_bounds_are_those_of_their_families():
     for vrm in ((18, 20, 50), (20, 20, 20), (60, 90, 400)):
-        mu = parameter_one_run(*vrm, lambda mu: GaussianTradeoff(mu).__call__, 0.05)
-        assert mu_one_run(*vrm, 0.05) == pytest.approx(mu, rel=1e-9)
-        epsilon = parameter_one_run(*vrm, lambda e: ApproxDPTradeoff(e, 1e-3), 0.05)
-        assert epsilon_one_run_fdp(*vrm, 1e-3, 0.05) == pytest.approx(epsilon, rel=1e-9)
+        mu, epsilon = mu_one_run(*vrm, 0.05), epsilon_one_run_fdp(*vrm, 1e-3, 0.05)
+        # Evaluated as any other trade-off function.
+        for claim in (GaussianTradeoff(mu).__call__, ApproxDPTradeoff(epsilon, 1e-3)):
+            assert one_run_fdp_p_value(*vrm, claim) == pytest.approx(0.05, rel=1e-7)
 
 
 @given(more_numbers, st.sampled_from([1e-6, 0.05, 0.5]))
@@ -509,10 +506,6 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
     (lambda: mu_one_run(1, 2, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
     (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
-    (
-        lambda: parameter_one_run(50, 50, 50, lambda _: GaussianTradeoff(0.1), 0.05),
-        "family must explain 50 correct guesses of 50",
-    ),
 )
 
 
@@ -529,9 +522,11 @@ test_arguments_out_of_range_are_refused = refusals(
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
 @pytest.mark.heavy_one_in(6)
 def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, guesses, sides):
-    ways = {"significance": 0.05, "guesses": guesses, "sides": sides}
+    of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
     mechanism = partial(gaussian, delta=DELTA) if name == "gaussian" else MECHANISMS[name]
-    of_any = partial(epsilon_one_run_fdp_from_scores, delta=DELTA, **ways)
-    bounds = [(partial(mu_one_run_from_scores, **ways), mu), (of_any, epsilon)]
+    bounds = [
+        (lambda *scores: of_scores(*scores).mu(), mu),
+        (lambda *scores: of_scores(*scores).epsilon_fdp(DELTA), epsilon),
+    ]
     found = missed(mechanism, [len(name), 0 if guesses is None else 1], bounds, 2000)
     print(f"\n{name} {guesses} {sides}: missed mu {found[0]}, epsilon {found[1]}")

@@ -3,19 +3,17 @@ import math
 
 import numpy as np
 import pytest
+from gaussian_pairs import gaussian_pair_epsilon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals, refused_changes
 from scipy import optimize, stats
 
-from lightning_audit.stats.divergences import gaussian_pair_epsilon
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores, mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.one_run import (
+    OneRunScores,
     default_guesses,
-    epsilon_one_run_fdp_from_scores,
-    epsilon_one_run_from_scores,
-    mu_one_run_from_scores,
 )
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_METHODS,
@@ -222,13 +220,14 @@ def bound_of(name: str, guesses: object = None, **options: int) -> NamedBound:
 def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | None]:
     """Epsilon, and mu where the method bounds it."""
     if name in ("one_run_mu", "white_box"):
-        one_run = mu_one_run_from_scores(*SCORES, LEVEL, guesses=guesses).value
+        one_run = OneRunScores(*SCORES, guesses).mu(LEVEL).value
         mu = one_run if name == "one_run_mu" else mu_white_box_from_scores(*SCORES, LEVEL)
         return float(gaussian_epsilon(mu, STATED)), mu
     if name == "gaussian_pair":
         return epsilon_gaussian_pair_from_scores(*SCORES, STATED, LEVEL), None
-    of_scores = {"one_run": epsilon_one_run_from_scores}.get(name, epsilon_one_run_fdp_from_scores)
-    return of_scores(*SCORES, STATED, LEVEL, guesses=guesses).value, None
+    run = OneRunScores(*SCORES, guesses)
+    found = run.epsilon(STATED, LEVEL) if name == "one_run" else run.epsilon_fdp(STATED, LEVEL)
+    return found.value, None
 
 
 def alike(default: NamedBound, given: NamedBound) -> bool:
@@ -289,10 +288,7 @@ def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound():
         scores = rng.standard_normal(200)
         coins = rng.random(200) < 0.5
         sides = scores[coins], scores[~coins]
-        found = [
-            epsilon_one_run_from_scores(*sides, STATED, 0.05, guesses=[n]).value
-            for n in range(10, 200, 10)
-        ]
+        found = [OneRunScores(*sides, [n]).epsilon(STATED).value for n in range(10, 200, 10)]
         above["given"] += found[9] > 0
         above["chosen"] += max(found) > 0
     # Three standard errors above .05 are 26 of 300.

@@ -1,5 +1,6 @@
 import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from known_mechanisms import (
     plane,
     randomised_response,
 )
+from places import DOCS
 from refused_calls import refusals, refused_changes
 from scipy import special, stats
 
@@ -21,12 +23,9 @@ from lightning_audit.stats.output_tests import (
     EPSILONS,
     SequentialTradeoffTest,
     TradeoffBet,
-    audit_tradeoff,
     claimed_log_slopes,
     common_error_rate,
-    error_rate_corner,
     privacy_curve,
-    tradeoff_margin,
 )
 from lightning_audit.stats.tradeoff import (
     ApproxDPTradeoff,
@@ -34,6 +33,9 @@ from lightning_audit.stats.tradeoff import (
     PiecewiseTradeoff,
     SubsampledGaussianTradeoff,
 )
+
+sys.path.append(str(DOCS / "figures"))
+from published_audit import audit_tradeoff, error_rate_corner, tradeoff_margin
 
 
 # --- The test of a stream of outputs: its false alarms, what it finds, and its bound.

@@ -118,12 +118,6 @@ def test_quantiles_cdf_and_mean_are_those_of_the_density(law):
     assert found.cdf(np.array([0.0, law.median(), 1e9])) == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
 
 
-def test_weights_change_the_density():
-    points = np.linspace(0.0, 1.0, 101)
-    found = GridDistribution(points, np.ones(101)).reweighted(points)
-    assert found.cdf(0.5) == pytest.approx(0.25, abs=1e-6)
-
-
 def test_a_grid_cannot_be_changed_after_the_check():
     points = np.linspace(0.0, 2.0, 9)
     found = GridDistribution(points, np.ones(9))
