@@ -131,7 +131,7 @@ def short_report(monkeypatch):
 
     These are the larger part of a short training.
     """
-    monkeypatch.setattr("lightning_audit.callbacks.outcome.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_audit.run.outcome.find_spec", lambda name: None)
     page = "lightning_audit.run.report_files.ReportFiles.write_page"
     monkeypatch.setattr(page, lambda files, report: None)
     _change_defaults(monkeypatch, examinations=0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -42,6 +42,7 @@ from lightning_audit.lints.settings import (
     splits_batches,
 )
 from lightning_audit.record.store import EarlierSegments, Kept
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.report_files import Circumstances
@@ -106,6 +107,39 @@ class TrainingInfo:
             strategy=self.strategy,
             commit=_commit(self.module),
         )
+
+
+class FrontEnd(Protocol):
+    """What runs the user's training: Lightning's Trainer, or a loop."""
+
+    @property
+    def accumulated(self) -> int:
+        """Batches per step."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the training was asked to stop."""
+
+    def steps_left(self) -> int | None:
+        """Return how many steps each optimizer is planned to take from now on; None if unknown."""
+
+    def epochs_left(self) -> int | None:
+        """Return how many epochs will begin from now on; None if it may end before."""
+
+    def is_over(self) -> bool:
+        """Return whether the batch that has ended is the last one."""
+
+    def show(self, report: AuditReport) -> None:
+        """Show the state of the audit while it trains."""
+
+    def stop(self) -> None:
+        """Ask the training to stop after the current step."""
+
+    def refuse(self, report: AuditReport | None) -> None:
+        """Stop the training before the step that is about to be taken."""
+
+    def put_back(self) -> None:
+        """Restore what `stop` changed."""
 
 
 def _commit(module: Any) -> str | None:
