@@ -375,6 +375,14 @@ class LightningStep:
         """Objects whose state is neither saved nor restored."""
         return [self._trainer, *self._silent]
 
+    def obstacle(self) -> str:
+        """Return nothing: Lightning's loop can be run again."""
+        return ""
+
+    def doubt(self, reason: str) -> str:
+        """Return nothing: the step that was run again is the user's."""
+        return ""
+
     def roots(self) -> list[object]:
         """Return the objects that a step may change, for `TrainingState`."""
         trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop

@@ -93,8 +93,8 @@ class Stopping:
         #: Whether a violation was logged.
         self.told = False
         self._budget: ClaimBudget | None = None
-        # Hooks before the first step.
-        self._gates = Handles()
+        # Hooks before the first step, and whether it was looked at.
+        self._gates, self._looked = Handles(), False
         #: Whether a claimed epsilon may stop the training.
         self.counts = False
         #: Why the audit stopped the training, as in `Ended`; empty if it did not.
@@ -127,6 +127,7 @@ class Stopping:
         run = self._run
         self.keep_to_budget()
         self._gates.remove()  # optimizers may have been replaced
+        self._looked = False
         if self._budget is None or not self._budget.counts or not self._ends:
             return
         self._gates = Handles()
@@ -146,9 +147,9 @@ class Stopping:
     def _look_at_first_step(self, *_: Any) -> None:
         """Refuse the first step if it, or the planned epochs, would exceed the claim."""
         run = self._run
-        if not run.optimizers.looks or self._budget is None:
+        if self._looked or not run.optimizers.looks or self._budget is None:
             return
-        self._gates.remove()
+        self._looked = True  # hooks that run cannot be removed
         run.lints.planned = self._budget.excess()
         if run.lints.planned is not None:
             self._refuse()

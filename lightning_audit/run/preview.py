@@ -1,4 +1,4 @@
-"""What a few steps of a training tell of its audit: whether it is possible, and until a PASS."""
+"""What a few steps show of an audit: whether it is possible, and how many steps a PASS takes."""
 
 from __future__ import annotations
 
