@@ -23,8 +23,8 @@ settings.register_profile("lightning_audit", derandomize=True, deadline=None)
 settings.load_profile("lightning_audit")
 
 _TESTS = Path(__file__).parent
-#: Rooms whose tests train with a Trainer.
-_TRAINING = ("callbacks", "run", "session", "replay")
+#: Rooms whose tests train.
+_TRAINING = ("callbacks", "loops", "run", "session", "replay")
 
 
 def _trains(item: pytest.Item) -> bool:

@@ -20,7 +20,7 @@ import yaml
 
 from lightning_audit._validate import shown
 from lightning_audit.cli.main import Refused, as_json, positive_int, refused
-from lightning_audit.files import read_text, reason_of, visible
+from lightning_audit.files import read_text, reason_of, visible, with_extra
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
@@ -336,8 +336,8 @@ def _jsonargparse() -> Any:
         return importlib.import_module("jsonargparse")
     except ImportError as error:
         raise Refused(
-            "jsonargparse is not installed, and audit-training reads its file with it; pip install "
-            "'lightning-audit[cli]'"
+            "jsonargparse is not installed, and audit-training reads its file with it; "
+            f"{with_extra('cli')}"
         ) from error
 
 

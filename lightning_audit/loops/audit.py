@@ -36,7 +36,14 @@ from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import Handles, attempt, entry
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.loops.body import LoopStep
-from lightning_audit.loops.events import Batches, Listening, drawn_by, listeners, users_frame
+from lightning_audit.loops.events import (
+    Batches,
+    Fetched,
+    Listening,
+    drawn_by,
+    listeners,
+    users_frame,
+)
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -225,9 +232,12 @@ class Audit:
         # The batch that was fetched; whether it began, and whether a step was taken on it.
         self._batch: Any = None
         self._begun = self._stepped = False
+        # Batches that were fetched before it in this pass, and have not begun.
+        self._ahead: list[Fetched] = []
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
         self._in_epoch = self._fetches = self._backward = False
         self._by_input = self._ghost = False
+        self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
 
     def __deepcopy__(self, memo: Any) -> Audit:
@@ -270,7 +280,6 @@ class Audit:
         run.note_settings()
         run.examinations.open_to(self._user)
         self._stopping.begin(loop, run)
-        self._handles = Handles()
         self._hook(run)
 
     def _watch_loader(self, run: AuditRun) -> None:
@@ -302,7 +311,7 @@ class Audit:
         before, after = entry(self._before_forward), entry(self._after_forward)
         handles.append(
             register_module_forward_pre_hook(
-                lambda module, _: before(module) if id(module) in own else None
+                lambda module, args: before(module, args) if id(module) in own else None
             )
         )
         model = self._loop.model
@@ -366,6 +375,7 @@ class Audit:
     @_guarded()
     def starts_pass(self, loader: Any) -> None:
         """Note a memory manager's loader, which is made when a pass begins."""
+        self._ahead = []
         if loader is not self._loop.loader and self._run is not None:
             self._run.lints.split(loader)
 
@@ -381,6 +391,8 @@ class Audit:
         run = self._run
         if run is None or not self._looks or not self._loop.model.training:
             return batch
+        if self._batch is not None and not self._begun:
+            self._ahead.append(Fetched(self._batch))
         self._forget_batch()
         self._fetches, self._batch = True, batch
         self._user.fetched(users_frame())
@@ -403,6 +415,18 @@ class Audit:
 
     def _forget_batch(self) -> None:
         self._batch, self._begun, self._stepped = None, False, False
+
+    def _choose(self, args: Any) -> bool:
+        """Return whether a batch fetched earlier is trained now, which becomes the present one."""
+        for place, fetched in enumerate(self._ahead):
+            if fetched.among(args):
+                later = [] if self._batch is None or self._begun else [Fetched(self._batch)]
+                self._ahead = [*self._ahead[place + 1 :], *later]
+                if self._begun:
+                    self._end_batch(None)
+                self._batch = fetched.batch()
+                return True
+        return False
 
     def _begin_batch(self, run: AuditRun) -> None:
         if self._begun:
@@ -446,13 +470,19 @@ class Audit:
 
     # ------------------------------------------------------------------ forward, backward, step
 
-    def _before_forward(self, module: torch.nn.Module) -> None:
+    def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Begin the batch that was fetched; without a loader, one of its own."""
         if not self._looks or not module.training or not torch.is_grad_enabled():
             return
         run = self._run
-        if run is None or (self._begun and self._fetches) or peek_interpreter_stack() is not None:
+        if run is None or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
+        if self._begun and self._fetches and not (self._stepped and self._ahead):
+            return
+        if self._ahead and not self._choose(args):
+            if self._begun:
+                return
+            self._ahead = []
         if not self._fetches and module is self._loop.model and self._stepped:
             self._end_batch(None)
         if self._batch is not None or not self._fetches:
@@ -466,6 +496,7 @@ class Audit:
             return run
         self._loop.read = False
         if torch.get_autocast_dtype(kind) is torch.float16:
+            self._conclude("UnauditableTraining")
             raise UnauditableTraining(_FP16)
         if not run.optimizers.steps:
             self._loop.precision = self._user.precision = "bf16-mixed"
@@ -577,7 +608,7 @@ class Audit:
     def should_stop(self) -> bool:
         """Whether a violation was found, or the next step would exceed the claim."""
         self._look_ahead()
-        return self._loop.stopped
+        return self._loop.stopped or self._stopping.told
 
     @_guarded()
     def _look_ahead(self) -> None:
@@ -715,6 +746,7 @@ class Audit:
 
     def _release(self, run: AuditRun) -> None:
         self._report = run.report if run.report is not None else self._report
+        self._handles.remove()  # first: they wrap the others
         self._stopping.put_back()
         run.detach()
         self._boundary.remove_hooks()

@@ -171,16 +171,25 @@ def _kind_of(node: ast.expr) -> str:
 
 
 def _calls_next(loop: ast.For | ast.While) -> str:
-    """Return "next" if the body asks one iterator for its batch; else empty."""
-    asked = {
-        ast.unparse(node.args[0])
-        for part in loop.body
-        for node in ast.walk(part)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "next"
-        and node.args
-    }
+    """Return "next" if the body asks one iterator for its batch, before it uses it; else empty."""
+    asked: set[str] = set()
+    used: set[str] = set()
+    for part in loop.body:
+        nodes = list(ast.walk(part))
+        calls = [
+            ast.unparse(node.args[0])
+            for node in nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "next"
+            and node.args
+        ]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        if calls:
+            asked |= {*calls}
+            if used & {n.id for n in names if isinstance(n.ctx, ast.Store)}:
+                return ""
+        used |= {n.id for n in names if isinstance(n.ctx, ast.Load)}
     return "next" if len(asked) == 1 else ""
 
 

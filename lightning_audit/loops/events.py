@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
 from lightning_audit.hooks.sampler_tap import unwatched
@@ -93,6 +96,32 @@ class Batches:
         if name.startswith("__") or name == "_inner":  # while it is copied
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+
+class Fetched:
+    """A batch that a loop fetched and has not trained on, held only while its user holds it.
+
+    Args:
+        batch: as the loader yielded it.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        leaves, self._kind = _pytree.tree_flatten(batch)
+        self._leaves = [
+            weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else lambda leaf=leaf: leaf
+            for leaf in leaves
+        ]
+
+    def among(self, args: Any) -> bool:
+        """Return whether a tensor of the batch is among these arguments."""
+        own = {id(leaf()) for leaf in self._leaves if isinstance(leaf(), torch.Tensor)}
+        return any(id(leaf) in own for leaf in _pytree.tree_leaves(args))
+
+    def batch(self) -> Any:
+        """Return the batch; None if it is no longer held."""
+        leaves = [leaf() for leaf in self._leaves]
+        gone = any(leaf is None for leaf in leaves)
+        return None if gone else _pytree.tree_unflatten(leaves, self._kind)
 
 
 def drawn_by(loader: Any) -> Any:
