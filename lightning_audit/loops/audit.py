@@ -232,6 +232,8 @@ class Audit:
         # The batch that was fetched; whether it began, and whether a step was taken on it.
         self._batch: Any = None
         self._begun = self._stepped = False
+        # The outermost module of the forward pass that runs.
+        self._outer: torch.nn.Module | None = None
         # Batches that were fetched before it in this pass, and have not begun.
         self._ahead: list[Fetched] = []
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
@@ -307,19 +309,20 @@ class Audit:
             after = entry(self._after_step)
             handles.append(innermost(optimizer).register_step_post_hook(after))
         # Global hooks: a module's own would be copied and saved with the user's module.
-        own = {id(module) for module in self._loop.model.modules()}
-        before, after = entry(self._before_forward), entry(self._after_forward)
-        handles.append(
-            register_module_forward_pre_hook(
-                lambda module, args: before(module, args) if id(module) in own else None
-            )
-        )
-        model = self._loop.model
-        handles.append(
-            register_module_forward_hook(
-                lambda module, _, output: after(output) if module is model else None
-            )
-        )
+        own = {id(module) for module in self._loop.root.modules()}
+        own |= {id(module) for module in self._loop.model.modules()}
+        before, behind = entry(self._before_forward), entry(self._after_forward)
+
+        def begins(module: torch.nn.Module, args: Any) -> None:
+            if self._outer is None and id(module) in own:
+                before(module, args)
+
+        def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
+            if module is self._outer:
+                behind(output)
+
+        handles.append(register_module_forward_pre_hook(begins))
+        handles.append(register_module_forward_hook(ends))
         handles.append(Listening(self))
 
     def follow(
@@ -414,7 +417,7 @@ class Audit:
         return Batches(iter(iterable), self)
 
     def _forget_batch(self) -> None:
-        self._batch, self._begun, self._stepped = None, False, False
+        self._batch, self._begun, self._stepped, self._outer = None, False, False, None
 
     def _choose(self, args: Any) -> bool:
         """Return whether a batch fetched earlier is trained now, which becomes the present one."""
@@ -477,13 +480,14 @@ class Audit:
         run = self._run
         if run is None or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
+        self._outer = module
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         if self._ahead and not self._choose(args):
             if self._begun:
                 return
             self._ahead = []
-        if not self._fetches and module is self._loop.model and self._stepped:
+        if not self._fetches and self._stepped:
             self._end_batch(None)
         if self._batch is not None or not self._fetches:
             run = self._with_autocast(run)
@@ -506,7 +510,8 @@ class Audit:
         return self._run
 
     def _after_forward(self, output: Any) -> None:
-        """Hook on the model's outputs, whose gradients are the first of a backward pass."""
+        """Hook on the outputs of a forward pass, whose gradients are a backward pass's first."""
+        self._outer = None
         if self._ghost or not self._looks or not self._begun or not torch.is_grad_enabled():
             return
         hook = entry(self._backward_begins)

@@ -79,7 +79,7 @@ PASSING: dict[str, tuple[Form, Callable[[], Made], dict[str, Any]]] = {
 _WHOLE = {"replay.sensitivity", "replay.release"}
 _ROWS = {"replay.noise", "replay.clipping"}
 NOT_ASKED = {
-    "ghost clipping": _ROWS,
+    "ghost clipping": {*_ROWS, "coupling"},
     "chunks of a batch": _ROWS,
     "two optimizers": {*_WHOLE, *_ROWS, "coupling"},
 }
