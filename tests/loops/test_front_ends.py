@@ -1,5 +1,7 @@
 """The selftest's optimizer faults and healthy trainings, through Lightning and through `attach`."""
 
+from dataclasses import replace
+
 import pytest
 from front_ends import by_lightning, by_loop, drawn_apart
 
@@ -51,7 +53,8 @@ def test_both_doors_say_the_same(tmp_path, monkeypatch, title):
     said = {}
     for name, train in {"lightning": by_lightning, "loop": by_loop}.items():
         directory = tmp_path / name
-        said[name] = answer(row, train(row.fault, directory), directory)
+        fault = replace(row.fault, audit={**row.fault.audit, "examinations": 1})
+        said[name] = answer(row, train(fault, directory), directory)
     assert said["loop"] == said["lightning"]
 
 
