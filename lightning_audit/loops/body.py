@@ -104,13 +104,15 @@ def _loop_around(code: CodeType, line: int) -> tuple[ast.For | ast.While | None,
     None without the source.
     """
     try:
-        lines, first = inspect.getsourcelines(code)
+        lines, first = linecache.getlines(code.co_filename), 1
+        if code.co_name != "<module>":  # of which only a first block would be found
+            lines, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
         if not _is_source_of(code):
             return None, False
     except (OSError, TypeError, SyntaxError, ValueError):
         return None, False
-    at = line - max(first, 1) + 1
+    at = line - first + 1
     loops = [
         node
         for node in ast.walk(tree)
@@ -185,11 +187,11 @@ def _calls_next(loop: ast.For | ast.While) -> str:
             and node.args
         ]
         names = [node for node in nodes if isinstance(node, ast.Name)]
+        used |= {n.id for n in names if isinstance(n.ctx, ast.Load)}
         if calls:
             asked |= {*calls}
-            if used & {n.id for n in names if isinstance(n.ctx, ast.Store)}:
-                return ""
-        used |= {n.id for n in names if isinstance(n.ctx, ast.Load)}
+            if (used - asked) & {n.id for n in names if isinstance(n.ctx, ast.Store)}:
+                return ""  # what it uses was fetched in an earlier pass
     return "next" if len(asked) == 1 else ""
 
 
