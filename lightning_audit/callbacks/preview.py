@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import logging
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import CellType, FunctionType
@@ -21,14 +16,12 @@ from lightning_audit.callbacks._namespaces import Callback, MisconfigurationExce
 from lightning_audit.callbacks.trainer import planned_steps, silent_logger
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.run.earlier_fits import fits_put_back
-from lightning_audit.run.preview import STEPS, Preview, preview_of
+from lightning_audit.run.preview import MOST_BATCHES, STEPS, Preview, preview_of, silence
 from lightning_audit.session.audit_session import AuditSession
 
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 
-#: Largest number of batches per step.
-_MOST = 4
 #: Callbacks that only display, save or stop, by class name in either Lightning package.
 _LEFT_OUT = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer", "EarlyStopping", "PrivacyAudit"}
 
@@ -59,7 +52,7 @@ class Watch(Callback):
         """Record the time of a batch, and stop after enough of them."""
         began, own = self._began
         self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
-        if len(self.times) >= _MOST * self.steps:  # Lightning does not count this module's steps
+        if len(self.times) >= MOST_BATCHES * self.steps:  # Lightning may not count its steps
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
@@ -89,7 +82,7 @@ def preview(
         ValueError: trainer or model cannot be copied.
     """
     watch = Watch(steps)
-    with isolate_rng(), tempfile.TemporaryDirectory() as folder, _silence():
+    with isolate_rng(), tempfile.TemporaryDirectory() as folder, silence():
         try:
             trial, model, data = _copied(trainer, model, data)
             _prepare(trial, audit, watch, folder)
@@ -154,17 +147,3 @@ def _prepare(trial: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> None
     trial.loggers = [silent_logger(trial)]
     # A learning rate schedule may monitor a validation metric.
     trial.limit_val_batches, trial.num_sanity_val_steps = min(1, trial.limit_val_batches), 0
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Suppress prints, warnings and logging up to ERROR within this context."""
-    root = logging.getLogger()
-    level = root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

@@ -65,6 +65,7 @@ from lightning_audit.run.outcome import (
     show,
     view,
 )
+from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.sources import join_batches
 from lightning_audit.verdict.allow import Allow
@@ -118,7 +119,8 @@ class Loop:
         return 1
 
     @property
-    def _planned(self) -> int | None:
+    def planned(self) -> int | None:
+        """Steps of the whole training; None if unknown."""
         try:
             return None if self._epochs is None else self._epochs * len(self.loader)
         except TypeError:  # no loader, or one without a length
@@ -126,7 +128,7 @@ class Loop:
 
     def steps_left(self) -> int | None:
         """Return how many steps each optimizer is planned to take from now on."""
-        left = (self._planned or 0) - self.steps
+        left = (self.planned or 0) - self.steps
         return left if left > 0 else None
 
     def epochs_left(self) -> int | None:
@@ -163,7 +165,7 @@ class Loop:
             strategy="by hand" if processes > 1 else "",
             processes=processes,
             epoch_batches=math.inf,
-            planned_steps=self._planned,
+            planned_steps=self.planned,
             loop=self.places,
         )
 
@@ -608,6 +610,17 @@ class Audit:
     def report(self) -> AuditReport | None:
         """The report so far; None before the first evaluation."""
         return self._run.report if self._run is not None else self._report
+
+    @property
+    def steps(self) -> int:
+        """Steps of the private optimizers so far."""
+        run = self._run
+        return (self.report.steps if self.report else 0) if run is None else run.optimizers.steps
+
+    def planned(self) -> tuple[int | None, Sequence[AuditSession], str]:
+        """Return the planned steps, the sessions, and the warning if the plan exceeds the claim."""
+        sessions = () if self._run is None else tuple(self._run.sessions)
+        return self._loop.planned, sessions, self._stopping.warned
 
     @property
     def should_stop(self) -> bool:

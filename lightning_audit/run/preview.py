@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_audit.checks.accounting import ACCOUNTING
@@ -13,8 +17,8 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.sources import HandedRows, InputSample
 
-#: Steps that are taken for a preview.
-STEPS = 16
+#: Steps that are taken for a preview, and largest number of batches per step.
+STEPS, MOST_BATCHES = 16, 4
 #: Warm-up steps, whose times are left out.
 _WARM = 4
 #: Checks by replay whose missing answers are listed.
@@ -176,3 +180,17 @@ def _lacking(report: AuditReport, *, inputs: bool) -> tuple[str, ...]:
     if inputs:
         lacks.append("an input canary gives one reading per step: 10 or more times as many steps")
     return tuple(lacks)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Suppress prints, warnings and logging up to ERROR within this context."""
+    root = logging.getLogger()
+    level = root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
