@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
     from lightning_audit.dpsgd.hand_over import rows as rows
+    from lightning_audit.loops.audit import Audit as Audit
+    from lightning_audit.loops.audit import attach as attach
+    from lightning_audit.loops.rounds import Rounds as Rounds
     from lightning_audit.many.audit_trainings import audit_training as audit_training
     from lightning_audit.record.scores import CanaryScores as CanaryScores
     from lightning_audit.results.audit_report import AuditReport as AuditReport
@@ -33,6 +36,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Allow": "lightning_audit.verdict.allow",
+    "Audit": "lightning_audit.loops.audit",
     "AuditReport": "lightning_audit.results.audit_report",
     "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
@@ -43,7 +47,9 @@ _HOMES = {
     "PrivacyClaim": "lightning_audit.accounting.claims",
     "PrivacyViolation": "lightning_audit.results.audit_report",
     "Resolution": "lightning_audit.verdict.judge",
+    "Rounds": "lightning_audit.loops.rounds",
     "Verdict": "lightning_audit.results.audit_report",
+    "attach": "lightning_audit.loops.audit",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",
     "audit_training": "lightning_audit.many.audit_trainings",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.accounting.history import Phase
-from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.update import NO_DP
@@ -18,7 +19,10 @@ from lightning_audit.stats.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import OutcomeSettings, Resolution
 
-# --- Configuration of an audit: the arguments of `PrivacyAudit`, including the claim.
+# --- Configuration of an audit: the arguments of its front ends, including the claim.
+
+#: The delta of all epsilons, if neither the argument nor the claim states one.
+DEFAULT_DELTA = 1e-5
 
 #: Actions after a verdict.
 ON_VIOLATION = ("raise", "stop", "warn")
@@ -35,7 +39,7 @@ def findings() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(OutcomeSettings):
-    """Validated arguments of a `PrivacyAudit`, by their names; documented there.
+    """Validated arguments of `PrivacyAudit` or `attach`, by their names; documented there.
 
     A run, its sessions, its report and its checkpoints share this object. Lists become tuples, and
     an epsilon stated by ``claim`` becomes ``claimed_epsilon``. ``drawn_seed`` is the seed that a
@@ -84,6 +88,29 @@ class AuditConfig(OutcomeSettings):
         _refuse_seed(self.seed)
         _refuse_no_flag("source_in_report", self.source_in_report)
 
+    @classmethod
+    def of_arguments(cls, front: Callable[..., Any], values: Mapping[str, Any]) -> AuditConfig:
+        """Return the configuration by the arguments of a front end.
+
+        Args:
+            front: the function that takes the arguments.
+            values: the arguments by name, among others.
+
+        Raises:
+            ValueError: an argument has the wrong type or is outside its range.
+        """
+        resolution = values["resolution"]
+        own = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        made: dict[str, Any] = {
+            **own,
+            "delta": _delta(values["delta"], values["claim"]),
+            "canaries": canaries_of(values["canaries"], values["num_canaries"]),
+            "resolution": Resolution() if resolution is None else resolution,
+            "given": _given(front, values),
+            **_allowed(values["allow"]),
+        }
+        return cls(**made)
+
     @property
     def adjacency(self) -> Adjacency:
         """Relation of neighboring data sets for which epsilon is claimed."""
@@ -129,6 +156,59 @@ class AuditConfig(OutcomeSettings):
             "claim": self.claim.to_dict() if self.claim else None,
             "canaries": [repr(canary) for canary in self.canaries],
         }
+
+
+def _delta(delta: float | None, claim: PrivacyClaim | None) -> float:
+    """Return the delta of all epsilons: the argument, the claim's, or the default."""
+    if delta is not None:
+        return delta
+    # The configuration refuses a claim of any other class.
+    stated = claim.delta if isinstance(claim, PrivacyClaim) else None
+    return DEFAULT_DELTA if stated is None else stated
+
+
+def _given(front: Callable[..., Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that are not at their defaults.
+
+    Args:
+        front: the function that takes the arguments.
+        values: the arguments by name, among others.
+    """
+    parameters = inspect.signature(front).parameters.values()
+    return tuple(
+        one.name
+        for one in parameters
+        if one.default is not one.empty and values[one.name] != one.default
+    )
+
+
+def canaries_of(
+    canaries: Sequence[GradientCanary | InputCanary] | None, num_canaries: int
+) -> Sequence[GradientCanary | InputCanary]:
+    """Return the given canaries, or the default mix."""
+    count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
+    return default_mix(count) if canaries is None else canaries
+
+
+def _allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, Any]:
+    """Return the arguments ``allow`` (names) and ``exemptions`` (`Allow` objects) of the config.
+
+    Args:
+        allow: a name or an `Allow`, or a list of these.
+
+    Raises:
+        ValueError: ``allow`` is of another type.
+    """
+    if not isinstance(allow, str | Allow | list | tuple | set | frozenset):
+        raise ValueError(
+            f"allow={allow!r} must be a list of names of findings and of Allow(...); write "
+            "allow=[] for none."
+        )
+    listed = (allow,) if isinstance(allow, str | Allow) else tuple(allow)
+    exemptions = tuple(one for one in listed if isinstance(one, Allow))
+    everywhere = (one.finding for one in exemptions if one.everywhere)
+    names = (one for one in listed if not isinstance(one, Allow))
+    return {"allow": (*names, *everywhere), "exemptions": exemptions}
 
 
 def _refuse_another_class(name: str, value: Any, kind: type) -> None:

@@ -193,6 +193,11 @@ _ESCAPED = {ord(c): f"&#{ord(c)};" for c in "&<>|`*[]\\@$~#"}
 _LONGEST = 2000
 
 
+def with_extra(name: str) -> str:
+    """Return how to install what an extra of this package asks for."""
+    return f"run pip install '.[{name}]' in the checkout of lightning-audit"
+
+
 def nearby(path: str) -> str:
     """A path as a report shows it: from its repository, else from the working directory.
 

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from lightning_audit.files import visible
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
     from lightning_audit.cli.formats import Checked
+    from lightning_audit.loops.audit import Audit
 
 # --- The section of pytest's summary that shows the verdicts of audited tests.
 
@@ -69,7 +70,8 @@ _OUTCOMES = ("PASS", "VIOLATION", "INCONCLUSIVE")
 _LONGEST = 80
 _NONE_AUDITED = (
     "no training was audited in this test; pass the fixture to the Trainer: "
-    "Trainer(callbacks=[privacy_audit]). A fast_dev_run writes no report."
+    "Trainer(callbacks=[privacy_audit]), or call privacy_attach(model, optimizer, loader). A "
+    "fast_dev_run writes no report."
 )
 
 
@@ -79,20 +81,20 @@ class AuditedTest:
     Args:
         item: the test.
         tmp_path: its temporary directory; None if ``--audit-report-dir`` is set.
+        front: makes the audit, with the arguments of the markers.
 
     Raises:
-        BadArgument: a marker has an argument that `PrivacyAudit` does not have, or that the
-            plugin sets.
+        BadArgument: a marker has an argument that ``front`` does not have, or that the plugin sets.
     """
 
-    def __init__(self, item: pytest.Item, tmp_path: Path | None) -> None:
-        self._item = item
+    def __init__(self, item: pytest.Item, tmp_path: Path | None, front: Callable[..., Any]) -> None:
+        self._item, self._front = item, front
         kept = item.config.getoption("--audit-report-dir")
         started_in = item.config.invocation_params.dir
         own = "audit" if tmp_path else folder_name(item.nodeid)
         self.directory = Path(tmp_path or Path(started_in, kept), own)
         self._max_epsilon = item.config.getoption("--audit-max-epsilon")
-        self._arguments = _arguments_of(item)
+        self._arguments = _arguments_of(item, front)
         self._expected = self._arguments.pop(EXPECTED, None)
         self._arguments.setdefault("on_violation", "stop" if self._expected else "raise")
         on_inconclusive = item.config.getoption("--audit-on-inconclusive")
@@ -102,11 +104,9 @@ class AuditedTest:
         #: Of each audited training, in their order: outcome, lines of text, path of the report.
         self.results: list[dict[str, Any]] = []
 
-    def callback(self) -> PrivacyAudit:
-        """Return the callback, with the arguments of the markers."""
-        from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-
-        return PrivacyAudit(report_dir=self.directory, **self._arguments)
+    def made(self, *training: Any, **more: Any) -> Any:
+        """Return the audit, with the arguments of the markers."""
+        return self._front(*training, report_dir=self.directory, **{**self._arguments, **more})
 
     def judge(self) -> str:
         """Read the reports of this test's trainings, and return why it fails; empty if it passes.
@@ -204,10 +204,12 @@ def folder_name(nodeid: str) -> str:
     return f"{plain[-_LONGEST:].lstrip('-.')}-{tag}"
 
 
-def _arguments_of(item: pytest.Item) -> dict[str, Any]:
-    """Return the arguments of a test's markers; the marker closest to the test wins."""
-    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+#: Parameters of `attach` that are objects of the training.
+_OF_TRAINING = {"model", "optimizer", "loader", "root", "step", "state"}
 
+
+def _arguments_of(item: pytest.Item, front: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments of a test's markers; the marker closest to the test wins."""
     found: dict[str, Any] = {}
     for marker in item.iter_markers(MARKER):
         if marker.args:
@@ -216,7 +218,7 @@ def _arguments_of(item: pytest.Item) -> dict[str, Any]:
                 f"{MARKER}(claimed_epsilon=8.0)."
             )
         found = {**marker.kwargs, **found}
-    allowed = {*list(inspect.signature(PrivacyAudit).parameters), EXPECTED} - {"report_dir"}
+    allowed = {*inspect.signature(front).parameters, EXPECTED} - {"report_dir", *_OF_TRAINING}
     if "report_dir" in found:
         raise BadArgument(
             f"{MARKER}(report_dir={found['report_dir']!r}): each test has its own directory; set "
@@ -270,9 +272,9 @@ _AUDITED = pytest.StashKey[AuditedTest]()
 #: Attribute of a test's report: results of its audits, which pytest-xdist sends to the controller.
 _RESULTS = "privacy_audits"
 _MARKER_HELP = (
-    f"{MARKER}(expected=None, **arguments): arguments of the PrivacyAudit that the fixture "
-    "`privacy_audit` makes, such as claimed_epsilon=8.0; expected='VIOLATION' fails the test "
-    "unless each training in it ends with this verdict"
+    f"{MARKER}(expected=None, **arguments): arguments of the audit that the fixtures "
+    "`privacy_audit` and `privacy_attach` make, such as claimed_epsilon=8.0; expected='VIOLATION' "
+    "fails the test unless each training in it ends with this verdict"
 )
 
 
@@ -311,18 +313,39 @@ def privacy_audit(request: pytest.FixtureRequest) -> PrivacyAudit:
     The marker ``privacy_audit`` has its arguments. The test fails if the verdict on a training is
     VIOLATION, or if no training was audited.
     """
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+
+    return _or_fail(_audited(request, PrivacyAudit).made)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def privacy_attach(request: pytest.FixtureRequest) -> Callable[..., Audit]:
+    """Return `lightning_audit.attach` with this test's arguments, for plain PyTorch loops.
+
+    Call it with model, optimizer and loader. The marker ``privacy_audit`` has its other arguments,
+    and the test fails as with the fixture ``privacy_audit``.
+    """
+    from lightning_audit.loops.audit import attach
+
+    return _audited(request, attach).made
+
+
+def _audited(request: pytest.FixtureRequest, front: Callable[..., Any]) -> AuditedTest:
     folder = request.config.getoption("--audit-report-dir")
     tmp_path = None if folder else request.getfixturevalue("tmp_path")
+    test: AuditedTest = _or_fail(lambda: AuditedTest(request.node, tmp_path, front))
+    request.node.stash[_AUDITED] = test
+    return test
+
+
+def _or_fail(make: Callable[[], Any]) -> Any:
+    """Return what is made, or fail the test with the sentence about a marker's argument."""
     wrong = ""
     try:
-        test = AuditedTest(request.node, tmp_path)
-        callback = test.callback()
-    except ValueError as error:  # of the marker's arguments
+        return make()
+    except ValueError as error:
         wrong = str(error)
-    if wrong:
-        pytest.fail(wrong, pytrace=False)
-    request.node.stash[_AUDITED] = test
-    return callback
+    pytest.fail(wrong, pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,8 +23,8 @@ settings.register_profile("lightning_audit", derandomize=True, deadline=None)
 settings.load_profile("lightning_audit")
 
 _TESTS = Path(__file__).parent
-#: Rooms whose tests train with a Trainer.
-_TRAINING = ("callbacks", "run", "session", "replay")
+#: Rooms whose tests train.
+_TRAINING = ("callbacks", "loops", "run", "session", "replay")
 
 
 def _trains(item: pytest.Item) -> bool:
@@ -131,7 +131,7 @@ def short_report(monkeypatch):
 
     These are the larger part of a short training.
     """
-    monkeypatch.setattr("lightning_audit.callbacks.outcome.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_audit.run.outcome.find_spec", lambda name: None)
     page = "lightning_audit.run.report_files.ReportFiles.write_page"
     monkeypatch.setattr(page, lambda files, report: None)
     _change_defaults(monkeypatch, examinations=0)

@@ -20,7 +20,7 @@ LEVELS = {
     **dict.fromkeys(("canaries", "card", "dpsgd", "hooks", "verdict"), 3),
     **dict.fromkeys(("blackbox", "config", "lints", "replay", "session"), 4),
     "run": 5,
-    **dict.fromkeys(("callbacks", "many"), 6),
+    **dict.fromkeys(("callbacks", "loops", "many"), 6),
     "testing": 7,
     **dict.fromkeys(("cli", "pytest_plugin"), 8),
 }
@@ -32,7 +32,7 @@ BARRED = {
     **dict.fromkeys(("accounting", "attacks", "checks", "record", "report"), HEAVY),
     **dict.fromkeys(("card", "verdict", "cli", "pytest_plugin"), HEAVY),
     **dict.fromkeys(("canaries", "dpsgd", "hooks"), LIGHTNING),
-    **dict.fromkeys(("config", "lints", "replay", "run", "session"), LIGHTNING),
+    **dict.fromkeys(("config", "lints", "loops", "replay", "run", "session"), LIGHTNING),
 }
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
+from lightning_audit.files import with_extra
 from lightning_audit.hooks.boundary import entry
 from lightning_audit.results.audit_report import UnauditableTraining
 
@@ -38,8 +39,9 @@ def _installed() -> list[tuple[str, str]]:
             continue
         found.append((trainers, fabric))
     if not found:
-        raise ModuleNotFoundError(
-            "PrivacyAudit needs PyTorch Lightning; pip install pytorch-lightning, or lightning."
+        raise ImportError(
+            "PrivacyAudit needs PyTorch Lightning, which is not installed: "
+            f"{with_extra('lightning')}. lightning_audit.attach audits a loop without it."
         )
     return found
 

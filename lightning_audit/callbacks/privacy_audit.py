@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import outcome
-from lightning_audit.callbacks._namespaces import OneFit, guarded, of_its_run
-from lightning_audit.callbacks.outcome import Stopping, ends_with_this_epoch, monitored
-from lightning_audit.callbacks.preview import Preview, preview
+from lightning_audit.callbacks._namespaces import (
+    MisconfigurationException,
+    OneFit,
+    guarded,
+    of_its_run,
+)
+from lightning_audit.callbacks.outcome import monitored
+from lightning_audit.callbacks.preview import preview
 from lightning_audit.callbacks.trainer import (
+    LightningFrontEnd,
     LightningStep,
+    ends_with_this_epoch,
     goes_on,
     note_end,
     ranks_of,
@@ -23,13 +28,15 @@ from lightning_audit.callbacks.trainer import (
     training_info,
     watch_loaders,
 )
-from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig
 from lightning_audit.hooks.boundary import attempt
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
+from lightning_audit.run.outcome import Stopping, boundary, left, send, tell, warn_of_end
+from lightning_audit.run.preview import Preview
 from lightning_audit.session.plan import join_batches
 from lightning_audit.session.planner import Ranks
 from lightning_audit.verdict.allow import Allow
@@ -38,9 +45,7 @@ from lightning_audit.verdict.judge import Resolution
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-# --- The arguments of `PrivacyAudit` as attributes, and their defaults.
-
-DEFAULT_DELTA = 1e-5
+# --- The arguments of `PrivacyAudit` as attributes.
 
 
 class AuditArguments:
@@ -98,59 +103,6 @@ class AuditArguments:
         """The seed of the audit's coins; a drawn one is None until the training has ended."""
         report = self.report
         return self.config.seed if report is None else report.settings["seed"]
-
-
-def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
-    """Return the delta of all epsilons: the argument, the claim's, or the default."""
-    if delta is not None:
-        return delta
-    # The configuration refuses a claim of any other class.
-    stated = claim.delta if isinstance(claim, PrivacyClaim) else None
-    return DEFAULT_DELTA if stated is None else stated
-
-
-def given(init: Callable[..., None], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the arguments that are not at their defaults.
-
-    Args:
-        init: the function that takes the arguments.
-        values: the arguments by name, among others.
-    """
-    parameters = inspect.signature(init).parameters.values()
-    return tuple(
-        one.name
-        for one in parameters
-        if one.default is not one.empty and values[one.name] != one.default
-    )
-
-
-def canaries_of(
-    canaries: Sequence[GradientCanary | InputCanary] | None, num_canaries: int
-) -> Sequence[GradientCanary | InputCanary]:
-    """Return the given canaries, or the default mix."""
-    count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
-    return default_mix(count) if canaries is None else canaries
-
-
-def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, Any]:
-    """Return the arguments ``allow`` (names) and ``exemptions`` (`Allow` objects) of the config.
-
-    Args:
-        allow: a name or an `Allow`, or a list of these.
-
-    Raises:
-        ValueError: ``allow`` is of another type.
-    """
-    if not isinstance(allow, str | Allow | list | tuple | set | frozenset):
-        raise ValueError(
-            f"allow={allow!r} must be a list of names of findings and of Allow(...); write "
-            "allow=[] for none."
-        )
-    listed = (allow,) if isinstance(allow, str | Allow) else tuple(allow)
-    exemptions = tuple(one for one in listed if isinstance(one, Allow))
-    everywhere = (one.finding for one in exemptions if one.everywhere)
-    names = (one for one in listed if not isinstance(one, Allow))
-    return {"allow": (*names, *everywhere), "exemptions": exemptions}
 
 
 # --- `PrivacyAudit`: the callback that audits the DP-SGD of a Lightning training while it runs.
@@ -242,38 +194,22 @@ class PrivacyAudit(AuditArguments, OneFit):
         verbose: bool = False,
     ) -> None:
         super().__init__()
-        self.config = AuditConfig(
-            claimed_epsilon=claimed_epsilon,
-            delta=delta_of(delta, claim),
-            claim=claim,
-            canaries=canaries_of(canaries, num_canaries),
-            oversize=oversize,
-            every_n_steps=every_n_steps,
-            significance=significance,
-            bound_significance=bound_significance,
-            resolution=Resolution() if resolution is None else resolution,
-            on_violation=on_violation,
-            on_inconclusive=on_inconclusive,
-            on_budget=on_budget,
-            seed=seed,
-            examinations=examinations,
-            bounds=bounds,
-            source_in_report=source_in_report,
-            given=given(PrivacyAudit.__init__, locals()),
-            **allowed(allow),
-        )
+        self.config = AuditConfig.of_arguments(PrivacyAudit.__init__, locals())
         self.report_dir, self.log_prefix, self.verbose = report_dir, log_prefix, bool(verbose)
         self._kept: dict[str, Any] = {}  # state of a checkpoint: the next training continues it
         self._run: AuditRun | None = None
         self._ranks: Ranks | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
-        self._boundary = outcome.boundary()
+        self._boundary = boundary(MisconfigurationException)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle: report and audit state, not the training."""
         kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
-        kept |= {"_boundary": outcome.boundary(), "_stopping": Stopping(self.on_violation)}
+        kept |= {
+            "_boundary": boundary(MisconfigurationException),
+            "_stopping": Stopping(self.on_violation),
+        }
         return super().__getstate__() | kept
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
@@ -316,7 +252,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         if not run.ranks.several:  # each of several processes sees only its share of the records
             watch_loaders(trainer, run.ledger.watch)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Change to the directory of a resumed run; its checkpoint has been loaded by now."""
         run.go_on_in_its_directory()
@@ -326,7 +262,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         """Return the audit's state for a checkpoint; it loads under ``weights_only=True``."""
         return self._kept if self._run is None else self._run.state()
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_load_checkpoint(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
@@ -335,7 +271,7 @@ class PrivacyAudit(AuditArguments, OneFit):
             run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
             self._kept = {}
 
-    @guarded(outcome.left)
+    @guarded(left)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state until the optimizers exist.
 
@@ -347,7 +283,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers, read how the loader samples, and stop if that is wrong."""
         run.start(training_info(trainer))
@@ -356,9 +292,9 @@ class PrivacyAudit(AuditArguments, OneFit):
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size, pl_module):
             show_batches(trainer, pl_module, run)
-        self._stopping.begin(trainer, run)
+        self._stopping.begin(LightningFrontEnd(trainer), run)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_train_batch_start(
         self,
         run: AuditRun,
@@ -374,10 +310,10 @@ class PrivacyAudit(AuditArguments, OneFit):
         if not run.sessions:
             # Not before the first batch: until then a callback may make the training private.
             run.follow_hand_written(pl_module)
-            self._stopping.begin_steps(trainer, run)
+            self._stopping.begin_steps()
         run.start_batch(trainer.current_epoch, batch)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_before_backward(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
@@ -386,29 +322,29 @@ class PrivacyAudit(AuditArguments, OneFit):
         run.follow(trainer.optimizers, pl_module)
         if not run.lints.loss_seen:
             run.lints.look_at_loss(pl_module, loss)
-            self._stopping.begin_steps(trainer, run)
+            self._stopping.begin_steps()
         run.prepare(loss, trainer.accumulate_grad_batches)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_after_backward(self, run: AuditRun, *_: Any) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
         run.conceal()
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_before_optimizer_step(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Inject the canaries: after backward, before clipping."""
         run.inject(optimizer)
 
-    @of_its_run(outcome.left)
+    @of_its_run(left)
     def on_train_batch_end(
         self, run: AuditRun, trainer: Trainer, _: Any, outputs: Any, batch: Any, *__: Any
     ) -> None:
         """End the batch, and respond to what was found in it."""
         run.end_batch(batch)
-        if run.look_is_due or self._stopping.counts:
-            self._stopping.end_batch(trainer, run)
+        self._stopping.look()
+        self._stopping.keep_to_budget()
 
     @of_its_run(outcome.epoch_left)
     def on_train_epoch_end(
@@ -420,7 +356,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         run.ranks.meet()  # Lightning reduces metrics over the processes, so all must log them
         pl_module.log_dict(named, sync_dist=run.ranks.several)
-        self._stopping.respond(report, trainer, run)
+        self._stopping.respond(report)
 
     @of_its_run(outcome.end_failed)
     def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -435,7 +371,7 @@ class PrivacyAudit(AuditArguments, OneFit):
             if run.report is None:
                 self._end(run, trainer)
         self._unhook(run)
-        outcome.tell(run, self.on_violation, verbose=self.verbose)
+        tell(run, self.on_violation, verbose=self.verbose)
 
     @of_its_run(outcome.release_failed)
     def on_exception(
@@ -446,7 +382,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
-            outcome.warn_of_end(run.report, run.files, known=self._stopping.told)
+            warn_of_end(run.report, run.files, known=self._stopping.told)
         self._close(trainer, pl_module)
 
     @guarded(outcome.release_failed)
@@ -461,8 +397,8 @@ class PrivacyAudit(AuditArguments, OneFit):
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
-        run.end(self._stopping.reason(trainer))
-        outcome.send(run, trainer, f"{self.log_prefix}/report")
+        run.end(self._stopping.reason())
+        send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
 
     def _release(self, *, meet: bool = False) -> None:
         """Release optimizers and files; keep the report and the state for a checkpoint."""

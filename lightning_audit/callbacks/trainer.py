@@ -23,9 +23,11 @@ from lightning_audit.callbacks._namespaces import (
     MisconfigurationException,
     refused_as_lightning_does,
 )
-from lightning_audit.hooks.boundary import Boundary, undoing
+from lightning_audit.hooks.boundary import Boundary, StepRefused, undoing
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import splits_batches
+from lightning_audit.report.text import progress
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.session.planner import Ranks
 
@@ -133,6 +135,104 @@ def planned_steps(trainer: Any) -> int | None:
     if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
         return None
     return int(total)
+
+
+def ends_with_this_epoch(trainer: Any) -> bool:
+    """Return whether the training is known to end with the current epoch."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    by_epochs = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+    by_steps = steps not in (None, -1) and trainer.global_step >= steps
+    return bool(trainer.should_stop or by_epochs or by_steps)
+
+
+#: Callbacks that may end a training before its last epoch, by class name.
+_END_EARLIER = {"EarlyStopping", "Timer"}
+#: Name of the audit's item of a progress bar.
+ITEM = "audit"
+
+
+class _Words(str):
+    """Text that a progress bar may format as a number, as it may do with all its items."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+class LightningFrontEnd:
+    """A Trainer as a `FrontEnd`.
+
+    Args:
+        trainer: of the training, which is about to begin.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        # The training's loop, and its min_epochs and min_steps before they were set to None.
+        self._least: tuple[Any, Any, Any] | None = None
+
+    @property
+    def accumulated(self) -> int:
+        """Batches per step."""
+        return int(self._trainer.accumulate_grad_batches)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the training was asked to stop."""
+        return bool(self._trainer.should_stop)
+
+    def steps_left(self) -> int | None:
+        """Return how many steps each optimizer is planned to take from now on."""
+        total = planned_steps(self._trainer)
+        left = 0 if total is None else total - int(self._trainer.global_step)
+        return left if left > 0 else None
+
+    def epochs_left(self) -> int | None:
+        """Return how many epochs will begin from now on; None if it may end before."""
+        trainer, steps = self._trainer, self.steps_left()
+        classes = {kind.__name__ for each in trainer.callbacks for kind in type(each).__mro__}
+        if trainer.max_epochs in (None, -1) or classes & _END_EARLIER:
+            return None
+        batches = trainer.num_training_batches
+        left = max(trainer.max_epochs - trainer.current_epoch, 0)
+        if not batches or trainer.max_steps in (None, -1):
+            return left if batches else None
+        if not trainer.lightning_module.automatic_optimization or not math.isfinite(batches):
+            return None
+        each = math.ceil(batches / trainer.accumulate_grad_batches)
+        return None if steps is None else min(left, math.ceil(steps / each))
+
+    def is_over(self) -> bool:
+        """Return whether the batch that has ended is the training's last one."""
+        trainer = self._trainer
+        steps, epochs = trainer.max_steps, trainer.max_epochs
+        if steps not in (None, -1) and trainer.global_step >= steps:
+            return True
+        last = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+        return bool(last and trainer.is_last_batch)
+
+    def show(self, report: AuditReport) -> None:
+        """Show the state of the audit in the progress bar, among the metrics of the training."""
+        self._trainer.progress_bar_metrics[ITEM] = _Words(progress(report))
+
+    def stop(self) -> None:
+        """Ask the Trainer to stop, regardless of min_epochs and min_steps."""
+        self._trainer.should_stop = True
+        loop = self._trainer.fit_loop
+        if self._least is None:
+            self._least = (loop, loop.min_epochs, loop.epoch_loop.min_steps)
+            loop.min_epochs = loop.epoch_loop.min_steps = None
+
+    def refuse(self, report: AuditReport | None) -> None:
+        """End Lightning's loop over batches; the error is raised in on_fit_end."""
+        raise StepRefused
+
+    def put_back(self) -> None:
+        """Restore the loop's min_epochs and min_steps."""
+        if self._least is not None:
+            loop, epochs, steps = self._least
+            loop.min_epochs, loop.epoch_loop.min_steps, self._least = epochs, steps, None
 
 
 def ranks_of(trainer: Any, boundary: Boundary | None = None) -> Ranks:
@@ -274,6 +374,14 @@ class LightningStep:
     def aside(self) -> Sequence[object]:
         """Objects whose state is neither saved nor restored."""
         return [self._trainer, *self._silent]
+
+    def obstacle(self) -> str:
+        """Return nothing: Lightning's loop can be run again."""
+        return ""
+
+    def doubt(self, reason: str) -> str:
+        """Return nothing: the step that was run again is the user's."""
+        return ""
 
     def roots(self) -> list[object]:
         """Return the objects that a step may change, for `TrainingState`."""

@@ -363,6 +363,8 @@ class ExaminationLog(Kept):
 
     steps: list[int] = field(default_factory=list)
     off: str = ""
+    #: What a PASS lacks because no step could be run again, or empty.
+    lacks: str = ""
     between_epochs: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     #: Steps after which the state follows from their release alone.

@@ -20,7 +20,7 @@ import yaml
 
 from lightning_audit._validate import shown
 from lightning_audit.cli.main import Refused, as_json, positive_int, refused
-from lightning_audit.files import read_text, reason_of, visible
+from lightning_audit.files import read_text, reason_of, visible, with_extra
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 
 # --- `lightning-audit plan`: whether a training can be audited, and what that takes.
 
-_GIVES = "it must return (trainer, model) or (trainer, model, datamodule), unfitted"
+_GIVES = (
+    "it must return (trainer, model) or (trainer, model, datamodule), unfitted, or (model, "
+    "optimizer, loader, step) of a plain loop, and a dict of arguments of attach if needed"
+)
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train a copy of a training for a few steps, and print whether it can be audited, by which "
-        "method, which examinations would be skipped, how many steps a PASS takes, and what the "
-        "audit costs. Exits with 0 if it can be audited, with 1 if it is refused or something is "
+        "Train a copy of a training, or a plain loop, for a few steps, and print whether it can be "
+        "audited, by which method, which examinations would be skipped, how many steps a PASS "
+        "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is refused or something is "
         "already wrong with it, with 2 if no result can be computed. For a LightningCLI, "
         "`fit --trainer.fast_dev_run=true` prints the same."
     )
@@ -47,7 +50,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "training",
         metavar="FILE.py:FUNCTION",
         help="a function without arguments that returns (trainer, model) or (trainer, model, "
-        "datamodule); a module's name may replace the file",
+        "datamodule), or for a plain loop (model, optimizer, loader, step), with a function that "
+        "takes one step on a batch; a module's name may replace the file",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -63,20 +67,41 @@ def run_plan(options: argparse.Namespace) -> int:
         given = training()
     except (Exception, SystemExit) as error:
         raise Refused(f"{options.training} raised {type(error).__name__}: {error}") from error
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
+    if not isinstance(given, tuple):
         raise Refused(f"{options.training} returned {type(given).__name__}; {_GIVES}")
-    trainer, model, *rest = given
-    wrong_data = rest and not hasattr(rest[0], "prepare_data")
-    if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
-        kinds = ", ".join(type(one).__name__ for one in given)
+    kinds = ", ".join(type(one).__name__ for one in given)
+    predict = _of_trainer(given) if len(given) in (2, 3) else _of_loop(given)
+    if predict is None:
         raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
-    data = {"datamodule": rest[0]} if rest else {}
     try:
-        told = _audit_of(trainer).preview(trainer, model, **data)
+        told = predict()
     except Exception as error:  # something cannot be copied, or the user's code failed
         raise Refused(f"{type(error).__name__}: {error}") from error
     print(as_json(asdict(told)) if options.json else told)
     return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
+
+
+def _of_trainer(given: tuple[Any, ...]) -> Callable[[], Any] | None:
+    trainer, model, *rest = given
+    wrong_data = rest and not hasattr(rest[0], "prepare_data")
+    if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
+        return None
+    data = {"datamodule": rest[0]} if rest else {}
+    return lambda: _audit_of(trainer).preview(trainer, model, **data)
+
+
+def _of_loop(given: tuple[Any, ...]) -> Callable[[], Any] | None:
+    if len(given) not in (4, 5) or not hasattr(given[0], "parameters") or not callable(given[3]):
+        return None
+    from lightning_audit.loops.plan import plan
+
+    model, optimizer, loader, step, *rest = given
+    arguments = rest[0] if rest else {}
+    return (
+        (lambda: plan(model, optimizer, loader, step, **arguments))
+        if isinstance(arguments, dict)
+        else None
+    )
 
 
 def _audit_of(trainer: Any) -> PrivacyAudit:
@@ -336,8 +361,8 @@ def _jsonargparse() -> Any:
         return importlib.import_module("jsonargparse")
     except ImportError as error:
         raise Refused(
-            "jsonargparse is not installed, and audit-training reads its file with it; pip install "
-            "'lightning-audit[cli]'"
+            "jsonargparse is not installed, and audit-training reads its file with it; "
+            f"{with_extra('cli')}"
         ) from error
 
 

@@ -58,7 +58,8 @@ class MethodHook:
     def _install(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
         self._owner: Any = owner
         self._name, self._hook = name, hook
-        self._earlier = vars(owner).get(name)
+        self._earlier: Any = vars(owner).get(name)
+        vars(hook)["hook"] = self
         #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
         self.armed = True
         self._handles = Handles()
@@ -70,14 +71,17 @@ class MethodHook:
         self.armed = armed
 
     def remove(self) -> None:
-        """Remove the hook; if another hook wraps it, only disable it."""
+        """Remove the hook; if another hook wraps it, disable it until that one is removed."""
         self.armed = False
         self._handles.forget()
         if vars(self._owner).get(self._name) is not self._hook:
             return
         delattr(self._owner, self._name)
-        if self._earlier is not None:
-            setattr(self._owner, self._name, self._earlier)
+        earlier = self._earlier
+        while isinstance(below := getattr(earlier, "hook", None), MethodHook) and not below.armed:
+            earlier = below._earlier
+        if earlier is not None:
+            setattr(self._owner, self._name, earlier)
 
 
 class Retry(MethodHook):

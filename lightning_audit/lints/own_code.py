@@ -174,6 +174,7 @@ class OwnCode:
         owners: objects with hooks of the user's, in addition to the module.
         loaders: that it trains on: a loader, or a list or dict of them.
         source: whose ``train_dataloader`` makes them; None for the module.
+        loop: places in a plain loop: of the step, and of `attach`.
     """
 
     module: Any
@@ -181,6 +182,7 @@ class OwnCode:
     owners: Sequence[Any] = ()
     loaders: Any = None
     source: Any = None
+    loop: Mapping[str, CodePlace] = dataclasses.field(default_factory=dict)
 
     def code(self, finding: str) -> tuple[CodePlace, ...]:
         """Return the places to look at for a finding; empty if none is the user's own.
@@ -191,7 +193,7 @@ class OwnCode:
         found: dict[CodePlace, None] = {}
         for role in _roles().get(finding, ("settings",)):
             found.update(dict.fromkeys(_FIND[role](self)))
-        return tuple(found)
+        return tuple(found) or tuple(self.loop[n] for n in ("step", "attach") if n in self.loop)[:1]
 
     def places(self, finding: str) -> str:
         """Return these places as text: "Lit.training_step at src/model.py:41"."""
@@ -254,7 +256,8 @@ def _norms(own: OwnCode) -> Iterator[CodePlace]:
 
 
 def _training_step(own: OwnCode) -> Iterator[CodePlace]:
-    return of_methods(own.module, "training_step")
+    yield from of_methods(own.module, "training_step")
+    yield from (own.loop[name] for name in ("step",) if name in own.loop)
 
 
 def _by_hand(own: OwnCode) -> Iterator[CodePlace]:
@@ -263,7 +266,8 @@ def _by_hand(own: OwnCode) -> Iterator[CodePlace]:
 
 
 def _settings(own: OwnCode) -> Iterator[CodePlace]:
-    return of_methods(own.module, "configure_optimizers")
+    yield from of_methods(own.module, "configure_optimizers")
+    yield from (own.loop[name] for name in ("attach",) if name in own.loop)
 
 
 def _loaders(own: OwnCode) -> Iterator[CodePlace]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
+from lightning_audit.files import with_extra
 from lightning_audit.many.store import Block, Outcome
 from lightning_audit.many.worlds import Work
 
@@ -167,8 +168,8 @@ def installed(name: str, extra: str = "many") -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise BadArgument(
-            f"{name} is not installed, and trainings in other processes need it; pip install "
-            f"'lightning-audit[{extra}]', or give engine=ThisProcess()."
+            f"{name} is not installed, and trainings in other processes need it; "
+            f"{with_extra(extra)}, or give engine=ThisProcess()."
         ) from error
 
 

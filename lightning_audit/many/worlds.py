@@ -17,6 +17,7 @@ import torch
 from lightning_audit import _validate
 from lightning_audit._validate import BadArgument, shown
 from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.files import with_extra
 from lightning_audit.many.records import Canary, LogitMargin, Records, ScoreError
 from lightning_audit.many.store import Block, Outcome
 
@@ -301,7 +302,12 @@ def lightning_training(
     Returns:
         A function of (data set, seed) that seeds, trains and returns the module.
     """
-    import pytorch_lightning as pl
+    try:
+        import pytorch_lightning as pl
+    except ImportError as error:
+        raise ImportError(
+            f"PyTorch Lightning is not installed: {with_extra('lightning')}."
+        ) from error
 
     def train(dataset: Any, seed: int) -> Any:
         pl.seed_everything(seed, workers=True, verbose=False)

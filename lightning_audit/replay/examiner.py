@@ -211,6 +211,8 @@ MOST_ENTRIES = 50_000_000
 
 #: Reasons why a step is not examined.
 TOO_SMALL = "the batch is too small"
+CANNOT_REPLAY = "the step cannot be replayed"
+NO_STEP = "the batch makes no step"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
@@ -379,9 +381,9 @@ def _unfit(asked: Asked) -> str:
         return TOO_SMALL
     base = asked.replay.usual(asked.batches, asked.seed)
     if base.error:
-        return f"the step cannot be replayed ({base.error}, {base.where})"
+        return f"{CANNOT_REPLAY} ({base.error}, {base.where})"
     if not base.releases:
-        return "the batch makes no step"
+        return NO_STEP
     if len(base.releases) > 1:
         return f"the batch makes {len(base.releases)} steps"
     if not base.sure:
@@ -449,6 +451,12 @@ class UserStep(Protocol):
     @property
     def aside(self) -> Sequence[object]:
         """Objects whose state is neither saved nor restored."""
+
+    def obstacle(self) -> str:
+        """Return why no step can be run again, or empty."""
+
+    def doubt(self, reason: str) -> str:
+        """Return what a PASS lacks if no question was answered for ``reason``, or empty."""
 
     def roots(self) -> list[object]:
         """Return the objects that a step may change."""

@@ -20,7 +20,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.files import replacing, visible
+from lightning_audit.files import replacing, visible, with_extra
 from lightning_audit.results.audit_report import (
     AuditReport,
     OperatingPoint,
@@ -54,9 +54,7 @@ def blank_figure(inches: tuple[float, float], dpi: int = 100) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ImportError(
-            'drawing a report needs matplotlib; pip install "lightning-audit[report]"'
-        ) from error
+        raise ImportError(f"drawing a report needs matplotlib; {with_extra('report')}") from error
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     drawn = Figure(figsize=inches, dpi=dpi, facecolor="white", layout=layout)
     FigureCanvasAgg(drawn)

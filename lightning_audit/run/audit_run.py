@@ -546,6 +546,17 @@ class AuditRun:
         if not waits or self.ledger.looks:
             self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
 
+    def end_step(self) -> bool:
+        """Return whether what a step showed is worth a look before its batch ends.
+
+        Of a step that will be examined, the look waits for the replays.
+        """
+        waits = all(session.recorder.waits for session in self.sessions)
+        if not self.sessions or waits or self.examinations.watch is not None:
+            return False
+        self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
+        return self.look_is_due
+
     def look(self, *, composed: bool = False) -> AuditReport | None:
         """Write and return the report if ``composed``, or if a check but `epsilon` is violated."""
         self.look_is_due = self.lints.rate_rose = False

@@ -126,7 +126,7 @@ def fits_put_back() -> Iterator[None]:
 class EarlierFits(Kept):
     """Earlier fits, sorted by whether a fit continues them and shares records with them."""
 
-    KEPT = ("run", "first", "counted_before", "continued", "doubtful", "others", "count")
+    KEPT = ("run", "first", "counted_before", "continued", "doubtful", "others", "count", "apart")
 
     def __init__(self) -> None:
         #: Name of the training, and digest of its parameters before the first step.
@@ -139,8 +139,8 @@ class EarlierFits(Kept):
         self.doubtful: list[Phase] = []
         #: Phases of other fits on records that this one reads too.
         self.others: list[Phase] = []
-        #: Number of fits in ``continued`` and ``others``.
-        self.count = 0
+        #: Number of fits in ``continued`` and ``others``, and of others in the report directory.
+        self.count = self.apart = 0
         #: Whether `begin` was called in this process.
         self.begun = False
         self._records: Records | None = None
@@ -167,7 +167,7 @@ class EarlierFits(Kept):
         known = list(_fits)
         names = {fit.run for fit in known}
         written = _written(files.directory / FITS_NAME) if files is not None else []
-        begins = self.first
+        begins, here = self.first, {fit.run for fit in written}
         for fit in reversed([*(fit for fit in written if fit.run not in names), *known]):
             shared = self._shared(fit)
             continues = fit.last == begins != fit.first
@@ -177,6 +177,7 @@ class EarlierFits(Kept):
             elif shared:
                 self.others.extend(fit.phases)
             self.count += bool(shared)
+            self.apart += shared is None and not continues and fit.run in here
 
     def _shared(self, fit: Fit) -> bool | None:
         if self._records is None or fit.records is None:
@@ -198,8 +199,17 @@ class EarlierFits(Kept):
             own: phases of this fit.
             config: of the audit.
         """
+        if _on_new_data(config):
+            return []
+        if self.apart and not self.count:
+            many = "an earlier training" if self.apart == 1 else f"{self.apart} earlier trainings"
+            return [
+                f"{many} had this report directory, and epsilon is that of this one alone: if "
+                "they read the same records, as rounds of federated learning do, audit them with "
+                "lightning_audit.Rounds"
+            ]
         together = [*self.continued, *self.others, *own]
-        if not self.count or _on_new_data(config):
+        if not self.count:
             return []
         spent = composed_epsilon(together, config.delta, config.adjacency)
         if spent is None:

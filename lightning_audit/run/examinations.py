@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.replay import COUPLING, REPLAY_CLIPPING, REPLAY_RELEASE, Answer
+from lightning_audit.checks.replay import (
+    COUPLING,
+    REPLAY_CHECKS,
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    Answer,
+)
 from lightning_audit.checks.replay_findings import ONE_NUMBER
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
@@ -86,6 +92,9 @@ class Examinations:
         """
         session = self._session()
         if self.watch is None and session is not None:
+            if self._cannot():
+                self.schedule.postpone(steps + _WAIT)
+                return
             self._names = self.schedule.next_questions(time.perf_counter())
             if not self._names:
                 self.schedule.postpone(steps + _WAIT)
@@ -93,6 +102,18 @@ class Examinations:
             self.watch = StepWatch(session.step)
         if self.watch is not None:
             self.watch.start_batch(batch)
+
+    def _cannot(self) -> bool:
+        """Return whether the user's step cannot be run again, which a PASS lacks then."""
+        obstacle = self._user.obstacle() if self._user is not None else ""
+        if obstacle and not self._answered:
+            self._log.off = self._log.lacks = obstacle
+        return bool(obstacle)
+
+    @property
+    def _answered(self) -> bool:
+        """Whether a question was answered."""
+        return any(self._log.asked(name) for name in REPLAY_CHECKS)
 
     def end_batch(self, steps: int, *, stepped: bool = True) -> None:
         """Examine the step that a batch ended, if an examination is due.
@@ -145,6 +166,9 @@ class Examinations:
             self.schedule.postpone(steps + found.waits - 1)
             return
         self._log.off = ""
+        reasons = {answer.reason for answer in answers.values()}
+        doubt = user.doubt(reasons.pop()) if len(reasons) == 1 and not self._answered else ""
+        self._log.lacks = doubt
         self.schedule.note(
             steps,
             names,

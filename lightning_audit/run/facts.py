@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from opacus.grad_sample import AbstractGradSampleModule
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
@@ -42,7 +43,8 @@ from lightning_audit.lints.settings import (
     splits_batches,
 )
 from lightning_audit.record.store import EarlierSegments, Kept
-from lightning_audit.results.report_details import RunAbout
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.report_details import CodePlace, RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.planner import Ranks
@@ -73,6 +75,8 @@ class TrainingInfo:
         planned_steps: of each optimizer in the whole training; None if unknown.
         taken_steps: before it begins.
         trial: whether it only tries a few batches, so that no file is written and nothing fails.
+        loop: places in the user's loop by what is there, "step" and "attach"; filled as they are
+            found, and empty under Lightning.
     """
 
     module: Any
@@ -89,23 +93,63 @@ class TrainingInfo:
     planned_steps: int | None = None
     taken_steps: int = 0
     trial: bool = False
+    loop: Mapping[str, CodePlace] = field(default_factory=dict)
 
     def own_code(self, optimizers: Sequence[Any]) -> OwnCode:
         """Return the user's code; ``optimizers`` is a list that is kept up to date."""
-        return OwnCode(self.module, optimizers, self.owners, self.loaders, self.source)
+        return OwnCode(self.module, optimizers, self.owners, self.loaders, self.source, self.loop)
+
+    @property
+    def _users(self) -> Any:
+        """The user's own module, without Opacus' around it."""
+        wrapped = isinstance(self.module, AbstractGradSampleModule)
+        return self.module._module if wrapped else self.module
 
     @property
     def about(self) -> RunAbout:
         """What a report says of it."""
         return RunAbout(
-            name=type(self.module).__name__ if self.module is not None else "",
+            name=type(self._users).__name__ if self.module is not None else "",
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
             device=self.device,
             precision=self.precision,
             processes=self.processes,
             strategy=self.strategy,
-            commit=_commit(self.module),
+            commit=_commit(self._users),
         )
+
+
+class FrontEnd(Protocol):
+    """What runs the user's training: Lightning's Trainer, or a loop."""
+
+    @property
+    def accumulated(self) -> int:
+        """Batches per step."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the training was asked to stop."""
+
+    def steps_left(self) -> int | None:
+        """Return how many steps each optimizer is planned to take from now on; None if unknown."""
+
+    def epochs_left(self) -> int | None:
+        """Return how many epochs will begin from now on; None if it may end before."""
+
+    def is_over(self) -> bool:
+        """Return whether the batch that has ended is the last one."""
+
+    def show(self, report: AuditReport) -> None:
+        """Show the state of the audit while it trains."""
+
+    def stop(self) -> None:
+        """Ask the training to stop after the current step."""
+
+    def refuse(self, report: AuditReport | None) -> None:
+        """Stop the training before the step that is about to be taken."""
+
+    def put_back(self) -> None:
+        """Restore what `stop` changed."""
 
 
 def _commit(module: Any) -> str | None:
@@ -589,6 +633,11 @@ class RunLints(Kept):
             for sentence in remarks or accumulation_remarks(optimizer, accumulated, info.module):
                 self._notes.add(sentence)
                 _log.warning("privacy audit: %s", sentence)
+
+    def split(self, loader: Any) -> None:
+        """Read that a loader, made after the training began, splits logical batches."""
+        if splits_batches(loader):
+            self._split, self._ahead = True, signals_ahead(loader)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """Start an epoch; check whether gradients of the previous one are left in optimizers."""

@@ -393,10 +393,11 @@ class HandWrittenFront:
 
     Args:
         session: audits the steps of a plain optimizer.
+        begins: called first of all: the batch may not have begun.
     """
 
-    def __init__(self, session: AuditSession) -> None:
-        self._session = session
+    def __init__(self, session: AuditSession, begins: Callable[[], None]) -> None:
+        self._session, self._begins = session, begins
         self._handles = Handles()
         self._handles.append(self)
         self.per_sample = entry(self._per_sample, lambda grads, *_: grads)
@@ -427,6 +428,7 @@ class HandWrittenFront:
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """See `lightning_audit.per_sample`."""
+        self._begins()
         step = self._step
         if not self._hands_over:
             return grads
@@ -448,6 +450,7 @@ class HandWrittenFront:
         self, module: torch.nn.Module, root: torch.nn.Module
     ) -> list[dict[str, torch.Tensor]]:
         """See `lightning_audit.rows`."""
+        self._begins()
         step = self._step
         if not self._hands_over:
             return []
@@ -512,9 +515,9 @@ class OptimizerAudit:
         self._keep_hook()
         self.facts.accountant, self.facts.hook = _told_by(self.optimizer)
 
-    def open_to(self, root: torch.nn.Module) -> None:
+    def open_to(self, root: torch.nn.Module, begins: Callable[[], None]) -> None:
         """Register the module of a hand-written training, whose code can then get canaries."""
-        self._front = self._front or HandWrittenFront(self.session)
+        self._front = self._front or HandWrittenFront(self.session, begins)
         self._front.open_to(root)
 
     def state(self) -> dict[str, Any]:
@@ -703,6 +706,8 @@ class AuditedOptimizers:
         self.looks = True
         #: Steps of optimizers that are not private.
         self.plain = PlainSteps()
+        #: Called before a hand-written step gets its canaries.
+        self.begins: Callable[[], None] = lambda: None
         self._name = uuid.uuid4().hex
         self._untrained: dict[str, tuple[float, float]] = {}
         # Names of the parameters that exempt optimizers train.
@@ -825,7 +830,7 @@ class AuditedOptimizers:
             self.notes.add(_NO_ACCOUNTANT)
         allowed = frozenset(one.finding for one in self.config.exemptions if one.optimizer)
         (audit,) = self._audits_of([step], [OptimizerFacts(allow=allowed)], module)
-        audit.open_to(module)
+        audit.open_to(module, self.begins)
 
     def _is_hidden(self, optimizer: Any) -> bool:
         """Return whether an optimizer trains private parameters and is not the Trainer's."""

@@ -16,6 +16,7 @@ from opacus.optimizers import (
 )
 
 from lightning_audit.checks.check import teller
+from lightning_audit.files import with_extra
 from lightning_audit.testing import trainings
 
 #: Optimizers that do not clip whole per-sample gradients at one fixed norm.
@@ -148,11 +149,11 @@ def lightning() -> Any:
     """Return the first installed one of Lightning's two packages.
 
     Raises:
-        ModuleNotFoundError: neither is installed.
+        ImportError: neither is installed.
     """
     for package in ("pytorch_lightning", "lightning.pytorch"):
         try:
             return import_module(package)
         except ImportError:
             continue
-    raise ModuleNotFoundError("pip install pytorch-lightning, or lightning.")
+    raise ImportError(f"PyTorch Lightning is not installed: {with_extra('lightning')}.")

@@ -270,7 +270,7 @@ def test_trouble_with_the_count_ends_no_training(tmp_path, monkeypatch, caplog):
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("lightning_audit.callbacks.claim_budget.steps_within", fail)
+    monkeypatch.setattr("lightning_audit.run.claim_budget.steps_within", fail)
     report = trained(tmp_path, PrivateModule(), on_violation="warn")
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.pass_blockers[0].startswith("the audit failed: ZeroDivisionError")
@@ -380,7 +380,7 @@ def test_where_the_training_goes_on_it_is_not_counted_again(tmp_path, monkeypatc
         calls.append(args)
         return steps_within(*args, **kwargs)
 
-    monkeypatch.setattr("lightning_audit.callbacks.claim_budget.steps_within", counted)
+    monkeypatch.setattr("lightning_audit.run.claim_budget.steps_within", counted)
     report = trained(tmp_path, EachStep(), claimed_epsilon=CLAIMED, on_violation="warn")
     assert report.steps == PLANNED
     assert len(calls) < 20

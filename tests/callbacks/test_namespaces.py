@@ -242,4 +242,4 @@ def test_without_lightning_the_error_says_what_to_install():
         "sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
         "import lightning_audit.callbacks._namespaces\n"
     )
-    assert "pip install pytorch-lightning" in done.stderr
+    assert "pip install '.[lightning]'" in done.stderr

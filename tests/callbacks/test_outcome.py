@@ -71,7 +71,7 @@ def _disk_full(*_: object) -> None:
 @pytest.mark.parametrize(
     ("replaced", "by", "said"),
     [
-        ("callbacks.outcome.find_spec", lambda name: None, ""),
+        ("run.outcome.find_spec", lambda name: None, ""),
         ("report.figure.save_drawn", _disk_full, "report.png could not be written: disk full"),
     ],
     ids=["no matplotlib", "disk full"],

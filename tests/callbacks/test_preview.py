@@ -16,8 +16,8 @@ from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.callbacks.preview import Preview
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.run.preview import Preview
 from lightning_audit.testing.faulty import HalfNoise
 
 

@@ -130,7 +130,7 @@ def test_a_failed_set_up_is_reported_too(audited, monkeypatch):
     ],
 )
 def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(audited, monkeypatch, view, words):
-    monkeypatch.setattr(f"lightning_audit.callbacks.outcome.{view}", failing(RuntimeError("0.123")))
+    monkeypatch.setattr(f"lightning_audit.run.outcome.{view}", failing(RuntimeError("0.123")))
     report = audited(PrivateModule())
     assert report.verdict.outcome == "PASS"
     assert any(words in note for note in report.notes)

@@ -354,6 +354,36 @@ def swapped():
     return PrivateModule(), trainer()
 
 
+def loop(kind=None, *more):
+    from plain_loops import loss_of, made
+
+    training = made(kind)
+
+    def step(batch):
+        training.optimizer.zero_grad()
+        loss_of(training, batch).backward()
+        training.optimizer.step()
+
+    return (*training.training, step, *more)
+
+
+def weak_loop():
+    return loop(HalfNoise)
+
+
+def loop_over_its_claim():
+    return loop(None, {"claimed_epsilon": 1.5, "epochs": 4})
+
+
+def loop_of_half_precision():
+    model, *rest = loop()
+    return model.half(), *rest
+
+
+def no_step():
+    return loop()[:3] + (None,)
+
+
 number = 3
 """
 
@@ -374,6 +404,26 @@ def test_a_correct_training_can_be_audited_and_exits_with_0(plan, name):
     assert said.out.startswith("can be audited: DPOptimizer, 6 tensors")
     told = [line for line in said.lines if line.startswith("over the claim: the 32 planned steps")]
     assert len(told) == (name == "ends_early")
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    ("name", "code", "first"),
+    [
+        ("loop", 0, "can be audited: DPOptimizer, 6 tensors"),
+        ("weak_loop", 1, "wrong: noise"),
+        ("loop_over_its_claim", 0, "can be audited: "),
+        ("loop_of_half_precision", 1, "cannot be audited: attach cannot audit fp16"),
+        ("no_step", 2, ""),
+    ],
+)
+def test_a_plain_loop_is_planned_by_its_step(plan, name, code, first):
+    said = plan(f"{{file}}:{name}")
+    assert said.code == code, said.err
+    assert said.out.startswith(first)
+    assert ("a PASS takes about" in said.out) == said.out.startswith(("can", "wrong"))
+    assert ("over the claim: the 128 planned steps" in said.out) == (name == "loop_over_its_claim")
+    assert ("(model, optimizer, loader, step) of a plain loop" in said.err) == (code == 2)
 
 
 @pytest.mark.training

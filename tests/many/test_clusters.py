@@ -29,7 +29,7 @@ each_cluster = pytest.mark.parametrize("kind", CLUSTERS)
 @each_cluster
 def test_without_the_package_the_error_names_the_extra(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, {"dask": "distributed"}.get(kind, kind), None)
-    with pytest.raises(BadArgument, match=re.escape(f"pip install 'lightning-audit[{kind}]'")):
+    with pytest.raises(BadArgument, match=re.escape(f"pip install '.[{kind}]'")):
         CLUSTERS[kind]("auto").start(work_of())
 
 

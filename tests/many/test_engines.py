@@ -82,7 +82,7 @@ def alive(process: int) -> bool:
 
 def test_without_pebble_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pebble", None)
-    with pytest.raises(BadArgument, match=re.escape("pip install 'lightning-audit[many]'")):
+    with pytest.raises(BadArgument, match=re.escape("pip install '.[many]'")):
         LocalProcesses(1).start(work_of())
 
 

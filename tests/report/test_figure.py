@@ -330,7 +330,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
         lambda: plots.save_figure(report(), tmp_path / "a.png"),
         lambda: plots.privacy_utility_figure(MODELS),
     ):
-        with pytest.raises(ImportError, match=r'pip install "lightning-audit\[report\]"'):
+        with pytest.raises(ImportError, match=r"pip install '\.\[report\]'"):
             draw()
 
 

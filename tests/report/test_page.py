@@ -16,8 +16,8 @@ from page_reports import LONG, hostile, of_outcome, tensors
 from parsed_page import check_page, style_of
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.privacy_audit import canaries_of
 from lightning_audit.canaries.gradient import Dirac
+from lightning_audit.config import canaries_of
 from lightning_audit.many.audit_trainings import audit_training
 from lightning_audit.many.training_audit import conclude
 from lightning_audit.report import page as pages

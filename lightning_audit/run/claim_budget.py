@@ -10,12 +10,11 @@ from typing import Any
 from lightning_audit.accounting.composition import epsilon_of_history, exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, inverse_square, merge
 from lightning_audit.accounting.spending import composed_epsilon, steps_told, steps_within
-from lightning_audit.callbacks.trainer import planned_steps
 from lightning_audit.checks.accounting import PlannedCost
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.epsilons import run_history
-from lightning_audit.run.facts import links_of
+from lightning_audit.run.facts import FrontEnd, links_of
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +31,6 @@ _TOO_MANY_EPOCHS = (
     "{what} epsilon {epsilon:.4g}, above claimed_epsilon={claimed:g} at delta {delta:g}"
 )
 _FEWER_EPOCHS = "train fewer epochs, or raise noise_multiplier"
-#: Callbacks that may end a training before its last epoch, by class name.
-_END_EARLIER = {"EarlyStopping", "Timer"}
 _STOPPED = (
     "the training was stopped after {steps:,} step{s}: one more would exceed "
     "claimed_epsilon={claimed:g} at delta {delta:g}"
@@ -51,17 +48,17 @@ class ClaimBudget:
 
     Args:
         run: of the audit.
-        trainer: of the training, which is about to begin.
+        front: runs the training, which is about to begin.
         ends: whether to stop the training once the budget is used up.
     """
 
-    def __init__(self, run: AuditRun, trainer: Any, *, ends: bool) -> None:
+    def __init__(self, run: AuditRun, front: FrontEnd, *, ends: bool) -> None:
         config = run.config
-        self._run, self._trainer, self._ends = run, trainer, ends
-        self._planned = _planned(trainer)
+        self._run, self._front, self._ends = run, front, ends
+        self._planned = front.steps_left()
         # Epochs that will have begun at the end; the present one is among those left.
         before = run.lints.epochs - int(run.lints.began)
-        self._epochs = before + left if (left := _epochs_left(trainer, self._planned)) else None
+        self._epochs = before + left if (left := front.epochs_left()) else None
         #: Whether the budget is watched.
         self.counts = bool(
             run.sessions
@@ -119,7 +116,7 @@ class ClaimBudget:
         self._each = [now - then for now, then in zip(taken, self._taken, strict=True)]
         self._used += _cost(coming, self._each)
         self._taken = taken
-        done = self._gone() == self._planned or _is_over(self._trainer)  # no step is left
+        done = self._gone() == self._planned or self._front.is_over()  # no step is left
         if done or not self._is_near(coming) or self._count(coming) is None:
             return False
         if self._left >= max([1, *self._each]):
@@ -202,7 +199,7 @@ class ClaimBudget:
 
     def _coming(self) -> list[Phase]:
         """Return the claimed phase of each optimizer's next step."""
-        accumulated, coming = self._trainer.accumulate_grad_batches, []
+        accumulated, coming = self._front.accumulated, []
         for audit in self._run.optimizers.audits:
             claim = audit.session.planner.claim(accumulated)
             rate = audit.facts.current_rate(self._run.config.claim, accumulated)
@@ -240,38 +237,3 @@ def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:
 def _of_one(phase: Phase) -> float:
     square = inverse_square(phase) if phase.noise_multiplier > 0.0 else 700.0
     return (phase.sample_rate or 1.0) ** 2 * math.expm1(square)
-
-
-def _is_over(trainer: Any) -> bool:
-    """Return whether the batch that has ended is the training's last one."""
-    steps, epochs = trainer.max_steps, trainer.max_epochs
-    if steps not in (None, -1) and trainer.global_step >= steps:
-        return True
-    last = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
-    return bool(last and trainer.is_last_batch)
-
-
-def _epochs_left(trainer: Any, steps: int | None) -> int | None:
-    """Return how many epochs will begin from now on; None if the training may end before.
-
-    Args:
-        trainer: of the training.
-        steps: number of steps planned from now on; None if unknown.
-    """
-    classes = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
-    if trainer.max_epochs in (None, -1) or classes & _END_EARLIER:
-        return None
-    batches, left = trainer.num_training_batches, max(trainer.max_epochs - trainer.current_epoch, 0)
-    if not batches or trainer.max_steps in (None, -1):
-        return left if batches else None
-    if not trainer.lightning_module.automatic_optimization or not math.isfinite(batches):
-        return None
-    each = math.ceil(batches / trainer.accumulate_grad_batches)
-    return None if steps is None else min(left, math.ceil(steps / each))
-
-
-def _planned(trainer: Any) -> int | None:
-    """Return how many steps each optimizer is planned to take from now on; None if unknown."""
-    total = planned_steps(trainer)
-    left = 0 if total is None else total - int(trainer.global_step)
-    return left if left > 0 else None

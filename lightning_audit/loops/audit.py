@@ -1,0 +1,943 @@
+"""`attach`: audits the DP-SGD of a plain PyTorch loop, whose body does not change.
+
+Every event comes from a hook: batches from the loader's class (`loops.events`), a batch begins with
+its first forward pass, canaries enter before the optimizer clips, and what a step shows is raised
+from the user's own ``optimizer.step()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import distributed
+from torch._C._functorch import peek_interpreter_stack
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils import _pytree
+
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.ghost import GhostStep
+from lightning_audit.dpsgd.opacus import innermost, private_optimizer
+from lightning_audit.files import nearby
+from lightning_audit.hooks.boundary import Handles, attempt, entry
+from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.loops.body import LoopStep
+from lightning_audit.loops.events import (
+    Batches,
+    Fetched,
+    Listening,
+    drawn_by,
+    listeners,
+    users_frame,
+)
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    ClaimUsedUp,
+    InconclusiveAudit,
+    PrivacyViolation,
+    UnauditableTraining,
+)
+from lightning_audit.results.report_details import CodePlace
+from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.run.facts import TrainingInfo
+from lightning_audit.run.optimizers import verified
+from lightning_audit.run.outcome import (
+    Stopping,
+    boundary,
+    close_failed,
+    left,
+    raise_for,
+    send,
+    show,
+    view,
+)
+from lightning_audit.session.plan import join_batches
+from lightning_audit.session.planner import Ranks
+from lightning_audit.session.step import AuditSession
+from lightning_audit.verdict.allow import Allow
+from lightning_audit.verdict.judge import Resolution
+
+# --- The training, as its user states it and as far as it has come.
+
+_BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
+
+
+class Loop:
+    """A plain training as a `FrontEnd`.
+
+    Args:
+        model: that the loop calls.
+        optimizers: of the training.
+        loader: of its batches; None if they are told apart by steps.
+        root: module with all trained parameters.
+        epochs: planned number; None if unknown.
+        precision: by Lightning's name; None to read it from the parameters and from autocast.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[Any],
+        loader: Any,
+        *,
+        root: torch.nn.Module,
+        epochs: int | None,
+        precision: str | None,
+    ) -> None:
+        self.model, self.root, self.loader = model, root, loader
+        self.optimizers, self._epochs = list(optimizers), epochs
+        self.read = precision is None
+        self.param = next(iter(root.parameters()), torch.zeros(0))
+        self.precision = precision or _BY_DTYPE.get(self.param.dtype, "32-true")
+        #: Number of passes that have ended, of steps that were taken, and whether it has ended.
+        self.epoch = self.steps = 0
+        self.over = False
+        #: Whether the audit asked the training to stop.
+        self.stopped = False
+        #: Called before a step that is refused.
+        self.refuses: Callable[[], None] = lambda: None
+        #: See `TrainingInfo.loop`.
+        self.places: dict[str, CodePlace] = {}
+
+    @property
+    def accumulated(self) -> int:
+        """Batches per step: each batch may make one."""
+        return 1
+
+    @property
+    def planned(self) -> int | None:
+        """Steps of the whole training; None if unknown."""
+        try:
+            return None if self._epochs is None else self._epochs * len(self.loader)
+        except TypeError:  # no loader, or one without a length
+            return None
+
+    def steps_left(self) -> int | None:
+        """Return how many steps each optimizer is planned to take from now on."""
+        left = (self.planned or 0) - self.steps
+        return left if left > 0 else None
+
+    def epochs_left(self) -> int | None:
+        """Return how many passes will begin from now on."""
+        return None if self._epochs is None else max(self._epochs - self.epoch, 0)
+
+    def is_over(self) -> bool:
+        """Return whether the batch that has ended is the last one."""
+        return self.over
+
+    def show(self, report: AuditReport) -> None:
+        """Show nothing: the loop's output is the user's."""
+
+    def stop(self) -> None:
+        """Note that the training should stop."""
+        self.stopped = True
+
+    def refuse(self, report: AuditReport | None) -> None:
+        """Raise before the step that is about to be taken, if configured."""
+        self.refuses()
+
+    def put_back(self) -> None:
+        """Do nothing: `stop` changed no object of the user's."""
+
+    def info(self, processes: int) -> TrainingInfo:
+        """Return what the audit reads of the training."""
+        device = self.param.device
+        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        return TrainingInfo(
+            module=self.root,
+            loaders=[] if self.loader is None else self.loader,
+            precision=self.precision,
+            device=device.type + name,
+            strategy="by hand" if processes > 1 else "",
+            processes=processes,
+            epoch_batches=math.inf,
+            planned_steps=self.planned,
+            loop=self.places,
+        )
+
+
+def _place(frame: Any) -> CodePlace | None:
+    """Return the line that a frame is at; None for code that is in no file."""
+    code = frame.f_code if frame is not None else None
+    if code is None or not Path(code.co_filename).is_file():
+        return None
+    name = code.co_qualname.replace("<locals>.", "").replace("<module>", "the script")
+    return CodePlace(nearby(code.co_filename), frame.f_lineno, frame.f_lineno, name)
+
+
+# --- The audit.
+
+_of_audit = operator.attrgetter("_boundary")
+
+
+def _guarded(otherwise: Callable[..., Any] = left) -> Callable[[Callable[..., Any]], Any]:
+    """Wrap a method of `Audit` so that failures stay inside it; see `hooks.boundary.entry`."""
+    return lambda method: entry(method, otherwise, _of_audit)
+
+
+def _batch_as_it_is(audit: Any, batch: Any) -> Any:
+    left(audit)
+    return batch
+
+
+class Audit:
+    """The audit of one plain training, made by `attach`; also a context manager.
+
+    Args:
+        loop: the training.
+        config: of the audit.
+        directory: of report and observations.
+        step: see `attach`.
+        log: see `attach`.
+        log_prefix: see `attach`.
+        verbose: see `attach`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        config: AuditConfig,
+        directory: Path,
+        *,
+        step: Callable[[Any], Any] | None,
+        log: Callable[[dict[str, float]], Any] | None,
+        log_prefix: str,
+        verbose: bool,
+    ) -> None:
+        self.config, self._loop, self._directory = config, loop, directory
+        self._log, self._prefix, self._verbose = log, log_prefix, verbose
+        self._boundary = boundary()
+        self._boundary.begin()
+        self._user = LoopStep(loop.root, loop.optimizers, loop.precision, [self], step)
+        self._stopping = Stopping(config.on_violation)
+        loop.refuses = self._refuse
+        self._run: AuditRun | None = None
+        self._report: AuditReport | None = None
+        self._kept: dict[str, Any] = {}  # its state once it has ended
+        self._ended = False
+        #: The latest metrics, such as "audit/epsilon_lower".
+        self.metrics: dict[str, float] = {}
+        # The batch that was fetched; whether it began, and whether a step was taken on it.
+        self._batch: Any = None
+        self._begun = self._stepped = False
+        # The outermost module of the forward pass that runs.
+        self._outer: torch.nn.Module | None = None
+        # Batches that were fetched before it in this pass, and have not begun.
+        self._ahead: list[Fetched] = []
+        # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
+        self._in_epoch = self._fetches = self._backward = False
+        self._by_input = self._ghost = False
+        self._handles = Handles()
+        self._settled = 0  # steps after which the claim's budget was looked at
+
+    def __deepcopy__(self, memo: Any) -> Audit:
+        """Return the audit itself: a copy of its training is not audited."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Audit belongs to its process; save audit.state_dict() instead.")
+
+    # ------------------------------------------------------------------ begin
+
+    def begin(self, state: Mapping[str, Any] | None) -> None:
+        """Attach to the training; see `attach`."""
+        self._loop.places |= _named("attach", users_frame())
+        atexit.register(self._at_exit)
+        try:
+            self._begin(state)
+        except BaseException:
+            self._put_away()
+            raise
+        self._raise_if_told()
+
+    @_guarded()
+    def _begin(self, state: Mapping[str, Any] | None) -> None:
+        loop = self._loop
+        if loop.precision.startswith("16"):
+            raise UnauditableTraining(_FP16)
+        _refuse_second(loop.optimizers)
+        count = distributed.get_world_size() if distributed.is_initialized() else 1
+        ranks = Ranks(distributed.get_rank() if count > 1 else 0, count, talk=True)
+        self._by_input = join_batches(self.config.canaries, count, loop.root)
+        self._run = run = AuditRun(self.config, loop.info(count), ranks, self._directory)
+        run.take_directory(again=bool(state))
+        if state:
+            run.keep(verified(state))
+            run.go_on_in_its_directory()
+        self._watch_loader(run)
+        run.start(loop.info(count))
+        self._follow(run)
+        run.note_settings()
+        run.examinations.open_to(self._user)
+        self._stopping.begin(loop, run)
+        self._hook(run)
+
+    def _watch_loader(self, run: AuditRun) -> None:
+        if self._loop.loader is not None and not run.ranks.several:
+            run.ledger.watch(self._loop.loader)
+
+    def _follow(self, run: AuditRun) -> None:
+        run.follow(self._loop.optimizers, self._loop.root)
+        run.optimizers.begins = self._begin_by_hand
+        if not run.sessions:
+            run.follow_hand_written(self._loop.root)
+        self._ghost = any(isinstance(session.step, GhostStep) for session in run.sessions)
+
+    def _hook(self, run: AuditRun) -> None:
+        """Hook in after the sessions, so that these hooks run around theirs."""
+        self._handles.remove()
+        self._handles = handles = Handles()
+        self._private = [o for o in map(private_optimizer, self._loop.optimizers) if o is not None]
+        for private in self._private:
+            handles.append(MethodHook(private, "pre_step", partial(self._before_step, private)))
+        by_hand = [s.step.inner for s in run.sessions if s.step.optimizer not in self._private]
+        for inner in by_hand:
+            handles.append(inner.register_step_pre_hook(entry(self._before_plain_step)))
+        for optimizer in self._loop.optimizers:
+            after = entry(self._after_step)
+            handles.append(innermost(optimizer).register_step_post_hook(after))
+        # Global hooks: a module's own would be copied and saved with the user's module.
+        own = {id(module) for module in self._loop.root.modules()}
+        own |= {id(module) for module in self._loop.model.modules()}
+        before, behind = entry(self._before_forward), entry(self._after_forward)
+
+        def begins(module: torch.nn.Module, args: Any) -> None:
+            if self._outer is None and id(module) in own:
+                before(module, args)
+
+        def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
+            if module is self._outer:
+                behind(output)
+
+        handles.append(register_module_forward_pre_hook(begins))
+        handles.append(register_module_forward_hook(ends))
+        handles.append(Listening(self))
+
+    def follow(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: Any = None,
+        loader: Any = None,
+    ) -> None:
+        """Go on with another model around the same parameters, optimizer or loader.
+
+        Args:
+            model: that the loop calls from now on; None if it is the same.
+            optimizer: one, or a list; None if they are the same.
+            loader: of the batches from now on; None if it is the same.
+
+        Raises:
+            UnauditableTraining: the optimizer trains other parameters.
+        """
+        self._settle()
+        loop = self._loop
+        loop.model, loop.root = model or loop.model, model or loop.root
+        self._user.module = loop.root
+        if optimizer is not None:
+            loop.optimizers[:] = _listed(optimizer)
+        if loader is not None:
+            loop.loader = loader
+        self._follow_on(loader is not None)
+
+    @_guarded()
+    def _follow_on(self, reads: bool) -> None:
+        if (run := self._run) is not None:
+            if reads:
+                self._watch_loader(run)
+            self._follow(run)
+            self._hook(run)
+
+    # ------------------------------------------------------------------ passes and batches
+
+    @property
+    def _looks(self) -> bool:
+        """Whether the training runs, and not a replay of a step."""
+        return self._run is not None and not self._ended and self._run.optimizers.looks
+
+    @_guarded(lambda *_: False)
+    def follows(self, loader: Any) -> bool:
+        """Return whether a loader draws this training's batches; see `loops.events`."""
+        own = self._loop.loader
+        if own is None or not self._looks:
+            return False
+        return loader is own or (drawn_by(own) is not None and drawn_by(loader) is drawn_by(own))
+
+    @_guarded()
+    def starts_pass(self, loader: Any) -> None:
+        """Note a memory manager's loader, which is made when a pass begins."""
+        self._ahead = []
+        if loader is not self._loop.loader and self._run is not None:
+            self._run.lints.split(loader)
+
+    @_guarded()
+    def asks(self) -> None:
+        """End the last batch: nothing is trained on it any more."""
+        if self._looks and self._begun:
+            self._end_batch(users_frame())
+
+    @_guarded(_batch_as_it_is)
+    def fetched(self, batch: Any) -> Any:
+        """Hold a batch, which begins with its first forward pass: the loop may not train on it."""
+        run = self._run
+        if run is None or not self._looks or not self._loop.model.training:
+            return batch
+        if self._batch is not None and not self._begun:
+            self._ahead.append(Fetched(self._batch))
+        self._forget_batch()
+        self._fetches, self._batch = True, batch
+        self._user.fetched(users_frame())
+        if not self._by_input:
+            return batch
+        self._begin_batch(run)
+        self._batch = run.admit(batch, self._loop.root)
+        return self._batch
+
+    @_guarded()
+    def ends_pass(self) -> None:
+        """End the pass over the loader."""
+        if self._looks and self._in_epoch:
+            self._end_epoch()
+            self._raise_if_told()
+
+    def batches(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """Follow batches that no torch loader gives: ``for batch in audit.batches(own):``."""
+        return Batches(iter(iterable), self)
+
+    def _forget_batch(self) -> None:
+        self._batch, self._begun, self._stepped, self._outer = None, False, False, None
+
+    def _choose(self, args: Any) -> bool:
+        """Return whether a batch fetched earlier is trained now, which becomes the present one."""
+        for place, fetched in enumerate(self._ahead):
+            if fetched.among(args):
+                later = [] if self._batch is None or self._begun else [Fetched(self._batch)]
+                self._ahead = [*self._ahead[place + 1 :], *later]
+                if self._begun:
+                    self._end_batch(None)
+                self._batch = fetched.batch()
+                return True
+        return False
+
+    def _begin_batch(self, run: AuditRun) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if not self._in_epoch:
+            self._in_epoch = True
+            run.start_epoch()
+        run.follow(self._loop.optimizers, self._loop.root)
+        run.start_batch(self._loop.epoch, self._batch)
+
+    def _begin_by_hand(self) -> None:
+        if (run := self._run) is not None and self._looks:
+            self._begin_batch(run)
+
+    def _end_batch(self, frame: Any) -> None:
+        run, batch = self._run, self._batch
+        self._forget_batch()
+        if run is None:
+            return
+        with self._user.between(frame):
+            run.end_batch(batch)
+        self._count(run)
+        self._stopping.look()
+        self._raise_if_told()
+
+    def _count(self, run: AuditRun) -> None:
+        self._loop.steps = max((s.recorder.steps for s in run.sessions), default=0)
+
+    def _end_epoch(self, *, due: bool = False) -> None:
+        run, self._in_epoch = self._run, False
+        if run is None:
+            return
+        metrics, report = run.end_epoch(self._loop.epoch, self._loop.root, due=due)
+        self._loop.epoch += 1
+        if metrics:
+            self.metrics = {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+            if self._log is not None and run.ranks.is_first:
+                view(run, "logging the metrics", partial(self._log, dict(self.metrics)))
+        self._stopping.respond(report)
+
+    # ------------------------------------------------------------------ forward, backward, step
+
+    def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Begin the batch that was fetched; without a loader, one of its own."""
+        if not self._looks or not module.training or not torch.is_grad_enabled():
+            return
+        run = self._run
+        if run is None or peek_interpreter_stack() is not None:
+            return  # under vmap the batch begins with `per_sample`
+        self._outer = module
+        if self._begun and self._fetches and not (self._stepped and self._ahead):
+            return
+        if self._ahead and not self._choose(args):
+            if self._begun:
+                return
+            self._ahead = []
+        if not self._fetches and self._stepped:
+            self._end_batch(None)
+        if self._batch is not None or not self._fetches:
+            run = self._with_autocast(run)
+            self._begin_batch(run)
+
+    def _with_autocast(self, run: AuditRun) -> AuditRun:
+        """Return the run, begun again before the first step if the forward pass is autocast."""
+        kind = self._loop.param.device.type
+        if not self._loop.read or self._in_epoch or not torch.is_autocast_enabled(kind):
+            return run
+        self._loop.read = False
+        if torch.get_autocast_dtype(kind) is torch.float16:
+            self._conclude("UnauditableTraining")
+            raise UnauditableTraining(_FP16)
+        if not run.optimizers.steps:
+            self._loop.precision = self._user.precision = "bf16-mixed"
+            self._release(run)
+            self._begin(None)
+        assert self._run is not None
+        return self._run
+
+    def _after_forward(self, output: Any) -> None:
+        """Hook on the outputs of a forward pass, whose gradients are a backward pass's first."""
+        self._outer = None
+        if self._ghost or not self._looks or not self._begun or not torch.is_grad_enabled():
+            return
+        hook = entry(self._backward_begins)
+        for leaf in _pytree.tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        run = self._run
+        if run is None or self._backward or not self._begun or not self._looks:
+            return
+        self._backward = True
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(entry(self._backward_ends))
+        loss = None if run.lints.loss_seen else _loss_in_backward()
+        if loss is not None:
+            self._see_loss(run, loss)
+        run.prepare(loss, 1)
+
+    def _backward_ends(self) -> None:
+        self._backward = False
+        if self._run is not None:
+            self._run.conceal()
+
+    def _see_loss(self, run: AuditRun, loss: Any) -> None:
+        run.lints.look_at_loss(self._loop.root, loss)
+        self._stopping.begin_steps()
+
+    @_guarded(lambda *_: False)
+    def clips(self, loss: Any) -> bool:
+        """Return whether a loss of ghost clipping is this training's; see `loops.events`."""
+        return self._looks and self._begun and any(loss.optimizer is o for o in self._private)
+
+    @_guarded()
+    def before_ghost(self, loss: Any) -> None:
+        """Lay out the canaries before the two backward passes of ghost clipping."""
+        if (run := self._run) is not None:
+            if not run.lints.loss_seen:
+                self._see_loss(run, loss)
+            run.prepare(loss, 1)
+
+    @_guarded()
+    def after_ghost(self) -> None:
+        """Hide the canaries after them."""
+        if self._run is not None:
+            self._run.conceal()
+
+    def _before_step(self, optimizer: Any) -> None:
+        """Inject the canaries, before clipping."""
+        run = self._run
+        if run is None or not self._looks:
+            return
+        self._begin_batch(run)  # also of a step on a batch that the loader did not give
+        if "step" not in self._loop.places:
+            self._loop.places |= _named("step", users_frame())
+        self._keep_to_budget(run)
+        run.inject(optimizer)
+
+    def _before_plain_step(self, *_: Any) -> None:
+        if (run := self._run) is not None and self._looks:
+            self._begin_batch(run)
+            if "step" not in self._loop.places:
+                self._loop.places |= _named("step", users_frame())
+            self._keep_to_budget(run)
+
+    def _keep_to_budget(self, run: AuditRun) -> None:
+        """Raise before the first step that would exceed the claim, if configured."""
+        self._count(run)
+        if self._settled != self._loop.steps:
+            self._settled = self._loop.steps
+            self._stopping.keep_to_budget()
+        if self._stopping.why == "budget" and self.config.on_budget == "raise":
+            self._stopping.refuse()
+
+    def _refuse(self) -> None:
+        """Raise why the step that is about to be taken is refused, if configured."""
+        self._raise_if_told()
+        if self._stopping.why == "budget" and (report := self._conclude()) is not None:
+            raise ClaimUsedUp(report)
+
+    def _after_step(self, *_: Any) -> None:
+        """Raise what the step shows, once the weights have moved."""
+        run = self._run
+        if run is None or not self._looks or not self._begun:
+            return
+        self._stepped = True
+        if len(self._loop.optimizers) == 1 and run.end_step():
+            self._stopping.look()
+            self._raise_if_told()
+
+    # ------------------------------------------------------------------ what the user sees
+
+    @property
+    def report(self) -> AuditReport | None:
+        """The report so far; None before the first evaluation."""
+        return self._run.report if self._run is not None else self._report
+
+    @property
+    def steps(self) -> int:
+        """Steps of the private optimizers so far."""
+        run = self._run
+        return (self.report.steps if self.report else 0) if run is None else run.optimizers.steps
+
+    def planned(self) -> tuple[int | None, Sequence[AuditSession], str]:
+        """Return the planned steps, the sessions, and the warning if the plan exceeds the claim."""
+        sessions = () if self._run is None else tuple(self._run.sessions)
+        return self._loop.planned, sessions, self._stopping.warned
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a violation was found, or the next step would exceed the claim."""
+        self._look_ahead()
+        return self._loop.stopped or self._stopping.told
+
+    @_guarded()
+    def _look_ahead(self) -> None:
+        run = self._run
+        if run is not None and self._looks:
+            self._count(run)
+            if self._settled != self._loop.steps:
+                self._settled = self._loop.steps
+                self._stopping.keep_to_budget()
+
+    def step(self, function: Callable[[Any], Any], batch: Any) -> Any:
+        """Run a whole training step, and remember it for replays.
+
+        Args:
+            function: of a batch: forward, backward and the optimizer's step.
+            batch: to train on.
+
+        Returns:
+            What the function returns.
+        """
+        self._user.function = function
+        if not self._fetches:
+            self._hold(batch)
+        return function(batch)
+
+    @_guarded()
+    def _hold(self, batch: Any) -> None:
+        if self._looks:
+            if self._begun:
+                self._end_batch(None)
+            self._batch = batch
+
+    def end_epoch(self) -> None:
+        """Mark the end of an epoch in a loop whose loader is not followed."""
+        self._settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the audit's state for a checkpoint; call it between two batches.
+
+        It loads under ``weights_only=True``; pass it to `attach` as ``state``.
+
+        Raises:
+            PrivacyViolation: the last batch showed one.
+        """
+        self._settle(epoch=False)
+        state: dict[str, Any] = self._state()
+        return state
+
+    @_guarded(lambda audit: audit._kept)
+    def _state(self) -> Any:
+        if self._run is not None:
+            self._kept = self._run.state()
+        return self._kept
+
+    @_guarded()
+    def _settle(self, *, epoch: bool = True) -> None:
+        """End the batch and the epoch that are open."""
+        if self._looks:
+            if self._begun:
+                self._end_batch(users_frame())
+            if epoch and self._in_epoch:
+                self._end_epoch(due=True)
+                self._raise_if_told()
+
+    # ------------------------------------------------------------------ the end
+
+    def _raise_if_told(self) -> None:
+        if self._stopping.told and self.config.on_violation == "raise" and not self._ended:
+            report = self._conclude()
+            if report is not None:
+                raise PrivacyViolation(report)
+
+    def close(self, error: BaseException | None = None) -> AuditReport | None:
+        """End the audit: write and print the report, and remove all hooks.
+
+        Args:
+            error: the exception by which the training ended; None if it ended as planned.
+
+        Returns:
+            The report.
+
+        Raises:
+            PrivacyViolation: the verdict is VIOLATION, and ``on_violation`` is "raise".
+            InconclusiveAudit: it is INCONCLUSIVE, and ``on_inconclusive`` is "raise".
+        """
+        if self._ended:
+            return self.report
+        own = isinstance(error, PrivacyViolation | ClaimUsedUp | InconclusiveAudit)
+        if error is None:
+            self._loop.over = True
+            self._settle()
+        report = self._conclude("" if error is None or own else type(error).__name__)
+        if error is None and report is not None:
+            raise_for(report, self.config.on_violation, self.config)
+        return report
+
+    def _conclude(self, broke: str = "") -> AuditReport | None:
+        """Write and print the report, and leave the training."""
+        if self._ended:
+            return self.report
+        self._finish(broke)
+        self._ended = True
+        self._put_away()
+        return self.report
+
+    @_guarded(lambda audit, *_: audit._finish_failed())
+    def _finish(self, broke: str) -> None:
+        run = self._run
+        if run is None:
+            return
+        if broke:
+            run.ranks.part()  # other processes may be elsewhere, or may have ended
+            run.break_off(f"the training broke off with {broke}")
+        run.end(self._stopping.reason())
+        send(run, (), self._loop.steps, f"{self._prefix}/report")
+        run.ranks.meet()
+        if run.report is not None:
+            printed = partial(show, run.report, run.files, run.sessions, verbose=self._verbose)
+            run.ranks.from_first(lambda: view(run, "printing the report", printed))
+
+    def _finish_failed(self) -> None:
+        close_failed(self, None if distributed.is_initialized() else self._directory)
+        if (run := self._run) is not None and self._report is not None and run.ranks.is_first:
+            view(run, "printing the report", partial(show, self._report, run.files))
+
+    def _put_away(self) -> None:
+        """Remove all hooks, and release files and the training; the report is kept."""
+        atexit.unregister(self._at_exit)
+        run, self._ended = self._run, True
+        if run is not None:
+            attempt(self._state)
+            attempt(partial(self._release, run))
+        self._run = None
+        self._loop.loader, self._user.function = None, None
+
+    def _release(self, run: AuditRun) -> None:
+        self._report = run.report if run.report is not None else self._report
+        self._handles.remove()  # first: they wrap the others
+        self._stopping.put_back()
+        run.detach()
+        self._boundary.remove_hooks()
+        run.optimizers.close_records()
+        if run.files is not None:
+            run.files.release()
+
+    def _at_exit(self) -> None:
+        """Write the report of an audit that was not closed when its process ended."""
+        last: Any = getattr(sys, "last_value", None)
+        if not isinstance(last, BaseException):
+            attempt(self._settle)
+        self._conclude(type(last).__name__ if isinstance(last, BaseException) else "")
+
+    def __enter__(self) -> Audit:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(error)
+
+
+_FP16 = (
+    "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
+    "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
+)
+
+
+def _loss_in_backward() -> Any:
+    """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def _named(name: str, frame: Any) -> dict[str, CodePlace]:
+    place = _place(frame)
+    return {} if place is None else {name: place}
+
+
+def _listed(optimizer: Any) -> list[Any]:
+    return list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+
+
+def _params_of(optimizers: Iterable[Any]) -> set[int]:
+    return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
+
+
+def _refuse_second(optimizers: Sequence[Any]) -> None:
+    """Raise if another open audit trains the same parameters."""
+    for other in listeners():
+        if isinstance(other, Audit) and _params_of(other._loop.optimizers) & _params_of(optimizers):
+            place = other._loop.places.get("attach")
+            raise UnauditableTraining(
+                f"these parameters are audited already, by the audit of {place or 'this process'}: "
+                "each would report the other's canaries as a fault. Close it first, "
+                "audit.close(), or use `with attach(...)`."
+            )
+
+
+# --- The public function.
+
+
+def attach(
+    model: torch.nn.Module,
+    optimizer: Any,
+    loader: Any = None,
+    claimed_epsilon: float | None = None,
+    *,
+    delta: float | None = None,
+    claim: PrivacyClaim | None = None,
+    canaries: Sequence[GradientCanary | InputCanary] | None = None,
+    num_canaries: int = 8,
+    oversize: float = 1000.0,
+    every_n_steps: int | None = None,
+    significance: float = 1e-3,
+    bound_significance: float = 0.05,
+    resolution: Resolution | None = None,
+    allow: Sequence[str | Allow] = (),
+    on_violation: Literal["raise", "stop", "warn"] = "raise",
+    on_inconclusive: Literal["raise", "warn"] = "warn",
+    on_budget: Literal["raise", "stop"] = "raise",
+    report_dir: str | Path = "audit",
+    log: Callable[[dict[str, float]], Any] | None = None,
+    log_prefix: str = "audit",
+    seed: int | None = None,
+    examinations: Literal["auto"] | int = "auto",
+    bounds: Sequence[str] | Literal["all"] = (),
+    source_in_report: bool = True,
+    verbose: bool = False,
+    root: torch.nn.Module | None = None,
+    step: Callable[[Any], Any] | None = None,
+    epochs: int | None = None,
+    precision: str | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Audit:
+    """Audit the DP-SGD of a plain training loop, from this call until `Audit.close`.
+
+    The loop does not change:
+
+        with lightning_audit.attach(model, optimizer, loader, claimed_epsilon=8.0):
+            train(model, optimizer, loader)
+
+    Without ``with``, call `Audit.close` after the loop. `PrivacyViolation` is raised from the
+    ``optimizer.step()`` that shows it, or from the loader's next batch if the step was examined by
+    replay; what is known before the first step is raised here. The exception ends the audit.
+
+    Args:
+        model: that the loop calls, as `make_private` returned it; with ``wrap_model=False`` your
+            own.
+        optimizer: of `make_private`, or a list; for hand-written DP-SGD, which needs ``claim``, one
+            of torch's.
+        loader: of `make_private`; iterate it as before, also by Opacus' `BatchMemoryManager`. None
+            if there is no torch loader: then batches are counted by steps, and a PASS is not
+            possible, because sampling is unknown.
+        claimed_epsilon: see `PrivacyAudit`.
+        delta: see `PrivacyAudit`.
+        claim: see `PrivacyAudit`.
+        canaries: see `PrivacyAudit`.
+        num_canaries: see `PrivacyAudit`.
+        oversize: see `PrivacyAudit`.
+        every_n_steps: see `PrivacyAudit`.
+        significance: see `PrivacyAudit`.
+        bound_significance: see `PrivacyAudit`.
+        resolution: see `PrivacyAudit`.
+        allow: see `PrivacyAudit`.
+        on_violation: "raise" `PrivacyViolation` in the loop; "warn" and "stop" set
+            `Audit.should_stop`, for the loop to look at.
+        on_budget: "raise" `ClaimUsedUp` before the step that would exceed the claim, or "stop":
+            only set `Audit.should_stop`.
+        on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the audit is closed.
+        report_dir: directory of report and observations.
+        log: called with the metrics at the end of an epoch, such as ``wandb.log``.
+        log_prefix: first part of the names of the metrics.
+        seed: see `PrivacyAudit`.
+        examinations: see `PrivacyAudit`; 0 if no step is to be run again.
+        bounds: see `PrivacyAudit`.
+        source_in_report: see `PrivacyAudit`.
+        verbose: see `PrivacyAudit`.
+        root: module with all trained parameters; None for ``model``.
+        step: function of a batch that is one whole training step, for replays; None to take the
+            body of the loop from its source. See `Audit.step`.
+        epochs: planned passes over the loader, so that a claim that they exceed is told before the
+            first step; None if unknown.
+        precision: "32-true", "64-true", "bf16-true" or "bf16-mixed"; None to read it from the
+            parameters and from ``torch.autocast`` around the first forward pass.
+        state: of an earlier part of this training, from `Audit.state_dict`.
+
+    Returns:
+        The audit, also a context manager.
+
+    Raises:
+        ValueError: an argument is outside its range.
+        UnauditableTraining: model or optimizer cannot be audited; the message says what to change.
+        PrivacyViolation: the claim is known to be false before the first step.
+    """
+    config = AuditConfig.of_arguments(attach, locals())
+    loop = Loop(
+        model,
+        _listed(optimizer),
+        loader,
+        root=model if root is None else root,
+        epochs=epochs,
+        precision=precision,
+    )
+    audit = Audit(
+        loop,
+        config,
+        Path(report_dir),
+        step=step,
+        log=log,
+        log_prefix=log_prefix,
+        verbose=verbose,
+    )
+    audit.begin(state)
+    return audit

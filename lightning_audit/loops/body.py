@@ -1,0 +1,291 @@
+"""A step of a plain loop, run again: by the user's function, or by the loop's body from its source.
+
+Not every body can be taken: its source must compile to the code that runs, and it must be sure
+which value is the batch. What follows the step in the body is left out: it may write files.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import linecache
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+from lightning_audit.files import nearby
+from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
+
+# --- The body of a loop as a function, made from its source.
+
+#: Functions that pass the batches of their first argument on, one by one.
+_PASS_ON = {"tqdm", "trange", "track", "progress_bar", "iter", "islice", "auto", "batches"}
+_OF_A_STEP = {"step", "zero_grad", "backward"}
+#: What a function made of a body would do otherwise than the body.
+_UNLIKE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.Global, ast.Nonlocal)
+
+
+class LoopBody:
+    """One pass of a loop's body, over given batches.
+
+    Args:
+        loop: in the user's source.
+        kind: how a pass gets its batch: the loop's target is "batch" or "enumerate", or the body
+            calls "next".
+    """
+
+    def __init__(self, loop: ast.For | ast.While, kind: str) -> None:
+        self._loop, self._kind = loop, kind
+        target = getattr(loop, "target", None)
+        if kind == "enumerate" and isinstance(target, ast.Tuple):
+            target = target.elts[0]
+        # The name that counts the passes, or empty.
+        self._counter = target.id if kind != "batch" and isinstance(target, ast.Name) else ""
+        self._names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name)}
+        self._functions: dict[tuple[str, ...], Any] = {}
+
+    @classmethod
+    def of(cls, frame: Any) -> LoopBody | None:
+        """Return the innermost loop that a frame is in, between two passes; None if unsure."""
+        loop, inside = _loop_around(frame.f_code, frame.f_lineno)
+        if loop is None or any(
+            isinstance(node, _UNLIKE) for part in loop.body for node in ast.walk(part)
+        ):
+            return None
+        kind = _calls_next(loop) if inside else _kind_of(loop.iter)  # type: ignore[union-attr]
+        return cls(loop, kind) if kind else None
+
+    def roots(self, frame: Any) -> list[object]:
+        """Return the objects that the body uses and may change."""
+        held = [frame.f_locals[n] for n in sorted(self._names & frame.f_locals.keys())]
+        return [one for one in held if not hasattr(one, "__next__")]
+
+    def run(self, frame: Any, batch: Any, back: int = 0) -> None:
+        """Run the body once, with the names of the frame as they are now.
+
+        Args:
+            frame: in which the loop runs, between two passes.
+            batch: of this pass.
+            back: number of passes of the same step that follow, for a counter in the loop.
+        """
+        held = dict(frame.f_locals)
+        count = held.get(self._counter)
+        number = count - back if isinstance(count, int) else 0
+        names = tuple(sorted(n for n in held if n.isidentifier()))
+        if names not in self._functions:
+            self._functions[names] = self._made(names, frame)
+        self._functions[names](*(held[n] for n in names), batch, number)
+
+    def _made(self, names: tuple[str, ...], frame: Any) -> Any:
+        """Return a function of these names, the batch and the number of the pass."""
+        target, value, head = "_", "(None,)", ""
+        if self._kind == "next":
+            head = "    next = lambda *_: __batch\n"
+            if self._counter:
+                target, value = self._counter, "(__number,)"
+        else:
+            target = ast.unparse(self._loop.target)  # type: ignore[union-attr]
+            value = "(__batch,)" if self._kind == "batch" else "((__number, __batch),)"
+        parts = "\n".join(ast.unparse(part) for part in _up_to_the_step(self._loop.body))
+        listed = ", ".join((*names, "__batch", "__number"))
+        text = f"def __body({listed}):\n{head}    for {target} in {value}:\n"
+        made: dict[str, Any] = {}
+        source = text + textwrap.indent(parts, " " * 8) + "\n"
+        exec(compile(source, frame.f_code.co_filename, "exec"), frame.f_globals, made)
+        return made["__body"]
+
+
+def _loop_around(code: CodeType, line: int) -> tuple[ast.For | ast.While | None, bool]:
+    """Return the innermost loop around a line of running code, and whether its body has the line.
+
+    None without the source.
+    """
+    try:
+        lines, first = linecache.getlines(code.co_filename), 1
+        if code.co_name != "<module>":  # of which only a first block would be found
+            lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+        if not _is_source_of(code):
+            return None, False
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None, False
+    at = line - first + 1
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While) and node.lineno <= at <= (node.end_lineno or 0)
+    ]
+    loop = max(loops, key=lambda node: node.lineno, default=None)
+    return loop, not isinstance(loop, ast.For) or at > (loop.iter.end_lineno or 0)
+
+
+def _is_source_of(code: CodeType) -> bool:
+    """Return whether the file still holds what runs: it may have been edited since.
+
+    A notebook compiles each statement of a cell by itself.
+    """
+    name = code.co_filename
+    tree = ast.parse("".join(linecache.getlines(name)))
+    parts: list[Any] = [tree]
+    if code.co_name == "<module>":
+        parts += [ast.Module([part], []) for part in tree.body]
+    return any(_contains(compile(part, name, "exec", dont_inherit=True), code) for part in parts)
+
+
+def _contains(compiled: CodeType, code: CodeType) -> bool:
+    same = (compiled.co_qualname, compiled.co_code) == (code.co_qualname, code.co_code)
+    if same and compiled.co_firstlineno == code.co_firstlineno:
+        return True
+    return any(_contains(part, code) for part in compiled.co_consts if isinstance(part, CodeType))
+
+
+def _up_to_the_step(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Leave out what follows the step: logs, files, evaluation; nothing if no step is in sight."""
+    called = [
+        (place, node.func.attr)
+        for place, part in enumerate(body)
+        for node in ast.walk(part)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _OF_A_STEP
+    ]
+    if not any(name == "step" for _, name in called):
+        return body
+    return body[: max(place for place, _ in called) + 1]
+
+
+def _kind_of(node: ast.expr) -> str:
+    """Return how what a loop iterates passes a batch on: "batch", "enumerate", or empty."""
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        return "batch"
+    if isinstance(node, ast.NamedExpr):
+        return _kind_of(node.value)
+    if isinstance(node, ast.Call) and node.args:
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if name == "enumerate":
+            return "enumerate" if _kind_of(node.args[0]) == "batch" else ""
+        if name in _PASS_ON or name.endswith("tqdm"):
+            return _kind_of(node.args[0])
+    return ""
+
+
+def _calls_next(loop: ast.For | ast.While) -> str:
+    """Return "next" if the body asks one iterator for its batch, before it uses it; else empty."""
+    asked: set[str] = set()
+    used: set[str] = set()
+    for part in loop.body:
+        nodes = list(ast.walk(part))
+        calls = [
+            ast.unparse(node.args[0])
+            for node in nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "next"
+            and node.args
+        ]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        used |= {n.id for n in names if isinstance(n.ctx, ast.Load)}
+        if calls:
+            asked |= {*calls}
+            if (used - asked) & {n.id for n in names if isinstance(n.ctx, ast.Store)}:
+                return ""  # what it uses was fetched in an earlier pass
+    return "next" if len(asked) == 1 else ""
+
+
+# --- The user's step for replays.
+
+#: Beginnings of the reasons for which a body from the source counts as not taken.
+_NOT_TAKEN = (CANNOT_REPLAY, NO_STEP, NOT_REPEATED)
+
+
+class LoopStep:
+    """The step of a plain loop, run again between two batches.
+
+    Args:
+        module: the root of all trained parameters.
+        optimizers: of the training; a list that is kept up to date.
+        precision: of the training.
+        aside: objects whose state is neither saved nor restored.
+        function: of a batch, which is one step; None to take the loop's body from its source.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        optimizers: Sequence[Any],
+        precision: str,
+        aside: Sequence[object],
+        function: Callable[[Any], Any] | None,
+    ) -> None:
+        self.module, self.optimizers, self.precision = module, optimizers, precision
+        self.aside, self.function = aside, function
+        #: Names of what the step logs.
+        self.logged: dict[str, None] = {}
+        self._bodies: dict[tuple[CodeType, int], LoopBody | None] = {}
+        self._body: LoopBody | None = None
+        # The frame in which the batch was fetched, by its identity, and where.
+        self._fetched_in: tuple[int, CodeType] | None = None
+        self._where = ""
+        self._frame: Any = None
+
+    def fetched(self, frame: Any) -> None:
+        """Take the body of the loop that fetched a batch."""
+        self._body = self._fetched_in = None
+        if self.function is not None or frame is None:
+            return
+        code, line = frame.f_code, frame.f_lineno
+        if (code, line) not in self._bodies:
+            self._bodies[code, line] = LoopBody.of(frame)
+        self._body, self._fetched_in = self._bodies[code, line], (id(frame), code)
+        self._where = f"{nearby(code.co_filename)}:{line}"
+
+    @contextlib.contextmanager
+    def between(self, frame: Any) -> Iterator[None]:
+        """Let steps be run again, in the frame that asks for the next batch."""
+        same = frame is not None and self._fetched_in == (id(frame), frame.f_code)
+        self._frame = frame if same else None
+        try:
+            yield
+        finally:
+            self._frame = None
+
+    def obstacle(self) -> str:
+        """Return why no step of this loop can be run again, or empty."""
+        return self._cannot("") if self.function is None and self._body is None else ""
+
+    def doubt(self, reason: str) -> str:
+        """Return what a PASS lacks if a step from the source gave no answers for ``reason``."""
+        taken = self.function is not None or not reason.startswith(_NOT_TAKEN)
+        return "" if taken else self._cannot(f" ({reason})")
+
+    def _cannot(self, why: str) -> str:
+        loop = f"the body of the loop at {self._where}" if self._where else "the step"
+        return f"{loop} cannot be run again{why}; pass step="
+
+    def roots(self) -> list[object]:
+        """Return the objects that a step may change."""
+        held: list[object] = [self.module, *self.optimizers]
+        if self.function is not None:
+            return [*held, self.function]
+        return (
+            held
+            if self._body is None or self._frame is None
+            else [
+                *held,
+                *self._body.roots(self._frame),
+            ]
+        )
+
+    def take(self, batches: Sequence[Any]) -> None:
+        """Train on the physical batches of one logical step."""
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            for place, batch in enumerate(batches, start=1):
+                if self.function is not None:
+                    self.function(batch)
+                elif self._body is not None and self._frame is not None:
+                    self._body.run(self._frame, batch, len(batches) - place)
+                else:
+                    raise NotImplementedError("the loop has ended")

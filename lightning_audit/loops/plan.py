@@ -1,0 +1,61 @@
+"""`lightning-audit plan` of a plain loop: what a few of its steps tell of its audit."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning_audit.hooks.boundary import OWN_TIME
+from lightning_audit.loops.audit import attach
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.run.earlier_fits import fits_put_back
+from lightning_audit.run.preview import MOST_BATCHES, STEPS, Preview, preview_of, silence
+
+
+def plan(
+    model: Any,
+    optimizer: Any,
+    loader: Any,
+    step: Callable[[Any], Any],
+    *,
+    steps: int = STEPS,
+    **arguments: Any,
+) -> Preview:
+    """Train a few steps under audit, and predict the audit of the training.
+
+    Nothing is written or shown. The model is trained by these steps: pass one made for this call.
+
+    Args:
+        model: see `attach`.
+        optimizer: see `attach`.
+        loader: see `attach`.
+        step: function of a batch that is one whole training step.
+        steps: number of steps to take.
+        arguments: others of `attach`, such as ``claimed_epsilon`` and ``epochs``.
+    """
+    given = {**arguments, "on_inconclusive": "warn", "on_budget": "stop", "step": step}
+    stops = given.pop("on_violation", "raise") != "warn"
+    times: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as folder, silence(), fits_put_back():
+        given |= {"on_violation": "warn", "report_dir": folder}
+        try:
+            audit = attach(model, optimizer, loader, **given)
+            began, own = time.perf_counter(), OWN_TIME.seconds
+            while len(times) < MOST_BATCHES * steps and audit.steps < steps:
+                before = len(times)
+                for batch in loader:
+                    step(batch)
+                    now, mine = time.perf_counter(), OWN_TIME.seconds
+                    times.append((now - began, mine - own))
+                    began, own = now, mine
+                    if audit.steps >= steps:
+                        break
+                if len(times) == before:  # the loader is empty
+                    break
+            planned, sessions, warned = audit.planned()
+            report = audit.close()
+        except UnauditableTraining as error:
+            return Preview(str(error))
+    return preview_of(report, sessions, planned, times, warned, stops=stops)

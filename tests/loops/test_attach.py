@@ -1,0 +1,352 @@
+"""Plain loops in the forms of public code, audited by two lines."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import plain_loops
+import pytest
+import torch
+from plain_loops import CLAIM, EPOCHS, STEPS, Made, made
+
+from lightning_audit import (
+    Allow,
+    AuditReport,
+    ClaimUsedUp,
+    PrivacyViolation,
+    attach,
+)
+from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
+
+Form = Callable[[Made], None]
+
+
+def audited(
+    directory: Path, training: Made, form: Form, **given: Any
+) -> tuple[AuditReport, BaseException | None]:
+    """Train under an audit; the report on disk, and the verdict's exception."""
+    raised: BaseException | None = None
+    arguments = {"claimed_epsilon": 50.0, "seed": 1, "examinations": "auto", **given}
+    try:
+        with attach(*training.training, report_dir=directory, **arguments) as audit:
+            form(training)
+    except (PrivacyViolation, ClaimUsedUp) as error:
+        raised = error
+    report = AuditReport.load(directory / "report.json")
+    known = audit.report if raised is None else raised.report
+    assert report.verdict == known.verdict
+    return report, raised
+
+
+PASSING: dict[str, tuple[Form, Callable[[], Made], dict[str, Any]]] = {
+    "Opacus' first example": (plain_loops.mnist_form, made, {}),
+    "trainer class": (plain_loops.trainer_form, made, {}),
+    "memory manager": (plain_loops.memory_form, made, {}),
+    "next(it)": (plain_loops.next_form, made, {}),
+    "next(iter(loader))": (plain_loops.fresh_iterator_form, made, {}),
+    "early break": (plain_loops.early_break_form, made, {}),
+    "accuracy on the training loader": (plain_loops.train_accuracy_form, made, {}),
+    "closure": (plain_loops.closure_form, made, {}),
+    "make_private_with_epsilon, wrap_model=False": (
+        plain_loops.mnist_form,
+        lambda: made(target=20.0, wrap_model=False),
+        {"claimed_epsilon": None},
+    ),
+    "ghost clipping": (plain_loops.ghost_form, lambda: made(grad_sample_mode="ghost"), {}),
+    "hand-written": (
+        plain_loops.hand_written_form,
+        plain_loops.by_hand,
+        {"claimed_epsilon": None, "claim": CLAIM},
+    ),
+    "two optimizers": (plain_loops.two_form, plain_loops.two_made, {"claimed_epsilon": None}),
+    "bf16 by autocast": (plain_loops.bf16_form, made, {}),
+    "chunks of a batch": (plain_loops.micro_form, made, {}),
+    "a trainer class with callbacks": (plain_loops.learner_form, made, {}),
+    "imdb": (plain_loops.imdb_form, made, {}),
+    "char-lstm": (plain_loops.char_lstm_form, made, {}),
+    "dict batches and a scheduler": (plain_loops.transformers_form, made, {}),
+    "a notebook's cell": (plain_loops.logging_form, made, {}),
+    "workers": (
+        plain_loops.mnist_form,
+        lambda: made(loader=plain_loops.plain_loader(num_workers=2)),
+        {},
+    ),
+}
+
+
+#: Questions that such a step does not answer, in Lightning neither.
+_WHOLE = {"replay.sensitivity", "replay.release"}
+_ROWS = {"replay.noise", "replay.clipping"}
+NOT_ASKED = {
+    "ghost clipping": {*_ROWS, "coupling"},
+    "chunks of a batch": _ROWS,
+    "two optimizers": {*_WHOLE, *_ROWS, "coupling"},
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_correct_training_passes_with_all_questions_asked(tmp_path, name):
+    form, make, given = PASSING[name]
+    report, raised = audited(tmp_path, make(), form, **given)
+    assert (report.verdict.outcome, raised) == ("PASS", None), report.verdict
+    replays = [c for c in report.checks if c.name.startswith("replay.") or c.name == "coupling"]
+    assert {c.name for c in replays if c.status == "not_run"} == NOT_ASKED.get(name, set())
+
+
+FAULTY: dict[str, tuple[Form, Callable[[], Made], str]] = {
+    "half the noise": (plain_loops.mnist_form, lambda: made(HalfNoise), "noise scale too small"),
+    "clipping after averaging": (
+        plain_loops.mnist_form,
+        lambda: made(ClipAfterAverage),
+        "clipping after averaging",
+    ),
+    "half the noise, memory manager": (
+        plain_loops.memory_form,
+        lambda: made(HalfNoise),
+        "noise scale too small",
+    ),
+    "half the noise by hand": (
+        plain_loops.half_hand_written_form,
+        plain_loops.by_hand,
+        "noise scale too small",
+    ),
+    "records change each other": (plain_loops.coupled_form, made, "records are not independent"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_fault_is_raised_in_the_loop_at_the_first_step(tmp_path, name):
+    form, make, fault = FAULTY[name]
+    training = make()
+    given = {} if training.engine else {"claimed_epsilon": None, "claim": CLAIM}
+    report, raised = audited(tmp_path, training, form, **given)
+    assert isinstance(raised, PrivacyViolation)
+    assert (report.steps, report.complete) == (1, True)
+    assert report.verdict.fault.startswith(fault)
+
+
+class HalfGhost:
+    """Half the noise of ghost clipping, by a function that is put on the optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.own = optimizer, optimizer.add_noise
+
+    def __call__(self) -> None:
+        self.optimizer.noise_multiplier = 0.5
+        self.own()
+        self.optimizer.noise_multiplier = 1.0
+
+
+def test_half_the_noise_of_ghost_clipping_is_found(tmp_path):
+    training = made(grad_sample_mode="ghost")
+    training.optimizer.add_noise = HalfGhost(training.optimizer)
+    report, raised = audited(tmp_path, training, plain_loops.ghost_form, examinations=0)
+    assert isinstance(raised, PrivacyViolation)
+    assert report.steps < 20
+    assert report.verdict.fault.startswith("noise scale too small")
+
+
+def test_what_a_step_shows_is_raised_by_the_users_own_step(tmp_path):
+    training = made(HalfNoise)
+    audit = attach(*training.training, 50.0, examinations=0, report_dir=tmp_path)
+    with pytest.raises(PrivacyViolation) as raised, audit:
+        plain_loops.mnist_form(training)
+    users = [frame for frame in raised.traceback if frame.path.name == "plain_loops.py"]
+    assert "optimizer.step()" in str(users[-1].statement)
+
+
+@pytest.mark.parametrize("response", ["warn", "stop"])
+def test_a_loop_can_look_whether_it_should_stop(tmp_path, response):
+    training = made(HalfNoise)
+    audit = attach(
+        *training.training, 50.0, on_violation=response, examinations=0, report_dir=tmp_path
+    )
+    assert not audit.should_stop
+    for batch in training.loader:
+        plain_loops.loss_of(training, batch).backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        if audit.should_stop:
+            break
+    report = audit.close()
+    assert report.steps < 20
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.ended.reason == ("violation" if response == "stop" else "planned")
+
+
+def test_shuffled_batches_are_known_before_the_first_step(tmp_path):
+    training = made(poisson_sampling=False)
+    report, raised = audited(tmp_path, training, plain_loops.mnist_form)
+    assert isinstance(raised, PrivacyViolation)
+    assert (report.steps, report.verdict.root.finding) == (0, "sampling.not_poisson")
+    assert any("test_attach.py" in place.file for place in report.verdict.root.place.code)
+
+
+def test_accumulated_batches_under_a_poisson_accountant_are_named(tmp_path):
+    training = made(poisson_sampling=False)
+    form = plain_loops.accumulation_form
+    report, _ = audited(tmp_path, training, form, on_violation="warn", examinations=0)
+    assert report.verdict.root.finding == "sampling.not_poisson"
+    assert report.steps == STEPS // 2
+
+
+def test_virtual_steps_that_merge_two_batches_cannot_pass(tmp_path):
+    report, _ = audited(tmp_path, made(), plain_loops.virtual_form)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert "sample rate" in "; ".join(report.verdict.pass_blockers)
+
+
+def test_the_step_that_would_exceed_the_claim_is_not_taken(tmp_path):
+    training = made()
+    report, raised = audited(
+        tmp_path, training, plain_loops.mnist_form, claimed_epsilon=1.5, examinations=0
+    )
+    assert isinstance(raised, ClaimUsedUp)
+    assert 0 < report.steps < STEPS
+    assert report.epsilon_spent <= 1.5
+    recorded = sum(steps for *_, steps in training.engine.accountant.history)
+    assert recorded == report.steps  # the accountant saw no step more
+    assert report.ended.reason == "budget"
+
+
+def test_a_loop_that_ends_at_its_claim_is_no_used_up_claim(tmp_path):
+    probe, _ = audited(
+        tmp_path / "probe", made(), plain_loops.mnist_form, claimed_epsilon=1.5, examinations=0
+    )
+    training = made()
+
+    def exactly(training: Made) -> None:
+        it = iter(training.loader)
+        for _ in range(probe.steps):
+            training.optimizer.zero_grad()
+            plain_loops.loss_of(training, next(it)).backward()
+            training.optimizer.step()
+
+    report, raised = audited(tmp_path / "own", training, exactly, claimed_epsilon=1.5)
+    assert raised is None
+    assert (report.steps, report.ended.reason) == (probe.steps, "planned")
+
+
+def test_should_stop_keeps_a_loop_within_its_claim(tmp_path):
+    training = made()
+    given = {"claimed_epsilon": 1.5, "on_budget": "stop", "examinations": 0}
+    with attach(*training.training, report_dir=tmp_path, **given) as audit:
+        while not audit.should_stop:
+            for batch in training.loader:
+                training.optimizer.zero_grad()
+                plain_loops.loss_of(training, batch).backward()
+                training.optimizer.step()
+                if audit.should_stop:
+                    break
+    assert audit.report.epsilon_spent <= 1.5
+    assert audit.report.ended.reason == "budget"
+
+
+def test_planned_epochs_above_the_claim_are_told_before(tmp_path, caplog):
+    audit = attach(*made().training, 1.5, epochs=9, examinations=0, report_dir=tmp_path)
+    audit.close()
+    assert "the 288 planned steps cost more than claimed_epsilon=1.5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("form", "given"),
+    [
+        (plain_loops.nano_form, {}),
+        (plain_loops.functions_form, {}),
+        (plain_loops.mnist_form, {"loader": None}),
+    ],
+    ids=["a function gets the batch", "a generator yields it", "no loader"],
+)
+def test_a_body_that_cannot_be_run_again_leaves_the_audit_inconclusive(tmp_path, form, given):
+    training = made()
+    known = training if not given else Made(training.model, training.optimizer, None)
+    arguments = {"claimed_epsilon": 50.0, "seed": 1, "report_dir": tmp_path}
+    with attach(*known.training, **arguments) as audit:
+        form(training)
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    missing = "; ".join(audit.report.verdict.pass_blockers)
+    assert "cannot be run again; pass step=" in missing
+    assert ("plain_loops.py:" in missing) == (not given)
+    assert ("sampl" in missing) == bool(given)
+
+
+@pytest.mark.parametrize("form", [plain_loops.nano_form, plain_loops.functions_form])
+def test_without_examinations_such_a_loop_passes_and_says_so(tmp_path, form):
+    report, _ = audited(tmp_path, made(), form, examinations=0)
+    assert report.verdict.outcome == "PASS"
+    assert "examinations=0" in report.verdict.summary
+
+
+@pytest.mark.parametrize("way", ["step=", "audit.step"])
+def test_a_step_function_is_the_sure_way(tmp_path, way):
+    training, calls = made(), []
+
+    def step(batch: Any) -> float:
+        training.optimizer.zero_grad()
+        loss = plain_loops.loss_of(training, batch)
+        loss.backward()
+        training.optimizer.step()
+        calls.append(len(batch[1]))
+        return loss.item()
+
+    given = {"step": step} if way == "step=" else {}
+    with attach(*training.training, 50.0, seed=1, report_dir=tmp_path, **given) as audit:
+        for _ in range(EPOCHS):
+            for pair in zip(training.loader, range(1000), strict=False):
+                losses = step(pair[0]) if given else audit.step(step, pair[0])
+                assert losses > 0.0
+    assert audit.report.verdict.outcome == "PASS"
+    assert len(calls) == audit.report.steps == STEPS  # replays left no trace
+
+
+def test_gan_with_a_private_discriminator_passes(tmp_path):
+    training, generator, own = plain_loops.gan_made()
+    training.engine = (generator, own)
+    both = torch.nn.ModuleDict({"critic": training.model, "generator": generator})
+    exempt = Allow("no_dp", optimizer="Adam", reason="it sees no record")
+    with attach(
+        training.model,
+        [training.optimizer, own],
+        training.loader,
+        50.0,
+        root=both,
+        allow=[exempt],
+        seed=1,
+        report_dir=tmp_path,
+    ) as audit:
+        plain_loops.gan_form(training)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+
+
+def moved(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
+
+
+@pytest.mark.parametrize(
+    ("form", "make"),
+    [
+        (plain_loops.mnist_form, made),
+        (plain_loops.memory_form, made),
+        (plain_loops.ghost_form, lambda **more: made(grad_sample_mode="ghost", **more)),
+    ],
+    ids=["plain", "memory manager", "ghost"],
+)
+def test_the_model_is_what_it_is_without_the_audit(tmp_path, form, make):
+    alone = make(dtype=torch.float64)
+    form(alone)
+    training = make(dtype=torch.float64)
+    report, _ = audited(tmp_path, training, form)
+    assert report.verdict.outcome == "PASS"
+    assert moved(training.model, alone.model) < 1e-6
+
+
+def test_metrics_go_to_any_callable(tmp_path):
+    training, logged = made(), []
+    given = {"log": logged.append, "examinations": 0, "log_prefix": "dp"}
+    with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
+        plain_loops.mnist_form(training)
+    assert len(logged) == EPOCHS
+    assert audit.metrics == logged[-1]
+    assert math.isfinite(audit.metrics["dp/epsilon_lower"])

@@ -1,0 +1,215 @@
+"""Bodies of loops as functions: which are taken, what is left out, what a run of them does."""
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from lightning_audit.loops.body import LoopBody, LoopStep
+
+
+class Asks:
+    """Batches, and the body of the loop in the frame that asks for each."""
+
+    def __init__(self, batches: list[Any], between: Callable[[], Any] | None = None) -> None:
+        self.batches, self.between = batches, between
+        self.bodies: list[LoopBody | None] = []
+        self.frames: list[Any] = []
+
+    def __iter__(self) -> "Asks":
+        self.rest = iter(self.batches)
+        return self
+
+    def __next__(self) -> Any:
+        frame = sys._getframe(1)
+        self.frames.append(frame)
+        self.bodies.append(LoopBody.of(frame))
+        if self.between is not None and len(self.frames) == 3:
+            self.between()
+        return next(self.rest)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.after: list[Any] = []
+
+    def step(self, *given: Any) -> None:
+        self.seen.append(given)
+
+
+def ran(loader: Asks, model: Model, batch: Any, back: int = 0) -> list[Any]:
+    """What a run of the last body on a batch does, between two passes."""
+    before = len(model.seen), len(model.after)
+    loader.bodies[-1].run(loader.frames[-1], batch, back)
+    assert len(model.after) == before[1]  # what follows the step is left out
+    return model.seen[before[0] :]
+
+
+def by_for(loader: Asks, model: Model) -> None:
+    for x, y in loader:
+        scaled = 2 * x
+        model.step(scaled, y)
+        model.after.append(scaled)
+
+
+def by_enumerate(loader: Asks, model: Model) -> None:
+    for number, batch in enumerate(loader, start=0):
+        if batch is None:
+            continue
+        model.step(number, batch)
+
+
+def by_next(loader: Asks, model: Model) -> None:
+    it = iter(loader)
+    for count in range(3):
+        try:
+            batch = next(it)
+        except StopIteration:
+            it = iter(loader)
+            batch = next(it)
+        model.step(count, batch)
+        model.after.append(batch)
+
+
+def by_walrus(loader: Asks, model: Model) -> None:
+    for x in (bar := loader):
+        model.step(x, bar is loader)
+
+
+def by_while(loader: Asks, model: Model) -> None:
+    it, done = iter(loader), 0
+    while done < 3:
+        batch = next(it)
+        model.step(batch)
+        done += 1
+
+
+@pytest.mark.parametrize(
+    ("form", "batches", "batch", "done"),
+    [
+        (by_for, [(1, 2), (3, 4), (5, 6)], (7, 8), (14, 8)),
+        (by_enumerate, ["a", "b", "c"], "z", (1, "z")),
+        (by_next, ["a", "b", "c"], "z", (2, "z")),
+        (by_walrus, ["a", "b", "c"], "z", ("z", True)),
+        (by_while, ["a", "b", "c"], "z", ("z",)),
+    ],
+)
+def test_a_body_runs_between_two_passes_on_another_batch(form, batches, batch, done):
+    model = Model()
+    loader = Asks(batches, between=lambda: ran(loader, model, batch))
+    form(loader, model)
+    assert model.seen[2] == done
+    assert len(model.seen) == len(batches) + 1
+
+
+def test_names_and_counters_of_the_loop_are_as_they_were():
+    loader, model = Asks(["a", "b"]), Model()
+    by_enumerate(loader, model)
+    assert model.seen == [(0, "a"), (1, "b")]
+    assert [body is not None for body in loader.bodies] == [True, True, True]
+
+
+def yields(loader: Asks, model: Model) -> Any:
+    for batch in loader:
+        model.step(batch)
+        yield batch
+
+
+def zips(loader: Asks, model: Model) -> None:
+    for batch, _ in zip(loader, range(9), strict=False):
+        model.step(batch)
+
+
+def comprehends(loader: Asks, model: Model) -> None:
+    _ = [model.step(batch) for batch in loader]
+
+
+def ahead(loader: Asks, model: Model) -> None:
+    it = iter(loader)
+    coming = next(it, None)
+    while coming is not None:
+        batch, coming = coming, next(it, None)
+        model.step(batch)
+
+
+def two_iterators(loader: Asks, model: Model) -> None:
+    it, other = iter(loader), iter(range(9))
+    for _ in range(2):
+        model.step(next(it), next(other))
+
+
+def helper(loader: Asks, model: Model) -> None:
+    it = iter(loader)
+
+    def batch() -> Any:
+        return next(it)
+
+    for _ in range(2):
+        model.step(batch())
+
+
+@pytest.mark.parametrize("form", [yields, zips, comprehends, ahead, two_iterators, helper])
+def test_a_body_that_is_not_sure_is_not_taken(form):
+    loader = Asks(["a", "b"])
+    made = form(loader, Model())
+    if made is not None:
+        list(made)
+    assert loader.frames
+    assert {body is None for body in loader.bodies} == {True}
+
+
+def _loop(file: Path, source: str) -> CodeType:
+    file.write_text(source)
+    linecache.checkcache(str(file))
+    return compile(source, str(file), "exec")
+
+
+def test_a_file_that_was_edited_is_not_the_source(tmp_path):
+    file = tmp_path / "loop.py"
+    source = "for batch in loader:\n    model.step(batch)\n"
+    code, loader = _loop(file, source), Asks(["a"])
+    exec(code, {"loader": loader, "model": Model()})
+    assert loader.bodies[0] is not None
+    file.write_text(source.replace("(batch)", "(batch, batch)"))
+    linecache.checkcache(str(file))
+    loader = Asks(["a"])
+    exec(code, {"loader": loader, "model": Model()})
+    assert loader.bodies[0] is None
+
+
+def test_a_cell_of_a_notebook_whose_statements_are_compiled_apart_is_the_source():
+    source = "model.after.clear()\nfor batch in loader:\n    model.step(batch)\n"
+    name = "<cell 1>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    loader, model = Asks(["a"]), Model()
+    for part in ast.parse(source).body:
+        exec(compile(ast.Module([part], []), name, "exec"), {"loader": loader, "model": model})
+    assert loader.bodies[0] is not None
+    assert model.seen == [("a",)]
+
+
+def test_source_typed_into_an_interpreter_has_none():
+    loader = Asks(["a"])
+    exec("for batch in loader:\n    pass\n", {"loader": loader})
+    assert loader.bodies == [None, None]
+
+
+def test_the_step_says_why_it_cannot_be_run_again():
+    step = LoopStep(None, [], "32-true", [], None)
+    assert step.obstacle() == "the step cannot be run again; pass step="
+    loader = Asks(["a"])
+    zips(loader, Model())
+    step.fetched(loader.frames[0])
+    assert step.obstacle().startswith("the body of the loop at ")
+    assert "test_body.py:" in step.obstacle()
+    assert step.obstacle().endswith(" cannot be run again; pass step=")
+    with step.between(sys._getframe()), pytest.raises(NotImplementedError):
+        step.take(["z"])
+    sure = LoopStep(None, [], "32-true", [], lambda batch: None)
+    assert sure.obstacle() == sure.doubt("the step cannot be replayed (x)") == ""

@@ -1,0 +1,298 @@
+"""What a loop must not notice of its audit, and how an audit ends."""
+
+import atexit
+import copy
+import io
+import pickle
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import plain_loops
+import pytest
+import torch
+from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+from plain_loops import Made, made
+from torch.nn.modules import module as modules
+from torch.utils.data import DataLoader
+
+from lightning_audit import AuditReport, PrivacyViolation, attach
+from lightning_audit.results.audit_report import UnauditableTraining
+from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.testing.faulty import HalfNoise
+
+GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
+_OWN = DataLoader.__iter__, DPTensorFastGradientClipping.backward
+
+
+def nothing_is_left(training: Made, before: set[str]) -> bool:
+    """Whether classes, optimizer and torch's global hooks are as they were."""
+    inner = training.optimizer.original_optimizer
+    hooks = (
+        modules._global_forward_hooks,
+        modules._global_forward_pre_hooks,
+        inner._optimizer_step_pre_hooks,
+        inner._optimizer_step_post_hooks,
+    )
+    classes = DataLoader.__iter__, DPTensorFastGradientClipping.backward
+    return classes == _OWN and not any(hooks) and vars(training.optimizer).keys() == before
+
+
+@pytest.mark.parametrize("examinations", [0, "auto"])
+@pytest.mark.parametrize("end", ["close", "raised by the user", "violation"])
+def test_nothing_is_left_of_an_audit_that_has_ended(tmp_path, end, examinations):
+    training = made(HalfNoise if end == "violation" else None)
+    before = vars(training.optimizer).keys() | set()
+    given = {**GIVEN, "examinations": examinations}
+    audit = attach(*training.training, **given, report_dir=tmp_path)
+    assert not nothing_is_left(training, before)
+    if end == "violation":
+        with pytest.raises(PrivacyViolation):
+            plain_loops.mnist_form(training)
+    else:
+        plain_loops.mnist_form(training, epochs=1)
+        audit.close(RuntimeError() if end == "raised by the user" else None)
+    assert nothing_is_left(training, before)
+    plain_loops.mnist_form(training, epochs=1)  # it trains on
+    assert AuditReport.load(tmp_path / "report.json").verdict == audit.report.verdict
+
+
+def test_an_exception_of_the_loop_is_the_users_and_the_report_says_so(tmp_path):
+    training = made()
+
+    def train() -> None:
+        for number, batch in enumerate(training.loader):
+            training.optimizer.zero_grad()
+            plain_loops.loss_of(training, batch).backward()
+            if number == 5:
+                _ = 1 / 0
+            training.optimizer.step()
+
+    with pytest.raises(ZeroDivisionError), attach(*training.training, **GIVEN, report_dir=tmp_path):
+        train()
+    report = AuditReport.load(tmp_path / "report.json")
+    assert (report.verdict.outcome, report.steps) == ("INCONCLUSIVE", 5)
+    assert "the training broke off with ZeroDivisionError" in report.verdict.pass_blockers
+    assert training.model.training
+
+
+@pytest.mark.parametrize("place", ["start_batch", "inject", "end_batch", "prepare", "end_epoch"])
+def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, place):
+    own, calls = getattr(AuditRun, place), []
+
+    def failing(run: Any, *given: Any, **named: Any) -> Any:
+        calls.append(place)
+        if len(calls) == (1 if place == "end_epoch" else 5):
+            raise RuntimeError("of the audit")
+        return own(run, *given, **named)
+
+    monkeypatch.setattr(AuditRun, place, failing)
+    alone = made()
+    plain_loops.mnist_form(alone)
+    training = made()
+    before = vars(training.optimizer).keys() | set()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training)
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert audit.report.verdict.pass_blockers[0].startswith("the audit failed: RuntimeError")
+    assert nothing_is_left(training, before)
+    for p, q in zip(training.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def hooks_of(model: torch.nn.Module) -> list[Any]:
+    """All hooks on the parts of a module."""
+    each = [
+        (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        for part in model.modules()
+    ]
+    return [hook for hooks in each for hook in hooks]
+
+
+def test_model_and_optimizer_can_be_copied_and_saved_while_audited(tmp_path):
+    training = made()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training, epochs=1)
+        copied = copy.deepcopy(training.model)
+        assert not any(hook.__module__.startswith("lightning_audit") for hook in hooks_of(copied))
+        pickle.dumps(training.model)
+        pickle.dumps(training.optimizer)
+        torch.save((training.model.state_dict(), training.optimizer.state_dict()), io.BytesIO())
+        assert copy.deepcopy(SimpleNamespace(audit=audit)).audit is audit
+        with pytest.raises(TypeError, match=r"save audit\.state_dict\(\) instead"):
+            pickle.dumps(audit)
+        plain_loops.mnist_form(training, epochs=1)
+    assert audit.report.verdict.outcome == "PASS"
+
+
+def test_a_second_audit_of_the_same_parameters_is_refused(tmp_path):
+    training = made()
+    first = attach(*training.training, **GIVEN, report_dir=tmp_path)
+    with pytest.raises(UnauditableTraining, match=r"by the audit of .*test_lifecycle\.py:\d+"):
+        attach(*training.training, **GIVEN, report_dir=tmp_path / "second")
+    first.close()
+    attach(*training.training, **GIVEN, report_dir=tmp_path / "third").close()
+
+
+def test_audits_of_other_parameters_may_be_nested_and_interleaved(tmp_path):
+    outer, inner = made(), made(seed=2)
+    with (
+        attach(*outer.training, **GIVEN, report_dir=tmp_path / "outer") as one,
+        attach(*inner.training, **GIVEN, report_dir=tmp_path / "inner") as other,
+    ):
+        for _ in range(2):
+            for batch, own in zip(outer.loader, inner.loader, strict=True):
+                for training, each in ((outer, batch), (inner, own)):
+                    training.optimizer.zero_grad()
+                    plain_loops.loss_of(training, each).backward()
+                    training.optimizer.step()
+    assert {one.report.verdict.outcome, other.report.verdict.outcome} == {"PASS"}
+    assert one.report.steps == other.report.steps == 64
+    assert DataLoader.__iter__ is _OWN[0]
+
+
+def test_audits_in_two_threads_do_not_disturb_each_other(tmp_path):
+    outcomes = {}
+
+    def work(seed: int) -> None:
+        training = made(seed=seed)
+        with attach(*training.training, **GIVEN, report_dir=tmp_path / str(seed)) as audit:
+            plain_loops.mnist_form(training)
+        outcomes[seed] = (audit.report.verdict.outcome, audit.report.steps)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == {1: ("PASS", 64), 2: ("PASS", 64)}
+    assert DataLoader.__iter__ is _OWN[0]
+
+
+def test_a_model_whose_name_is_deleted_is_audited_to_the_end(tmp_path):
+    training = made()
+    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
+    plain_loops.mnist_form(training)
+    del training
+    assert audit.close().verdict.outcome == "PASS"
+
+
+def test_batches_that_are_fetched_ahead_are_trained_once_each(tmp_path):
+    training = made()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        for _ in range(2):
+            for batch in list(training.loader):
+                training.optimizer.zero_grad()
+                plain_loops.loss_of(training, batch).backward()
+                training.optimizer.step()
+            it = iter(training.loader)
+            coming = next(it, None)
+            while coming is not None:
+                batch, coming = coming, next(it, None)
+                training.optimizer.zero_grad()
+                plain_loops.loss_of(training, batch).backward()
+                training.optimizer.step()
+    assert audit.report.verdict.outcome == "PASS"
+    assert audit.report.steps == 128
+
+
+def test_batches_of_no_torch_loader_are_given_by_hand(tmp_path):
+    training = made()
+    with attach(*training.training[:2], **GIVEN, report_dir=tmp_path) as audit:
+        for _ in range(2):
+            for x, y in audit.batches([*training.loader]):
+                training.optimizer.zero_grad()
+                plain_loops.loss_of(training, (x, y)).backward()
+                training.optimizer.step()
+            audit.end_epoch()
+    assert audit.report.steps == 64
+    assert "sampling.not_poisson" in "; ".join(audit.report.verdict.pass_blockers)
+
+
+def test_fp16_is_refused_in_the_first_forward_pass(tmp_path):
+    training = made()
+    before = vars(training.optimizer).keys() | set()
+    attach(*training.training, **GIVEN, report_dir=tmp_path)
+    batch = next(iter(training.loader))
+    with (
+        pytest.raises(UnauditableTraining, match=r"torch\.autocast\(dtype=torch\.bfloat16\)"),
+        torch.autocast("cpu", dtype=torch.float16),
+    ):
+        plain_loops.loss_of(training, batch)
+    assert nothing_is_left(training, before)
+
+
+def test_an_audit_that_is_not_closed_writes_its_report_at_exit(tmp_path, monkeypatch):
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(atexit, "unregister", lambda _: None)
+    training = made()
+    attach(*training.training, **GIVEN, report_dir=tmp_path)
+    plain_loops.mnist_form(training)
+    (at_exit,) = registered
+    at_exit()
+    report = AuditReport.load(tmp_path / "report.json")
+    assert (report.verdict.outcome, report.complete) == ("PASS", True)
+
+
+def test_a_training_goes_on_from_its_state(tmp_path):
+    training = made()
+    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
+    plain_loops.mnist_form(training, epochs=1)
+    buffer = io.BytesIO()
+    accountant = training.engine.accountant.state_dict()
+    torch.save((audit.state_dict(), training.model.state_dict(), accountant), buffer)
+    audit.close(RuntimeError())  # the process is gone
+    state, weights, accountant = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    again = made(seed=2)
+    again.model.load_state_dict(weights)
+    again.engine.accountant.load_state_dict(accountant)
+    with attach(*again.training, **GIVEN, report_dir=tmp_path, state=state) as audit:
+        plain_loops.mnist_form(again, epochs=1)
+    assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
+
+
+def test_a_new_optimizer_over_the_same_parameters_is_followed(tmp_path):
+    training = made()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training, epochs=1)
+        inner = torch.optim.SGD(training.model.parameters(), lr=0.02)
+        optimizer = type(training.optimizer)(
+            inner,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            expected_batch_size=training.optimizer.expected_batch_size,
+        )
+        optimizer.attach_step_hook(training.optimizer.step_hook)
+        training.optimizer = optimizer
+        audit.follow(optimizer=optimizer)
+        plain_loops.mnist_form(training, epochs=1)
+    assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
+
+
+def test_a_plain_optimizer_is_refused_its_first_step(tmp_path):
+    model = plain_loops.mlp()
+    training = Made(model, torch.optim.SGD(model.parameters(), lr=0.1), plain_loops.plain_loader())
+    before = [p.clone() for p in model.parameters()]
+    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
+    with pytest.raises(PrivacyViolation, match="no_dp"), audit:
+        plain_loops.mnist_form(training)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"on_violation": "explode"}, "on_violation='explode'"),
+        ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0"),
+        ({"examinations": -1}, "examinations=-1"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_is_attached(tmp_path, given, message):
+    training = made()
+    before = vars(training.optimizer).keys() | set()
+    with pytest.raises(ValueError, match=message):
+        attach(*training.training, **{**GIVEN, **given}, report_dir=tmp_path)
+    assert nothing_is_left(training, before)
+    assert not list(Path(tmp_path).iterdir())

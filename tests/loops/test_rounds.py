@@ -1,0 +1,104 @@
+"""Rounds of federated learning: all of a client's rounds under one claim."""
+
+from pathlib import Path
+from typing import Any
+
+import plain_loops
+import pytest
+import torch
+from plain_loops import Made, made
+
+from lightning_audit import AuditReport, ClaimUsedUp, PrivacyViolation, Rounds, attach
+from lightning_audit.testing.faulty import HalfNoise
+
+GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
+
+
+class Client:
+    """Makes model, optimizer and engine anew in each round; its server averages parameters."""
+
+    def __init__(self, directory: Path, *, weak_in: int = 0, keeps: bool = False, **given: Any):
+        self.rounds = Rounds(directory, **{**GIVEN, **given})
+        self.directory, self.weak_in, self.keeps = directory, weak_in, keeps
+        self.accountant: dict[str, Any] | None = None
+        self.last: Made | None = None
+
+    def fit(self, number: int) -> AuditReport:
+        weak = number == self.weak_in
+        self.last = training = made(HalfNoise if weak else None, seed=number)
+        if self.keeps and self.accountant is not None:
+            training.engine.accountant.load_state_dict(self.accountant)
+        with self.rounds.round(*training.training):
+            plain_loops.mnist_form(training, epochs=1)
+        self.accountant = training.engine.accountant.state_dict()
+        return AuditReport.load(self.directory / "report.json")
+
+
+def recorded(client: Client) -> int:
+    """Steps that the accountant of the last round knows of."""
+    assert client.last is not None
+    return sum(steps for *_, steps in client.last.engine.accountant.history)
+
+
+@pytest.mark.parametrize("way", ["the client keeps its accountant", "the audit continues it"])
+def test_rounds_are_composed_whatever_the_server_does_to_the_parameters(tmp_path, way):
+    mends = way == "the audit continues it"
+    client = Client(tmp_path, keeps=not mends, **({"continue_accountant": True} if mends else {}))
+    reports = [client.fit(number) for number in (1, 2, 3)]
+    assert [report.steps for report in reports] == [32, 64, 96]
+    spent = [report.epsilon_spent for report in reports]
+    assert spent == sorted(spent)
+    assert recorded(client) == 96
+    assert reports[-1].verdict.outcome == "PASS"
+
+
+def test_an_accountant_that_starts_again_is_named(tmp_path):
+    client = Client(tmp_path)
+    client.fit(1)
+    with pytest.raises(PrivacyViolation, match=r"ledger\.accountant") as raised:
+        client.fit(2)
+    assert raised.value.report.verdict.root.finding == "ledger.accountant"
+    assert client.last.engine.accountant.history == []  # not mended in silence
+
+
+def test_an_allowed_accountant_leaves_the_composition_of_all_rounds(tmp_path):
+    client = Client(tmp_path, allow="ledger.accountant")
+    client.fit(1)
+    report = client.fit(2)
+    assert (report.steps, recorded(client)) == (64, 32)
+
+
+def test_a_violation_of_an_earlier_round_is_kept(tmp_path):
+    client = Client(tmp_path, weak_in=2, keeps=True)
+    client.fit(1)
+    with pytest.raises(PrivacyViolation, match="noise"):
+        client.fit(2)
+    with pytest.raises(PrivacyViolation, match="noise"):
+        client.fit(3)
+    assert AuditReport.load(tmp_path / "report.json").verdict.outcome == "VIOLATION"
+
+
+def test_the_claim_is_that_of_all_rounds(tmp_path):
+    one = Client(tmp_path / "probe").fit(1).epsilon_spent
+    client = Client(tmp_path / "own", keeps=True, claimed_epsilon=1.05 * one)
+    client.fit(1)
+    with pytest.raises(ClaimUsedUp) as raised:
+        client.fit(2)
+    assert 32 < raised.value.report.steps < 64
+
+
+def test_an_audit_a_round_is_told_from_the_second_on(tmp_path):
+    notes = []
+    for number in (1, 2, 3):
+        training = made(seed=number)
+        with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+            plain_loops.mnist_form(training, epochs=1)
+        notes.append([note for note in audit.report.notes if "Rounds" in note])
+    assert [len(found) for found in notes] == [0, 1, 1]
+    assert notes[2][0].startswith("2 earlier trainings")
+
+
+def test_the_state_loads_as_weights_only(tmp_path):
+    Client(tmp_path).fit(1)
+    state = torch.load(tmp_path / "rounds.pt", weights_only=True)
+    assert state["accountant"] == []

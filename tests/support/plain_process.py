@@ -1,0 +1,73 @@
+"""One of several processes that train in a plain loop: its arguments are folder, rank, fault."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from opacus import PrivacyEngine
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from torch import distributed
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from training_support import mlp, random_data
+
+from lightning_audit import PrivacyViolation, attach
+
+PROCESSES, EPOCHS = 2, 3
+
+
+def train(directory: Path, rank: int, fault: str) -> dict[str, object]:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=PROCESSES
+    )
+    torch.manual_seed(0)
+    net = mlp()
+    torch.manual_seed(100 + rank)  # batches of their own
+    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+        module=DifferentiallyPrivateDistributedDataParallel(net),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+        data_loader=DataLoader(random_data(), 16),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    if fault == "half_noise":
+        own = optimizer.add_noise
+
+        def add_noise() -> None:
+            optimizer.noise_multiplier = 0.5
+            own()
+            optimizer.noise_multiplier = 1.0
+
+        optimizer.add_noise = add_noise
+    raised = ""
+    report_dir = directory / "audit"
+    try:
+        with attach(model, optimizer, loader, 50.0, seed=1, report_dir=report_dir) as audit:
+            model.train()
+            for _ in range(EPOCHS):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+    except PrivacyViolation:
+        raised = "PrivacyViolation"
+    verdict = audit.report.verdict
+    digest = [float(p.detach().double().sum()) for p in model.parameters()]
+    return {
+        "outcome": verdict.outcome,
+        "steps": audit.report.steps,
+        "fault": verdict.fault,
+        "raised": raised,
+        "digest": digest,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    where, number, planted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    found = train(where, number, planted)
+    (where / f"rank-{number}.json").write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo can abort an interpreter that ends
