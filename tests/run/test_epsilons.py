@@ -24,7 +24,14 @@ from lightning_audit.accounting.spending import (
 )
 from lightning_audit.checks.accounting import LeakageBound
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.record.store import INJECTED, NOT_PLANNED, RecordHeader, restore, snapshot
+from lightning_audit.record.store import (
+    INJECTED,
+    NOT_PLANNED,
+    Observation,
+    RecordHeader,
+    restore,
+    snapshot,
+)
 from lightning_audit.results.audit_report import EpsilonBound
 from lightning_audit.run.epsilons import betting_bound, end_bound, literature_bounds, mu_bound
 from lightning_audit.stats.canary_bets import LeakageBet, LeastLogs, ProvedPart, score_mu
@@ -49,11 +56,11 @@ MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
 class OfBounds(AuditMonitor):
     """Takes in what the bounds are made of, and leaves the tests aside."""
 
-    def _update(self, entry: Any) -> None:
+    def _update(self, seen: Observation) -> None:
         self.steps += 1
-        self.claims.add(float(entry["noise_multiplier"]), float(entry["sample_rate"]))
-        self.student.update(entry)
-        self.guesses.update(entry)
+        self.claims.add(seen.noise_multiplier, seen.sample_rate)
+        self.student.update(seen)
+        self.guesses.update(seen)
 
 
 def filled(header: RecordHeader, **fields: Any) -> np.ndarray:
@@ -68,7 +75,7 @@ def filled(header: RecordHeader, **fields: Any) -> np.ndarray:
 def taken_in(entries: np.ndarray, header: RecordHeader, kind: type = AuditMonitor) -> Any:
     made = kind(header, 1e-3)
     for entry in entries:
-        made.update(entry)
+        made.update(Observation.of(entry))
     return made
 
 
@@ -373,7 +380,7 @@ def test_bound_is_that_of_the_best_look_of_all(name, level):
     claims, leakage, looks = StepHistory(), LeakageBound(WITNESSED), []
     for t, entry in enumerate(entries, start=1):
         claims.add(1.0, 0.01)
-        leakage.update(entry)
+        leakage.update(Observation.of(entry))
         looks.append((t, leakage._bet.growth))
     ratios = leakage._bet.ratios(level, looks, [(1.0, 0.01, len(entries))])
     # Of looks that prove less of fewer steps there is no need.
@@ -390,7 +397,7 @@ def test_bound_is_that_of_the_best_look_of_all(name, level):
 def test_what_was_proved_of_early_steps_is_never_lost():
     monitor, before = AuditMonitor(WITNESSED, 1e-3), 0.0
     for t, entry in enumerate(entries_of(changing((0.5, 100), (4.0, 400)))):
-        monitor.update(entry)
+        monitor.update(Observation.of(entry))
         if t % 50 == 49:
             now = betting(monitor).epsilon_lower
             assert now >= 0.97 * before
@@ -400,10 +407,10 @@ def test_what_was_proved_of_early_steps_is_never_lost():
 def test_a_resumed_audit_has_the_same_bounds():
     whole, resumed = (AuditMonitor(WITNESSED, 1e-3) for _ in range(2))
     for t, entry in enumerate(entries_of(changing((0.5, 120), (2.0, 180)))):
-        whole.update(entry)
+        whole.update(Observation.of(entry))
         if t in (60, 150, 210):
             resumed = restore(snapshot(resumed))
-        resumed.update(entry)
+        resumed.update(Observation.of(entry))
     for level in (0.05, 1e-4, 0.013):
         assert betting(resumed, level) == betting(whole, level)
         assert mu_bound(resumed, DELTA, level) == mu_bound(whole, DELTA, level)
