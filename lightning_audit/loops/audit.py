@@ -82,7 +82,7 @@ class Loop:
     Args:
         model: that the loop calls.
         optimizers: of the training.
-        loader: of its batches; None if they are told apart by steps.
+        loader: of its batches; None to count them by steps.
         root: module with all trained parameters.
         epochs: planned number; None if unknown.
         precision: by Lightning's name; None to read it from the parameters and from autocast.
@@ -334,7 +334,7 @@ class Audit:
         optimizer: Any = None,
         loader: Any = None,
     ) -> None:
-        """Go on with another model around the same parameters, optimizer or loader.
+        """Continue with another model around the same parameters, optimizer or loader.
 
         Args:
             model: that the loop calls from now on; None if it is the same.
@@ -907,7 +907,7 @@ def attach(
         root: module with all trained parameters; None for ``model``.
         step: function of a batch that is one whole training step, for replays; None to take the
             body of the loop from its source. See `Audit.step`.
-        epochs: planned passes over the loader, so that a claim that they exceed is told before the
+        epochs: planned passes over the loader, so that a claim that they exceed is known before the
             first step; None if unknown.
         precision: "32-true", "64-true", "bf16-true" or "bf16-mixed"; None to read it from the
             parameters and from ``torch.autocast`` around the first forward pass.
