@@ -126,7 +126,7 @@ def run(pairs: int = 5, epochs: int = 10) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if len(sys.argv) == 5:
         print(trained(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]), sys.argv[4]))
     else:
         print(json.dumps(run(*map(int, sys.argv[1:])), indent=1))

@@ -51,7 +51,7 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     UnauditableTraining,
 )
-from lightning_audit.results.report_details import CodePlace
+from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.optimizers import verified
@@ -162,7 +162,7 @@ class Loop:
             loaders=[] if self.loader is None else self.loader,
             precision=self.precision,
             device=device.type + name,
-            strategy="by hand" if processes > 1 else "",
+            strategy=PLAIN_LOOP,
             processes=processes,
             epoch_batches=math.inf,
             planned_steps=self.planned,
