@@ -17,6 +17,7 @@ MORE = [
     "attacks",
     "challenge-points",
     "gan",
+    "lightning",
     "many-trainings",
     "many-trainings-statistics",
     "plain-loops",

@@ -93,11 +93,13 @@ def test_two_lines_audit_a_plain_loop(plain_loop, tmp_path, monkeypatch):
         seen["loop"] = model, optimizer, loader
 
     names = dict.fromkeys(("model", "optimizer", "loader"))
+    monkeypatch.setattr(plain_loop, "EPOCHS", 6)
     monkeypatch.setattr(plain_loop, "train", train)
     plain_loop.main(["--report-dir", "other"])
     names |= dict(zip(names, seen["loop"], strict=True))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plain_loop, "EPOCHS", 6)
     code = code.replace("claimed_epsilon", "seed=1, claimed_epsilon")
     run(code, {**names, "train": plain_loop.train})
     assert AuditReport.load(tmp_path / "audit" / "report.json").verdict.outcome == "PASS"
