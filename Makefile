@@ -6,6 +6,7 @@ INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
 LOWEST := benchmarks/.environments/lowest
 TRACKERS := benchmarks/.environments/trackers
 CLUSTERS := benchmarks/.environments/clusters
+FLOWER := benchmarks/.environments/flower
 # Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
 SELECT := tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
@@ -100,4 +101,12 @@ $(CLUSTERS)/.dev: constraints.txt constraints-clusters.txt
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(CLUSTERS)/base.pth
 	mv $(CLUSTERS)/base.pth $(CLUSTERS)/lib/python3*/site-packages/
 	$(CLUSTERS)/bin/$(PIP) --constraint constraints.txt --constraint constraints-clusters.txt ray distributed
+	touch $@
+
+# Flower, in the same way.
+$(FLOWER)/.dev: constraints.txt constraints-flower.txt
+	$(PYTHON) -m venv --clear $(FLOWER)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(FLOWER)/base.pth
+	mv $(FLOWER)/base.pth $(FLOWER)/lib/python3*/site-packages/
+	$(FLOWER)/bin/$(PIP) --constraint constraints-flower.txt flwr
 	touch $@

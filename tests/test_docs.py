@@ -13,7 +13,16 @@ from stages import staged
 
 from lightning_audit.cli.main import _parser
 
-MORE = ["attacks", "challenge-points", "gan", "many-trainings", "many-trainings-statistics", "plan"]
+MORE = [
+    "attacks",
+    "challenge-points",
+    "gan",
+    "lightning",
+    "many-trainings",
+    "many-trainings-statistics",
+    "plain-loops",
+    "plan",
+]
 PAGES = [*sorted((DOCS / "estimators").glob("*.md")), *(DOCS / f"{name}.md" for name in MORE)]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [

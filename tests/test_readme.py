@@ -13,7 +13,7 @@ from english import PLACES
 from places import DOCS, REPOSITORY
 from shown_code import README, blocks, example, formed, run, text_of
 
-from lightning_audit import PrivacyViolation
+from lightning_audit import AuditReport, PrivacyViolation
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -43,11 +43,11 @@ def test_readme_is_read_by_the_linter_of_english_which_finds_nothing(capsys):
 
 def test_readme_has_these_blocks_and_each_is_run_or_compared_below():
     languages = re.findall(r"^```(\w+)\n", TEXT, flags=re.MULTILINE)
-    assert languages == ["python", "text", "console", "console", "console"]
+    assert languages == ["python", "python", "text", "console", "console", "console"]
 
 
 def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path, monkeypatch):
-    (code,) = blocks(README, "python")
+    _, code = blocks(README, "python")
     assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
     monkeypatch.chdir(tmp_path)
     model = digits.Digits()
@@ -66,7 +66,7 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path,
 
 
 def test_half_the_noise_ends_the_ten_lines_as_shown(digits, tmp_path, monkeypatch):
-    (code,) = blocks(README, "python")
+    _, code = blocks(README, "python")
     assert code.count("PrivacyAudit(claimed") == 1
     code = code.replace("PrivacyAudit(claimed", "PrivacyAudit(seed=1, claimed")
     monkeypatch.chdir(tmp_path)
@@ -76,6 +76,39 @@ def test_half_the_noise_ends_the_ten_lines_as_shown(digits, tmp_path, monkeypatc
     (shown,) = blocks(README, "text")
     assert formed(shown) == formed("".join(traceback.format_exception_only(failed.value)))
     assert failed.value.report.steps == 1
+
+
+@pytest.fixture
+def plain_loop():
+    yield from example("plain_loop")
+
+
+def test_two_lines_audit_a_plain_loop(plain_loop, tmp_path, monkeypatch):
+    code, _ = blocks(README, "python")
+    assert len([line for line in code.splitlines() if "lightning_audit" in line]) == 2
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    def train(model, optimizer, loader):
+        seen["loop"] = model, optimizer, loader
+
+    names = dict.fromkeys(("model", "optimizer", "loader"))
+    monkeypatch.setattr(plain_loop, "EPOCHS", 6)
+    monkeypatch.setattr(plain_loop, "train", train)
+    plain_loop.main(["--report-dir", "other"])
+    names |= dict(zip(names, seen["loop"], strict=True))
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plain_loop, "EPOCHS", 6)
+    code = code.replace("claimed_epsilon", "seed=1, claimed_epsilon")
+    run(code, {**names, "train": plain_loop.train})
+    assert AuditReport.load(tmp_path / "audit" / "report.json").verdict.outcome == "PASS"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--half-noise"], 1)])
+def test_the_example_of_a_plain_loop_ends_as_it_says(plain_loop, tmp_path, capsys, arguments, code):
+    assert plain_loop.main([*arguments, "--report-dir", str(tmp_path)]) == code
+    assert ("stopped after 1 steps" in capsys.readouterr().out) == bool(code)
 
 
 def test_what_is_installed_is_there():

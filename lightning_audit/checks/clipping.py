@@ -198,8 +198,7 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
         f"the loss is a {found} over its batch, as the optimizer takes it to be",
         f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "
         f"{effect}; that loses no privacy, but accuracy",
-        f"return the {supposed} of the losses from training_step, or give make_private "
-        f"loss_reduction={found!r}",
+        f"train on the {supposed} of the losses, or give make_private loss_reduction={found!r}",
     )
     return (result,)
 
@@ -212,8 +211,8 @@ LOSS_REDUCTION = Check(
     meaning="The loss is a sum over the batch and the optimizer takes it for a mean, or the "
     "reverse; no privacy is lost, but every per-sample gradient is off by a factor of the "
     "batch size.",
-    look_at="Compare `loss_reduction` of `make_private` with the reduction of the loss that "
-    "`training_step` returns.",
+    look_at="Compare `loss_reduction` of `make_private` with the reduction of the loss "
+    "that runs backward.",
     topic="Clipping",
     warns=True,
     wrong=lambda seen: seen["loss"] != seen["optimizer"],

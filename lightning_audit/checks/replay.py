@@ -125,7 +125,7 @@ REPLAY_SENSITIVITY = Check(
     failed_title="Replay exceeds the clipping norm",
     meaning="Replaying a step with the same noise, but with one record removed, added or replaced, "
     "moved the released gradient by more than clipping allows.",
-    look_at="Check everything that one record can change between `training_step` and the noise: "
+    look_at="Check everything that one record can change between the batch and the noise: "
     "clipping factors, sums, several rows of one record, losses over the batch.",
     topic="Clipping",
     group="replay",
@@ -141,7 +141,7 @@ REPLAY_SENSITIVITY = Check(
             "one_record_moves_too_much",
             "no bounded sensitivity: with the same noise, one record moves what a step releases "
             "by more than the clipping norm",
-            "everything between training_step and the noise that one record can change: clipping "
+            "everything between the batch and the noise that one record can change: clipping "
             "factors, sums, several rows of one record, losses over the batch",
             headline="One record moves a step by more than the clipping norm",
             rank=1,
@@ -299,7 +299,7 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
         REPLAY_SENSITIVITY,
         _Words(
             "one record changes what a step releases by too much ({finding})",
-            "look at everything between training_step and the noise that one record can change: "
+            "look at everything between the batch and the noise that one record can change: "
             "clipping factors, sums, several rows of one record, losses over the batch",
         ),
     ),

@@ -97,7 +97,7 @@ _TO_DO = {
     "if it reaches neither checkpoint nor other records, state allow=['replay.release']",
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
-    NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
+    NO_RECORD: f"{NO_RECORD}; train on the records of the batch that the loader gives",
     NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
     "'replay.noise']",

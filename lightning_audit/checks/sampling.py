@@ -270,8 +270,9 @@ NOT_POISSON = Check(
     failed_title="Batches are not Poisson-sampled",
     meaning="The accountant assumes that each record enters a batch independently with the same "
     "probability, and the loader draws otherwise.",
-    look_at="Return `DPDataLoader.from_data_loader(loader)` from `train_dataloader`; Lightning "
-    "does not use the loader that `make_private` returns.",
+    look_at="Train on the loader that `make_private` returns. Lightning takes it only as an "
+    "argument of `fit`; else return `DPDataLoader.from_data_loader(loader)` from "
+    "`train_dataloader`.",
     topic="Sampling and bookkeeping",
     kind="accounting",
     weight=10,
@@ -306,7 +307,8 @@ NOT_POISSON = Check(
         FaultRule(
             "not_poisson",
             "wrong sampling: the loader is not Poisson although the accountant assumes it",
-            "which loader train_dataloader returns: Lightning does not use the one of make_private",
+            "which loader the training iterates: Lightning uses that of make_private only if it is "
+            "passed to fit",
             headline="Batches are not Poisson-sampled",
             rank=6,
             explains=("sampling.rate", DRAWS),
@@ -637,23 +639,23 @@ REPEATED = Check(
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
 _WRITE_INSTEAD = (
-    "Lightning trains on the loader that the module or data module returns, not on the one that "
-    "PrivacyEngine.make_private returns: write `def train_dataloader(self): return "
-    "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
-    "opacus.lightning.DPLightningDataModule"
+    "train on the loader that PrivacyEngine.make_private returns. Lightning trains on the one of "
+    "the module or data module instead: pass make_private's to fit, write `def "
+    "train_dataloader(self): return DPDataLoader.from_data_loader(loader)` (from "
+    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule"
 )
 #: Advice for a loader without a batch sampler, which Poisson sampling and Opacus need.
 _ITERABLE = (
     "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches "
     "from it: give the records a length, as DataLoader(list(dataset), batch_size=...) does if they "
-    "fit into memory, and return DPDataLoader.from_data_loader(loader) (from opacus.data_loader) "
-    "from train_dataloader; give make_private the same loader"
+    "fit into memory, give make_private that loader, and train on the one it returns (Lightning: "
+    "return DPDataLoader.from_data_loader(loader), from opacus.data_loader, from train_dataloader)"
 )
 _INFINITE = "_InfiniteConstantSampler"
 _BY_CHOICE = (
     "make_private was called with poisson_sampling=False, and the accountant still assumes Poisson "
-    "sampling: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
-    "from train_dataloader, or claim the epsilon that holds: "
+    "sampling: leave poisson_sampling at True and train on a DPDataLoader (make_private returns "
+    "one), or claim the epsilon that holds: "
     "PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)"
 )
 
@@ -720,7 +722,7 @@ def sampling_results(
     if kind == "not_poisson":
         message = (
             f"the accountant assumes Poisson sampling at rate {accounted_rate:.4g}, but the "
-            f"trainer's loader is not Poisson: {description}"
+            f"training's loader is not Poisson: {description}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
         if epsilon_that_holds is not None:

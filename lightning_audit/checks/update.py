@@ -92,7 +92,7 @@ _OR_ALLOW = (
     "; if one of several optimizers learns about private records only through private weights "
     "(the generator of a GAN whose discriminator is private), exempt it: PrivacyAudit(allow=["
     "Allow('no_dp', optimizer=..., reason='...')]) (from lightning_audit), optimizer= its index "
-    "in configure_optimizers, its class, or the prefix of its parameters' names. Train it on a "
+    "among the optimizers, its class, or the prefix of its parameters' names. Train it on a "
     "fixed number of fakes: as many fakes as records reveal the size of the batch"
 )
 
@@ -136,8 +136,8 @@ def no_dp_result(
         return NO_DP.judged(
             evidence,
             "",
-            f"{hidden}, which configure_optimizers does not return, steps on the parameters of the "
-            "private optimizer without clipping and noise",
+            f"{hidden}, which is none of the training's optimizers, steps on the parameters of the "
+            "private one without clipping and noise",
             f"remove the {hidden}, or let it step on what the private optimizer releases",
         )
     fine = "only the private optimizer took steps"
@@ -159,8 +159,9 @@ def no_dp_result(
         if refused
         else f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and "
         "noise",
-        "return the optimizer of PrivacyEngine.make_private from configure_optimizers, and give it "
-        "every trainable parameter" + (_OR_ALLOW * bool(private_steps)),
+        "step the optimizer of PrivacyEngine.make_private (Lightning: return it from "
+        "configure_optimizers), and give it every trainable parameter"
+        + (_OR_ALLOW * bool(private_steps)),
     )
 
 
@@ -171,7 +172,7 @@ NO_DP = Check(
     failed_title="An optimizer is not private",
     meaning="An optimizer steps without clipping and noise, or an exempt one trains on a number of "
     "rows that follows the number of records.",
-    look_at="Check what `configure_optimizers` returns: each optimizer must come from "
+    look_at="Check the training's optimizers: each one must come from "
     "`make_private`, or be exempt and train on a fixed number of rows.",
     topic="What the update uses",
     always=True,
@@ -196,7 +197,7 @@ NO_DP = Check(
         FaultRule(
             "no_dp",
             "no DP-SGD: an optimizer steps that is not the private one",
-            "what configure_optimizers returns: every optimizer there must come from make_private",
+            "the training's optimizers: every one that steps must come from make_private",
             headline="An optimizer steps without clipping and noise",
             rank=-8,
         ),

@@ -42,9 +42,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Train a copy of a training, or a plain loop, for a few steps, and print whether it can be "
         "audited, by which method, which examinations would be skipped, how many steps a PASS "
-        "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is refused or something is "
-        "already wrong with it, with 2 if no result can be computed. For a LightningCLI, "
-        "`fit --trainer.fast_dev_run=true` prints the same."
+        "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is "
+        "refused or something is already wrong with it, with 2 if no result can be computed. For "
+        "a LightningCLI, `fit --trainer.fast_dev_run=true` prints the same."
     )
     parser.add_argument(
         "training",

@@ -27,15 +27,15 @@ from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (
     "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "
-    "returns (the third object of make_private); return it from training_step as {'loss': loss}, "
-    "or pass it to manual_backward"
+    "returns (the third object of make_private); under Lightning return it from training_step as "
+    "{'loss': loss}, or pass it to manual_backward"
 )
 #: Steps with canaries in which a norm is checked: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 10, 50
 _NORMS = "get_norm_sample"
 _TOO_LATE = (
-    "the losses were clipped before a canary could join them; if the step calls loss.backward(), "
-    "call self.manual_backward(loss) instead"
+    "the losses were clipped before a canary could join them; under Lightning call "
+    "self.manual_backward(loss), not loss.backward()"
 )
 
 

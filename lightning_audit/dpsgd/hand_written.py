@@ -316,7 +316,7 @@ def resolve(
     if len(found) > 1:
         raise BadArgument(
             f"grads' names {_shown(names)} fit several submodules of {type(root).__name__}; pass "
-            "module= the one that they belong to, or use names in the LightningModule."
+            "module= the one that they belong to, or use names in the whole model."
         )
     if found:
         return found[0]

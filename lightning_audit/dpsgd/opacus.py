@@ -647,8 +647,8 @@ class OpacusStep(DPSGDStep):
             reason = "autocast chooses the precision of the gradients"
         elif not coming.announced:
             reason = (
-                "no on_before_backward hook of Lightning ran before the backward pass; in manual "
-                "optimization call self.manual_backward(loss), not loss.backward()"
+                "the audit did not see the backward pass begin; under Lightning call "
+                "self.manual_backward(loss), not loss.backward()"
             )
         else:
             reason = self._prefill.obstacle()

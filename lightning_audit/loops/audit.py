@@ -51,7 +51,7 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     UnauditableTraining,
 )
-from lightning_audit.results.report_details import CodePlace
+from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.optimizers import verified
@@ -82,7 +82,7 @@ class Loop:
     Args:
         model: that the loop calls.
         optimizers: of the training.
-        loader: of its batches; None if they are told apart by steps.
+        loader: of its batches; None to count them by steps.
         root: module with all trained parameters.
         epochs: planned number; None if unknown.
         precision: by Lightning's name; None to read it from the parameters and from autocast.
@@ -162,7 +162,7 @@ class Loop:
             loaders=[] if self.loader is None else self.loader,
             precision=self.precision,
             device=device.type + name,
-            strategy="by hand" if processes > 1 else "",
+            strategy=PLAIN_LOOP,
             processes=processes,
             epoch_batches=math.inf,
             planned_steps=self.planned,
@@ -229,6 +229,8 @@ class Audit:
         self._report: AuditReport | None = None
         self._kept: dict[str, Any] = {}  # its state once it has ended
         self._ended = False
+        # State of an earlier part of the training.
+        self._resumed: Mapping[str, Any] | None = None
         #: The latest metrics, such as "audit/epsilon_lower".
         self.metrics: dict[str, float] = {}
         # The batch that was fetched; whether it began, and whether a step was taken on it.
@@ -257,16 +259,17 @@ class Audit:
         """Attach to the training; see `attach`."""
         self._loop.places |= _named("attach", users_frame())
         atexit.register(self._at_exit)
+        self._resumed = state
         try:
-            self._begin(state)
+            self._begin()
         except BaseException:
             self._put_away()
             raise
         self._raise_if_told()
 
     @_guarded()
-    def _begin(self, state: Mapping[str, Any] | None) -> None:
-        loop = self._loop
+    def _begin(self) -> None:
+        loop, state = self._loop, self._resumed
         if loop.precision.startswith("16"):
             raise UnauditableTraining(_FP16)
         _refuse_second(loop.optimizers)
@@ -334,7 +337,7 @@ class Audit:
         optimizer: Any = None,
         loader: Any = None,
     ) -> None:
-        """Go on with another model around the same parameters, optimizer or loader.
+        """Continue with another model around the same parameters, optimizer or loader.
 
         Args:
             model: that the loop calls from now on; None if it is the same.
@@ -496,7 +499,7 @@ class Audit:
             self._begin_batch(run)
 
     def _with_autocast(self, run: AuditRun) -> AuditRun:
-        """Return the run, begun again before the first step if the forward pass is autocast."""
+        """Return the run, begun again before the first step here if its forward is autocast."""
         kind = self._loop.param.device.type
         if not self._loop.read or self._in_epoch or not torch.is_autocast_enabled(kind):
             return run
@@ -504,10 +507,9 @@ class Audit:
         if torch.get_autocast_dtype(kind) is torch.float16:
             self._conclude("UnauditableTraining")
             raise UnauditableTraining(_FP16)
-        if not run.optimizers.steps:
-            self._loop.precision = self._user.precision = "bf16-mixed"
-            self._release(run)
-            self._begin(None)
+        self._loop.precision = self._user.precision = "bf16-mixed"
+        self._release(run)
+        self._begin()
         assert self._run is not None
         return self._run
 
@@ -907,11 +909,12 @@ def attach(
         root: module with all trained parameters; None for ``model``.
         step: function of a batch that is one whole training step, for replays; None to take the
             body of the loop from its source. See `Audit.step`.
-        epochs: planned passes over the loader, so that a claim that they exceed is told before the
+        epochs: planned passes over the loader, so that a claim that they exceed is known before the
             first step; None if unknown.
         precision: "32-true", "64-true", "bf16-true" or "bf16-mixed"; None to read it from the
             parameters and from ``torch.autocast`` around the first forward pass.
-        state: of an earlier part of this training, from `Audit.state_dict`.
+        state: of an earlier part of this training, from `Audit.state_dict`; after one in bf16 by
+            autocast state the ``precision`` too.
 
     Returns:
         The audit, also a context manager.

@@ -1,4 +1,4 @@
-"""`lightning-audit plan` of a plain loop: what a few of its steps tell of its audit."""
+"""`lightning-audit plan` of a plain loop: what a few of its steps show of its audit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lightning_audit.run.optimizers import verified, with_checksum
 class Rounds:
     """The audit of all rounds on a client's records.
 
-    A client makes model, optimizer and engine anew in each round, often in a new process, and its
+    A client makes a new model, optimizer and engine in each round, often in a new process, and its
     server changes the parameters in between. The state of the audit is kept in ``report_dir``, so
     that the claim, and a violation of any round, hold for all rounds together:
 

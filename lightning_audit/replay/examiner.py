@@ -290,7 +290,7 @@ def _not_alone(asked: Asked) -> str:
     """Return why a physical batch cannot be replayed alone, or empty."""
     if len(asked.batches) == 1 or asked.replay.skips:
         return ""
-    return "the Trainer accumulates the gradients of several batches"
+    return "the gradients of several batches are accumulated"
 
 
 #: The questions by the names of their checks; the slowest come last.

@@ -31,6 +31,7 @@ from lightning_audit.report.page_verdict import (
 from lightning_audit.report.text import length
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
+from lightning_audit.results.report_details import PLAIN_LOOP
 from lightning_audit.results.report_json import plain
 
 # --- How to get a report again: the call of the audit, its settings, the environment.
@@ -77,6 +78,8 @@ def call(report: AuditReport) -> str:
     if allowed := list(_allowed(settings)):
         lines.append(f"    allow=[{', '.join(allowed)}],\n")
     lines += [f"    {name}={_literal(settings[name])},\n" for name in _ALWAYS if name in settings]
+    if report.run is not None and report.run.strategy == PLAIN_LOOP:
+        return visible_lines(f"attach(\n    model,\n    optimizer,\n    loader,\n{''.join(lines)})")
     return visible_lines(f"PrivacyAudit(\n{''.join(lines)})")
 
 

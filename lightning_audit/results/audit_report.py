@@ -643,7 +643,7 @@ class ClaimUsedUp(RuntimeError):
         super().__init__(
             f"the training was stopped after {report.steps:,}{of or ' steps'}: one more exceeds "
             f"claimed_epsilon={claimed:g} at delta {report.delta:g}. Plan fewer steps, raise "
-            "noise_multiplier or lower the sample rate; PrivacyAudit(on_budget='stop') keeps the "
+            "noise_multiplier or lower the sample rate; on_budget='stop' keeps the "
             f"model of these steps. The audit says {report.verdict.outcome}."
         )
         self.report = report

@@ -14,6 +14,10 @@ from typing import Any
 _PLACE = re.compile(r"(?:^|, )([^,]+?) at (?!/)([^:]+?):([1-9]\d{0,6})(?=, |$)")
 
 
+#: What a report of `attach` has as the strategy.
+PLAIN_LOOP = "plain loop"
+
+
 @dataclass(frozen=True)
 class CodePlace:
     """A part of the user's code.
@@ -218,7 +222,7 @@ class RunAbout:
         device: such as "cpu" or "cuda (NVIDIA H100)".
         precision: by Lightning's name.
         processes: that train together.
-        strategy: class of Lightning's strategy.
+        strategy: class of Lightning's strategy, or `PLAIN_LOOP`.
         commit: of the repository that holds the module's code; None if it is in none.
     """
 

@@ -92,7 +92,7 @@ EPOCH_SHARE = 0.02
 #: An uncertain finding is evaluated again once the number of steps grew by this factor.
 _AGAIN = 1.5
 #: What draws the batches if the loader only counts the steps.
-_BY_THE_STEP = "training_step, whose batches are not the loader's by their size,"
+_BY_THE_STEP = "the step, whose batches are not the loader's by their size,"
 
 
 @dataclass(frozen=True)

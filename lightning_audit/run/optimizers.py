@@ -105,7 +105,7 @@ def verified(state: Any) -> dict[str, Any]:
 
 def unusable_checkpoint(why: str) -> UnauditableTraining:
     """Return the error for a checkpoint that cannot be used; ``why`` says what to do."""
-    return UnauditableTraining(f"PrivacyAudit cannot resume from this checkpoint: {why}")
+    return UnauditableTraining(f"the audit cannot resume from this checkpoint: {why}")
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
             raise UnauditableTraining(
                 f"{type(outer).__name__} wraps {type(inner).__name__}: each clips and adds noise, "
                 "and the second clips what the first has clipped. Call make_private once, with a "
-                "plain torch optimizer, and return its result from configure_optimizers."
+                "plain torch optimizer, and train with its result."
             )
     owners: dict[int, int] = {}
     for number, optimizer in enumerate(private, 1):
@@ -334,9 +334,9 @@ def refuse_several(count: int, canaries: Sequence[object], processes: int) -> No
         )
     if processes > 1:
         raise UnauditableTraining(
-            f"PrivacyAudit audits {count} private optimizers in one process only, the Trainer has "
-            f"{processes}; train with devices=1, or give all parameters to one optimizer, as "
-            "parameter groups."
+            f"{count} private optimizers are audited in one process only, the training has "
+            f"{processes}; train in one (Lightning: devices=1), or give all parameters to one "
+            "optimizer, as parameter groups."
         )
 
 
@@ -357,8 +357,8 @@ def hand_written_step(
     """
     if processes > 1:
         raise UnauditableTraining(
-            f"PrivacyAudit audits hand-written DP-SGD in one process only, the training has "
-            f"{processes}; train with devices=1 to audit."
+            f"hand-written DP-SGD is audited in one process only, the training has {processes}; "
+            "train in one (Lightning: devices=1) to audit."
         )
     if len(optimizers) != 1:
         raise UnauditableTraining(
@@ -648,7 +648,7 @@ def _coins(seed: int, number: int) -> np.random.Generator:
 
 _NO_OPTIMIZER = (
     "no optimizer trains a parameter, so that no step can be seen: write the noisy gradient to "
-    "p.grad and step one of torch's optimizers, which configure_optimizers returns"
+    "p.grad and step one of torch's optimizers (Lightning: return it from configure_optimizers)"
 )
 _NO_ACCOUNTANT = (
     "no accountant counts the optimizer's steps, so no epsilon is composed; each step is audited "
@@ -661,7 +661,7 @@ _ANOTHER_ENGINE = (
     "canaries=[Mislabeled(amplitude=100.0)])"
 )
 _ADAPTIVE_UNACCOUNTED = (
-    "PrivacyAudit cannot compute the epsilon of adaptive clipping without an accountant: the count "
+    "the epsilon of adaptive clipping cannot be computed without an accountant: the count "
     "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
 )
 
@@ -861,7 +861,7 @@ class AuditedOptimizers:
                 audit.facts.allow, audit.facts.poisson = facts.allow, facts.poisson
                 return audit
         raise UnauditableTraining(
-            "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "
+            "the audit cannot follow an optimizer over other parameters or of another kind "
             "during a training; keep the parameters and change their learning rates instead."
         )
 

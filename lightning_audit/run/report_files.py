@@ -127,9 +127,8 @@ class ReportFiles:
         except OSError as error:
             self.release()
             raise UnauditableTraining(
-                f"PrivacyAudit cannot write its report to {os.fspath(self._asked)!r} ({error}); "
-                "give another directory as report_dir (without it, `audit` in the Trainer's "
-                "default_root_dir)."
+                f"the audit cannot write its report to {os.fspath(self._asked)!r} ({error}); "
+                "give another directory as report_dir."
             ) from error
         self._base = base
         self._note_directory(base)

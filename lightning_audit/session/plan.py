@@ -417,7 +417,7 @@ def join_batches(canaries: Sequence[Any], world_size: int, module: Any = None) -
     if by_input and world_size > 1:
         raise UnauditableTraining(
             f"canaries={list(canaries)!r} would join the batch of each of the {world_size} "
-            "processes; train with devices=1, or use gradient canaries."
+            "processes; train in one process (Lightning: devices=1), or use gradient canaries."
         )
     if by_input and module is not None and canaries[0].loss is None and not has_forward(module):
         children = (name for name, child in module.named_children() if list(child.parameters()))

@@ -91,7 +91,7 @@ def test_what_is_refused_says_what_to_change(tmp_path, make, audit, planned, wor
 
 def test_what_is_wrong_before_the_first_step_is_told(tmp_path):
     (found,) = previewed(tmp_path, PrivateModule(poisson=False)).found
-    assert "the trainer's loader is not Poisson" in found
+    assert "the training's loader is not Poisson" in found
 
 
 def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path):

@@ -19,12 +19,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from opacus import GradSampleModule
+from opacus import GradSampleModule, PrivacyEngine
 from opacus.optimizers import DPOptimizer
 from resume_support import RESUMING, numbers
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from trained import (
     UnifiedModule,
     Validated,
@@ -39,6 +40,8 @@ from training_support import (
     PrivateModule,
     assert_no_hooks_left,
     fit,
+    mlp,
+    random_data,
     report_in,
     trainer_for,
     violation,
@@ -602,3 +605,30 @@ def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path):
         trainer_for(tmp_path / name, audit, max_epochs=1).fit(PrivateModule())
         seeds.append(audit.seed)
     assert seeds[0] != seeds[1]
+
+
+class MadeBefore(pl.LightningModule):
+    """make_private in one place, before `fit`, as plain loops have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = mlp()
+        self.net, self.optimizer, self.loader = PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+            data_loader=DataLoader(random_data(), batch_size=16),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_the_loader_of_make_private_can_be_passed_to_fit(tmp_path):
+    module, audit = MadeBefore(), PrivacyAudit(claimed_epsilon=50.0, seed=1)
+    trainer_for(tmp_path, audit, max_steps=64).fit(module, module.loader)
+    assert audit.report.verdict.outcome == "PASS"

@@ -366,7 +366,7 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does():
     given = ("not_poisson", "BatchSampler", None, 0.01, [64])
     (dropped,) = sampling.sampling_results(*given)
     (chosen,) = sampling.sampling_results(*given, by_choice=True, holds=". What holds: so much")
-    assert "Lightning trains on the loader" in dropped.advice
+    assert "train on the loader that PrivacyEngine" in dropped.advice
     assert chosen.advice.startswith("make_private was called with poisson_sampling=False")
     assert chosen.message == f"{dropped.message}. What holds: so much"
 

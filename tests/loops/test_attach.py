@@ -350,3 +350,15 @@ def test_metrics_go_to_any_callable(tmp_path):
     assert len(logged) == EPOCHS
     assert audit.metrics == logged[-1]
     assert math.isfinite(audit.metrics["dp/epsilon_lower"])
+
+
+@pytest.mark.whole_report
+def test_the_page_shows_the_call_of_attach_and_the_line_of_the_step(tmp_path):
+    training = made(HalfNoise)
+    training.optimizer.__class__ = type("Own", (HalfNoise,), {"__module__": "own"})
+    report, _ = audited(tmp_path, training, plain_loops.mnist_form, examinations=0)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "attach( model, optimizer, loader, claimed_epsilon=50.0" in " ".join(page.split())
+    assert report.run.strategy == "plain loop"
+    assert report.run.name == "Sequential"
+    assert any("plain_loops.py" in place.file for place in report.verdict.root.place.code)

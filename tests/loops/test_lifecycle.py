@@ -253,6 +253,23 @@ def test_a_training_goes_on_from_its_state(tmp_path):
     assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
 
 
+def test_a_training_in_bf16_goes_on_from_its_state_too(tmp_path):
+    training = made()
+    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
+    plain_loops.bf16_form(training, epochs=1)
+    state, weights = audit.state_dict(), copy.deepcopy(training.model.state_dict())
+    accountant = training.engine.accountant.state_dict()
+    audit.close(RuntimeError())
+    again = made(seed=2)
+    again.model.load_state_dict(weights)
+    again.engine.accountant.load_state_dict(accountant)
+    given = {**GIVEN, "report_dir": tmp_path, "precision": audit.report.run.precision}
+    with attach(*again.training, **given, state=state) as audit:
+        plain_loops.bf16_form(again, epochs=1)
+    assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
+    assert audit.report.run.precision == "bf16-mixed"
+
+
 def test_a_new_optimizer_over_the_same_parameters_is_followed(tmp_path):
     training = made()
     with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:

@@ -46,7 +46,7 @@ pytestmark = RESUMING
 
 # --- A checkpoint that was edited or damaged is refused; a long history takes no long time.
 
-REFUSED = r"^PrivacyAudit cannot resume from this checkpoint: .*(take another|upgrade|resume)"
+REFUSED = r"^the audit cannot resume from this checkpoint: .*(take another|upgrade|resume)"
 KEY = "PrivacyAudit"
 Place = tuple[Any, ...]
 

@@ -386,7 +386,7 @@ def test_a_report_names_the_records_of_all_optimizers(audited):
 @pytest.fixture
 def bare():
     made = BareByHand()
-    front = HandWrittenFront(made.session)
+    front = HandWrittenFront(made.session, lambda: None)
     front.open_to(made.net)
     yield made
     front.remove()
@@ -426,7 +426,7 @@ def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare):
 
 def test_between_batches_and_when_closed_nobody_is_given_anything():
     bare = BareByHand()
-    front, samples = HandWrittenFront(bare.session), bare.sample_gradients()
+    front, samples = HandWrittenFront(bare.session, lambda: None), bare.sample_gradients()
     front.open_to(bare.net)
     gradient = bare.clipped_mean(samples)
     assert lightning_audit.per_sample(samples, module=bare.net) is samples  # before the first

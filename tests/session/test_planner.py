@@ -192,7 +192,7 @@ def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path):
     codes, said = run_both(tmp_path, "no_room")
     assert codes == [1, 1], said
     assert "cannot write its report" in said[0]
-    assert "MisconfigurationException: PrivacyAudit cannot write its report to" in said[1]
+    assert "MisconfigurationException: the audit cannot write its report to" in said[1]
 
 
 @pytest.mark.heavy

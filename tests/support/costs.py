@@ -23,6 +23,8 @@ CONTRACT = (
     "tests/callbacks/test_privacy_audit_faults.py",
     "tests/callbacks/test_privacy_audit_outputs.py",
     "tests/callbacks/test_privacy_audit_own_failures.py",
+    "tests/loops/test_two_processes.py",
+    "tests/loops/test_without_lightning.py",
     "tests/testing/test_faults.py",
     "tests/verdict/test_gate.py",
 )
