@@ -177,7 +177,8 @@ class Audit:
     def __init__(self, config: AuditConfig, given: Mapping[str, Any]) -> None:
         self.config, self._directory = config, Path(given["report_dir"])
         self._loop = loop = Loop(given)
-        self._log, self._prefix = given["log"], given["log_prefix"]
+        self._loggers = _listed(given["log"]) if given["log"] is not None else []
+        self._prefix = given["log_prefix"]
         self._verbose, step = given["verbose"], given["step"]
         # State of an earlier part of the training; its own once it has ended.
         self._resumed, self._kept = given["state"], dict[str, Any]()
@@ -416,8 +417,9 @@ class Audit:
         self._loop.epoch += 1
         if metrics:
             self.metrics = {f"{self._prefix}/{name}": value for name, value in metrics.items()}
-            if self._log is not None and run.ranks.is_first:
-                view(run, "logging the metrics", partial(self._log, dict(self.metrics)))
+            for logger in self._loggers if run.ranks.is_first else ():
+                call = getattr(logger, "log_metrics", logger)
+                view(run, "logging the metrics", partial(call, dict(self.metrics)))
         self._stopping.respond(report)
 
     # ------------------------------------------------------------------ forward, backward, step
@@ -671,7 +673,7 @@ class Audit:
             run.ranks.part()  # other processes may be elsewhere, or may have ended
             run.break_off(f"the training broke off with {broke}")
         run.end(self._stopping.reason())
-        send(run, (), self._loop.steps, f"{self._prefix}/report")
+        send(run, self._loggers, self._loop.steps, f"{self._prefix}/report")
         run.ranks.meet()
         if run.report is not None:
             printed = partial(show, run.report, run.files, run.sessions, verbose=self._verbose)
@@ -735,8 +737,8 @@ def _named(name: str, frame: Any) -> dict[str, CodePlace]:
     return {} if place is None else {name: place}
 
 
-def _listed(optimizer: Any) -> list[Any]:
-    return list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _params_of(optimizers: Iterable[Any]) -> set[int]:
@@ -778,7 +780,7 @@ def attach(
     on_inconclusive: Literal["raise", "warn"] = "warn",
     on_budget: Literal["raise", "stop"] = "raise",
     report_dir: str | Path = "audit",
-    log: Callable[[dict[str, float]], Any] | None = None,
+    log: Any = None,
     log_prefix: str = "audit",
     seed: int | None = None,
     examinations: Literal["auto"] | int = "auto",
@@ -827,7 +829,8 @@ def attach(
             only set `Audit.should_stop`.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the audit is closed.
         report_dir: directory of report and observations.
-        log: called with the metrics at the end of an epoch, such as ``wandb.log``.
+        log: called with the metrics at the end of an epoch, such as ``wandb.log``, or one of
+            Lightning's loggers, which gets the report and its figure too; or a list of these.
         log_prefix: first part of the names of the metrics.
         seed: see `PrivacyAudit`.
         examinations: see `PrivacyAudit`; 0 if no step is to be run again.
