@@ -28,7 +28,7 @@ from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import splits_batches
 from lightning_audit.report.text import progress
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.run.facts import TrainingInfo
+from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 from lightning_audit.session.planner import Ranks
 
 if TYPE_CHECKING:
@@ -117,11 +117,7 @@ def training_info(trainer: Any, *, begins: bool = True) -> TrainingInfo:
 
 def _device(trainer: Any) -> str:
     device = getattr(getattr(trainer, "strategy", None), "root_device", None)
-    if not isinstance(device, torch.device):
-        return ""
-    if device.type != "cuda":
-        return device.type
-    return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device_name(device) if isinstance(device, torch.device) else ""
 
 
 def planned_steps(trainer: Any) -> int | None:
@@ -160,7 +156,7 @@ class _Words(str):
         return str(self)
 
 
-class LightningFrontEnd:
+class LightningFrontEnd(FrontEnd):
     """A Trainer as a `FrontEnd`.
 
     Args:
@@ -173,12 +169,12 @@ class LightningFrontEnd:
         self._least: tuple[Any, Any, Any] | None = None
 
     @property
-    def accumulated(self) -> int:
+    def accumulated(self) -> int:  # type: ignore[override]
         """Batches per step."""
         return int(self._trainer.accumulate_grad_batches)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> bool:  # type: ignore[override]
         """Whether the training was asked to stop."""
         return bool(self._trainer.should_stop)
 

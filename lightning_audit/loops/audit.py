@@ -53,7 +53,7 @@ from lightning_audit.results.audit_report import (
 )
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.facts import TrainingInfo
+from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
     Stopping,
@@ -76,47 +76,27 @@ from lightning_audit.verdict.judge import Resolution
 _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
 
 
-class Loop:
+class Loop(FrontEnd):
     """A plain training as a `FrontEnd`.
 
     Args:
-        model: that the loop calls.
-        optimizers: of the training.
-        loader: of its batches; None to count them by steps.
-        root: module with all trained parameters.
-        epochs: planned number; None if unknown.
-        precision: by Lightning's name; None to read it from the parameters and from autocast.
+        given: the arguments of `attach`, by name.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizers: Sequence[Any],
-        loader: Any,
-        *,
-        root: torch.nn.Module,
-        epochs: int | None,
-        precision: str | None,
-    ) -> None:
-        self.model, self.root, self.loader = model, root, loader
-        self.optimizers, self._epochs = list(optimizers), epochs
-        self.read = precision is None
-        self.param = next(iter(root.parameters()), torch.zeros(0))
-        self.precision = precision or _BY_DTYPE.get(self.param.dtype, "32-true")
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.model, self.loader, self._epochs = given["model"], given["loader"], given["epochs"]
+        self.root = self.model if given["root"] is None else given["root"]
+        self.optimizers = _listed(given["optimizer"])
+        self.read = given["precision"] is None
+        self.param = next(iter(self.root.parameters()), torch.zeros(0))
+        self.precision = given["precision"] or _BY_DTYPE.get(self.param.dtype, "32-true")
         #: Number of passes that have ended, of steps that were taken, and whether it has ended.
         self.epoch = self.steps = 0
         self.over = False
-        #: Whether the audit asked the training to stop.
-        self.stopped = False
         #: Called before a step that is refused.
         self.refuses: Callable[[], None] = lambda: None
         #: See `TrainingInfo.loop`.
         self.places: dict[str, CodePlace] = {}
-
-    @property
-    def accumulated(self) -> int:
-        """Batches per step: each batch may make one."""
-        return 1
 
     @property
     def planned(self) -> int | None:
@@ -139,9 +119,6 @@ class Loop:
         """Return whether the batch that has ended is the last one."""
         return self.over
 
-    def show(self, report: AuditReport) -> None:
-        """Show nothing: the loop's output is the user's."""
-
     def stop(self) -> None:
         """Note that the training should stop."""
         self.stopped = True
@@ -150,18 +127,13 @@ class Loop:
         """Raise before the step that is about to be taken, if configured."""
         self.refuses()
 
-    def put_back(self) -> None:
-        """Do nothing: `stop` changed no object of the user's."""
-
     def info(self, processes: int) -> TrainingInfo:
         """Return what the audit reads of the training."""
-        device = self.param.device
-        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         return TrainingInfo(
             module=self.root,
             loaders=[] if self.loader is None else self.loader,
             precision=self.precision,
-            device=device.type + name,
+            device=device_name(self.param.device),
             strategy=PLAIN_LOOP,
             processes=processes,
             epoch_batches=math.inf,
@@ -198,28 +170,18 @@ class Audit:
     """The audit of one plain training, made by `attach`; also a context manager.
 
     Args:
-        loop: the training.
         config: of the audit.
-        directory: of report and observations.
-        step: see `attach`.
-        log: see `attach`.
-        log_prefix: see `attach`.
-        verbose: see `attach`.
+        given: the arguments of `attach`, by name.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        config: AuditConfig,
-        directory: Path,
-        *,
-        step: Callable[[Any], Any] | None,
-        log: Callable[[dict[str, float]], Any] | None,
-        log_prefix: str,
-        verbose: bool,
-    ) -> None:
-        self.config, self._loop, self._directory = config, loop, directory
-        self._log, self._prefix, self._verbose = log, log_prefix, verbose
+    def __init__(self, config: AuditConfig, given: Mapping[str, Any]) -> None:
+        self.config, self._directory = config, Path(given["report_dir"])
+        self._loop = loop = Loop(given)
+        self._loggers = _listed(given["log"]) if given["log"] is not None else []
+        self._prefix = given["log_prefix"]
+        self._verbose, step = given["verbose"], given["step"]
+        # State of an earlier part of the training; its own once it has ended.
+        self._resumed, self._kept = given["state"], dict[str, Any]()
         self._boundary = boundary()
         self._boundary.begin()
         self._user = LoopStep(loop.root, loop.optimizers, loop.precision, [self], step)
@@ -227,10 +189,7 @@ class Audit:
         loop.refuses = self._refuse
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
-        self._kept: dict[str, Any] = {}  # its state once it has ended
         self._ended = False
-        # State of an earlier part of the training.
-        self._resumed: Mapping[str, Any] | None = None
         #: The latest metrics, such as "audit/epsilon_lower".
         self.metrics: dict[str, float] = {}
         # The batch that was fetched; whether it began, and whether a step was taken on it.
@@ -255,11 +214,10 @@ class Audit:
 
     # ------------------------------------------------------------------ begin
 
-    def begin(self, state: Mapping[str, Any] | None) -> None:
+    def begin(self) -> None:
         """Attach to the training; see `attach`."""
         self._loop.places |= _named("attach", users_frame())
         atexit.register(self._at_exit)
-        self._resumed = state
         try:
             self._begin()
         except BaseException:
@@ -309,7 +267,7 @@ class Audit:
             handles.append(MethodHook(private, "pre_step", partial(self._before_step, private)))
         by_hand = [s.step.inner for s in run.sessions if s.step.optimizer not in self._private]
         for inner in by_hand:
-            handles.append(inner.register_step_pre_hook(entry(self._before_plain_step)))
+            handles.append(inner.register_step_pre_hook(entry(self._before_step)))
         for optimizer in self._loop.optimizers:
             after = entry(self._after_step)
             handles.append(innermost(optimizer).register_step_post_hook(after))
@@ -330,13 +288,8 @@ class Audit:
         handles.append(register_module_forward_hook(ends))
         handles.append(Listening(self))
 
-    def follow(
-        self,
-        *,
-        model: torch.nn.Module | None = None,
-        optimizer: Any = None,
-        loader: Any = None,
-    ) -> None:
+    @_guarded()
+    def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
         """Continue with another model around the same parameters, optimizer or loader.
 
         Args:
@@ -347,23 +300,19 @@ class Audit:
         Raises:
             UnauditableTraining: the optimizer trains other parameters.
         """
-        self._settle()
-        loop = self._loop
-        loop.model, loop.root = model or loop.model, model or loop.root
-        self._user.module = loop.root
+        self.end_epoch()
+        run, loop = self._run, self._loop
+        if run is None:
+            return
+        if model is not None:
+            loop.model = loop.root = self._user.module = model
         if optimizer is not None:
             loop.optimizers[:] = _listed(optimizer)
         if loader is not None:
             loop.loader = loader
-        self._follow_on(loader is not None)
-
-    @_guarded()
-    def _follow_on(self, reads: bool) -> None:
-        if (run := self._run) is not None:
-            if reads:
-                self._watch_loader(run)
-            self._follow(run)
-            self._hook(run)
+            self._watch_loader(run)
+        self._follow(run)
+        self._hook(run)
 
     # ------------------------------------------------------------------ passes and batches
 
@@ -457,12 +406,8 @@ class Audit:
             return
         with self._user.between(frame):
             run.end_batch(batch)
-        self._count(run)
         self._stopping.look()
         self._raise_if_told()
-
-    def _count(self, run: AuditRun) -> None:
-        self._loop.steps = max((s.recorder.steps for s in run.sessions), default=0)
 
     def _end_epoch(self, *, due: bool = False) -> None:
         run, self._in_epoch = self._run, False
@@ -472,8 +417,9 @@ class Audit:
         self._loop.epoch += 1
         if metrics:
             self.metrics = {f"{self._prefix}/{name}": value for name, value in metrics.items()}
-            if self._log is not None and run.ranks.is_first:
-                view(run, "logging the metrics", partial(self._log, dict(self.metrics)))
+            for logger in self._loggers if run.ranks.is_first else ():
+                call = getattr(logger, "log_metrics", logger)
+                view(run, "logging the metrics", partial(call, dict(self.metrics)))
         self._stopping.respond(report)
 
     # ------------------------------------------------------------------ forward, backward, step
@@ -563,32 +509,25 @@ class Audit:
         if self._run is not None:
             self._run.conceal()
 
-    def _before_step(self, optimizer: Any) -> None:
-        """Inject the canaries, before clipping."""
+    def _before_step(self, optimizer: Any = None, *_: Any) -> None:
+        """Inject the canaries, before clipping; a step by hand has them already."""
         run = self._run
         if run is None or not self._looks:
             return
         self._begin_batch(run)  # also of a step on a batch that the loader did not give
         if "step" not in self._loop.places:
             self._loop.places |= _named("step", users_frame())
-        self._keep_to_budget(run)
+        self._spend(run)  # raises before the first step that would exceed the claim
+        if self._stopping.why == "budget" and self.config.on_budget == "raise":
+            self._stopping.refuse()
         run.inject(optimizer)
 
-    def _before_plain_step(self, *_: Any) -> None:
-        if (run := self._run) is not None and self._looks:
-            self._begin_batch(run)
-            if "step" not in self._loop.places:
-                self._loop.places |= _named("step", users_frame())
-            self._keep_to_budget(run)
-
-    def _keep_to_budget(self, run: AuditRun) -> None:
-        """Raise before the first step that would exceed the claim, if configured."""
-        self._count(run)
+    def _spend(self, run: AuditRun) -> None:
+        """Look whether the claim allows the step that comes, once for each step."""
+        self._loop.steps = max((s.recorder.steps for s in run.sessions), default=0)
         if self._settled != self._loop.steps:
             self._settled = self._loop.steps
             self._stopping.keep_to_budget()
-        if self._stopping.why == "budget" and self.config.on_budget == "raise":
-            self._stopping.refuse()
 
     def _refuse(self) -> None:
         """Raise why the step that is about to be taken is refused, if configured."""
@@ -613,16 +552,11 @@ class Audit:
         """The report so far; None before the first evaluation."""
         return self._run.report if self._run is not None else self._report
 
-    @property
-    def steps(self) -> int:
-        """Steps of the private optimizers so far."""
-        run = self._run
-        return (self.report.steps if self.report else 0) if run is None else run.optimizers.steps
-
-    def planned(self) -> tuple[int | None, Sequence[AuditSession], str]:
-        """Return the planned steps, the sessions, and the warning if the plan exceeds the claim."""
+    def planned(self) -> tuple[int, int | None, Sequence[AuditSession], str]:
+        """Return steps so far and planned, sessions, and the warning if these exceed the claim."""
         sessions = () if self._run is None else tuple(self._run.sessions)
-        return self._loop.planned, sessions, self._stopping.warned
+        steps = sum(session.recorder.steps for session in sessions)
+        return steps, self._loop.planned, sessions, self._stopping.warned
 
     @property
     def should_stop(self) -> bool:
@@ -632,12 +566,8 @@ class Audit:
 
     @_guarded()
     def _look_ahead(self) -> None:
-        run = self._run
-        if run is not None and self._looks:
-            self._count(run)
-            if self._settled != self._loop.steps:
-                self._settled = self._loop.steps
-                self._stopping.keep_to_budget()
+        if self._run is not None and self._looks:
+            self._spend(self._run)
 
     def step(self, function: Callable[[Any], Any], batch: Any) -> Any:
         """Run a whole training step, and remember it for replays.
@@ -661,10 +591,6 @@ class Audit:
                 self._end_batch(None)
             self._batch = batch
 
-    def end_epoch(self) -> None:
-        """Mark the end of an epoch in a loop whose loader is not followed."""
-        self._settle()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the audit's state for a checkpoint; call it between two batches.
 
@@ -673,7 +599,7 @@ class Audit:
         Raises:
             PrivacyViolation: the last batch showed one.
         """
-        self._settle(epoch=False)
+        self.end_epoch(epoch=False)
         state: dict[str, Any] = self._state()
         return state
 
@@ -684,8 +610,12 @@ class Audit:
         return self._kept
 
     @_guarded()
-    def _settle(self, *, epoch: bool = True) -> None:
-        """End the batch and the epoch that are open."""
+    def end_epoch(self, *, epoch: bool = True) -> None:
+        """Mark the end of an epoch in a loop whose loader is not followed.
+
+        Args:
+            epoch: False to end the batch that is open, and no more.
+        """
         if self._looks:
             if self._begun:
                 self._end_batch(users_frame())
@@ -719,7 +649,7 @@ class Audit:
         own = isinstance(error, PrivacyViolation | ClaimUsedUp | InconclusiveAudit)
         if error is None:
             self._loop.over = True
-            self._settle()
+            self.end_epoch()
         report = self._conclude("" if error is None or own else type(error).__name__)
         if error is None and report is not None:
             raise_for(report, self.config.on_violation, self.config)
@@ -743,7 +673,7 @@ class Audit:
             run.ranks.part()  # other processes may be elsewhere, or may have ended
             run.break_off(f"the training broke off with {broke}")
         run.end(self._stopping.reason())
-        send(run, (), self._loop.steps, f"{self._prefix}/report")
+        send(run, self._loggers, self._loop.steps, f"{self._prefix}/report")
         run.ranks.meet()
         if run.report is not None:
             printed = partial(show, run.report, run.files, run.sessions, verbose=self._verbose)
@@ -778,7 +708,7 @@ class Audit:
         """Write the report of an audit that was not closed when its process ended."""
         last: Any = getattr(sys, "last_value", None)
         if not isinstance(last, BaseException):
-            attempt(self._settle)
+            attempt(self.end_epoch)
         self._conclude(type(last).__name__ if isinstance(last, BaseException) else "")
 
     def __enter__(self) -> Audit:
@@ -807,8 +737,8 @@ def _named(name: str, frame: Any) -> dict[str, CodePlace]:
     return {} if place is None else {name: place}
 
 
-def _listed(optimizer: Any) -> list[Any]:
-    return list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _params_of(optimizers: Iterable[Any]) -> set[int]:
@@ -850,7 +780,7 @@ def attach(
     on_inconclusive: Literal["raise", "warn"] = "warn",
     on_budget: Literal["raise", "stop"] = "raise",
     report_dir: str | Path = "audit",
-    log: Callable[[dict[str, float]], Any] | None = None,
+    log: Any = None,
     log_prefix: str = "audit",
     seed: int | None = None,
     examinations: Literal["auto"] | int = "auto",
@@ -899,7 +829,8 @@ def attach(
             only set `Audit.should_stop`.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the audit is closed.
         report_dir: directory of report and observations.
-        log: called with the metrics at the end of an epoch, such as ``wandb.log``.
+        log: called with the metrics at the end of an epoch, such as ``wandb.log``, or one of
+            Lightning's loggers, which gets the report and its figure too; or a list of these.
         log_prefix: first part of the names of the metrics.
         seed: see `PrivacyAudit`.
         examinations: see `PrivacyAudit`; 0 if no step is to be run again.
@@ -924,23 +855,7 @@ def attach(
         UnauditableTraining: model or optimizer cannot be audited; the message says what to change.
         PrivacyViolation: the claim is known to be false before the first step.
     """
-    config = AuditConfig.of_arguments(attach, locals())
-    loop = Loop(
-        model,
-        _listed(optimizer),
-        loader,
-        root=model if root is None else root,
-        epochs=epochs,
-        precision=precision,
-    )
-    audit = Audit(
-        loop,
-        config,
-        Path(report_dir),
-        step=step,
-        log=log,
-        log_prefix=log_prefix,
-        verbose=verbose,
-    )
-    audit.begin(state)
+    given = dict(locals())
+    audit = Audit(AuditConfig.of_arguments(attach, given), given)
+    audit.begin()
     return audit

@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
@@ -38,32 +38,12 @@ def users_frame() -> Any:
     return None
 
 
-class Listener(Protocol):
-    """What is called at the events of a loop."""
-
-    def follows(self, loader: Any) -> bool:
-        """Return whether a loader, about to be iterated, gives the batches of this training."""
-
-    def starts_pass(self, loader: Any) -> None:
-        """A pass over the loader begins."""
-
-    def asks(self) -> None:
-        """The loop asks for a batch: nothing is trained on the last one any more."""
-
-    def fetched(self, batch: Any) -> Any:
-        """Return the batch to train on."""
-
-    def ends_pass(self) -> None:
-        """The loader has no more batches."""
-
-    def clips(self, loss: Any) -> bool:
-        """Return whether a loss of ghost clipping is of this training."""
-
-    def before_ghost(self, loss: Any) -> None:
-        """The two backward passes of ghost clipping begin."""
-
-    def after_ghost(self) -> None:
-        """They have ended."""
+#: An audit whose methods are called at the events of its loop: ``follows(loader)`` (whether this
+#: training's batches come from it), ``starts_pass(loader)``, ``asks()`` (nothing is trained on the
+#: last batch any more), ``fetched(batch)``, which returns the batch to train on, ``ends_pass()``;
+#: ``clips(loss)`` (whether a loss of ghost clipping is this training's), and ``before_ghost(loss)``
+#: and ``after_ghost()`` around its two backward passes.
+Listener: TypeAlias = Any
 
 
 class Batches:

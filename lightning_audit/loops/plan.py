@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,18 +44,15 @@ def plan(
         try:
             audit = attach(model, optimizer, loader, **given)
             began, own = time.perf_counter(), OWN_TIME.seconds
-            while len(times) < MOST_BATCHES * steps and audit.steps < steps:
-                before = len(times)
-                for batch in loader:
-                    step(batch)
-                    now, mine = time.perf_counter(), OWN_TIME.seconds
-                    times.append((now - began, mine - own))
-                    began, own = now, mine
-                    if audit.steps >= steps:
-                        break
-                if len(times) == before:  # the loader is empty
+            endless = itertools.chain.from_iterable(itertools.repeat(loader, MOST_BATCHES * steps))
+            for batch in itertools.islice(endless, MOST_BATCHES * steps):
+                step(batch)
+                now, mine = time.perf_counter(), OWN_TIME.seconds
+                times.append((now - began, mine - own))
+                began, own = now, mine
+                if audit.planned()[0] >= steps:
                     break
-            planned, sessions, warned = audit.planned()
+            _, planned, sessions, warned = audit.planned()
             report = audit.close()
         except UnauditableTraining as error:
             return Preview(str(error))

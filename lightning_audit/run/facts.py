@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -119,16 +119,13 @@ class TrainingInfo:
         )
 
 
-class FrontEnd(Protocol):
+class FrontEnd:
     """What runs the user's training: Lightning's Trainer, or a loop."""
 
-    @property
-    def accumulated(self) -> int:
-        """Batches per step."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the training was asked to stop."""
+    #: Batches per step.
+    accumulated: int = 1
+    #: Whether the training was asked to stop.
+    stopped: bool = False
 
     def steps_left(self) -> int | None:
         """Return how many steps each optimizer is planned to take from now on; None if unknown."""
@@ -138,18 +135,26 @@ class FrontEnd(Protocol):
 
     def is_over(self) -> bool:
         """Return whether the batch that has ended is the last one."""
+        raise NotImplementedError
 
     def show(self, report: AuditReport) -> None:
         """Show the state of the audit while it trains."""
 
     def stop(self) -> None:
         """Ask the training to stop after the current step."""
+        raise NotImplementedError
 
     def refuse(self, report: AuditReport | None) -> None:
         """Stop the training before the step that is about to be taken."""
+        raise NotImplementedError
 
     def put_back(self) -> None:
         """Restore what `stop` changed."""
+
+
+def device_name(device: torch.device) -> str:
+    """Return a device as a report shows it."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
 def _commit(module: Any) -> str | None:

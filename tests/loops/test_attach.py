@@ -9,6 +9,7 @@ import plain_loops
 import pytest
 import torch
 from plain_loops import CLAIM, EPOCHS, STEPS, Made, made
+from pytorch_lightning.loggers import TensorBoardLogger
 
 from lightning_audit import (
     Allow,
@@ -340,6 +341,30 @@ def test_the_model_is_what_it_is_without_the_audit(tmp_path, form, make):
     report, _ = audited(tmp_path, training, form)
     assert report.verdict.outcome == "PASS"
     assert moved(training.model, alone.model) < 1e-6
+
+
+@pytest.mark.whole_report
+def test_a_logger_of_lightning_gets_metrics_and_the_figure(tmp_path):
+    training, logged = made(), []
+    board = TensorBoardLogger(tmp_path, name="board")
+    given = {"log": [board, logged.append], "examinations": 0}
+    with attach(*training.training, 50.0, report_dir=tmp_path / "audit", **given):
+        plain_loops.mnist_form(training)
+    assert (tmp_path / "audit" / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "board").rglob("events*"))
+    assert len(logged) == EPOCHS
+
+
+def test_a_logger_that_fails_is_a_note(tmp_path):
+    def log(metrics: dict[str, float]) -> None:
+        raise ConnectionError("no network")
+
+    training = made()
+    given = {"log": log, "examinations": 0}
+    with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
+        plain_loops.mnist_form(training)
+    assert audit.report.verdict.outcome == "PASS"
+    assert audit.report.steps == STEPS
 
 
 def test_metrics_go_to_any_callable(tmp_path):
