@@ -110,7 +110,8 @@ def _loop_around(code: CodeType, line: int) -> tuple[ast.For | ast.While | None,
         tree = ast.parse(textwrap.dedent("".join(lines)))
         if not _is_source_of(code):
             return None, False
-    except (OSError, TypeError, SyntaxError, ValueError):
+    except (OSError, TypeError, SyntaxError, ValueError, SystemError):
+        # SystemError: Python 3.11 counts the depth of trees over all threads that compile.
         return None, False
     at = line - first + 1
     loops = [
