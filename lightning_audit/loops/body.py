@@ -12,6 +12,7 @@ import inspect
 import io
 import linecache
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -26,6 +27,10 @@ _PASS_ON = {"tqdm", "trange", "track", "progress_bar", "iter", "islice", "auto",
 _OF_A_STEP = {"step", "zero_grad", "backward"}
 #: What a function made of a body would do otherwise than the body.
 _UNLIKE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.Global, ast.Nonlocal)
+
+
+#: Python 3.11 counts the depth of trees over all threads that compile: SystemError.
+_COMPILES = threading.Lock()
 
 
 class LoopBody:
@@ -107,11 +112,11 @@ def _loop_around(code: CodeType, line: int) -> tuple[ast.For | ast.While | None,
         lines, first = linecache.getlines(code.co_filename), 1
         if code.co_name != "<module>":  # of which only a first block would be found
             lines, first = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        if not _is_source_of(code):
-            return None, False
+        with _COMPILES:
+            tree = ast.parse(textwrap.dedent("".join(lines)))
+            if not _is_source_of(code):
+                return None, False
     except (OSError, TypeError, SyntaxError, ValueError, SystemError):
-        # SystemError: Python 3.11 counts the depth of trees over all threads that compile.
         return None, False
     at = line - first + 1
     loops = [
