@@ -383,3 +383,36 @@ def test_the_page_of_docs_has_every_option():
     table = re.findall(r"^\| `(--audit-[a-z-]+)", text_of(PAGE), re.MULTILINE)
     source = (REPOSITORY / "lightning_audit/pytest_plugin.py").read_text(encoding="utf-8")
     assert table == re.findall(r'"(--audit-[a-z-]+)",\n', source)
+
+
+def test_a_plain_loop_is_audited_by_the_fixture_privacy_attach(session):
+    result = session("""
+import plain_loops
+
+pytestmark = pytest.mark.privacy_audit(claimed_epsilon=50.0, seed=1, examinations=0)
+
+def test_correct(privacy_attach):
+    training = plain_loops.made()
+    with privacy_attach(*training.training) as audit:
+        plain_loops.mnist_form(training)
+    assert audit.config.claimed_epsilon == 50.0
+
+def test_half(privacy_attach):
+    training = plain_loops.made(HalfNoise)
+    with privacy_attach(*training.training):
+        plain_loops.mnist_form(training)
+
+@pytest.mark.privacy_audit(expected="VIOLATION")
+def test_half_is_noticed(privacy_attach):
+    training = plain_loops.made(HalfNoise)
+    with privacy_attach(*training.training) as audit:
+        plain_loops.mnist_form(training)
+
+@pytest.mark.privacy_audit(model=3)
+def test_wrong(privacy_attach):
+    pass
+""")
+    result.assert_outcomes(passed=2, failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*privacy_audit(model=...) is unknown*", "*test_half  VIOLATION", "*test_half_is_noticed*"]
+    )

@@ -396,7 +396,7 @@ class HandWrittenFront:
         begins: called first of all: the batch may not have begun.
     """
 
-    def __init__(self, session: AuditSession, begins: Callable[[], None]) -> None:
+    def __init__(self, session: AuditSession, begins: Callable[[], None] = lambda: None) -> None:
         self._session, self._begins = session, begins
         self._handles = Handles()
         self._handles.append(self)

@@ -85,11 +85,11 @@ class Stopping:
         on_violation: "raise" and "stop" stop the training after the current step, "warn" does not.
     """
 
-    _front: FrontEnd
     _run: AuditRun
 
     def __init__(self, on_violation: str) -> None:
         self._ends = on_violation in ("raise", "stop")
+        self._front = FrontEnd()  # until a training begins
         #: Whether a violation was logged.
         self.told = False
         self._budget: ClaimBudget | None = None
@@ -223,8 +223,7 @@ class Stopping:
     def put_back(self) -> None:
         """Restore the training's loop, and remove the hooks."""
         self._gates.remove()
-        if hasattr(self, "_front"):
-            self._front.put_back()
+        self._front.put_back()
 
 
 # --- The end of an audited training: print the report, and raise the verdict's error.

@@ -500,3 +500,11 @@ def test_a_first_step_above_the_claim_is_logged_once(trained):
     (line,) = trained(claimed_epsilon=0.01, max_epochs=2).logged
     assert "accounting" in line
     assert "VIOLATION" in line
+
+
+@pytest.mark.parametrize("planned", [{"max_steps": 0}, {"max_epochs": 0}])
+def test_a_fit_without_a_step_ends_as_planned(tmp_path, planned):
+    trainer_for(tmp_path, PrivacyAudit(seed=1), **planned).fit(PrivateModule())
+    report = report_in(tmp_path)
+    assert report.verdict.pass_blockers == ("no step of a private optimizer was observed",)
+    assert (report.steps, report.ended.reason) == (0, "planned")

@@ -593,7 +593,7 @@ def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_p
     refuse_several(1, [Blank()], processes=2)
     with pytest.raises(UnauditableTraining, match="all 2 private optimizers at once"):
         refuse_several(2, [Blank()], processes=1)
-    with pytest.raises(UnauditableTraining, match="the Trainer has 3; train with devices=1"):
+    with pytest.raises(UnauditableTraining, match="the training has 3; train in one"):
         refuse_several(2, [Dirac()], processes=3)
 
 
