@@ -600,7 +600,7 @@ class OpacusStep(DPSGDStep):
         """Append each row, times ``norm``, to every ``grad_sample``.
 
         Raises:
-            CannotEnter: a parameter holds no per-sample gradients.
+            CannotEnter: a parameter holds no per-sample gradients, or used ones.
         """
         count = len(rows)
         waiting = [self._waiting(j, part) for j in range(len(self.params))]
@@ -691,6 +691,10 @@ class OpacusStep(DPSGDStep):
         self._entered, self._uncounted = [], 0
         return waiting
 
+    def were_clipped(self) -> bool:
+        """Return whether Opacus has marked gradients with canaries as used."""
+        return any(hasattr(entered(), "_processed") for entered in self._entered)
+
     def holds_canaries(self) -> bool:
         """Return whether the gradients to be clipped are those that contain the canaries."""
         held = [getattr(p, "grad_sample", None) for p in self.params]
@@ -708,6 +712,8 @@ class OpacusStep(DPSGDStep):
         found = held[part] if isinstance(held, list) and held else held
         if not isinstance(found, torch.Tensor):
             raise CannotEnter(f"{self.layout[tensor].name} holds no per-sample gradients")
+        if hasattr(found, "_processed"):  # Opacus' step raises
+            raise CannotEnter("the gradients of an earlier step were not cleared")
         return found
 
     def noise_state(self) -> str | None:

@@ -295,12 +295,9 @@ class AuditSession:
 
     def detach(self) -> None:
         """Unregister the hooks; observations are kept."""
-        summed = self._plan if self.stage is State.SUMMED else None
         self._unhook()
         self._drop()
         self.end_batch()
-        if summed is not None:
-            summed.clear([getattr(p, "summed_grad", None) for p in self.step.params])
 
     def _unhook(self) -> None:
         for hook in reversed(self._hooks):
@@ -437,10 +434,23 @@ class AuditSession:
         self._drop()
 
     def _drop(self) -> None:
-        """Discard the planned step, and remove its canaries from the pending gradients."""
-        if self._plan is not None and self._plan.status == INJECTED:
-            self.step.take_out()
-        self._plan, self._again = None, False
+        """Discard the planned step; remove its canaries from pending gradients and sums."""
+        plan, self._plan, self._again = self._plan, None, False
+        if plan is None or plan.status != INJECTED:
+            return
+        # Or the step broke off after it was clipped.
+        clipped = self.stage is State.IN and self.step.were_clipped()
+        waits = self.step.take_out()
+        if self._is_in_sum(plan) or (clipped and not waits):
+            self.inserter.clear(plan, self._sums())
+
+    def _is_in_sum(self, plan: Plan) -> bool:
+        """Return whether an earlier part of the batch has the canaries."""
+        parts = plan.earlier and plan.claim.accumulated == 1
+        return parts and self.stage in (State.SUMMED, State.IN)
+
+    def _sums(self) -> list[torch.Tensor | None]:
+        return [getattr(p, "summed_grad", None) for p in self.step.params]
 
     # ------------------------------------------------------------------ rows of gradients go in
 
@@ -474,6 +484,8 @@ class AuditSession:
             self._lay_out(coming)
             return
         self._after = self.stage
+        if plan.earlier:  # in the sum of an earlier part
+            return
         if obstacle := self.step.obstacle(coming):
             self.planner.must_copy(obstacle)
             return
@@ -503,13 +515,11 @@ class AuditSession:
 
     def _confirmed(self) -> Plan | None:
         """Return the plan of the laid out rows, if they are in the step's gradients."""
-        plan, self._plan = self._plan, None
-        if plan is None:
+        plan = self._plan
+        if plan is None or self.stage is not State.LAID_OUT:
+            self._drop()
             return None
-        if self.stage is not State.LAID_OUT:
-            if plan.status == INJECTED:
-                self.step.take_out()
-            return None
+        self._plan = None
         # If not, another backward pass ran, or its gradients were dropped.
         first = self.planner.parts_are_equal
         return replace(plan, first=first) if self.step.put_in() else None
@@ -538,7 +548,7 @@ class AuditSession:
         if plan is None or plan.status != INJECTED:
             self._put_in()
             return
-        if again and self.step.put_in():
+        if (again and self.step.put_in()) or self._is_in_sum(plan):
             return
         # The closure of manual optimization computes nothing: then there is nothing to do.
         if not self.step.holds_canaries() and self.step.batch_size() is not None:
@@ -552,6 +562,11 @@ class AuditSession:
         """Insert the canaries into a part of a split batch before the last, if it was chosen."""
         planner, chosen = self.planner, self.planner.may_enter()
         self._pass_part()
+        if self.stage is State.IN:  # the step that was announced was not taken
+            if self._plan is not None and self._plan.earlier:
+                return
+            self._drop()
+            self.stage = State.SKIPPED
         self._after = self.stage
         if not chosen:
             return
@@ -838,9 +853,10 @@ class AuditSession:
         if type(self.inserter) is InputSample:  # the sample stays in its batch
             self._plan = None if is_out else plan
             return
+        summed = self.step.were_clipped() or (plan is not None and plan.earlier)
         out = self.step.take_out() or is_out or laid_out
-        if plan is not None and plan.earlier and not (self._behind or out):
-            plan.clear([getattr(p, "summed_grad", None) for p in self.step.params])
+        if plan is not None and summed and not (self._behind or out):
+            plan.clear(self._sums())
             out = True
         self._plan = None if out or plan is None or plan.status != INJECTED else plan
 
@@ -883,6 +899,8 @@ class AuditSession:
             entered = [d for coin, d in zip(plan.coins, plan.directions, strict=False) if coin]
             amounts = np.full(len(entered), -plan.claim.max_grad_norm / divisor)
             attempt(lambda: CanaryRows(entered).add(grads, amounts))
+        if tensors is None:
+            attempt(lambda: self.inserter.clear(plan, clipped_sums(self.step.params)))
         self._plan = None
 
     def _settle(self) -> None:

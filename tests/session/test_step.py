@@ -77,9 +77,9 @@ class Own(DPOptimizer):
 
 
 class Private:
-    """A net with a private optimizer, audited or not."""
+    """A net with a private optimizer, audited by a seed or not."""
 
-    def __init__(self, *, audited: bool) -> None:
+    def __init__(self, seed: int | None) -> None:
         torch.manual_seed(0)
         self.net = GradSampleModule(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
         self.optimizer = Own(
@@ -91,11 +91,12 @@ class Private:
         )
         self.data = torch.Generator().manual_seed(6)
         self.boundary, self.session = Boundary(), None
-        if audited:
-            self.boundary.run(self._begin, (), {})
+        if seed is not None:
+            self.boundary.run(self._begin, (seed,), {})
 
-    def _begin(self) -> None:
-        self.session = session_over(OpacusStep(self.optimizer, {}, self.net.modules()))
+    def _begin(self, seed: int) -> None:
+        step = OpacusStep(self.optimizer, {}, self.net.modules())
+        self.session = session_over(step, seed)
         self.session.watch()
         events = ("start_batch", "end_batch", "prepare", "conceal", "inject")
         self._entries = {name: entry(getattr(self.session, name)) for name in events}
@@ -124,9 +125,9 @@ def _length(rows: Any) -> int | None:
     return None if rows is None else len(rows)
 
 
-def session_over(step: Any) -> AuditSession:
-    audit = PrivacyAudit(seed=1, canaries=(Dirac(), Spread()), every_n_steps=1)
-    rng = np.random.default_rng(1)
+def session_over(step: Any, seed: int) -> AuditSession:
+    audit = PrivacyAudit(seed=seed, canaries=(Dirac(), Spread()), every_n_steps=1)
+    rng = np.random.default_rng(seed)
     record: Any = KeptEntries()
     return begin_session(
         step, audit.config, rng, lambda batches: None, lambda header: record, Ranks()
@@ -156,9 +157,9 @@ FAILS = [
 class AnyOrder(RuleBasedStateMachine):
     """A private optimizer, and its twin without an audit."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.both = [Private(audited=True), Private(audited=False)]
+    @initialize(seed=st.integers(0, 9))
+    def begin(self, seed: int) -> None:
+        self.both = [Private(seed), Private(None)]
         self.audited = self.both[0]
         self.done = False
 
@@ -191,9 +192,14 @@ class AnyOrder(RuleBasedStateMachine):
     def backward(self, announced: bool) -> None:
         self.each(lambda one: one.backward(announced=announced))
 
-    @rule(skip=st.booleans())
-    def signal(self, skip: bool) -> None:
-        self.each(lambda one: one.optimizer.signal_skip_step(do_skip=skip))
+    @rule(announced=st.booleans())
+    def part(self, announced: bool) -> None:
+        """A physical batch of a larger logical one."""
+        self.each(lambda one: one.optimizer.signal_skip_step(do_skip=True))
+        self.each(lambda one: one.backward(announced=announced))
+        if announced:
+            self.audited.told("inject")
+        self.step(again=True)
 
     @rule()
     def announce(self) -> None:
