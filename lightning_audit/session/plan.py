@@ -176,6 +176,7 @@ class Plan:
         weights: what each canary adds to the sum, in units of the clipping norm, ``[k]``; empty if
             this is 1 for all.
         earlier: whether they are in a part of a split batch before the last.
+        summed: whether that part has been clipped and added up.
         meant: whether they were drawn to enter an earlier part, which the batch may not have.
         first: whether they were laid out for the first of possibly several backward passes of the
             step.
@@ -193,6 +194,7 @@ class Plan:
     seed: tuple[int, int] | None = None
     weights: Sequence[float] = ()
     earlier: bool = False
+    summed: bool = False
     meant: bool = False
     first: bool = False
     added: int = 0

@@ -439,15 +439,14 @@ class AuditSession:
         if plan is None or plan.status != INJECTED:
             return
         # Or the step broke off after it was clipped.
-        clipped = self.stage is State.IN and self.step.were_clipped()
+        clipped = self.stage in (State.SUMMED, State.IN) and self.step.were_clipped()
         waits = self.step.take_out()
         if self._is_in_sum(plan) or (clipped and not waits):
             self.inserter.clear(plan, self._sums())
 
     def _is_in_sum(self, plan: Plan) -> bool:
         """Return whether an earlier part of the batch has the canaries."""
-        parts = plan.earlier and plan.claim.accumulated == 1
-        return parts and self.stage in (State.SUMMED, State.IN)
+        return plan.summed and self.stage in (State.SUMMED, State.IN)
 
     def _sums(self) -> list[torch.Tensor | None]:
         return [getattr(p, "summed_grad", None) for p in self.step.params]
@@ -484,7 +483,7 @@ class AuditSession:
             self._lay_out(coming)
             return
         self._after = self.stage
-        if plan.earlier:  # in the sum of an earlier part
+        if plan.summed:  # by an earlier part
             return
         if obstacle := self.step.obstacle(coming):
             self.planner.must_copy(obstacle)
@@ -563,7 +562,7 @@ class AuditSession:
         planner, chosen = self.planner, self.planner.may_enter()
         self._pass_part()
         if self.stage is State.IN:  # the step that was announced was not taken
-            if self._plan is not None and self._plan.earlier:
+            if self._plan is not None and self._plan.summed:
                 return
             self._drop()
             self.stage = State.SKIPPED
@@ -605,16 +604,20 @@ class AuditSession:
 
     def _take_rows_out(self) -> None:
         """Remove any canary from the gradients of a part of a split batch that was clipped."""
+        if self._plan is not None and self._plan.earlier:
+            self._plan = replace(self._plan, summed=True)
         self.step.take_out()
 
-    def _hold(self) -> Held | None:
+    def _hold(self) -> tuple[Held, Plan | None] | None:
         """Return the state before the optimizer's own clipping; None without canaries in it."""
-        return Held(self.step, copy=False) if self.step.holds_canaries() else None
+        return (Held(self.step, copy=False), self._plan) if self.step.holds_canaries() else None
 
-    def _without_rows(self, held: Held, error: Exception) -> str:
+    def _without_rows(self, before: tuple[Held, Plan | None], error: Exception) -> str:
         """Take the canaries out of an own clipping that raised; return why that is impossible."""
+        held, plan = before
         if self._behind or not held.put_back():
             return _ROWS_WERE_IN
+        self._plan = plan
         claim = self.planner.claim()
         self._drop()
         self.planner.leave_rows_out(Fit(f"it raises {raised(error)}"))
