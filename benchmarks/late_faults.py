@@ -10,7 +10,7 @@ import statistics
 import numpy as np
 
 from lightning_audit.checks.noise import WitnessNoiseCheck
-from lightning_audit.record.store import RecordHeader
+from lightning_audit.record.store import Observation, RecordHeader
 
 TENSORS, WITNESSES, DATA = 6, 64, 0.1
 SIGNIFICANCE = 1e-3
@@ -34,7 +34,7 @@ def steps_to_flag(onset: int, factor: float, seed: int, limit: int = 2000) -> in
         variance = (1.0 if step < onset else factor**2) + DATA
         entry["step"] = step
         entry["tensor_squares"] = variance * rng.chisquare(WITNESSES, TENSORS)
-        check.update(entry)
+        check.update(Observation.of(entry))
         if any(test.violated for test in (check.pooled, check.single, check.burst)):
             return step - onset + 1
     return None

@@ -15,7 +15,7 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import StepHistory
 from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
 from lightning_audit.checks.accounting import LeakageBound, StudentBound
-from lightning_audit.record.store import INJECTED, RecordHeader
+from lightning_audit.record.store import INJECTED, Observation, RecordHeader
 
 DELTA, LEVEL, CANARIES = 1e-5, 0.05, 8
 SIGMA, RATE = 1.0, 1 / 28
@@ -48,8 +48,8 @@ def proved(
             coins = rng.integers(0, 2, CANARIES)
             entry["noise_multiplier"], entry["sample_rate"], entry["coins"] = sigma, rate, coins
             entry["readings"] = coins + sigma * rng.standard_normal(CANARIES)
-            bound.update(entry)
-            student.update(entry)
+            bound.update(Observation.of(entry))
+            student.update(Observation.of(entry))
         t += count
     history = StepHistory()
     for sigma, rate, count in claims:

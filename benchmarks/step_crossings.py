@@ -105,6 +105,7 @@ def run() -> dict[str, object]:
     crossings = [count.crossings.total() for count in counts]
     return {
         "files, mean": statistics.mean(len(count.calls) for count in counts),
+        "files, median": statistics.median(len(count.calls) for count in counts),
         "calls, mean": statistics.mean(count.calls.total() for count in counts),
         "crossings, mean": statistics.mean(crossings),
         "crossings, median": statistics.median(crossings),

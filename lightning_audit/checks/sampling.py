@@ -270,8 +270,8 @@ NOT_POISSON = Check(
     failed_title="Batches are not Poisson-sampled",
     meaning="The accountant assumes that each record enters a batch independently with the same "
     "probability, and the loader draws otherwise.",
-    look_at="Train on the loader that `make_private` returns. Lightning takes it only as an "
-    "argument of `fit`; else return `DPDataLoader.from_data_loader(loader)` from "
+    look_at="Train on the loader that `make_private` returns; Lightning takes it only as an "
+    "argument of `fit`, else return `DPDataLoader.from_data_loader(loader)` from "
     "`train_dataloader`.",
     topic="Sampling and bookkeeping",
     kind="accounting",

@@ -51,7 +51,7 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_tap import as_rows, send
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send
 from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 
 # --- Finds the accountant in a private optimizer's step hook.
@@ -394,13 +394,13 @@ class RowPrefill:
         for buffer in self._buffers:
             buffer.conceal()
 
-    def put_in(self, rows: Sequence[Direction], norm: float) -> list[torch.Tensor]:
+    def put_in(self, rows: CanaryRows, norm: float) -> list[torch.Tensor]:
         """Write and show the canaries' rows; return the gradients with them, or an empty list."""
         if not all(buffer.arrived() for buffer in self._buffers):
             self.take_out()
         whole = [buffer.whole for buffer in self._buffers]
         if whole:
-            as_rows(rows).write_all(whole, norm)
+            rows.write_all(whole, norm)
         for buffer in self._buffers:
             buffer.reveal()
         return whole
@@ -545,7 +545,8 @@ class OpacusStep(DPSGDStep):
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
         #: The rows of `lay_out`, their norm, and the seed of their positions.
-        self._laid_out: tuple[Sequence[Direction], float, Sequence[int] | None] = ((), 0.0, None)
+        self._laid_out: tuple[CanaryRows, float, Sequence[int] | None]
+        self._laid_out = CanaryRows([]), 0.0, None
         #: Ids of gradients with canaries among the data's rows; rows subtracted for AdaClip.
         self._swapped: list[int] = []
         self._uncounted = 0
@@ -659,7 +660,8 @@ class OpacusStep(DPSGDStep):
     ) -> None:
         """Reserve rows for the canaries before the backward pass, without a copy."""
         self._prefill.lay_out(len(rows))
-        self._laid_out, self._rows, self._entered = (rows, norm, seed), len(rows), []
+        own = rows if isinstance(rows, CanaryRows) else CanaryRows(rows)
+        self._laid_out, self._rows, self._entered = (own, norm, seed), len(rows), []
 
     def conceal(self) -> None:
         """Hide the rows of `lay_out` from user code after the backward pass, until `put_in`."""

@@ -2,10 +2,6 @@
 
 Lightning passes the training step to an optimizer as a closure, so that gradients are computed
 inside ``step``. A user's optimizer may clip them and add noise there too.
-
-**Detects weight changes outside of the update that are as large as the claimed noise.** Noise can
-be added to the weights instead of the gradient. Then the gradient of the update contains none, and
-no conclusion about the noise can be drawn from it.
 """
 
 from __future__ import annotations
@@ -19,61 +15,7 @@ import torch
 from lightning_audit.hooks.gradient_tap import GradientTap
 from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks, is_torchs, steps_of
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.record.store import Moves, Observation
-
-# --- Detects weight changes outside of the update that are as large as the claimed noise.
-
-#: Smallest weight change that counts, relative to that of the claimed noise in the same update.
-_AS_NOISE = 0.2
-#: Smallest number of steps that must have been read.
-_ENOUGH = 3
-
-
-class MovesOutside:
-    """Counts steps before which weights changed as by noise."""
-
-    def __init__(self) -> None:
-        self._watched = self._moved = 0
-        #: Whether they have changed as by noise since the last step, if few steps were watched.
-        self._since = False
-
-    @property
-    def is_new(self) -> bool:
-        """Whether few steps were watched, so that `look` counts."""
-        return self._watched < _ENOUGH
-
-    def update(self, moves: Moves, gradient: FloatArray) -> None:
-        """Update with one step.
-
-        Args:
-            moves: changes of the weights.
-            gradient: the gradient that the update used, in units of the claimed noise, ``[n]``.
-        """
-        if moves.outside is not None and np.isfinite([*gradient, *moves.outside]).all():
-            self._watched += 1
-            self._moved += self._as_noise(moves.outside, moves, gradient)
-
-    def look(self, since: FloatArray | None, moves: Moves, gradient: FloatArray) -> None:
-        """Update with the changes since a step's update, ``[n]``, at the end of its batch."""
-        if since is not None and np.isfinite([*gradient, *since]).all():
-            self._since = self._as_noise(since, moves, gradient)
-
-    @staticmethod
-    def _as_noise(outside: FloatArray, moves: Moves, gradient: FloatArray) -> bool:
-        # Weight decay and projections change weights along themselves; noise does not.
-        square = float(moves.start @ moves.start)
-        along = float(outside @ moves.start) / square if square > 0 else 0.0
-        rest = float(np.linalg.norm(outside - along * moves.start))
-        step = float(np.linalg.norm(moves.update))
-        size = float(np.linalg.norm(gradient)) / np.sqrt(len(gradient))
-        # Noise of the claimed size changes the weights by step / size in the same update.
-        return bool(rest > 0 and rest * size >= _AS_NOISE * step)
-
-    @property
-    def like_noise(self) -> bool:
-        """Whether the weights changed as by noise in most steps, or after the first ones."""
-        return self._since if self.is_new else 2 * self._moved > self._watched
-
+from lightning_audit.record.store import Observation
 
 # --- Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.
 

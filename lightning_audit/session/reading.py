@@ -1,4 +1,9 @@
-"""How the noise of a session's steps is read, and where their releases were read."""
+"""How the noise of a session's steps is read, and where their releases were read.
+
+**Detects weight changes outside of the update that are as large as the claimed noise.** Noise can
+be added to the weights instead of the gradient. Then the gradient of the update contains none, and
+no conclusion about the noise can be drawn from it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,6 @@ from lightning_audit.checks.probes import REUSE_IN_ALL, Whitening, Witnesses
 from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.gradient_tap import FINE, Entries, GradientTap, WeightWatch, clipped_sums
-from lightning_audit.hooks.update_tap import MovesOutside
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import Kept, Moves, Observation
 
@@ -312,6 +316,60 @@ def _square(entries: torch.Tensor) -> torch.Tensor:
         entries = entries.cpu()
     norm: torch.Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
     return norm.square()
+
+
+# --- Detects weight changes outside of the update that are as large as the claimed noise.
+
+#: Smallest weight change that counts, relative to that of the claimed noise in the same update.
+_AS_NOISE = 0.2
+#: Smallest number of steps that must have been read.
+_ENOUGH = 3
+
+
+class MovesOutside:
+    """Counts steps before which weights changed as by noise."""
+
+    def __init__(self) -> None:
+        self._watched = self._moved = 0
+        #: Whether they have changed as by noise since the last step, if few steps were watched.
+        self._since = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether few steps were watched, so that `look` counts."""
+        return self._watched < _ENOUGH
+
+    def update(self, moves: Moves, gradient: FloatArray) -> None:
+        """Update with one step.
+
+        Args:
+            moves: changes of the weights.
+            gradient: the gradient that the update used, in units of the claimed noise, ``[n]``.
+        """
+        if moves.outside is not None and np.isfinite([*gradient, *moves.outside]).all():
+            self._watched += 1
+            self._moved += self._as_noise(moves.outside, moves, gradient)
+
+    def look(self, since: FloatArray | None, moves: Moves, gradient: FloatArray) -> None:
+        """Update with the changes since a step's update, ``[n]``, at the end of its batch."""
+        if since is not None and np.isfinite([*gradient, *since]).all():
+            self._since = self._as_noise(since, moves, gradient)
+
+    @staticmethod
+    def _as_noise(outside: FloatArray, moves: Moves, gradient: FloatArray) -> bool:
+        # Weight decay and projections change weights along themselves; noise does not.
+        square = float(moves.start @ moves.start)
+        along = float(outside @ moves.start) / square if square > 0 else 0.0
+        rest = float(np.linalg.norm(outside - along * moves.start))
+        step = float(np.linalg.norm(moves.update))
+        size = float(np.linalg.norm(gradient)) / np.sqrt(len(gradient))
+        # Noise of the claimed size changes the weights by step / size in the same update.
+        return bool(rest > 0 and rest * size >= _AS_NOISE * step)
+
+    @property
+    def like_noise(self) -> bool:
+        """Whether the weights changed as by noise in most steps, or after the first ones."""
+        return self._since if self.is_new else 2 * self._moved > self._watched
 
 
 # --- Where releases were read, and whether weights change outside of the updates.

@@ -364,11 +364,12 @@ def test_opacus_guard_against_stale_gradients_still_raises(batches, inject):
     if inject:
         step.copy_in(directions_over(step), C)
     optimizer.step()  # and no zero_grad after it
-    if batches == 2:  # the guard stops at the first; the last one, which grows, must have it too
+    if batches == 2:  # the guard stops at the first; the last one must have it too
         for param in step.params:
             param.grad_sample = param.grad_sample[1:]
     if inject:
-        step.copy_in(directions_over(step), C)
+        with pytest.raises(CannotEnter, match="an earlier step were not cleared"):
+            step.copy_in(directions_over(step), C)
     # On the per-sample gradients themselves: the sum is guarded a second time, after noise.
     with pytest.raises(ValueError, match="Gradients haven't been cleared"):
         optimizer.clip_and_accumulate()

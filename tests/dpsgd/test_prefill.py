@@ -363,7 +363,7 @@ def test_without_modules_there_is_nothing_to_lay_out():
     step = OpacusStep(made.optimizer, {})
     value = loss(made.model, numbers(B, 4))
     assert "no module computes" in step.obstacle(Backward(None))
-    assert "no on_before_backward hook" in step.obstacle(Backward(None, announced=False))
+    assert "did not see the backward pass begin" in step.obstacle(Backward(None, announced=False))
     value.backward()
     assert not step.put_in()
 

@@ -9,8 +9,9 @@ from tapped import Tapped
 from torch import nn
 
 from lightning_audit.hooks.gradient_tap import WeightWatch
-from lightning_audit.hooks.update_tap import MovesOutside, UpdateTap
+from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.record.store import Moves, Observation
+from lightning_audit.session.reading import MovesOutside
 
 # --- Weights that move between updates as by noise, and all that moves them otherwise.
 
