@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import place
 from lightning_audit.dpsgd import opacus
-from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import CannotEnter, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Part
 
 pytestmark = pytest.mark.filterwarnings(
