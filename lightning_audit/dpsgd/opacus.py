@@ -693,10 +693,6 @@ class OpacusStep(DPSGDStep):
         self._entered, self._uncounted = [], 0
         return waiting
 
-    def were_clipped(self) -> bool:
-        """Return whether Opacus has marked gradients with canaries as used."""
-        return any(hasattr(entered(), "_processed") for entered in self._entered)
-
     def holds_canaries(self) -> bool:
         """Return whether the gradients to be clipped are those that contain the canaries."""
         held = [getattr(p, "grad_sample", None) for p in self.params]

@@ -185,10 +185,6 @@ class DPSGDStep(ABC):
     def holds_canaries(self) -> bool:
         """Return whether inserted canaries are in the gradients to be clipped."""
 
-    def were_clipped(self) -> bool:
-        """Return whether rows that were put in have been clipped, and not been freed since."""
-        return False
-
     # ------------------------------------------------------------------ what it knows of a step
 
     def noise_state(self) -> str | None:

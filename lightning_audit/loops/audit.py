@@ -194,7 +194,10 @@ class Audit:
         self.metrics: dict[str, float] = {}
         # The batch that was fetched; whether it began, and whether a step was taken on it.
         self._batch: Any = None
-        self._begun = self._stepped = False
+        self._begun = self._stepped = self._forward_ran = False
+        # The loader of the last pass; whether this pass ends with the batch that was fetched.
+        self._passed: Any = None
+        self._ends_with_batch = False
         # The outermost module of the forward pass that runs.
         self._outer: torch.nn.Module | None = None
         # Batches that were fetched before it in this pass, and have not begun.
@@ -332,14 +335,23 @@ class Audit:
     @_guarded()
     def starts_pass(self, loader: Any) -> None:
         """Note a memory manager's loader, which is made when a pass begins."""
-        self._ahead = []
-        if loader is not self._loop.loader and self._run is not None:
-            self._run.lints.split(loader)
+        if self._ends_with_batch and self._in_epoch and not self._begun:
+            self._end_epoch()  # the loop left out what it had fetched
+        self._ahead, self._passed = [], loader
+        self._look_at_parts()
+
+    def _look_at_parts(self) -> None:
+        if self._passed not in (None, self._loop.loader) and self._run is not None:
+            self._run.lints.split(self._passed)
 
     @_guarded()
     def asks(self) -> None:
         """End the last batch: nothing is trained on it any more."""
         if self._looks and self._begun:
+            if self._by_input and not self._forward_ran and self._run is not None:
+                if not self._run.optimizers.steps:
+                    raise UnauditableTraining(_AHEAD)
+                self._run.skipped()  # the loop left the batch out
             self._end_batch(users_frame())
 
     @_guarded(_batch_as_it_is)
@@ -357,12 +369,16 @@ class Audit:
             return batch
         self._begin_batch(run)
         self._batch = run.admit(batch, self._loop.root)
+        self._forward_ran = False  # those were the audit's own
         return self._batch
 
     @_guarded()
     def ends_pass(self) -> None:
         """End the pass over the loader."""
         if self._looks and self._in_epoch:
+            if self._ahead or (self._batch is not None and not self._begun):  # fetched ahead
+                self._ends_with_batch = True
+                return
             self._end_epoch()
             self._raise_if_told()
 
@@ -372,6 +388,8 @@ class Audit:
 
     def _forget_batch(self) -> None:
         self._batch, self._begun, self._stepped, self._outer = None, False, False, None
+        # A backward pass that raised does not end.
+        self._forward_ran = self._backward = False
 
     def _choose(self, args: Any) -> bool:
         """Return whether a batch fetched earlier is trained now, which becomes the present one."""
@@ -406,11 +424,13 @@ class Audit:
             return
         with self._user.between(frame):
             run.end_batch(batch)
+        if self._ends_with_batch and not self._ahead:
+            self._end_epoch()
         self._stopping.look()
         self._raise_if_told()
 
     def _end_epoch(self, *, due: bool = False) -> None:
-        run, self._in_epoch = self._run, False
+        run, self._in_epoch, self._ends_with_batch = self._run, False, False
         if run is None:
             return
         metrics, report = run.end_epoch(self._loop.epoch, self._loop.root, due=due)
@@ -431,7 +451,7 @@ class Audit:
         run = self._run
         if run is None or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
-        self._outer = module
+        self._outer, self._forward_ran = module, True
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         if self._ahead and not self._choose(args):
@@ -456,6 +476,7 @@ class Audit:
         self._loop.precision = self._user.precision = "bf16-mixed"
         self._release(run)
         self._begin()
+        self._look_at_parts()
         assert self._run is not None
         return self._run
 
@@ -718,6 +739,10 @@ class Audit:
         self.close(error)
 
 
+_AHEAD = (
+    "an input canary joins each batch when it is fetched, and this loop fetches the next batch "
+    "before it trains on the last one; fetch one at a time, or use gradient canaries."
+)
 _FP16 = (
     "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
     "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."

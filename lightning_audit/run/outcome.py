@@ -112,7 +112,7 @@ class Stopping:
                 normal end.
             run: of the audit; only its first process logs, and a fast_dev_run is not stopped.
         """
-        self._front, self._run = front, run
+        self._front, self._run, self._budget = front, run, None
         self.respond(run.look())
         self.counts = run.config.claimed_epsilon is not None
         if self._ends and not run.trial and NO_DP.name not in run.config.allow:

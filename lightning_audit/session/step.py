@@ -117,7 +117,7 @@ _OF_ALL: _Rows = (
 )
 _OF_ROWS: _Rows = (
     ((State.LAID_OUT, State.IN), Event.BATCH, "_drop_step", State.SKIPPED),
-    ((State.SUMMED,), Event.BATCH, "_start_batch", State.SUMMED),
+    ((State.SUMMED,), Event.BATCH, "_start_next_part", State.SUMMED),
     (_REST, Event.BACKWARD, "_lay_out", State.LAID_OUT),
     ((State.IN,), Event.BACKWARD, "_lay_out_again", State.LAID_OUT),  # the closure runs again
     ((State.LAID_OUT,), Event.GRADIENTS, "_conceal", State.LAID_OUT),
@@ -131,7 +131,8 @@ _OF_ROWS: _Rows = (
     ((*_REST, State.SUMMED), Event.CLIPPED, "_take_rows_out", None),
 )
 _OF_SAMPLES: _Rows = (
-    ((State.LAID_OUT, State.SUMMED, State.IN), Event.BATCH, "_start_batch", None),
+    ((State.LAID_OUT, State.SUMMED), Event.BATCH, "_start_batch", None),
+    ((State.IN,), Event.BATCH, "_start_batch", State.LAID_OUT),  # the step broke off
     (_REST, Event.BATCH_GIVEN, "_lay_out_sample", State.LAID_OUT),
     ((State.LAID_OUT, State.IN), Event.BATCH_GIVEN, "_admit", None),
     (_ALIVE, Event.SKIP, "_drop", State.SKIPPED),
@@ -214,6 +215,8 @@ class AuditSession:
         self._part_announced = self._split = False
         #: Whether the step's code has requested canaries.
         self._asked = False
+        #: The clipped sums when the optimizer began to clip, by identity and version.
+        self._sums_before: list[tuple[int, int] | None] = []
         #: Whether the noise of the step was added or its update has begun; whether its rows are
         #: kept after a failure, since other processes subtract them.
         self._behind = self._agreed = False
@@ -406,6 +409,8 @@ class AuditSession:
         announced, self._part_announced = self._part_announced, False
         if final or not (announced or self.stage is State.IN):
             self._on(Event.CLIP)
+            self._part_announced = False
+        self._sums_before = [None if t is None else (id(t), t._version) for t in self._sums()]
         if several and self.recorder.steps < STEPS:
             self.draws.start(self.step.noise_state())
         self._look_at_noise()
@@ -428,6 +433,13 @@ class AuditSession:
         """Start a batch; a step that continues keeps its canaries."""
         self.tap.reset()
 
+    def _start_next_part(self) -> None:
+        """Start a further part of a batch, unless an earlier one broke off."""
+        self.tap.reset()
+        if self._plan is not None and not self._plan.summed:
+            self._drop()
+            self._after = State.SKIPPED
+
     def _drop_step(self) -> None:
         """Drop a step that was not completed, and start a batch."""
         self.tap.reset()
@@ -437,10 +449,12 @@ class AuditSession:
         """Discard the planned step; remove its canaries from pending gradients and sums."""
         plan, self._plan, self._again = self._plan, None, False
         if plan is None or plan.status != INJECTED:
+            self._sums_before = []
             return
         # Or the step broke off after it was clipped.
-        clipped = self.stage in (State.SUMMED, State.IN) and self.step.were_clipped()
+        clipped = self.stage in (State.SUMMED, State.IN) and self._was_clipped()
         waits = self.step.take_out()
+        self._sums_before = []
         if self._is_in_sum(plan) or (clipped and not waits):
             self.inserter.clear(plan, self._sums())
 
@@ -450,6 +464,11 @@ class AuditSession:
 
     def _sums(self) -> list[torch.Tensor | None]:
         return [getattr(p, "summed_grad", None) for p in self.step.params]
+
+    def _was_clipped(self) -> bool:
+        """Return whether gradients were added to the sums since the optimizer began to clip."""
+        pairs = zip(self._sums(), self._sums_before, strict=False)
+        return any(one is not None and (id(one), one._version) != was for one, was in pairs)
 
     # ------------------------------------------------------------------ rows of gradients go in
 
@@ -856,8 +875,10 @@ class AuditSession:
         if type(self.inserter) is InputSample:  # the sample stays in its batch
             self._plan = None if is_out else plan
             return
-        summed = self.step.were_clipped() or (plan is not None and plan.earlier)
+        summed = self._was_clipped() or (plan is not None and plan.earlier)
         out = self.step.take_out() or is_out or laid_out
+        # Who adds them takes them out before all have agreed that they are in.
+        out = out or (plan is not None and not plan.adds and not self._behind)
         if plan is not None and summed and not (self._behind or out):
             plan.clear(self._sums())
             out = True

@@ -17,7 +17,8 @@ from plain_loops import Made, made
 from torch.nn.modules import module as modules
 from torch.utils.data import DataLoader
 
-from lightning_audit import AuditReport, PrivacyViolation, attach
+from lightning_audit import AuditReport, ClaimUsedUp, PrivacyViolation, attach
+from lightning_audit.canaries import Mislabeled
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.testing.faulty import HalfNoise
@@ -313,3 +314,42 @@ def test_a_wrong_argument_is_named_before_anything_is_attached(tmp_path, given, 
         attach(*training.training, **{**GIVEN, **given}, report_dir=tmp_path)
     assert nothing_is_left(training, before)
     assert not list(Path(tmp_path).iterdir())
+
+
+def ahead(training: Made, epochs: int) -> None:
+    """Fetch each batch before the last one is trained on."""
+    for _ in range(epochs):
+        batches = iter(training.loader)
+        coming = next(batches, None)
+        while coming is not None:
+            batch, coming = coming, next(batches, None)
+            training.optimizer.zero_grad()
+            plain_loops.loss_of(training, batch).backward()
+            training.optimizer.step()
+
+
+def test_a_pass_ends_with_the_batch_that_was_fetched_ahead(tmp_path):
+    training = made()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        ahead(training, 3)
+        audit.end_epoch()
+        assert audit._loop.epoch == 3
+
+
+def test_an_input_canary_is_refused_where_batches_are_fetched_ahead(tmp_path):
+    training = made()
+    canaries = [Mislabeled(amplitude=100.0)]
+    with (
+        pytest.raises(UnauditableTraining, match="before it trains on the last one"),
+        attach(*training.training, **GIVEN, canaries=canaries, report_dir=tmp_path),
+    ):
+        ahead(training, 1)
+
+
+def test_a_claim_ends_a_loop_under_autocast_before_the_step_that_exceeds_it(tmp_path):
+    training = made()
+    with (
+        pytest.raises(ClaimUsedUp),
+        attach(*training.training, **{**GIVEN, "claimed_epsilon": 2.0}, report_dir=tmp_path),
+    ):
+        plain_loops.bf16_form(training, epochs=6)
