@@ -1,5 +1,6 @@
 """README is short, and says what happens."""
 
+import logging
 import re
 import subprocess
 import sysconfig
@@ -80,7 +81,10 @@ def test_half_the_noise_ends_the_ten_lines_as_shown(digits, tmp_path, monkeypatc
 
 @pytest.fixture
 def plain_loop():
+    logger = logging.getLogger("lightning_audit")
+    level = logger.level  # the example sets it
     yield from example("plain_loop")
+    logger.setLevel(level)
 
 
 def test_two_lines_audit_a_plain_loop(plain_loop, tmp_path, monkeypatch):
