@@ -2,7 +2,9 @@
 
 Hooks of the training call a session, each with an event. `TRANSITIONS` says what happens at an
 event and in which state the step is afterwards; what is not in it changes nothing. After any
-sequence of events, also one that an exception ends, no canary is left in a gradient.
+sequence of events, also one that an exception ends, no canary is left in a gradient. Under ghost
+clipping, where canaries are added to the sum itself, a step that breaks off before its noise leaves
+them there until its gradients are cleared.
 
 Other code sees the batch's own gradients between an event and the next: rows that are laid out are
 hidden until they are put in, just before clipping. If the audit fails, canaries that are rows leave
