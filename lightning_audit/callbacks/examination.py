@@ -19,9 +19,16 @@ from lightning_audit.checks.replay import REPLAY_SENSITIVITY, Answer
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
-from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.replay.examiner import QUESTIONS, Examined, examine_step
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.replay.examiner import (
+    QUESTIONS,
+    Before,
+    Examined,
+    examine_step,
+    state_before,
+)
 from lightning_audit.replay.step_replay import StepWatch, TakenStep
+from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.run.optimizers import hand_written_step
 
 if TYPE_CHECKING:
@@ -66,10 +73,12 @@ class Examination(OneFit):
         self.where = ""
         self._steps = 0
         self._watch: StepWatch | None = None
+        self._user: LightningStep | None = None
+        self._before: TrainingState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle: the answers, not the training."""
-        return super().__getstate__() | {"_watch": None}
+        return super().__getstate__() | {"_watch": None, "_user": None, "_before": None}
 
     @property
     def passed(self) -> bool:
@@ -117,6 +126,10 @@ class Examination(OneFit):
         if self.answers:
             return
         if self._watch is None:
+            self._user = LightningStep(trainer, pl_module, self)
+            self._user.begin()
+            due = self._steps + 1 >= self.after
+            self._before = state_before(self._user) if due else None
             self._watch = StepWatch(self._adapter(trainer, pl_module))
         self._watch.start_batch(batch)
 
@@ -134,10 +147,11 @@ class Examination(OneFit):
         if taken is None:
             return
         self._steps += 1
-        self._forget()
         if self._steps >= self.after:
+            self._watch.remove()  # type: ignore[union-attr]
             found = self._examine(trainer, pl_module, taken)
             self.answers = {} if found.waits else found.answers
+        self._forget()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove the hooks."""
@@ -159,11 +173,15 @@ class Examination(OneFit):
             return Examined({name: Answer(reason=reason) for name in QUESTIONS})
         step = self._adapter(trainer, module)
         accumulated = 1 if any(taken.skips) else len(taken.batches)
-        claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
-        user = LightningStep(trainer, module, self)
+
+        def claimed() -> StepClaim:
+            return step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
+
+        user, before = self._user, None if self._before is None else Before(self._before, claimed)
+        assert user is not None
         code = training_info(trainer).own_code(trainer.optimizers)
         self.where = code.places(REPLAY_SENSITIVITY.name)
-        return examine_step(user, step, claim, taken, seed=self.seed)
+        return examine_step(user, step, claimed(), taken, seed=self.seed, before=before)
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:
         private = next(filter(None, map(private_optimizer, trainer.optimizers)), None)
@@ -179,7 +197,7 @@ class Examination(OneFit):
         return hand_written_step(self.claim, trainer.optimizers, module, trainer.world_size)
 
     def _forget(self) -> None:
-        """Remove the hook; the next batch starts a new watch."""
+        """Remove the hook, and what was kept; the next batch starts a new watch."""
         if self._watch is not None:
             self._watch.remove()
-        self._watch = None
+        self._watch = self._user = self._before = None

@@ -26,6 +26,7 @@ from lightning_audit.callbacks._namespaces import (
 from lightning_audit.hooks.boundary import Boundary, StepRefused, undoing
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import splits_batches
+from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.report.text import progress
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
@@ -349,6 +350,12 @@ class LightningStep:
         ]
         #: Names of what ``training_step`` logs.
         self.logged: dict[str, None] = {}
+        # Number of the first batch of the step that is run again.
+        self._first = 0
+
+    def begin(self) -> None:
+        """Note the number of the batch that begins."""
+        self._first = self._trainer.fit_loop.epoch_loop.batch_idx
 
     @property
     def module(self) -> Any:
@@ -401,12 +408,22 @@ class LightningStep:
             *progress,
         ]
 
+    def source(self) -> BatchSource:
+        """Return the way from records to a batch: the loader, and Lightning's transfer hooks."""
+        trainer, module = self._trainer, self._module
+
+        def transfer(batch: Any) -> Any:
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+        return BatchSource(trainer.train_dataloader, transfer)
+
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
         with self._quiet():
-            last = self._trainer.fit_loop.epoch_loop.batch_idx
-            for index, batch in enumerate(batches, start=last + 1 - len(batches)):
-                self._train_on(batch, max(index, 0))
+            for index, batch in enumerate(batches, start=self._first):
+                self._train_on(batch, index)
 
     def _train_on(self, batch: Any, index: int) -> None:
         trainer, module = self._trainer, self._module

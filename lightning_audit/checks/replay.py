@@ -260,6 +260,8 @@ class Answer:
         alone: whether the state after the step follows from its release alone, for any noise.
         kind: which fault it is, see `clipping_kind`, `sensitivity_kind`, `examine_release`; empty
             if a few more replays do not show it.
+        where: the code in which records meet before a step; empty if they do not.
+        before: why that could not be tested; empty if it was.
         reason: why the test was not run; empty if it was.
     """
 
@@ -270,6 +272,8 @@ class Answer:
     kept: Any = None
     alone: bool = False
     kind: str = ""
+    where: str = ""
+    before: str = ""
 
     def describe(self) -> str:
         """Return the answer in one line."""
@@ -501,12 +505,14 @@ COUPLING = Check(
     meaning="A record changes the gradients of other records, so clipping its own gradient does "
     "not bound what it adds.",
     look_at="Look for layers and losses that work across the batch: BatchNorm, batch statistics, "
-    "contrastive losses, packed sequences with `enforce_sorted=False`.",
+    "contrastive losses, packed sequences with `enforce_sorted=False`; and for `collate_fn`, "
+    "transforms and transfer hooks that pad, pack, mix or standardize across records.",
     topic="Clipping",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
     blocks=unanswered,
     private=True,
+    public=("before", "where"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(
@@ -514,7 +520,8 @@ COUPLING = Check(
             "records are not independent: a record changes the gradients of others, so that "
             "clipping its own gradient does not bound what it adds",
             "layers and losses that work across the batch: batch normalization, statistics of the "
-            "batch, contrastive losses; and layers that sort the batch, such as packed sequences",
+            "batch, contrastive losses; layers that sort the batch, such as packed sequences; and "
+            "what collates or augments several records together",
             headline="Records change each other's gradients",
             rank=-1,
             explains_groups=("clipping", "replay", "leakage"),
@@ -545,19 +552,27 @@ class Coupling:
         change: relative change of a gradient, in two digits; None if none exceeded the tolerance.
         step: step at which a gradient changed by more than the tolerance; None if none did.
         reason: why a batch could not be compared; empty if all could.
+        where: the code before the step in which records meet; empty if they meet in the step.
+        finding: what was found there.
+        before: why it could not be tested whether they meet there; empty if it was.
     """
 
     replays: int = 0
     change: float | None = None
     step: int | None = None
     reason: str = ""
+    where: str = ""
+    finding: str = ""
+    before: str = ""
 
     def take(self, step: int, answer: Answer) -> None:
         """Update with the answer at a step."""
         self.replays += answer.asked
         self.reason = answer.reason or self.reason
+        self.before = answer.before
         if answer.findings and self.step is None:
             self.step, self.change = step, answer.findings[0].rounded
+            self.where, self.finding = answer.where, answer.findings[0].name
 
     def result(self, off: str = "") -> CheckResult:
         """Return the result of `coupling`.
@@ -567,9 +582,25 @@ class Coupling:
         """
         if not self.replays:
             return COUPLING.not_run(f"not asked: {self.reason or off or NOT_EXAMINED}")
+        evidence: dict[str, Any] = {
+            "replays": self.replays,
+            "change": self.change,
+            "step": self.step,
+        }
+        if self.before:
+            evidence["before"] = self.before
+        if self.where:
+            return COUPLING.judged(
+                {**evidence, "where": self.where},
+                COUPLING.fine,
+                f"records meet before training_step ({self.finding}), so that one record changes "
+                "the gradients of others, which clipping does not bound",
+                "mask what was padded, or pad all batches to one length; mix, pack and standardize "
+                "within a record; train on the records of the batch alone",
+            )
         size = "" if self.change is None else f" by {self.change:g} of its norm"
         return COUPLING.judged(
-            {"replays": self.replays, "change": self.change, "step": self.step},
+            evidence,
             COUPLING.fine,
             f"in step {(self.step or 0) + 1} a record's gradient changed{size} "
             "with the other records of its batch, so that one record changes the gradients of "

@@ -185,6 +185,7 @@ class Audit:
         self._boundary = boundary()
         self._boundary.begin()
         self._user = LoopStep(loop.root, loop.optimizers, loop.precision, [self], step)
+        self._user.loader = loop.loader
         self._stopping = Stopping(config.on_violation)
         loop.refuses = self._refuse
         self._run: AuditRun | None = None
@@ -312,7 +313,7 @@ class Audit:
         if optimizer is not None:
             loop.optimizers[:] = _listed(optimizer)
         if loader is not None:
-            loop.loader = loader
+            loop.loader = self._user.loader = loader
             self._watch_loader(run)
         self._follow(run)
         self._hook(run)
@@ -364,7 +365,9 @@ class Audit:
             self._ahead.append(Fetched(self._batch))
         self._forget_batch()
         self._fetches, self._batch = True, batch
-        self._user.fetched(users_frame())
+        self._user.fetched(frame := users_frame())
+        with self._user.between(frame):
+            run.examinations.keep_before(run.optimizers.steps)
         if not self._by_input:
             return batch
         self._begin_batch(run)
@@ -713,7 +716,7 @@ class Audit:
             attempt(self._state)
             attempt(partial(self._release, run))
         self._run = None
-        self._loop.loader, self._user.function = None, None
+        self._loop.loader = self._user.loader = self._user.function = None
 
     def _release(self, run: AuditRun) -> None:
         self._report = run.report if run.report is not None else self._report

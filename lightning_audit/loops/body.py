@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 from lightning_audit.files import nearby
+from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 
 # --- The body of a loop as a function, made from its source.
@@ -68,16 +69,16 @@ class LoopBody:
         held = [frame.f_locals[n] for n in sorted(self._names & frame.f_locals.keys())]
         return [one for one in held if not hasattr(one, "__next__")]
 
-    def run(self, frame: Any, batch: Any, back: int = 0) -> None:
-        """Run the body once, with the names of the frame as they are now.
+    def run(self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0) -> None:
+        """Run the body once.
 
         Args:
             frame: in which the loop runs, between two passes.
+            held: the names of the frame, before the pass or now.
             batch: of this pass.
             back: number of passes of the same step that follow, for a counter in the loop.
         """
-        held = dict(frame.f_locals)
-        count = held.get(self._counter)
+        count = frame.f_locals.get(self._counter)
         number = count - back if isinstance(count, int) else 0
         names = tuple(sorted(n for n in held if n.isidentifier()))
         if names not in self._functions:
@@ -228,6 +229,8 @@ class LoopStep:
     ) -> None:
         self.module, self.optimizers, self.precision = module, optimizers, precision
         self.aside, self.function = aside, function
+        #: Of the batches; None if there is none, or no torch loader.
+        self.loader: Any = None
         #: Names of what the step logs.
         self.logged: dict[str, None] = {}
         self._bodies: dict[tuple[CodeType, int], LoopBody | None] = {}
@@ -236,10 +239,16 @@ class LoopStep:
         self._fetched_in: tuple[int, CodeType] | None = None
         self._where = ""
         self._frame: Any = None
+        # The names of the frame before the step; None unless it will be run again.
+        self._held: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Keep the names of the frame in which the step begins."""
+        self._held = None if self._frame is None else dict(self._frame.f_locals)
 
     def fetched(self, frame: Any) -> None:
         """Take the body of the loop that fetched a batch."""
-        self._body = self._fetched_in = None
+        self._body = self._fetched_in = self._held = None
         if self.function is not None or frame is None:
             return
         code, line = frame.f_code, frame.f_lineno
@@ -285,6 +294,10 @@ class LoopStep:
             ]
         )
 
+    def source(self) -> BatchSource:
+        """Return the way from records to a batch: the loader alone."""
+        return BatchSource(self.loader)
+
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -292,6 +305,7 @@ class LoopStep:
                 if self.function is not None:
                     self.function(batch)
                 elif self._body is not None and self._frame is not None:
-                    self._body.run(self._frame, batch, len(batches) - place)
+                    held = dict(self._held or self._frame.f_locals)
+                    self._body.run(self._frame, held, batch, len(batches) - place)
                 else:
                     raise NotImplementedError("the loop has ended")

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Protocol, TypeVar
@@ -39,13 +39,14 @@ from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import FailedElsewhere, current, raised_in_audit, undoing, where
+from lightning_audit.replay.before_step import BatchSource, examine_before_step
 from lightning_audit.replay.clipping import (
     TRIALS,
     divides_by_rows,
     examine_clipping,
     sensitivity_kind,
 )
-from lightning_audit.replay.noise import examine_noise
+from lightning_audit.replay.noise import SEEDED_WITHIN, examine_noise
 from lightning_audit.replay.records import examine_independence, examine_sensitivity, tolerance
 from lightning_audit.replay.release import examine_release
 from lightning_audit.replay.step_replay import (
@@ -60,6 +61,7 @@ from lightning_audit.replay.step_replay import (
 from lightning_audit.replay.training_state import (
     CannotKeep,
     CannotSeparate,
+    GlobalGenerators,
     TrainingState,
     keep_to_itself,
     room_for,
@@ -233,6 +235,8 @@ class Asked:
         replaced: whether neighbors differ by a replaced record, not by an added or removed one.
         trials: largest number of crafted gradients.
         earlier_trials: number of crafted gradients in earlier examinations.
+        source: of the batches.
+        forked: whether this process is a fork.
     """
 
     replay: StepReplay
@@ -242,6 +246,8 @@ class Asked:
     replaced: bool = False
     trials: int = TRIALS
     earlier_trials: int = 0
+    source: BatchSource = field(default_factory=BatchSource)
+    forked: bool = False
 
     @property
     def tolerated(self) -> float:
@@ -263,7 +269,16 @@ def _coupling(asked: Asked) -> Answer:
     if reason := _not_alone(asked):
         return Answer(reason=reason)
     low = tolerance_of(low_precision=asked.low_precision)
-    return examine_independence(asked.replay, max(asked.batches, key=rows), low, asked.seed)
+    answer = examine_independence(asked.replay, max(asked.batches, key=rows), low, asked.seed)
+    if answer.findings:
+        return answer
+    allowed = low, 1.0 + asked.tolerated
+    before = examine_before_step(
+        *(asked.replay, asked.source, asked.batches, allowed, asked.seed),
+        replaced=asked.replaced,
+        forked=asked.forked,
+    )
+    return before if before.findings else replace(answer, before=before.before)
 
 
 def _clipping(asked: Asked) -> Answer:
@@ -461,8 +476,53 @@ class UserStep(Protocol):
     def roots(self) -> list[object]:
         """Return the objects that a step may change."""
 
+    def begin(self) -> None:
+        """Note the place in the training at which a step that will be run again begins."""
+
+    def source(self) -> BatchSource:
+        """Return the way from records to the batch that a step gets."""
+
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """A training before the step that is examined.
+
+    Args:
+        state: of the training.
+        claim: reads what is claimed of the step, once the state is restored.
+    """
+
+    state: TrainingState
+    claim: Callable[[], StepClaim]
+
+    def restored(self) -> tuple[TrainingState, StepClaim]:
+        """Restore the state, and return it with the claim."""
+        self.state.shared = GlobalGenerators()
+        self.state.put_back()
+        return self.state, self.claim()
+
+
+def state_of(user: UserStep) -> TrainingState:
+    """Return the present state of a training.
+
+    Raises:
+        CannotKeep: it does not fit into memory a second time, or cannot be restored.
+    """
+    room = room_for(user.module.parameters(), user.optimizers)
+    return TrainingState(user.roots(), user.aside, room)
+
+
+def state_before(user: UserStep) -> TrainingState | None:
+    """Return `state_of` a training; None if there is none, which an examination explains."""
+    try:
+        return state_of(user)
+    except Exception as error:
+        if raised_in_audit(error) and not isinstance(error, CannotKeep):
+            raise
+        return None
 
 
 @dataclass(frozen=True)
@@ -498,6 +558,15 @@ class Examined:
         """Names of the questions that were not tested, for any reason."""
         return tuple(name for name, answer in self.answers.items() if answer.reason)
 
+    @property
+    def asked_again(self) -> tuple[str, ...]:
+        """Names of the questions that replays from the state after the step may answer."""
+        if self.waits or self.ends:
+            return ()
+        if len(self.unanswered) == len(self.answers):
+            return self.unanswered
+        return tuple(n for n, answer in self.answers.items() if answer.reason == SEEDED_WITHIN)
+
 
 @dataclass(frozen=True)
 class _Order:
@@ -513,6 +582,8 @@ class _Order:
     trials: int
     earlier_trials: int
     budget: int | None
+    before: Before | None
+    forked: bool = False
 
 
 def examine_step(
@@ -527,11 +598,14 @@ def examine_step(
     trials: int = TRIALS,
     earlier_trials: int = 0,
     budget: int | None = None,
+    before: Before | None = None,
 ) -> Examined:
     """Test questions on a step that was taken; failures are answers, not exceptions.
 
-    The step is replayed in a fork of the process if the fork can train, else in this process, whose
-    state is then restored. If another thread may train, the step is not replayed.
+    The step is replayed from the state before it, if that is given and can be restored, so that
+    what is done once is done again. It is replayed in a fork of the process if the fork can train,
+    else in this process, whose state is then restored. If another thread may train, the step is not
+    replayed.
 
     Args:
         user: runs the step again.
@@ -544,8 +618,10 @@ def examine_step(
         trials: largest number of crafted gradients.
         earlier_trials: number of crafted gradients in earlier examinations.
         budget: largest number of replayed steps; None for no limit.
+        before: the training before the step; None to replay from the state after it.
     """
-    order = _Order(user, step, claim, taken, seed, names, replaced, trials, earlier_trials, budget)
+    given = names, replaced, trials, earlier_trials, budget
+    order = _Order(user, step, claim, taken, seed, *given, before)
     begun = time.perf_counter()
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         return replace(_none(names, _ANOTHER), waits=_WAIT)
@@ -553,6 +629,17 @@ def examine_step(
         if thread := training_thread():
             return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
         found = _examined(order, user.module.parameters())
+        if before is not None and (again := found.asked_again):
+            # A generator that the first step makes can be seeded after it, and no earlier.
+            order = replace(order, before=None, names=again)
+            later = _examined(order, user.module.parameters())
+            found = replace(
+                found,
+                answers={**found.answers, **later.answers},
+                steps=found.steps + later.steps,
+                step_times=found.step_times + later.step_times,
+                ends=later.ends,
+            )
     finally:
         _ONE_AT_A_TIME.release()
     return replace(found, seconds=time.perf_counter() - begun)
@@ -563,7 +650,7 @@ def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
         return _here(order)
     patience = _PATIENCE + _SLOWER * torch.get_num_threads() * order.taken.seconds
     try:
-        return in_a_fork(partial(_in_the_fork, order), patience)
+        return in_a_fork(partial(_in_the_fork, replace(order, forked=True)), patience)
     except CannotSeparate as error:
         _log.info("the step is replayed in the training's own process: %s", error)
         return _here(order)
@@ -585,26 +672,39 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
     """Examine the step, and restore all state."""
     work, user, names = time.thread_time(), order.user, order.names
     try:
-        state = TrainingState(
-            user.roots(), user.aside, room_for(user.module.parameters(), user.optimizers)
-        )
+        after = None if order.before and order.forked else state_of(user)
     except CannotKeep as error:
         return _none(names, str(error))
     except Exception as error:  # raised by a user's object
         if raised_in_audit(error):
             raise
         return _none(names, type(error).__name__)
-    taken = order.taken
+    with undoing(after.put_back if after is not None else lambda: None):
+        return _answered(order, after, work, beat)
+
+
+def _answered(
+    order: _Order, after: TrainingState | None, work: float, beat: Callable[[], None]
+) -> Examined:
+    """Examine the step from the state before it, or from the one after it."""
+    user, names, taken = order.user, order.names, order.taken
+    state, claim = after, order.claim
+    if order.before is not None:
+        state, claim = order.before.restored()
+    assert state is not None
     replay = StepReplay(
-        user.take, user.module, order.step, order.claim, state, taken.skips, order.budget, beat
+        user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat
     )
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
         *(replay, taken.batches, order.seed, low),
-        *(order.replaced, order.trials, order.earlier_trials),
+        replaced=order.replaced,
+        trials=order.trials,
+        earlier_trials=order.earlier_trials,
+        source=user.source(),
+        forked=order.forked,
     )
-    with undoing(state.put_back):
-        answers = ask(asked, names)
+    answers = ask(asked, names)
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
     notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
     return Examined(

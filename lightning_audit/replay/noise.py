@@ -174,6 +174,11 @@ _STILL = 1e-4
 #: Largest distance of releases of equal sums, relative to the norm of a draw.
 _SAME = 1e-3
 _APART = 104_729
+#: Why draws of the noise are not tested.
+SEEDED_WITHIN = (
+    "the noise generator is seeded within the step, so that the noise is the same under other "
+    "random numbers"
+)
 
 
 @dataclass(frozen=True)
@@ -245,10 +250,7 @@ class _Examination:
         if draws.same and bool(first.any()):
             if found := self._of_other_sums(first):
                 return self._told({OF_RECORDS: found}, len(draws))
-            return Answer(
-                reason="the noise generator is seeded within the step, so that the noise is the "
-                "same under other random numbers"
-            )
+            return Answer(reason=SEEDED_WITHIN)
         plain = self._small_sum()
         if draws.lattice:
             self._draw(draws, MORE_DRAWS - len(draws), begin=len(draws))

@@ -421,6 +421,8 @@ class StepReplay:
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
         # Unit release and its norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
+        # Whether the step formed per-sample gradients of all tensors.
+        self._forms_rows = False
         #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
         #: records.
         self.steps, self.step_seconds = 0, float("inf")
@@ -428,7 +430,9 @@ class StepReplay:
         self.skips = list(skips) if any(skips) else []
         self._take_step, self._module = take_step, module
         self._step, self._claim = step, claim
-        self._state, self._private = state, private_optimizer(step.optimizer)
+        #: Restored after each replay.
+        self.state = state
+        self._private = private_optimizer(step.optimizer)
         #: Whether the number of replayed steps is limited.
         self.limited = budget is not None
         #: Types of the trained tensors, type of crafted gradients, and entries of each tensor.
@@ -479,14 +483,14 @@ class StepReplay:
         Raises:
             Stopped: no further step may be replayed.
         """
-        self._state.shared.look()
+        self.state.shared.look()
         if self.stopped or not self.has_left(1 + bool(then)):
             raise Stopped(self.stopped or NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
-        places = RandomPlaces(self._state, seed, found, others)
+        places = RandomPlaces(self.state, seed, found, others)
         try:
-            with self._watched(found, places, rows, released), self._state.entropy:
+            with self._watched(found, places, rows, released), self.state.entropy:
                 places.begin()
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
@@ -502,8 +506,8 @@ class StepReplay:
                 raise
             found.fail(error)
         finally:
-            self._state.shared.leave()
-            self._state.put_back()
+            self.state.shared.leave()
+            self.state.put_back()
         self._compare(found.finite, seed)
         self._beat()
         return found
@@ -551,12 +555,12 @@ class StepReplay:
     @property
     def stopped(self) -> str:
         """Why no further step may be replayed, or empty."""
-        return ANOTHER_DREW if self._state.shared.shared else ""
+        return ANOTHER_DREW if self.state.shared.shared else ""
 
     @property
     def lost(self) -> str:
         """What could not be restored, or empty."""
-        return "; ".join(self._state.lost)
+        return "; ".join(self.state.lost)
 
     @property
     def adapts(self) -> bool:
@@ -571,8 +575,7 @@ class StepReplay:
     @property
     def clips_alone(self) -> bool:
         """Whether the optimizer can clip and add noise without a forward and backward pass."""
-        held = [getattr(p, "grad_sample", None) for p in self._step.params]
-        return self._private is not None and all(isinstance(h, torch.Tensor | list) for h in held)
+        return self._private is not None and self._forms_rows
 
     def _clip(self, rows: torch.Tensor) -> None:
         """Run the private optimizer's clipping and noise on crafted per-sample gradients."""
@@ -662,6 +665,7 @@ class StepReplay:
                 views = self._claim.views
                 if views > 1:
                     tensors = [t.view(-1, views, *t.shape[1:]).mean(1) for t in tensors]
+                self._forms_rows = True
                 count_rows(found, tensors, norm, self._keep)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
                     self._hand_over(rows)

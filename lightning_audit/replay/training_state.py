@@ -455,7 +455,6 @@ _NOT_FOLLOWED = (
     threading.Thread,
     io.IOBase,
     DataLoader,
-    Dataset,
     Sampler,
 )
 #: Packages whose objects are not saved; objects of the user's subclasses are.
@@ -477,7 +476,9 @@ _FOREIGN = (
 #: The selftest's trainings are saved like a user's.
 _OWN_TRAININGS = "lightning_audit.testing"
 #: Packages whose classes hold no state of the user's training.
-_LIBRARIES = ("torch", "pytorch_lightning", "lightning", "opacus", "builtins", "numpy", "abc")
+_LIBRARIES = (
+    *("torch", "pytorch_lightning", "lightning", "opacus", "builtins", "numpy", "abc", "typing"),
+)
 
 
 class CannotKeep(Exception):
@@ -496,6 +497,8 @@ class TrainingState:
     Raises:
         CannotKeep: the copies would need more memory, or the training holds an iterator.
     """
+
+    _not_followed: tuple[type, ...] = (*_NOT_FOLLOWED, Dataset)
 
     def __init__(
         self,
@@ -592,7 +595,7 @@ class TrainingState:
             case types.FunctionType():
                 if not _is_foreign(item.__module__ or ""):
                     yield from self._keep_cells(item.__closure__ or ())
-            case _ if not isinstance(item, _NOT_FOLLOWED) and not _is_foreign(
+            case _ if not isinstance(item, self._not_followed) and not _is_foreign(
                 type(item).__module__
             ):
                 yield from self._keep_object(item)
@@ -682,6 +685,37 @@ class TrainingState:
         attributes = getattr(item, "__dict__", None)
         if isinstance(attributes, dict):
             yield from self._keep_container(attributes)
+
+
+class DataState(TrainingState):
+    """The state of a data set and of its collate function, such as generators and counters.
+
+    Args:
+        roots: data set and collate function.
+        copied: whether tensors and arrays are restored as well; not needed in a fork.
+
+    Raises:
+        CannotKeep: their copies would take more than 256 MiB.
+    """
+
+    _not_followed = _NOT_FOLLOWED
+
+    def __init__(self, roots: Iterable[object], *, copied: bool) -> None:
+        self._copied = copied
+        super().__init__(roots, room=_BESIDE, iterators=True)
+
+    def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
+        if self._copied:
+            yield from super()._keep_tensor(tensor)
+
+    def _keep_array(self, array: np.ndarray) -> None:
+        if self._copied:
+            super()._keep_array(array)
+
+    def _keep_container(self, held: Any) -> Iterator[object]:
+        values = list(super()._keep_container(held))
+        if len(values) <= _LONG or self._copied:  # else records, not what fetches them
+            yield from values
 
 
 def room_for(params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> int:

@@ -19,10 +19,20 @@ from lightning_audit.checks.replay import (
 from lightning_audit.checks.replay_findings import ONE_NUMBER
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.replay.clipping import TRIALS
-from lightning_audit.replay.examiner import USUAL, Schedule, UserStep, examine_step
+from lightning_audit.replay.examiner import (
+    USUAL,
+    Before,
+    Schedule,
+    UserStep,
+    examine_step,
+    may_fork,
+    state_before,
+)
 from lightning_audit.replay.noise import SuccessiveSteps
 from lightning_audit.replay.step_replay import StepWatch, TakenStep
+from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.results.report_details import ExaminationTold
 from lightning_audit.run.facts import RunCourse
 from lightning_audit.run.optimizers import AuditedOptimizers
@@ -65,6 +75,8 @@ class Examinations:
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
             self._log.off = _RANKS if ranks.several else _OFF
+        #: The training before that step; None if it was not kept.
+        self._before: TrainingState | None = None
         #: Chooses the next step.
         self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), USUAL)
         self._names: list[str] = []
@@ -99,9 +111,26 @@ class Examinations:
             if not self._names:
                 self.schedule.postpone(steps + _WAIT)
                 return
+            if self._before is None:
+                self.keep_before(steps)
             self.watch = StepWatch(session.step)
         if self.watch is not None:
             self.watch.start_batch(batch)
+
+    def keep_before(self, steps: int) -> None:
+        """Keep the state of the training before a batch that will be examined.
+
+        In the training's own process only of the first one, for a copy takes memory.
+
+        Args:
+            steps: number of steps taken so far.
+        """
+        user = self._user
+        if user is None or self.watch is not None or steps + 1 < self.schedule.due:
+            return
+        user.begin()
+        first = not self._log.steps or may_fork(user.module.parameters())
+        self._before = state_before(user) if first else None
 
     def _cannot(self) -> bool:
         """Return whether the user's step cannot be run again, which a PASS lacks then."""
@@ -127,28 +156,35 @@ class Examinations:
         if taken is None:
             return
         self._unwatch()
+        state, self._before = self._before, None
         session = self._session()
         if session is None or self._log.found(self._config.significance):
             self.schedule.end()
             return
-        self._examine(session, taken, steps)
+        self._examine(session, taken, steps, state)
 
-    def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
+    def _examine(
+        self, session: AuditSession, taken: TakenStep, steps: int, state: TrainingState | None
+    ) -> None:
         self.look_behind(steps, now=True)
         user, names = self._user, self._names
         assert user is not None  # no step is taken before the training starts
         config = self._config
         accumulated = 1 if any(taken.skips) else len(taken.batches)
-        claim = session.planner.claim(accumulated)
         by_design = config.claim.noise_coefficients if config.claim else None
-        if by_design:  # a step's own draw is the first term of its noise
-            claim = replace(claim, noise_multiplier=abs(by_design[0]) * claim.noise_multiplier)
-        claim = replace(claim, fixed_size=config.shuffled)
+
+        def claimed() -> StepClaim:
+            claim = session.planner.claim(accumulated)
+            sigma = claim.noise_multiplier
+            if by_design:  # a step's own draw is the first term of its noise
+                sigma *= abs(by_design[0])
+            return replace(claim, noise_multiplier=sigma, fixed_size=config.shuffled)
+
         with self._optimizers.paused():
             found = examine_step(
                 user,
                 session.step,
-                claim,
+                claimed(),
                 taken,
                 seed=_seed(config.coin_seed, steps),
                 names=names,
@@ -156,6 +192,7 @@ class Examinations:
                 trials=self.schedule.trials or TRIALS,
                 earlier_trials=self._log.asked(REPLAY_CLIPPING.name),
                 budget=self.schedule.budget(time.perf_counter()),
+                before=None if state is None else Before(state, claimed),
             )
         answers = found.answers
         if found.one_number:
@@ -269,6 +306,7 @@ class Examinations:
         """Remove all hooks."""
         self._unwatch()
         self._let_go()
+        self._before = None
 
     # ------------------------------------------------------------------ resuming
 

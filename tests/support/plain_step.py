@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.replay.examiner import Examined, examine_step
 from lightning_audit.replay.step_replay import TakenStep
 
@@ -56,6 +57,13 @@ class PlainStep:
             optimizer.__class__ = kind
         self.optimizers = [optimizer]
         self.held: list[object] = []
+
+    def begin(self) -> None:
+        """Nothing to note."""
+
+    def source(self) -> BatchSource:
+        """No loader: batches are made by hand."""
+        return BatchSource()
 
     @property
     def adapter(self) -> Any:

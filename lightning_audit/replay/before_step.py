@@ -1,0 +1,545 @@
+"""Whether records meet before `training_step`: neighbors by record number.
+
+A replay begins with the batch that a step was given. What records do to each other on the way there
+is not replayed: padding to the longest record, statistics of the batch, mixing and packing in
+``collate_fn``, in the hooks that transfer a batch, or in the data set. So records of the audit's
+choice are fetched, collated and transferred again, whichever the sampler drew.
+
+**One record, alone and among others.** Two batches of n records: n copies of one record, and the
+same with half of the places taken by others. Random numbers are set by place, so that a copy keeps
+its augmentation. If the data at the kept places have the same bits in both, records do not meet.
+Otherwise the step decides: a padding that is masked changes no gradient.
+
+**One item, with the rows of other records moved.** A data set may mix its records itself. While the
+rows of all other records are moved, an item must stay the same, and so must a step on its batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from lightning_audit.canaries.inputs import rows
+from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay_findings import Finding
+from lightning_audit.files import nearby
+from lightning_audit.hooks.boundary import raised_in_audit
+from lightning_audit.hooks.sampler_tap import unwatched
+from lightning_audit.replay.records import Judged, judge, largest_change
+from lightning_audit.replay.step_replay import Replay, StepReplay, Stopped, equal_releases
+from lightning_audit.replay.training_state import CannotKeep, DataState
+
+#: Records of a made batch at least and at most, and records that are fetched for their sizes.
+_LEAST, _MOST, _SIZED = 3, 64, 48
+#: Kept entries over a batch's gradients, and per gradient at least.
+_ENTRIES, _COLUMNS = 10_000_000, 1000
+#: Fewest rows of a store of records, and most bytes of all stores whose rows are moved.
+_ROWS, _BYTES = 32, 2**28
+#: Most rows that an item is found to be made of, and most containers searched for stores.
+_MADE_OF, _PARTS = 4, 8
+#: Distances of the seeds of items, of collating, of transferring, and of another pair.
+_ITEM, _COLLATE, _TRANSFER, _APART = 31, 1_000_003, 2_000_003, 5_915_587
+#: Pairs that confirm a distance of two releases.
+_PAIRS = 8
+
+_NO_NUMBERS = "the data set has no record numbers"
+_OTHER_BITS = "a record fetched twice with the same random numbers has other bits"
+_DRAWS = "how many random numbers are drawn depends on the records"
+_MET = "records meet in {place}, and this step does not show whether that changes a gradient"
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """The way from records to the batch that a training's step gets.
+
+    Args:
+        loader: of the training; None if it is unknown.
+        transfer: what the training does with a collated batch before its step.
+        where: the user's code of that, as text.
+    """
+
+    loader: Any = None
+    transfer: Callable[[Any], Any] = field(default=lambda batch: batch)
+    where: str = "the batch transfer hooks"
+
+
+class _NotAsked(Exception):
+    """Records could not be fetched or compared; the message says why."""
+
+
+def examine_before_step(
+    replay: StepReplay,
+    source: BatchSource,
+    batches: Sequence[Any],
+    allowed: tuple[float, float],
+    seed: int,
+    *,
+    replaced: bool,
+    forked: bool,
+) -> Answer:
+    """Fetch records again, and test whether one changes what becomes of another.
+
+    Args:
+        replay: of the step.
+        source: of the batches.
+        batches: the physical batches of the step.
+        allowed: relative change of a gradient that rounding may cause, and distance of releases
+            without and with one record, in units of the clipping norm.
+        seed: of the replays, and of the choice of records.
+        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        forked: whether this process is a fork, whose data may be changed.
+
+    Returns:
+        The answer; its ``before`` says why it could not be tested, ``where`` where records meet.
+    """
+    records: _Records | None = None
+    try:
+        records = _Records(source, replay, copied=not forked)
+        test = _Test(replay, records, batches, allowed, seed, by_release=not replaced)
+        answer = test.of_items() if forked else None
+        return answer or test.of_batches()
+    except _NotAsked as why:
+        return Answer(before=str(why))
+    except Stopped:
+        raise
+    except Exception as error:  # raised by the user's code
+        if raised_in_audit(error):
+            raise
+        return Answer(before=f"fetching a record again raised {type(error).__name__}")
+    finally:
+        if records is not None:
+            records.put_back()
+
+
+# --- The records of a training, and the batches made of them.
+
+
+class _Records:
+    """Batches of chosen records, fetched, collated and transferred as the training does."""
+
+    def __init__(self, source: BatchSource, replay: StepReplay, *, copied: bool) -> None:
+        loader = source.loader
+        if not isinstance(loader, DataLoader):
+            raise _NotAsked("the training's batches come from no single DataLoader")
+        if isinstance(loader.dataset, IterableDataset):
+            raise _NotAsked(_NO_NUMBERS)
+        self.data = loader.dataset
+        self.collate: Any = loader.collate_fn
+        if loader.batch_sampler is None or self.collate is None:
+            raise _NotAsked("the DataLoader does not collate")
+        if not hasattr(type(self.data), "__len__"):
+            raise _NotAsked("the data set has no length")
+        self.size = len(self.data)  # type: ignore[arg-type]
+        self._source, self._training = source, replay.state
+        try:
+            self._held = DataState([self.data, self.collate], copied=copied)
+        except CannotKeep as error:
+            raise _NotAsked(f"the data set cannot be restored without a fork: {error}") from None
+        #: Why the choice of the records of a batch is not tested, or empty.
+        self.chosen = _looks_at_data(loader, self.data, self.size)
+
+    def put_back(self) -> None:
+        """Restore data set, collate function and training."""
+        self._held.put_back()
+        self._training.put_back()
+
+    def seed(self, number: int) -> None:
+        """Seed all generators of training and data."""
+        self._training.seed(number)
+        self._held.seed(number)
+
+    def item(self, key: int, seed: int) -> Any:
+        """Return a record."""
+        self.seed(seed)
+        with self._training.entropy:
+            return self.data[key]
+
+    def batch(self, keys: Sequence[int], seed: int) -> _Made:
+        """Make a batch; the random numbers of an item depend on its place alone."""
+        with self._training.entropy, torch.no_grad():
+            items, drawn = self._items(self.data, keys, seed)
+            self.seed(seed + _COLLATE)
+            collated = self.collate(list(items))
+            drawn.append(self._mark())
+            own = _pytree.tree_map(_clone, collated)
+            self.seed(seed + _TRANSFER)
+            batch = self._source.transfer(own)
+            drawn.append(self._mark())
+        self._training.put_back()  # the hooks may change buffers
+        return _Made(items, collated, batch, drawn)
+
+    def _items(self, data: Any, keys: Sequence[int], seed: int) -> tuple[list[Any], list[int]]:
+        """Return items and the generators' marks, if the items are made together."""
+        if type(data) is Subset:
+            return self._items(data.dataset, [data.indices[key] for key in keys], seed)
+        if not hasattr(data, "__getitems__"):
+            fetched = []
+            for place, key in enumerate(keys):
+                self.seed(seed + _ITEM * place)
+                fetched.append(data[key])
+            return fetched, []
+        self.seed(seed)
+        return list(data.__getitems__(list(keys))), [self._mark()]
+
+    def _mark(self) -> int:
+        return hash((self._training.mark(), self._held.mark()))
+
+    def place(self, one: _Made, other: _Made, kept: Sequence[int], size: int) -> str:
+        """Return where two batches begin to differ at the kept places."""
+        if not all(_same(one.items[place], other.items[place]) for place in kept):
+            return _place(getattr(type(self.data), "__getitems__", type(self.data).__getitem__))
+        if not _rows_agree(one.collated, other.collated, kept, size):
+            return _place(self.collate)
+        return self._source.where
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A batch: its items, collated, and as a step gets it; the generators' marks on the way."""
+
+    items: list[Any]
+    collated: Any
+    batch: Any
+    drawn: list[int]
+
+
+def _looks_at_data(loader: Any, data: Any, size: int) -> str:
+    """Return what is not tested of a sampler that holds data, or empty."""
+    for sampler in (unwatched(loader.batch_sampler), unwatched(loader.sampler)):
+        if type(sampler).__module__.partition(".")[0] in ("torch", "opacus", "lightning_audit"):
+            continue
+        held = getattr(sampler, "__dict__", {}).values()
+        if any(each is data or (np.iterable(each) and _length(each) == size) for each in held):
+            return f"how {type(sampler).__name__} chooses the records of a batch"
+    return ""
+
+
+def _length(held: Any) -> int:
+    return len(held) if hasattr(held, "__len__") else -1
+
+
+def _place(code: Any) -> str:
+    """Return the name of a function, and its file and line."""
+    while (inner := getattr(code, "wrapped_collator_fn", getattr(code, "func", None))) is not None:
+        code = inner
+    if not inspect.isroutine(code):
+        code = type(code).__call__
+    name = getattr(code, "__qualname__", type(code).__name__).replace("<locals>.", "")
+    try:
+        file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):
+        return name
+    return f"{name} at {nearby(file or '')}:{max(line, 1)}"
+
+
+# --- The two tests.
+
+
+class _Test:
+    """The tests of one examination; see `examine_before_step`."""
+
+    def __init__(
+        self,
+        replay: StepReplay,
+        records: _Records,
+        batches: Sequence[Any],
+        allowed: tuple[float, float],
+        seed: int,
+        *,
+        by_release: bool,
+    ) -> None:
+        self._replay, self._records, self._batches, self._seed = replay, records, batches, seed
+        self._tolerated, self._far = allowed
+        self._random = random.Random(seed)
+        #: Whether a physical batch can be replayed alone, and releases show a record less.
+        self._alone = len(batches) == 1 or bool(replay.skips)
+        self._by_release = by_release and not replay.fixed_size and replay.clips_by_opacus
+
+    def of_batches(self) -> Answer:
+        """Compare copies of one record with the same copies among other records."""
+        records = self._records
+        count = max(min(max(map(rows, self._batches)), _MOST), _LEAST)
+        pool = [self._random.randrange(records.size) for _ in range(max(_SIZED, count))]
+        sizes = {key: _extent(records.item(key, self._seed)) for key in dict.fromkeys(pool)}
+        ordered = sorted(sizes, key=lambda key: sizes[key])
+        small, large = ordered[0], ordered[-1]
+        for one, other in [(small, large), (large, small)][: 1 + (sizes[small] < sizes[large])]:
+            others = iter([other, *pool])
+            # Which places are kept does not repeat: see `copies`.
+            keys = [next(others) if place.bit_count() % 2 else one for place in range(count)]
+            kept = [place for place, key in enumerate(keys) if key == one]
+            if len(kept) == count:
+                continue
+            answer = self._among_others(one, keys, kept)
+            if answer is not None:
+                return answer
+        return Answer(before=records.chosen)
+
+    def _among_others(self, one: int, keys: list[int], kept: list[int]) -> Answer | None:
+        """Return what was found about a record among others; None if it is alone."""
+        records, count = self._records, len(keys)
+
+        def pair(seed: int) -> tuple[_Made, _Made]:
+            return records.batch([one] * count, seed), records.batch(keys, seed)
+
+        copies, mixed = pair(self._seed)
+        if not _same(copies.batch, records.batch([one] * count, self._seed).batch):
+            raise _NotAsked(_OTHER_BITS)
+        if _rows_agree(copies.batch, mixed.batch, kept, count):
+            return None
+        place = records.place(copies, mixed, kept, count)
+        if copies.drawn != mixed.drawn:
+            raise _NotAsked(f"{_DRAWS}: {place}")
+        change = self._change(copies, mixed, kept, self._seed)
+        if change is not None:
+            if change <= self._tolerated:
+                return None
+            for seed in (self._seed + number * _APART for number in (1, 2)):
+                again = self._change(*pair(seed), kept, seed)
+                if again is None or again <= self._tolerated:
+                    return None
+            return _found("a record among others, by", change, self._tolerated, place)
+        judged = self._without(keys)
+        if judged.tells and judged.far > self._far:
+            return _found("a batch without a record, by", judged.far, 1.0, place)
+        raise _NotAsked(_MET.format(place=place))
+
+    def _change(self, copies: _Made, mixed: _Made, kept: list[int], seed: int) -> float | None:
+        """Return the largest relative change of the record's gradient; None if unknown."""
+        size = rows(copies.batch)
+        odd = size % len(mixed.items) or rows(mixed.batch) != size or copies.drawn != mixed.drawn
+        if odd or not self._alone:
+            return None
+        self._replay.allow(2)
+        keep = min(sum(self._replay.sizes), max(_ENTRIES // size, _COLUMNS))
+        one, other = (self._replay.run([made.batch], seed, keep=keep) for made in (copies, mixed))
+        if one.error or other.error or one.drawn != other.drawn:
+            return None
+        if not one.rows or one.rows % size or other.rows != one.rows:
+            return None
+        same = len(kept) * one.rows // len(mixed.items)
+        gradients = torch.cat(one.gradients), torch.cat(other.gradients)
+        change = largest_change(*gradients, same)
+        if change is not None and change > self._tolerated:
+            change = largest_change(*gradients, same, sorted_rows=True)
+        return change
+
+    def _without(self, keys: list[int]) -> Judged:
+        """Replay the batch with its extreme record as the last one, and without it."""
+        ordered = [*keys[:1], *keys[2:], keys[1]]
+        if not (self._alone and self._by_release):
+            return Judged(failed=True)
+
+        def draw(seed: int) -> list[Replay]:
+            made = [self._records.batch(each, seed) for each in (ordered, ordered[:-1])]
+            return [self._replay.run([each.batch], seed) for each in made]
+
+        self._replay.allow(2 * _PAIRS)
+        return judge(draw, self._seed, self._far)
+
+    def of_items(self) -> Answer | None:
+        """Move the rows of other records, and test whether an item or a step changes."""
+        records, seed = self._records, self._seed
+        stores = list(_stores(records.data))
+        if not stores or sum(store.bytes for store in stores) > _BYTES:
+            return None
+        read: list[_Store] = []
+        for key in self._random.sample(range(records.size), min(2, records.size)):
+            made_of = [_rows_of(records, stores, key, each) for each in (seed, seed + _COLLATE)]
+            if min(map(len, made_of)) > 1 and made_of[0] != made_of[1]:
+                place = _place(type(records.data).__getitem__)
+                return _found("an item of several records drawn at random, by", math.inf, 0, place)
+            read = [
+                s
+                for s in stores
+                if any(s.size == n and _reads(records, s, k, key, seed) for n, k in made_of[0])
+            ]
+        records.put_back()
+        if not read:
+            return None
+        usual = self._replay.usual(self._batches, seed)
+        with _moved((store, (0, store.size)) for store in read):
+            other = self._replay.run(self._batches, seed)
+        if other.error or equal_releases(usual, other):
+            return None
+        return _found("records that are not in the batch, read by", math.inf, 0, "the step itself")
+
+
+def _found(name: str, size: float, allowed: float, place: str) -> Answer:
+    return Answer(1, (Finding(f"{name} {place}", size, allowed),), where=place)
+
+
+# --- Stores: tensors, arrays and lists of a data set with one row for each record.
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A store of records, whose rows can be moved."""
+
+    held: Any
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.held)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the rows themselves."""
+        return int(getattr(self.held, "nbytes", 8 * len(self.held)))
+
+    def move(self, begin: int, end: int) -> Callable[[], None]:
+        """Replace rows by other rows, which differ; return a function that restores them."""
+        held, part = self.held, slice(begin, end)
+        shifted = (np.arange(begin, end) + max(len(held) // 2, 1)) % len(held)
+        if isinstance(held, list):
+            old: Any = held[part]
+            held[part] = [held[row] for row in shifted]
+        else:
+            old = held[part].clone() if isinstance(held, torch.Tensor) else held[part].copy()
+            new = held[torch.from_numpy(shifted) if isinstance(held, torch.Tensor) else shifted]
+            real = "float" in str(held.dtype)
+            held[part] = new * 1.25 + 0.125 if real else new  # equal rows must differ as well
+        return lambda: held.__setitem__(part, old)
+
+
+def _stores(data: Any, depth: int = 4) -> Iterator[_Store]:
+    """Yield the stores of a data set, and of those that it holds."""
+    size = len(data) if hasattr(type(data), "__len__") else 0
+    for value in list(getattr(data, "__dict__", {}).values()):
+        parts = value if isinstance(value, tuple | list) and len(value) <= _PARTS else ()
+        for held in (value, *parts):
+            if isinstance(held, Dataset) and depth:
+                yield from _stores(held, depth - 1)
+            elif _is_store(held) and len(held) == size >= _ROWS:
+                yield _Store(held)
+
+
+def _is_store(held: Any) -> bool:
+    if isinstance(held, torch.Tensor):
+        return held.dim() > 0 and held.layout == torch.strided and not held.requires_grad
+    if isinstance(held, np.ndarray):
+        return held.ndim > 0 and held.flags.writeable and held.dtype != object
+    return isinstance(held, list)
+
+
+@contextlib.contextmanager
+def _moved(parts: Iterable[tuple[_Store, tuple[int, int]]]) -> Iterator[None]:
+    """Move rows of stores within this context."""
+    undo = [store.move(*part) for store, part in parts]
+    try:
+        yield
+    finally:
+        for put_back in reversed(undo):
+            put_back()
+
+
+def _rows_of(records: _Records, stores: list[_Store], key: int, seed: int) -> set[tuple[int, int]]:
+    """Return which rows of which stores change an item, at most `_MADE_OF`, found by halves."""
+    base = _pytree.tree_map(_clone, records.item(key, seed))
+    if not _same(base, records.item(key, seed)):
+        raise _NotAsked(_OTHER_BITS)
+
+    def depends(size: int, *parts: tuple[int, int]) -> bool:
+        own = [store for store in stores if store.size == size]
+        with _moved(itertools.product(own, parts)):
+            return not _same(base, records.item(key, seed))
+
+    found: set[tuple[int, int]] = set()
+    for size in {store.size for store in stores}:
+        if key < size and not depends(size, (0, key), (key + 1, size)):
+            found.add((size, key))  # at most the item's own row
+            continue
+        todo = [(0, size)]
+        while todo and len(found) < _MADE_OF:
+            begin, end = todo.pop()
+            if not depends(size, (begin, end)):
+                continue
+            if end - begin == 1:
+                found.add((size, begin))
+                continue
+            middle = (begin + end) // 2
+            todo += [(begin, middle), (middle, end)]
+    return found
+
+
+def _reads(records: _Records, store: _Store, row: int, key: int, seed: int) -> bool:
+    """Return whether an item changes with one row of one store."""
+    base = _pytree.tree_map(_clone, records.item(key, seed))
+    with _moved([(store, (row, row + 1))]):
+        return not _same(base, records.item(key, seed))
+
+
+# --- Comparing items and batches.
+
+
+def _clone(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else copy.copy(leaf)
+
+
+def _extent(item: Any) -> int:
+    """Return the number of values of an item."""
+    sizes = (
+        leaf.numel()
+        if isinstance(leaf, torch.Tensor)
+        else int(np.size(leaf))
+        if isinstance(leaf, np.ndarray)
+        else len(leaf)
+        if isinstance(leaf, str | bytes)
+        else 1
+        for leaf in _pytree.tree_leaves(item)
+    )
+    return sum(sizes)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two items or batches have the same bits."""
+    mine, theirs = _pytree.tree_leaves(one), _pytree.tree_leaves(other)
+    return len(mine) == len(theirs) and all(map(_same_leaf, mine, theirs))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and _equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    return one is other or repr(one) == repr(other)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_floating_point():
+        one, other = torch.nan_to_num(one), torch.nan_to_num(other)
+    return bool(torch.equal(one, other))
+
+
+def _rows_agree(one: Any, other: Any, places: Sequence[int], size: int) -> bool:
+    """Return whether the rows at some places have the same bits in two batches of ``size``."""
+    mine, theirs = _pytree.tree_leaves(one), _pytree.tree_leaves(other)
+    if len(mine) != len(theirs):
+        return False
+    for a, b in zip(mine, theirs, strict=True):
+        if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            continue  # such as texts, which no step trains on
+        if a.shape != b.shape or not a.dim() or not len(a) or len(a) % size:
+            return False
+        each = len(a) // size
+        at = [place * each + number for place in places for number in range(each)]
+        if not _equal(a[at], b[at]):
+            return False
+    return True
