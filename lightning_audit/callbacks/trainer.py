@@ -25,6 +25,7 @@ from lightning_audit.callbacks._namespaces import (
 )
 from lightning_audit.hooks.boundary import Boundary, StepRefused, undoing
 from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.lints.own_code import of_methods
 from lightning_audit.lints.settings import splits_batches
 from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.report.text import progress
@@ -417,7 +418,10 @@ class LightningStep:
             batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
             return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
-        return BatchSource(trainer.train_dataloader, transfer)
+        names = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+        owners = [trainer.datamodule] * bool(trainer.datamodule) + [module]
+        hooks = [str(code) for owner in owners for code in of_methods(owner, *names)]
+        return BatchSource(trainer.train_dataloader, transfer, " or ".join(hooks))
 
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""

@@ -199,7 +199,8 @@ class _Records:
     def place(self, one: _Made, other: _Made, kept: Sequence[int], size: int) -> str:
         """Return where two batches begin to differ at the kept places."""
         if not all(_same(one.items[place], other.items[place]) for place in kept):
-            return _place(getattr(type(self.data), "__getitems__", type(self.data).__getitem__))
+            kind = type(_own(self.data))
+            return _place(getattr(kind, "__getitems__", kind.__getitem__))
         if not _rows_agree(one.collated, other.collated, kept, size):
             return _place(self.collate)
         return self._source.where
@@ -228,6 +229,13 @@ def _looks_at_data(loader: Any, data: Any, size: int) -> str:
 
 def _length(held: Any) -> int:
     return len(held) if hasattr(held, "__len__") else -1
+
+
+def _own(data: Any) -> Any:
+    """Return the data set that torch's classes wrap."""
+    while type(data).__module__.startswith("torch.") and hasattr(data, "dataset"):
+        data = data.dataset
+    return data
 
 
 def _place(code: Any) -> str:
@@ -359,7 +367,7 @@ class _Test:
         for key in self._random.sample(range(records.size), min(2, records.size)):
             made_of = [_rows_of(records, stores, key, each) for each in (seed, seed + _COLLATE)]
             if min(map(len, made_of)) > 1 and made_of[0] != made_of[1]:
-                place = _place(type(records.data).__getitem__)
+                place = _place(type(_own(records.data)).__getitem__)
                 return _found("an item of several records drawn at random, by", math.inf, 0, place)
             read = [
                 s

@@ -122,6 +122,18 @@ def mnist_form(training: Made, epochs: int = EPOCHS) -> None:
         print(f"Train Epoch: {epoch} Loss: {sum(losses) / len(losses):.6f} (eps = {epsilon:.2f})")
 
 
+def once_form(training: Made, first: Callable[[Any, Any], None]) -> None:
+    """One pass that does something on its first batch alone."""
+    done = False
+    for batch in training.loader:
+        if not done:
+            first(training, batch)
+            done = True
+        training.optimizer.zero_grad()
+        loss_of(training, batch).backward()
+        training.optimizer.step()
+
+
 class TrainerForm:
     """A trainer class: a scheduler that is made later, zero_grad last, validation."""
 

@@ -1,0 +1,462 @@
+"""Records that meet before training_step are found, by place; records that do not are innocent."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus import PrivacyEngine
+from plain_loops import Made, mnist_form, once_form
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+from training_matrix import Ghost
+from training_support import PrivateModule, random_data, trainer_for
+
+import lightning_audit
+from lightning_audit import Examination, PrivacyAudit
+from lightning_audit.checks.replay import Answer
+from lightning_audit.replay import examiner
+from lightning_audit.verdict.judge import describe_examined
+
+COUNT, WIDE, LONG = 96, 6, 12
+
+
+def numbers(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (COUNT,), generator=generator)
+    return torch.randn(COUNT, WIDE, generator=generator), labels
+
+
+class Held(Dataset):
+    """Records in two tensors; a subclass makes items of them."""
+
+    def __init__(self) -> None:
+        self.x, self.y = numbers()
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, key: int) -> Any:
+        return self.x[key], self.y[key]
+
+
+class Mixed(Held):
+    """Mixup with a record drawn at random."""
+
+    def __getitem__(self, key: int) -> Any:
+        other = int(torch.randint(0, COUNT, ()))
+        return 0.7 * self.x[key] + 0.3 * self.x[other], self.y[key]
+
+
+class BatchTransform(Held):
+    """As a transform of Hugging Face's data sets: of all records of a batch."""
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        x = self.x[keys]
+        return list(zip(x - x.mean(0), self.y[keys], strict=True))
+
+
+class Window(Held):
+    """A fixed window of records."""
+
+    def __getitem__(self, key: int) -> Any:
+        return self.x[key] + self.x[(key + 1) % COUNT], self.y[key]
+
+
+class Noisy(Held):
+    """Augmentation from torch and from an own generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.count = np.random.default_rng(3), 0
+
+    def __getitem__(self, key: int) -> Any:
+        self.count += 1
+        x = self.x[key] + 0.1 * torch.randn(WIDE)
+        return x * float(self.own.uniform(0.9, 1.1)), self.y[key]
+
+
+class Entropy(Held):
+    """Random numbers that no seed repeats: a counter."""
+
+    count = 0
+
+    def __getitem__(self, key: int) -> Any:
+        Entropy.count += 1
+        return self.x[key] + Entropy.count, self.y[key]
+
+
+class Cached(Held):
+    """Items are made once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, Any] = {}
+
+    def __getitem__(self, key: int) -> Any:
+        return self.made.setdefault(key, (self.x[key] * 2.0, self.y[key]))
+
+
+class Numbers(Held):
+    """The module holds the records on its device, and gets their numbers."""
+
+    def __getitem__(self, key: int) -> Any:
+        return torch.tensor(key), self.y[key]
+
+
+class Texts(Dataset):
+    """Sequences, of which one in twelve is long."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        lengths = [LONG if key % 12 == 0 else 3 for key in range(COUNT)]
+        self.texts = [torch.randint(1, 20, (n,), generator=generator) for n in lengths]
+        self.y = numbers()[1]
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, key: int) -> Any:
+        return self.texts[key], self.y[key]
+
+
+class Stream(IterableDataset):
+    """Records without numbers; they are no Poisson samples."""
+
+    def __iter__(self) -> Any:
+        return zip(*numbers(), strict=True)
+
+    def __len__(self) -> int:
+        return COUNT
+
+
+class Once(Held):
+    """Gives every record once, as a queue would; Opacus looks at the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = set(range(COUNT))
+
+    def __getitem__(self, key: int) -> Any:
+        if key:
+            self.left.remove(key)
+        return super().__getitem__(key)
+
+
+class SizeBatches:
+    """Batches of records of like size."""
+
+    def __init__(self, data: Held) -> None:
+        self.sizes = data.x.norm(dim=1).tolist()
+
+    def __iter__(self) -> Any:
+        order = sorted(range(COUNT), key=lambda key: self.sizes[key])
+        return iter([order[place : place + 12] for place in range(0, COUNT, 12)])
+
+    def __len__(self) -> int:
+        return COUNT // 12
+
+
+def padded(items: list[Any]) -> Any:
+    return pad_sequence([x for x, _ in items], batch_first=True), torch.stack([y for _, y in items])
+
+
+def standardized(items: list[Any]) -> Any:
+    x, y = default_collate(items)
+    return x - x.mean(0), y
+
+
+def cut_mix(items: list[Any]) -> Any:
+    x, y = default_collate(items)
+    return torch.where(torch.rand(x.shape) < 0.3, x[torch.randperm(len(x))], x), y
+
+
+class Collator:
+    def __call__(self, items: list[Any]) -> Any:
+        return standardized(items)
+
+
+def by_size(items: list[Any]) -> Any:
+    """Sort a batch, as for packed sequences."""
+    x, y = default_collate(items)
+    order = x.norm(dim=1).argsort()
+    return x[order], y[order]
+
+
+def dropped_words(items: list[Any]) -> Any:
+    """Draws as many random numbers as the batch has words."""
+    x, y = padded(items)
+    return x * (torch.rand(x.shape) < 0.9), y
+
+
+class Net(nn.Module):
+    """Averages over positions of texts, padding included unless it is masked."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        self.masked, self.embedding, self.out = masked, nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(x)
+        if not self.masked:
+            return self.out(h.mean(1))
+        kept = (x > 0).unsqueeze(-1)
+        return self.out((h * kept).sum(1) / kept.sum(1).clamp(min=1))
+
+
+class Trained(PrivateModule):
+    """A training on a data set and a collate function."""
+
+    def __init__(self, data: Any, collate: Any = None, net: nn.Module | None = None) -> None:
+        super().__init__(net or nn.Linear(WIDE, 3), dataset=data, batch_size=12)
+        self.collate = collate
+
+    def plain_loader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=self.batch_size, collate_fn=self.collate)
+
+
+class AfterTransfer(Trained):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return x - x.mean(0), y
+
+
+class ReadsOthers(Trained):
+    """Mixes every record with one that is not in its batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return super().training_step((0.8 * x + 0.2 * self.dataset.x[: len(x)], y), batch_idx)
+
+
+class BySize(Trained):
+    batches = SizeBatches
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_sampler=self.batches(self.dataset))
+
+
+class Streamed(Trained):
+    def __init__(self, data: IterableDataset) -> None:
+        super().__init__(data)
+        self.poisson = self.make_poisson = False
+
+
+class GhostTexts(Ghost):
+    """Ghost clipping of padded texts."""
+
+    def plain_loader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=self.batch_size, collate_fn=padded)
+
+
+class LooksUp(Trained):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        rows, y = batch
+        return super().training_step((self.dataset.x[rows.long()], y), batch_idx)
+
+
+def asked(module: pl.LightningModule) -> Answer:
+    examination = Examination()
+    torch.manual_seed(0)
+    trainer_for(Path(), examination, max_steps=1).fit(module)
+    return examination.answers["coupling"]
+
+
+FAULTS: dict[str, tuple[Callable[[], Trained], str]] = {
+    "padding": (lambda: Trained(Texts(), padded, Net(masked=False)), "padded at"),
+    "statistics": (lambda: Trained(Held(), standardized), "standardized at"),
+    "mixing": (lambda: Trained(Held(), cut_mix), "cut_mix at"),
+    "an object": (lambda: Trained(Held(), Collator()), "Collator.__call__ at"),
+    "transfer": (lambda: AfterTransfer(Held()), "AfterTransfer.on_after_batch_transfer at"),
+    "items": (lambda: Trained(Mixed()), "Mixed.__getitem__ at"),
+    "a part of it": (lambda: Trained(Subset(Mixed(), range(50))), "Mixed.__getitem__ at"),
+    "items of a batch": (lambda: Trained(BatchTransform()), "BatchTransform.__getitems__ at"),
+    "other records": (lambda: ReadsOthers(Held()), "the step itself"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_place_where_records_meet_is_found(name):
+    make, place = FAULTS[name]
+    answer = asked(make())
+    assert answer.findings
+    assert answer.where.startswith(place)
+    assert answer.where in answer.findings[0].name
+    assert place.endswith("itself") or re.search(r"test_before_step\.py:\d+$", answer.where)
+
+
+INNOCENT: dict[str, Callable[[], Trained]] = {
+    "tensors": lambda: Trained(TensorDataset(*numbers())),
+    "a masked padding": lambda: Trained(Texts(), padded, Net(masked=True)),
+    "augmentation": lambda: Trained(Noisy()),
+    "a part with augmentation": lambda: Trained(Subset(Noisy(), range(1, 60))),
+    "windows": lambda: Trained(Window()),
+    "a cache": lambda: Trained(Cached()),
+    "numbers of records": lambda: LooksUp(Numbers()),
+    "a sorted batch": lambda: Trained(Noisy(), by_size),
+}
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_records_that_do_not_meet_are_innocent(name):
+    answer = asked(INNOCENT[name]())
+    assert answer.asked
+    assert not answer.findings
+    assert answer.before == answer.reason == ""
+
+
+UNKNOWN: dict[str, tuple[Callable[[], Trained], str]] = {
+    "no numbers": (lambda: Streamed(Stream()), "the data set has no record numbers"),
+    "other bits": (lambda: Trained(Entropy()), "a record fetched twice"),
+    "draws": (lambda: Trained(Texts(), dropped_words, Net(masked=True)), "how many random numbers"),
+    "an error": (lambda: Trained(Once()), "fetching a record again raised KeyError"),
+    "by content": (lambda: BySize(Held()), "how SizeBatches chooses the records of a batch"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__`")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_cannot_be_asked_is_said(name):
+    make, why = UNKNOWN[name]
+    answer = asked(make())
+    assert answer.asked
+    assert not answer.findings
+    assert answer.before.startswith(why)
+
+
+def test_a_fetched_data_set_and_the_training_stay_as_they_were():
+    plain, examined = Noisy(), Noisy()
+    weights = []
+    for data, callbacks in ((plain, []), (examined, [Examination()])):
+        torch.manual_seed(0)
+        module = Trained(data)
+        trainer_for(Path(), *callbacks, max_steps=4).fit(module)
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    assert torch.equal(*weights)
+    assert plain.count == examined.count
+    assert plain.own.random() == examined.own.random()
+
+
+@pytest.mark.parametrize("kind", [Noisy, Cached, BatchTransform])
+def test_so_they_do_without_a_fork(monkeypatch, kind):
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    data = kind()
+    before = kind()
+    answer = asked(Trained(data))
+    assert bool(answer.findings) == (kind is BatchTransform)
+    again = Trained(before)
+    torch.manual_seed(0)
+    trainer_for(Path(), max_steps=1).fit(again)
+    assert torch.equal(data.x, before.x)
+    assert getattr(data, "count", 0) == getattr(before, "count", 0)
+    assert getattr(data, "made", {}).keys() == getattr(before, "made", {}).keys()
+
+
+def test_with_ghost_clipping_the_release_decides():
+    found = asked(GhostTexts(Net(masked=False), dataset=Texts(), max_grad_norm=0.05))
+    assert found.where.startswith("padded at")
+    assert found.findings[0].allowed == 1.0
+    small = asked(GhostTexts(Net(masked=False), dataset=Texts(), max_grad_norm=100.0))
+    assert small.before.startswith("records meet in padded at")
+
+
+def test_the_first_line_and_the_verdict_say_it(tmp_path):
+    torch.manual_seed(0)
+    audit = PrivacyAudit(on_violation="warn", examinations=1)
+    trainer_for(tmp_path, audit, max_steps=3).fit(Trained(Held(), standardized))
+    assert audit.report.verdict.outcome == "VIOLATION"
+    assert "records meet before training_step" in audit.report.verdict.summary
+    assert "test_before_step.py:" in audit.report.verdict.summary
+    audit = PrivacyAudit(examinations=1)
+    module = Trained(Texts(), dropped_words, Net(masked=True))
+    trainer_for(tmp_path, audit, max_steps=3).fit(module)
+    said = "what is before training_step (how many random numbers are drawn depends on the records"
+    assert said in describe_examined(audit.report.checks)
+
+
+def test_a_plain_loop_is_asked_as_well():
+    data = Held()
+    loader = DataLoader(data, batch_size=12, collate_fn=standardized)
+    net = nn.Linear(WIDE, 3)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    with lightning_audit.attach(
+        model, optimizer, loader, on_violation="warn", examinations=1
+    ) as audit:
+        mnist_form(Made(model, optimizer, loader), epochs=1)
+    assert "standardized at" in audit.report.verdict.summary
+
+
+# --- A step is replayed from the state before it: what is done once is done again.
+
+
+def calibrates(training: Made, batch: Any) -> None:
+    """Sets the clipping norm by the first batch."""
+    training.optimizer.max_grad_norm = float(batch[0].norm(dim=1).median())
+
+
+@torch.no_grad()
+def initializes(training: Made, batch: Any) -> None:
+    next(training.model.parameters()).copy_(batch[0].mean(0))
+
+
+def scales(training: Made, batch: Any) -> None:
+    training.optimizer.param_groups[0]["lr"] = 0.05 / float(batch[0].std())
+
+
+def counts(training: Made, batch: Any) -> None:
+    """Nothing that depends on records."""
+    training.optimizer.param_groups[0]["lr"] = 0.04
+
+
+class First(PrivateModule):
+    """Does something on its first batch alone."""
+
+    def __init__(self, first: Callable[[Made, Any], None]) -> None:
+        super().__init__(nn.Linear(8, 10), batch_size=12)
+        self.first, self.done = first, False
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if not self.done:
+            self.first(Made(self.net, self.optimizers().optimizer, None), batch)
+            self.done = True
+        return super().training_step(batch, batch_idx)
+
+
+FIRST = [(calibrates, True), (initializes, True), (scales, True), (counts, False)]
+
+
+@pytest.mark.parametrize(("first", "found"), FIRST)
+def test_what_is_done_once_is_done_again(tmp_path, first, found):
+    examination = Examination()
+    torch.manual_seed(0)
+    trainer_for(tmp_path, examination, max_steps=1).fit(First(first))
+    assert any(answer.findings for answer in examination.answers.values()) == found
+
+
+@pytest.mark.parametrize(("first", "found"), FIRST)
+def test_in_a_plain_loop_as_well(first, found):
+    torch.manual_seed(0)
+    module = PrivateModule(nn.Linear(8, 10), dataset=random_data(96), batch_size=12)
+    optimizer = module.configure_optimizers()
+    training = Made(module.net, optimizer, module.train_dataloader())
+    with lightning_audit.attach(*training.training, on_violation="warn", examinations=1) as audit:
+        once_form(training, first)
+    assert any(c.status == "violated" and "replay" in c.name for c in audit.report.checks) == found
