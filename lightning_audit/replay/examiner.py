@@ -47,7 +47,12 @@ from lightning_audit.replay.clipping import (
     sensitivity_kind,
 )
 from lightning_audit.replay.noise import SEEDED_WITHIN, examine_noise
-from lightning_audit.replay.records import examine_independence, examine_sensitivity, tolerance
+from lightning_audit.replay.records import (
+    examine_factors,
+    examine_independence,
+    examine_sensitivity,
+    tolerance,
+)
 from lightning_audit.replay.release import examine_release
 from lightning_audit.replay.step_replay import (
     ANOTHER_DREW,
@@ -261,6 +266,10 @@ def _sensitivity(asked: Asked) -> Answer:
     )
 
 
+def _factors(asked: Asked) -> Answer:
+    return examine_factors(asked.replay, asked.batches, asked.tolerated, asked.seed)
+
+
 def _release(asked: Asked) -> Answer:
     return examine_release(asked.replay, asked.batches, asked.seed)
 
@@ -308,9 +317,12 @@ def _not_alone(asked: Asked) -> str:
     return "the gradients of several batches are accumulated"
 
 
+#: The question of all records at once, which the check of single ones answers.
+FACTORS = "replay.factors"
 #: The questions by the names of their checks; the slowest come last.
 QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
     REPLAY_SENSITIVITY.name: _sensitivity,
+    FACTORS: _factors,
     REPLAY_RELEASE.name: _release,
     COUPLING.name: _coupling,
     REPLAY_CLIPPING.name: _clipping,
@@ -321,13 +333,20 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 #: Largest number of steps that each question replays alone, with few crafted gradients.
 USUAL: Mapping[str, float] = {
     REPLAY_SENSITIVITY.name: 10.0,
+    FACTORS: 5.0,
     REPLAY_RELEASE.name: 18.0,
     COUPLING.name: 5.0,
     REPLAY_CLIPPING.name: 22.0,
     REPLAY_NOISE.name: 24.0,
 }
 #: Replays that must be left to begin a question.
-_LEAST = {REPLAY_RELEASE.name: 6, COUPLING.name: 3, REPLAY_CLIPPING.name: 4, REPLAY_NOISE.name: 16}
+_LEAST = {
+    FACTORS: 5,
+    REPLAY_RELEASE.name: 6,
+    COUPLING.name: 3,
+    REPLAY_CLIPPING.name: 4,
+    REPLAY_NOISE.name: 16,
+}
 
 
 def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
@@ -352,6 +371,17 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
         except Stopped as stopped:
             answers[name] = Answer(reason=str(stopped))
+    factors = answers.pop(FACTORS, None)
+    if factors is not None:
+        single = answers.get(REPLAY_SENSITIVITY.name, Answer(reason=factors.reason))
+        more = 0 if single.reason else factors.asked
+        found = (*single.findings, *factors.findings)
+        answers[REPLAY_SENSITIVITY.name] = replace(
+            single,
+            asked=single.asked + (more or len(factors.findings)),
+            findings=found,
+            reason="" if found else single.reason,
+        )
     _name_clipping(asked, answers)
     if replay.stopped:  # another thread's random numbers may have affected any answer
         return {name: Answer(reason=replay.stopped) for name in names}
@@ -727,7 +757,7 @@ def _none(names: Collection[str], reason: str) -> Examined:
 # --- The schedule of a training's examinations, and their time budget.
 
 #: Replayed steps allowed to each of the first examinations; share of time for the later ones.
-FIRST_REPLAYS, LATER_SHARE = 80, 0.03
+FIRST_REPLAYS, LATER_SHARE = 92, 0.03
 #: Number of steps on which an unanswered question is retried before it must wait for its time
 #: share; the same if replays ran out each time.
 _TRIES, _MOST_TRIES = 3, 5
@@ -748,7 +778,7 @@ class Schedule:
             number of examinations, each with all questions and without a time limit.
         seed: of the drawn steps.
         usual: number of steps that each question replays. A later examination has one question:
-            the first of the least often tested ones.
+            the one that has replayed the fewest steps.
     """
 
     def __init__(self, wanted: int | str, seed: int, usual: Mapping[str, float]) -> None:
@@ -789,8 +819,8 @@ class Schedule:
 
     @property
     def _next(self) -> str:
-        """The first of the least often tested questions."""
-        return min(self._asked, key=lambda one: self._asked[one])
+        """The question that has replayed the fewest steps."""
+        return min(self._asked, key=lambda one: self._asked[one] * self._usual[one])
 
     @property
     def trials(self) -> int | None:

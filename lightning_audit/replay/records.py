@@ -35,6 +35,7 @@ from lightning_audit.replay.step_replay import (
     StepReplay,
     Stopped,
     distance,
+    folded,
     hidden_by_noise,
     on_a_lattice,
     rounding,
@@ -613,3 +614,127 @@ def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[
         if row not in distinct.values():
             distinct[name] = row
     return distinct
+
+
+# --- Test every record of a batch at once: how much of its gradient is in the sum.
+
+#: Columns in which gradients are kept: per gradient, and at least.
+_WIDE, _NARROW = 8, 256
+#: Entries of a gradient more than gradients, at least.
+_FEW_ROWS = 8
+#: Largest relative part of the sum that is not made of the gradients, and least independent part
+#: of a gradient.
+_REST, _DEPENDENT = 1e-3, 1e-6
+#: Standard errors by which a record's part must exceed the clipping norm.
+_ERRORS = 4.0
+#: Steps of gradient ascent on the inputs.
+_ASCENTS = 2
+
+
+def examine_factors(
+    replay: StepReplay, batches: Sequence[Any], tolerated: float, seed: int
+) -> Answer:
+    """Replay a step on its batch, on synthetic records, and on records of large loss.
+
+    A release minus that of zero gradients is the clipped sum, which is linear in the gradients: one
+    linear system gives the factor of each. The losses are raised by gradient ascent on the inputs,
+    within the range of the data.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays, and of the choice of records.
+    """
+    count, size = rows(batches[0]), sum(replay.sizes)
+    base = replay.usual(batches, seed)
+    reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
+    if reason or len(batches) > 1 or replay.skips:
+        return Answer(reason=reason or "the gradients of several batches are accumulated")
+    if size < count + _FEW_ROWS:
+        return Answer(reason="a gradient has fewer entries than the batch has records")
+    zeros = replay.run(batches, seed, rows=torch.zeros(1, size).expand(count, -1))
+    made, asked = batches[0], 0
+    for number in range(2 + _ASCENTS):
+        what = "of the batch" if not number else "within the range of the data"
+        inputs = _with_grad(made)
+        seen = replay.run([inputs], seed, keep=max(_WIDE * count, _NARROW))
+        if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
+            break
+        parts = _parts(replay, torch.cat(seen.gradients), seen.release - zeros.release)
+        asked += parts is not None
+        if parts is not None and float(parts.max()) > 1.0 + max(tolerated, _REST):
+            found = _confirmed(replay, made, int(parts.argmax()), tolerated, seed)
+            if found.tells and 1.0 + tolerated < found.far < math.inf:
+                name = f"with zeros instead of one gradient {what}"
+                return Answer(asked, (Finding(name, found.far, 1.0),))
+        if number and all(leaf.grad is None for leaf in leaves(inputs)):
+            break
+        made = _raised(inputs) if number else within_range(made, seed)
+    return Answer(asked, reason="" if asked else "the clipped sum is not linear in the gradients")
+
+
+def _parts(replay: StepReplay, gradients: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
+    """Return a lower limit of each gradient's part in the clipped sum, ``[n]``; None if unknown.
+
+    Args:
+        replay: of the step.
+        gradients: of the records, `folded`, ``[n, columns]``; non-finite and zero ones have no
+            part.
+        total: the sum in units of the clipping norm, ``[d]``.
+    """
+    split = [part[None] for part in torch.split(total, replay.sizes)]
+    wanted = folded(split, gradients.shape[1])[0].double()
+    norms = gradients.norm(dim=1)
+    rows_of = torch.isfinite(norms) & (norms > 0.0)
+    unit = (gradients[rows_of] / norms[rows_of, None]).double().T
+    if not unit.shape[1] or len(unit) < unit.shape[1] + _FEW_ROWS:
+        return None
+    q, r = torch.linalg.qr(unit)
+    diagonal = r.diagonal().abs()
+    if float(diagonal.min()) < _DEPENDENT * float(diagonal.max()):
+        return None
+    solved = torch.linalg.solve_triangular(r, (q.T @ wanted)[:, None], upper=True)[:, 0]
+    rest = float((unit @ solved - wanted).norm())
+    if rest > _REST * max(float(wanted.norm()), 1.0):
+        return None
+    inverse = torch.linalg.solve_triangular(r, torch.eye(len(r), dtype=r.dtype), upper=True)
+    error = inverse.norm(dim=1) * rest / math.sqrt(len(unit) - len(r))
+    parts = torch.zeros(len(gradients), dtype=torch.float64)
+    parts[rows_of] = solved.abs() - _ERRORS * error
+    return parts
+
+
+def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed: int) -> Judged:
+    """Replay a batch with and without one of its gradients, under two seeds."""
+    replay.allow(7)
+    seen = replay.run([batch], seed, keep=sum(replay.sizes))
+    if seen.error or not hands_all_over(replay, batch, seed):
+        return Judged(failed=True)
+    given = torch.nan_to_num(torch.cat(seen.gradients) / replay.clipping_norm)
+    gone = given.clone()
+    gone[row] = 0.0
+
+    def draw(seed: int) -> list[Replay]:
+        return [replay.run([batch], seed, rows=each) for each in (given, gone)]
+
+    return judge(draw, seed, 1.0 + tolerated, by_row=True)
+
+
+def _with_grad(batch: Any) -> Any:
+    """Return a batch whose floating-point inputs get gradients."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.detach().clone().requires_grad_(leaf.is_floating_point()), batch
+    )
+
+
+def _raised(batch: Any) -> Any:
+    """Return a batch whose inputs are at the end of their column's range that raises the loss."""
+
+    def moved(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.grad is None:
+            return leaf.detach()
+        low, high = leaf.detach().amin(0, keepdim=True), leaf.detach().amax(0, keepdim=True)
+        return torch.where(leaf.grad > 0.0, high, torch.where(leaf.grad < 0.0, low, leaf.detach()))
+
+    return _pytree.tree_map(moved, batch)

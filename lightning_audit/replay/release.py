@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
-from lightning_audit.canaries.inputs import rows, taken
+from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import NOISED_BESIDE, OWN_MEMORY, Finding
 from lightning_audit.replay.records import SHIFTED, within_range
@@ -67,11 +68,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         return Answer(len(found), tuple(found))
     asked, shifted = 0, 0
     hidden = divided = True
-    for name, row in (("first", 0), ("last", -1)):
+    for neighbours in (_halves, _without_first, _without_largest):
         if not replay.has_left(2):
             break
-        for allowed, named, neighbour in _neighbours(batches, row)[replay.fixed_size :]:
-            what, moved = named.format(name), allowed
+        for moved, what, neighbour in neighbours(batches, seed, replay):
             other = replay.run(neighbour, seed, released=base, then=batches)
             if other.error or same_numbers(first, other):
                 break
@@ -109,7 +109,7 @@ def _is_own_memory(replay: StepReplay, batches: Sequence[Any], seed: int, base: 
     if len(batches) > 1 or count < _SEVERAL:
         return False
     replay.allow(4)
-    (_, _, neighbour) = _neighbours(batches, 0)[replay.fixed_size]
+    _, _, neighbour = next(_without_first(batches, seed, replay))
     one, other = (
         replay.run(each, seed, released=base, then=batches, keep=_COLUMNS)
         for each in (batches, neighbour)
@@ -285,14 +285,12 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name in one.after.keys() & other.after.keys():
-        mine, theirs = one.after[name], other.after[name]
+        mine, theirs = (torch.nan_to_num(each.after[name]) for each in (one, other))
         if mine.shape != theirs.shape:
-            continue
-        scale = float(mine.norm())
-        far = float((mine - theirs).norm())
-        if far > 1e-6 * scale:
-            kind = _kind(name)
-            found[kind] = max(found.get(kind, 0.0), far / max(scale, 1e-300))
+            found[_kind(name)] = math.inf
+        elif not torch.equal(mine, theirs):  # repeated replays have the same bits
+            far = float((mine - theirs).norm()) / max(float(mine.norm()), 1e-300)
+            found[_kind(name)] = max(found.get(_kind(name), 0.0), far)
     missing = one.after.keys() ^ other.after.keys()
     found |= {_kind(name): float("inf") for name in missing}
     # Only if nothing else differs: otherwise the second step differs as a consequence.
@@ -311,23 +309,52 @@ def _kind(name: str) -> str:
     return name.partition(" of ")[0]
 
 
-def _neighbours(batches: Sequence[Any], row: int) -> list[tuple[int, str, list[Any]]]:
-    """Return the batches without a record, then with another record instead of it.
+#: The change that a release may show, in units of the clipping norm, a description, and batches.
+_Neighbour = tuple[int, str, list[Any]]
 
-    Returns:
-        The change that a release may show, in units of the clipping norm, a description, and the
-        batches. The record is in the last physical batch with two or more.
-    """
-    place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
-    count = rows(batches[place])
-    row %= count
-    replaced = list(range(count))
-    replaced[row] = (row + count // 2) % count
-    kinds = (
-        (1, "without the {} record", [other for other in range(count) if other != row]),
-        (2, "with another instead of the {} record", replaced),
-    )
-    return [
-        (moved, what, [taken(b, kept) if n == place else b for n, b in enumerate(batches)])
-        for moved, what, kept in kinds
-    ]
+
+def _halves(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
+    """Replace half of a batch by records within the range of the data."""
+    half = rows(_largest(batches)) // 2
+
+    def mixed(own: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return torch.cat([own[: len(own) - half], made[len(own) - half :]])
+
+    def changed(batch: Any) -> Any:
+        return _pytree.tree_map(mixed, batch, within_range(batch, seed))
+
+    named = "with records within the range of the data instead of half of the batch"
+    yield 2 * half, named, _with(batches, changed)
+
+
+def _without_largest(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
+    """Replace the half of a batch with the largest inputs by the other half."""
+    sizes = torch.zeros(rows(_largest(batches)))
+    for leaf in leaves(_largest(batches)):
+        if leaf.is_floating_point():
+            sizes = torch.maximum(sizes, leaf.detach().abs().flatten(1).amax(1).float().cpu())
+    order, half = sizes.argsort(), len(sizes) // 2
+    kept = torch.arange(len(sizes))
+    kept[order[len(order) - half :]] = order[:half]
+    named = "with the other half of the batch instead of the one with the largest inputs"
+    yield 2 * half, named, _with(batches, lambda batch: taken(batch, kept.tolist()))
+
+
+def _without_first(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
+    """Leave out the first record, unless batches have one size; then replace it."""
+    count = rows(_largest(batches))
+    if not replay.fixed_size:
+        left = range(1, count)
+        yield 1, "without the first record", _with(batches, lambda batch: taken(batch, left))
+    order = [count // 2, *range(1, count)]
+    named = "with another instead of the first record"
+    yield 2, named, _with(batches, lambda batch: taken(batch, order))
+
+
+def _largest(batches: Sequence[Any]) -> Any:
+    return max(batches, key=rows)
+
+
+def _with(batches: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """Return the batches with the largest one changed."""
+    return [change(batch) if batch is _largest(batches) else batch for batch in batches]

@@ -23,6 +23,7 @@ other code may train.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -236,23 +237,39 @@ def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tens
         optimizer: its private optimizer.
     """
     names = {id(p): own_name(name) for name, p in module.named_parameters()}
-    kept: dict[str, Any] = {
-        f"{'parameters' if id(v) in names else 'buffers'} of {own_name(name)}": v
-        for name, v in module.state_dict(keep_vars=True).items()
-    }
+    kept: dict[str, Any] = {"what a checkpoint holds of the module": _in_a_checkpoint(module)}
+    for name, v in module.state_dict(keep_vars=True).items():
+        other = "buffers" if isinstance(v, torch.Tensor) else "extra state"
+        kept[f"{'parameters' if id(v) in names else other} of {own_name(name)}"] = v
     for each in chain(optimizer):
         for p, state in each.state.items():
             where = names.get(id(p), "another tensor")
             kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
         for number, group in enumerate(each.param_groups):
-            kept |= {f"{key} of group {number}": v for key, v in group.items()}
+            settings = {key: v for key, v in group.items() if key != "params"}
+            kept |= {f"{key} of group {number}": v for key, v in settings.items()}
         own = {key: v for key, v in vars(each).items() if key in _SETTINGS}
         kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
-    return {name: _copied(value) for name, value in kept.items() if _is_number(value)}
+    flat = (each for name, value in kept.items() for each in _numbers(name, value))
+    return {name: _copied(value) for name, value in flat}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool)
+def _in_a_checkpoint(module: torch.nn.Module) -> dict[str, Any]:
+    """Return what Lightning's hook of the module adds to a checkpoint."""
+    checkpoint: dict[str, Any] = {}
+    if (hook := getattr(module, "on_save_checkpoint", None)) is not None:
+        with contextlib.suppress(Exception):  # the user's, which expects more of a checkpoint
+            hook(checkpoint)
+    return checkpoint
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and numbers that a value holds, with their names."""
+    if isinstance(value, dict | list | tuple | deque):
+        for key, held in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(f"{name} {key}", held)
+    elif isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool):
+        yield name, value
 
 
 def _copied(value: Any) -> torch.Tensor:

@@ -8,10 +8,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from opacus.schedulers import ExponentialNoise, LambdaNoise
+from torch import nn
 from torch.nn import functional
-from training_support import ManualModule, PrivateModule, digits, mlp, trainer_for
+from training_support import ManualModule, PrivateModule, digits, mlp, random_data, trainer_for
 
-from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit import AuditReport, Examination, PrivacyAudit
 
 #: Of ten classes the loss begins at about log 10 = 2.30.
 LIMIT = 2.3
@@ -287,3 +288,84 @@ def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path):
     assert schedule(found).status == "not_run"
     assert not any("noise_multiplier changed" in item for item in found.verdict.pass_blockers)
     assert "ledger.schedule" in found.verdict.allowed
+
+
+# ------------------------------------------------------------------ what a record leaves
+
+
+class KeepsExtremes(PrivateModule):
+    """Keeps the largest input ever seen, as an activation's range for quantization."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("most", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.most = torch.maximum(self.most, batch[0].abs().max())
+        return super().training_step(batch, batch_idx)
+
+
+class KeepsTheHardest(PrivateModule):
+    """Its extra state lists the largest losses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hardest: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        with torch.no_grad():
+            losses = functional.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+        self.hardest = sorted([*self.hardest, float(losses.max())])[-3:]
+        return super().training_step(batch, batch_idx)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"hardest": list(self.hardest)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.hardest = list(state["hardest"])
+
+
+class SavesSums(PrivateModule):
+    """A checkpoint of it has the sum of all inputs."""
+
+    total = 0.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.total += float(batch[0].sum())
+        return super().training_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["inputs"] = {"sum": self.total}
+
+
+class SavesSettings(PrivateModule):
+    """Its checkpoint and its extra state hold nothing of records."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["step"], checkpoint["name"] = self.global_step, "net"
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"epoch": self.current_epoch, "rates": [0.1, 0.2]}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing to restore."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "finding"),
+    [
+        (KeepsExtremes, "buffers"),
+        (KeepsTheHardest, "extra state"),
+        (SavesSums, "what a checkpoint holds"),
+        (SavesSettings, ""),
+    ],
+)
+def test_what_extreme_records_leave_is_found(tmp_path, kind, finding):
+    examination = Examination()
+    torch.manual_seed(0)
+    module = kind(nn.Linear(8, 10), dataset=random_data(128), batch_size=12)
+    trainer_for(tmp_path, examination, max_steps=1).fit(module)
+    answer = examination.answers["replay.release"]
+    assert answer.asked
+    assert bool(answer.findings) == bool(finding)
+    assert all(found.name.startswith(finding) for found in answer.findings)

@@ -27,6 +27,7 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, Examination, PrivacyAudit
+from lightning_audit.replay import examiner
 from lightning_audit.replay.records import (
     Judged,
     examine_independence,
@@ -576,3 +577,70 @@ def test_what_is_added_beside_the_hand_over_is_seen(kind):
     step = user.adapter
     replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))
     assert hands_all_over(replay, user.batch(), 1) == (kind is DPOptimizer)
+
+
+# --- All records of a batch at once: what their factors are.
+
+
+class Factors(DPOptimizer):
+    """Clips by its own factors."""
+
+    losses = torch.zeros(0)
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+    def clip_and_accumulate(self) -> None:
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in self.grad_samples]).norm(dim=0)
+        factors = self.factors(norms) if len(norms) else norms
+        for p, g in zip(self.params, self.grad_samples, strict=True):
+            total = torch.einsum("i,i...", factors, g)
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
+            p.grad_sample._processed = True
+
+
+class OneIsWhole(Factors):
+    """The 17th record of a batch is not clipped."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(norms)
+        factors[16:17] = 1.0
+        return factors
+
+
+class HardOnesAreWhole(Factors):
+    """Records of a large loss are not clipped."""
+
+    #: No record of the data's range has it before its loss is raised: those at random have 3.16.
+    limit = 3.2
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(norms)
+        return torch.where(self.losses[: len(norms)] > self.limit, torch.ones(()), factors)
+
+
+class KnowsItsLosses(PrivateModule):
+    """Shows each record's loss to its optimizer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        losses = functional.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+        Factors.losses = losses.detach()
+        return losses.mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "which"), [(Factors, ""), (OneIsWhole, "of the batch"), (HardOnesAreWhole, "range")]
+)
+@pytest.mark.parametrize("forked", [True, False])
+def test_the_factors_of_all_records_are_seen(tmp_path, monkeypatch, kind, which, forked):
+    if not forked:
+        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    examination = Examination()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    module = KnowsItsLosses(
+        net, dataset=digits(256), batch_size=32, max_grad_norm=0.3, optimizer_class=kind
+    )
+    trainer_for(tmp_path, examination, max_steps=1).fit(module)
+    names = [f.name for f in examination.answers["replay.sensitivity"].findings]
+    assert any(which in name and "instead of one gradient" in name for name in names) == bool(which)
