@@ -71,7 +71,8 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     for neighbours in (_halves, _without_first, _without_largest):
         if not replay.has_left(2):
             break
-        for moved, what, neighbour in neighbours(batches, seed, replay):
+        for neighbor in neighbours(batches, seed, replay):
+            moved, what, neighbour = neighbor
             other = replay.run(neighbour, seed, released=base, then=batches)
             if other.error or same_numbers(first, other):
                 break
