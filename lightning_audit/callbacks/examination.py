@@ -21,7 +21,7 @@ from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.replay.examiner import (
-    QUESTIONS,
+    ANSWERED,
     Before,
     Examined,
     examine_step,
@@ -170,7 +170,7 @@ class Examination(OneFit):
         private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         if len(private) > 1:
             reason = f"{len(private)} private optimizers step together"
-            return Examined({name: Answer(reason=reason) for name in QUESTIONS})
+            return Examined({name: Answer(reason=reason) for name in ANSWERED})
         step = self._adapter(trainer, module)
         accumulated = 1 if any(taken.skips) else len(taken.batches)
 

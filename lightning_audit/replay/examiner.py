@@ -330,6 +330,9 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 }
 
 
+#: The checks that the questions answer.
+ANSWERED = frozenset(QUESTIONS) - {FACTORS}
+
 #: Largest number of steps that each question replays alone, with few crafted gradients.
 USUAL: Mapping[str, float] = {
     REPLAY_SENSITIVITY.name: 10.0,

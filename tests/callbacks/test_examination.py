@@ -29,7 +29,7 @@ from training_support import mlp as small_mlp
 
 import lightning_audit
 from lightning_audit import AuditReport, Examination, PrivacyAudit, PrivacyClaim
-from lightning_audit.replay.examiner import QUESTIONS
+from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.testing.faults import OF_THE_STEP
 from lightning_audit.testing.trainings import OwnFactors
 
@@ -684,13 +684,13 @@ RANDOM_CORRECT: dict[str, Callable[[], Trains]] = {
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.
 NOT_ASKED = {
-    "adaptive ghost": set(QUESTIONS),
+    "adaptive ghost": set(ANSWERED),
     "ghost": {"replay.clipping", "replay.noise", "coupling"},
     "bf16-true": {"replay.sensitivity", "replay.clipping"},
     "accumulate_grad_batches": {"replay.clipping", "replay.noise", "coupling"},
     "a loop over samples": {"replay.clipping", "replay.noise", "coupling"},
     "hand-written DP-SGD": {"replay.clipping", "replay.noise", "coupling"},
-    "several private": set(QUESTIONS),
+    "several private": set(ANSWERED),
 }
 
 
